@@ -28,7 +28,7 @@ from fedsilo.datasets.registry import load_silo
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.standardisation import pooled_statistics, standardise, sums_of
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.planning import RunSources, planned, start
+from fedsilo.server_app.run.planning import RunSources, plan_run, start
 from fedsilo.server_app.studies.finished_run import finished_run
 
 SITES = ("cleveland", "hungary", "switzerland", "va")
@@ -166,7 +166,7 @@ def runs(data_dir: str) -> Iterator[tuple[str, int, Accuracies]]:
             sources = RunSources(changes=changes, out=Path(folder))
             for name in (f"flamby-heart-{method}" for method in RUNS):
                 own = {"seed": seed, "run-name": f"{name}-{seed}"}
-                settings, resources = planned(name, sources, overrides=own)
+                settings, resources = plan_run(name, sources, overrides=own)
                 with contextlib.redirect_stdout(io.StringIO()):
                     done = finished_run(start(settings, resources, "inline").path)
                 yield name, seed, [done.summary["sites"][site]["accuracy"] for site in SITES]

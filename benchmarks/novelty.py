@@ -35,7 +35,7 @@ from fedsilo.server_app.studies.predict.answers import Predictions
 from fedsilo.server_app.studies.predict.inputs import open_inputs
 from fedsilo.server_app.studies.predict.model import open_model
 from fedsilo.server_app.studies.predict.novelty import reference_of
-from fedsilo.server_app.studies.predict.prediction import predict, predicted
+from fedsilo.server_app.studies.predict.prediction import predict, predict_inputs
 from fedsilo.server_app.studies.predict.request import PredictRequest
 
 
@@ -85,7 +85,7 @@ def _figures(run: Path, folder: Path, file: str) -> dict[str, Value]:
     for site in FinishedRun(run).silos:
         model = open_model(run, site)
         inputs = open_inputs(model, PredictRequest(run, split="test"))
-        found = predicted(model, inputs, reference=reference)
+        found = predict_inputs(model, inputs, reference=reference)
         assert inputs.truth is not None
         tests.append(_cases(found, inputs.truth.numpy()))
     own = pd.concat(tests)

@@ -16,12 +16,12 @@ app = ServerApp()
 
 
 class _WithoutTraceback(logging.Filter):
-    """Drops what Flower logs of an error whose line the app has logged: traceback and exit code."""
+    """Drops Flower's traceback and exit code for an error whose line the app has already logged."""
 
     dropped = False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return whether a record is shown."""
+        """Tell whether a record is shown."""
         error = record.exc_info[1] if record.exc_info else None
         self.dropped |= isinstance(error, FedsiloError)
         ours = isinstance(error, FedsiloError) or str(record.msg).startswith("Exit Code")
@@ -33,16 +33,16 @@ _WITHOUT_TRACEBACK = _WithoutTraceback()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run what the run config asks for.
+    """Run the purpose that the run config states: a meeting, a survey or a training run.
 
     Raises:
-        FedsiloError: one line that says what is wrong and what to do; it is logged first.
+        FedsiloError: one line with the fault and what to do; it is logged first.
     """
     warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
     log = logging.getLogger("flwr")
     if not os.environ.get(VERBOSE):
         log.addFilter(_WITHOUT_TRACEBACK)
-    # Said at once, because loading PyTorch, Ray and the data takes half a minute on a small machine
+    # Logged at once, because loading PyTorch, Ray and the data may take half a minute
     log.info("fedsilo: loading PyTorch and asking the sites who they are")
     try:
         _run(grid, context)
@@ -71,7 +71,8 @@ def _run(grid: Grid, context: Context) -> None:
     retry_soon()
     settings = resolve(context.run_config)
     launch: dict[str, Any] = json.loads(os.environ.get(LAUNCH_VARIABLE, "{}"))
-    if not launch and is_simulation(grid):  # 'flwr run' itself, with any number of SuperNodes
+    # Without a launch, 'flwr run' was called by hand, with any number of SuperNodes
+    if not launch and is_simulation(grid):
         grid = with_all_sites(grid, settings.common)
         ready.refuse_without_a_silo(settings.common)
         ready.refuse_by_first_silo(settings.common)
@@ -82,5 +83,5 @@ def _run(grid: Grid, context: Context) -> None:
     else:
         refuse_vectorised(settings.common, str(launch.get("engine", "")))
         directory = run(grid, settings, launch)
-        if not launch:  # else the command that started this process draws them
+        if not launch:  # otherwise the command that started this process draws the pictures
             draw_pictures(directory, printer(make_console()))

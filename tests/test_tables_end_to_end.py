@@ -328,7 +328,9 @@ def test_a_site_of_too_few_rows_is_refused_by_name_or_the_run_goes_on_without_it
     alone: dict[str, Value] = {"min-sites": 1}
     directory = inline_run(values | changes | alone, 2)
     said = capsys.readouterr().out
-    assert re.search(f"continuing without a SuperNode that cannot take part: few: {told}", said)
+    assert re.search(
+        f"continuing without a SuperNode, because it cannot take part: few: {told}", said
+    )
     assert list(directory.read_json("silos.json")) == ["many"]
     summary = directory.read_json("summary.json")
     assert list(summary["sites"]) == ["many"]

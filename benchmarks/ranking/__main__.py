@@ -12,7 +12,7 @@ from pathlib import Path
 
 from benchmarks.ranking.runs import benchmark
 from fedsilo.models.contract.errors import FedsiloError, error_line
-from fedsilo.server_app.cli.results import line, shown
+from fedsilo.server_app.cli.results import line, print_result
 from fedsilo.server_app.run.arguments import RunSources
 
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted: the same command goes on", file=sys.stderr)
         return 130
-    shown(found)
+    print_result(found)
     return 0
 
 

@@ -22,7 +22,7 @@ from fedsilo.models.contract.settings_schema import Value, unknown_name
 from fedsilo.server_app.config.experiments import simulation_file
 from fedsilo.server_app.config.settings import RunSettings, known_defaults, resolve
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.planning import planned, planned_settings
+from fedsilo.server_app.run.planning import plan_run, planned_settings
 from fedsilo.server_app.studies.compare.trials import run_and_forget
 
 Tell = Callable[[str], None]
@@ -83,7 +83,7 @@ def _run_all(
 ) -> None:
     """Run what is missing of ``experiments`` and ``methods``, and add its rows."""
     for name in experiments:
-        base, _ = planned(name, sources)
+        base, _ = plan_run(name, sources)
         data = data_fingerprint(base.common)
         setting = Setting(name, declared.experiments[name], base.as_mapping(), data)
         for method in methods:

@@ -48,7 +48,7 @@ from fedsilo.server_app.studies.api.run import Run, load_run
 
 
 def __getattr__(name: str) -> object:
-    """Say what to use in place of a function that earlier versions had."""
+    """Raise an AttributeError that names the replacement of a removed function."""
     from fedsilo.models.contract.removed import COMMANDS
 
     instead = f": {COMMANDS[name]}" if name in COMMANDS else ""

@@ -35,12 +35,12 @@ def site(
     from fedsilo.server_app.deploy.deployment import read_deployment
     from fedsilo.server_app.deploy.kit import read_kit
     from fedsilo.server_app.doctor.findings import examine
-    from fedsilo.server_app.doctor.hospital import opened, setup_of
+    from fedsilo.server_app.doctor.hospital import open_temporarily, setup_of
     from fedsilo.server_app.doctor.site import CHECKS, SiteSetup
     from fedsilo.server_app.run.planning import planned_settings
 
     if experiment is None and (sources.get("settings") or sources.get("config")):
-        raise SettingError("--set and --config change an experiment: name one")
+        raise SettingError("--set and --config change an experiment, but none is named: name one")
     settings = planned_settings(experiment, run_sources(sources)) if experiment else None
     node_config, site = several(node_config), several(site)
     by_hand = parse_node_config(node_config)
@@ -55,12 +55,14 @@ def site(
         _refuse_both({"--superlink": superlink}, "kit")
         own_kit = read_kit(Path(kit))
         is_open = own_kit.path.is_dir()
-        with nullcontext(own_kit.path.resolve()) if is_open else opened(own_kit) as home:
+        with nullcontext(own_kit.path.resolve()) if is_open else open_temporarily(own_kit) as home:
             setup = setup_of(own_kit, home, node_config, settings)
             yield from examine(CHECKS, setup, setup.name)
         return
     elif site:
-        raise SettingError("--site needs --deployment: without one it is a key of --node-config")
+        raise SettingError(
+            "--site needs --deployment: name the deployment, or give 'site' in --node-config"
+        )
     else:
         certificates, own_key = path_of(root_certificates), path_of(key)
         made = [SiteSetup(by_hand, superlink, certificates, own_key, host, port, settings)]
@@ -112,19 +114,19 @@ def run(
     seed: int | None = None,
     **sources: Unpack[Changes],
 ) -> Iterator[Finding]:
-    """Meet the sites of a run and train nothing."""
+    """Ask the sites of a run for their facts, but train nothing."""
     from fedsilo.server_app.deploy.deployment import read_deployment
     from fedsilo.server_app.doctor.findings import examine
     from fedsilo.server_app.doctor.run import CHECKS, RunSetup
 
     where = read_deployment(Path(deployment)) if deployment else None
     setup = RunSetup(experiment, run_sources(sources), seed, supernodes, where)
-    setup.planned  # noqa: B018  # an unknown experiment is an error, not a finding
+    setup.plan  # noqa: B018  # an unknown experiment is an error, not a finding
     yield from examine(CHECKS, setup)
 
 
 def _refuse_both(given: dict[str, object], by: str = "deployment") -> None:
-    """Refuse options that a deployment or a kit decides itself."""
+    """Refuse options whose values come from the deployment or the kit."""
     for option, value in given.items():
         if value:
-            raise SettingError(f"the {by} decides {option}: remove it or --{by}")
+            raise SettingError(f"{option} comes from the {by}: remove it, or remove --{by}")

@@ -1,4 +1,4 @@
-"""A deployment: a server, hospitals as processes of this machine, and kits for those elsewhere."""
+"""A deployment: a server, hospitals as processes of this machine, kits for other machines."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def up(
     node_config: Sequence[str] = (),
     tell: Tell = silent,
 ) -> Deployment:
-    """Start all members that do not run."""
+    """Start the server and all sites of this machine that do not run."""
     from fedsilo.server_app.deploy.commands import up
     from fedsilo.server_app.deploy.making import DeploymentRequest
 
@@ -59,7 +59,7 @@ def up(
 def add(
     names: Sequence[str], *, deployment: AnyPath = _FOLDER, tell: Tell = silent
 ) -> Sequence[MadeKit]:
-    """Register hospitals of other machines, and make a kit for each."""
+    """Register hospitals on other machines, and make a kit for each."""
     from fedsilo.server_app.deploy.joining import add
 
     return add(Path(deployment), several(names), tell)
@@ -73,7 +73,7 @@ def renew(member: str, *, deployment: AnyPath = _FOLDER, tell: Tell = silent) ->
 
 
 def revoke(member: str, *, deployment: AnyPath = _FOLDER, tell: Tell = silent) -> str:
-    """Shut a hospital out for good."""
+    """Exclude a hospital for good."""
     from fedsilo.server_app.deploy.joining import revoke
 
     revoke(Path(deployment), member, tell)
@@ -81,7 +81,7 @@ def revoke(member: str, *, deployment: AnyPath = _FOLDER, tell: Tell = silent) -
 
 
 def status(*, deployment: AnyPath = _FOLDER) -> list[MemberStatus]:
-    """List the members and whether they run."""
+    """List the members of a deployment, and whether each one runs."""
     from fedsilo.server_app.deploy.commands import status
 
     return status(Path(deployment))
@@ -93,7 +93,7 @@ def logs(
     deployment: AnyPath = _FOLDER,
     lines: int = 40,
 ) -> str:
-    """Print the end of a member's log."""
+    """Print the last lines of a member's log."""
     from fedsilo.server_app.deploy.commands import logs
 
     refuse_below(1, "lines", lines)
@@ -109,7 +109,7 @@ def run(
     tell: Tell = silent,
     **sources: Unpack[Sources],
 ) -> Path:
-    """Run an experiment with the deployment, and wait."""
+    """Run an experiment on the deployment, and wait for its end."""
     from fedsilo.server_app.deploy.run import run
 
     return run(experiment, Path(deployment), run_sources(sources), tell, seed=seed, name=name)
@@ -120,4 +120,4 @@ def down(*, deployment: AnyPath = _FOLDER) -> str:
     from fedsilo.server_app.deploy.commands import down
 
     there, ended = down(Path(deployment))
-    return f"{counted(len(ended), 'process')} ended; {there.folder} stays"
+    return f"ended {counted(len(ended), 'process')}; the folder {there.folder} stays"

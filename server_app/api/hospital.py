@@ -43,8 +43,8 @@ def start(
             answer = ""
         if answer.strip().lower() != "yes":
             raise KitError(
-                "nothing was started, as you did not confirm: answer yes, or give --yes if nobody "
-                "is there to answer"
+                "nothing was started, because you did not confirm: answer yes, or give --yes if "
+                "nobody can answer"
             )
 
     named = {"device": device, "data-dir": path_of(data_dir)}
@@ -58,8 +58,8 @@ def start(
     home = setup.key.parent
     hold(home, setup.name)
     code = read_kit(home).code
-    tell(f"{setup.name}: kit {code} is opened in {home}; connecting to {setup.superlink}")
-    tell(f"{setup.name}: signs in secure sums by key {own_code(setup.own_folder)}")
+    tell(f"{setup.name}: kit {code} is open in {home}; connecting to {setup.superlink}")
+    tell(f"{setup.name}: signs secure sums with key {own_code(setup.own_folder)}")
     words = command(setup, health)
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     os.execve(words[0], words, os.environ | {"FLWR_HOME": str(home / "flwr"), **quiet})
@@ -68,22 +68,23 @@ def start(
 def counts(
     *, kit: AnyPath | None = None, node_config: Sequence[str] = (), draw_again: bool = False
 ) -> Iterator[str]:
-    """Tell which noisy counts of samples a hospital keeps for all runs, and draw them again.
+    """List the noisy sample counts that a hospital keeps for all runs, and draw them again.
 
-    Where the noise made a bad draw, such as of eight samples in place of thirty, it stays bad: that
-    is how it hides patients. Another draw costs epsilon like the first one.
+    A bad draw, such as eight samples in place of thirty, stays for all runs, because repeated draws
+    would reveal the true count. Another draw costs epsilon like the first one.
 
     Args:
-        kit: the folder into which the hospital's kit was opened, or None for ``node_config``.
-        node_config: the node's, with 'site', 'state-dir' and, in it or in its site file, a cap.
+        kit: the folder into which the hospital's kit was opened, or None to use ``node_config``.
+        node_config: the node config, with 'site' and 'state-dir'. It or the site file has a cap on
+            epsilon.
         draw_again: charge the hospital's ledger for another draw, which the next run makes.
 
     Yields:
-        A line for each data set that was told of, and for what is charged.
+        A line for each data set whose counts were sent, and a line for the charge.
 
     Raises:
-        SettingError: the hospital has no name, no folder or no cap on epsilon.
-        EpsilonSpentError: another draw would bring epsilon above the cap; nothing changes.
+        SettingError: the hospital has no name, no state folder or no cap on epsilon.
+        EpsilonSpentError: another draw would bring epsilon above the cap. Nothing changes.
     """
     from flwr.app import Context, RecordDict
 
@@ -105,8 +106,8 @@ def counts(
     folder, rules = own_folder(context, site), effective(context)
     if not site or folder is None or not rules.max_epsilon:
         raise SettingError(
-            "counts have noise at a hospital that has a 'site', a 'state-dir' and 'max-epsilon': "
-            "name its opened kit by --kit, or all three by --node-config"
+            "only a hospital with 'site', 'state-dir' and 'max-epsilon' has noisy counts: name its "
+            "opened kit by --kit, or give all three by --node-config"
         )
     hospital = Ledger(folder / LEDGER, rules.max_epsilon, rules.delta, of_all_runs=True)
     kept = kept_counts(hospital)
@@ -122,13 +123,14 @@ def counts(
         with owner_only():
             noise_now = pay_for_another(rules.counts_noise, hospital)
         yield (
-            f"{site}: the next run draws them again with noise {noise_now:.3g}; epsilon of all "
-            f"runs was {before:.4g} and is {hospital.epsilon():.4g} of {rules.max_epsilon:g}"
+            f"{site}: the next run draws the counts again with noise {noise_now:.3g}; epsilon over "
+            f"all runs rises from {before:.4g} to {hospital.epsilon():.4g}, of at most "
+            f"{rules.max_epsilon:g}"
         )
 
 
 def keys(folder: AnyPath, *, compared: Sequence[str] = (), forget: Sequence[str] = ()) -> list[str]:
-    """List the signing keys of this hospital and the others, and mark those that were compared."""
+    """List the signing keys of this hospital and of others, and mark keys as compared."""
     from fedsilo.server_app.deploy.hospital_keys import describe_keys, find_own_folder, mark_keys
 
     own = find_own_folder(Path(folder))

@@ -1,7 +1,7 @@
-"""Data sets of Hugging Face by name, written into the data directory once.
+"""Downloads data sets of Hugging Face by name into the data directory.
 
 Images are sorted into ``{train,val,test}/CLASS/``, which ``dataset=folder`` reads; rows become a
-table. Either is one silo, from which a partition cuts others. Package: ``datasets``.
+table. Either is a single silo, which a partition can cut. Needs the package ``datasets``.
 """
 
 from __future__ import annotations
@@ -24,15 +24,18 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
     """Download a data set and write it into a folder of ``data_dir``; yield lines about it.
 
     Args:
-        name: its name on the Hub, or a folder that ``save_to_disk`` wrote.
+        name: the data set's name on the Hub, or a folder that ``save_to_disk`` wrote.
         data_dir: the data directory.
         label: the column of the labels.
 
     Raises:
-        DataError: the package is missing, the data set cannot be loaded or used, or is there.
+        DataError: the package is missing, the data set cannot be loaded or used, or its folder
+            already exists.
     """
-    loaded = _loaded(name)
-    parts = {called: own for called, part in loaded.items() if len(own := _labelled(part, label))}
+    loaded = _load_parts(name)
+    parts = {
+        called: own for called, part in loaded.items() if len(own := _keep_labelled(part, label))
+    }
     if not parts:
         raise DataError(f"data set '{name}' has no sample with a label")
     target = data_dir / name.strip("/").replace("/", "--")
@@ -57,13 +60,13 @@ def _write(folder: Path, parts: dict[str, Any], label: str) -> str:
         rows = _library().concatenate_datasets(list(parts.values()))
         return write_silos(folder, {ALONE: rows}, label, "drop")
     if unknown := [called for called in parts if called not in _PARTS]:
-        raise DataError(f"part '{unknown[0]}' is none of {', '.join(_PARTS)}")
+        raise DataError(f"part '{unknown[0]}' must be one of {', '.join(_PARTS)}")
     return write_silos(folder, {_PARTS[one]: own for one, own in parts.items()}, label, "drop")
 
 
-def _labelled(part: Any, label: str) -> Any:
-    """Return the samples that have a label; of named classes -1 means none."""
-    if label not in part.features:  # told when it is written
+def _keep_labelled(part: Any, label: str) -> Any:
+    """Keep only the samples that have a label; for named classes, -1 means no label."""
+    if label not in part.features:  # the writer of the silo reports a missing column
         return part
     names = getattr(part.features[label], "names", None)
     unknown = [one is None or bool(names and one < 0) for one in part[label]]
@@ -71,19 +74,19 @@ def _labelled(part: Any, label: str) -> Any:
     return part.select(kept) if len(kept) < len(unknown) else part
 
 
-def _loaded(name: str) -> dict[str, Any]:
-    """Return the parts of a data set by name."""
+def _load_parts(name: str) -> dict[str, Any]:
+    """Load the parts of a data set, by name; a data set without parts is all ``train``."""
     library = _library()
     load = library.load_from_disk if Path(name).is_dir() else library.load_dataset
     try:
         loaded = load(name)
-    except Exception as error:  # the Hub's, the network's, of damaged files
+    except Exception as error:  # the Hub, the network and damaged files raise errors of many types
         raise DataError(f"data set '{name}' cannot be loaded ({one_line(error, 200)})") from None
     return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
 
 
 def _library() -> Any:
-    """Return the package ``datasets``, which a checkout's folder of that name hides."""
+    """Import the package ``datasets``; in a checkout, fedsilo's folder of that name hides it."""
     with suppress(ImportError):
         library = import_module("datasets")
         if hasattr(library, "load_dataset"):

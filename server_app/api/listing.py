@@ -1,4 +1,4 @@
-"""Data sets, settings and experiments: what there is, and what data the sites have."""
+"""Lists data sets, settings, methods and experiments, and surveys the data of the sites."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -32,16 +32,16 @@ def fetch(
     base_url: str = "",
     accept_licence: bool = False,
 ) -> Iterator[str]:
-    """Download a data set's files and verify their checksums; yield lines about each.
+    """Download a data set's files and verify their checksums; yield lines about each file.
 
-    ``hf:NAME`` is one of Hugging Face, which has no checksums to compare.
+    ``hf:NAME`` is a data set of Hugging Face, which has no checksums to compare.
     """
     from fedsilo.datasets.io.download import fetch
     from fedsilo.datasets.io.locations import find_places
     from fedsilo.datasets.registry import data_set
 
     if (folder := find_places(str(data_dir or ""), "").data) is None:
-        raise SettingError("no folder is named to write to: give --data-dir, or set $FEDSILO_DATA")
+        raise SettingError("no data directory is named: give --data-dir, or set $FEDSILO_DATA")
     if dataset.startswith(_HUGGING_FACE):
         from fedsilo.server_app.api.hugging_face import fetch_named
 
@@ -57,14 +57,14 @@ def fetch(
 
 
 def datasets(*, data_dir: AnyPath | None = None) -> list[dict[str, str]]:
-    """List the data sets, their licences and files here."""
+    """List the data sets with their licences, and whether their files are on this machine."""
     from fedsilo.datasets.registry import overview
 
     return overview(str(data_dir or ""))
 
 
 def manifest(recipe: str, folder: AnyPath) -> Iterator[str]:
-    """Write manifests of images that are sorted into folders."""
+    """Write the manifests of images that are sorted into folders."""
     from fedsilo.datasets.images.folders import FOLDER, write_folder_manifests
 
     if recipe != FOLDER.name:
@@ -72,11 +72,11 @@ def manifest(recipe: str, folder: AnyPath) -> Iterator[str]:
     folder = Path(folder)
     for path, labels in write_folder_manifests(folder).items():
         yield from _counts(path, labels)
-    yield f"{folder / 'images.yaml'}: the sites and classes; --set dataset=images reads it"
+    yield f"{folder / 'images.yaml'}: sites and classes; to use it: --set dataset=images"
 
 
 def _counts(path: Path, labels: Counter[str]) -> Iterator[str]:
-    """Yield a manifest's images, and those of each label."""
+    """Yield a line with a manifest's number of images, then a line for each label."""
     yield f"{path}: {counted(labels.total(), 'image')}"
     for label, count in sorted(labels.items()):
         yield f"  {one_line(label, 60)}: {count}"
@@ -91,9 +91,9 @@ def survey(
     tell: Tell = silent,
     **sources: Unpack[Sources],
 ) -> Path:
-    """Survey the data of the sites; return the page.
+    """Survey the data of the sites; return the path of the page.
 
-    With ``deployment`` the sites are its hospitals, otherwise simulated ones.
+    With ``deployment`` the sites are its hospitals; otherwise they are simulated.
     """
     from fedsilo.server_app.studies.survey.command import survey
 
@@ -110,8 +110,8 @@ def survey(
 def settings(*, pyproject: bool = False) -> Iterator[str]:
     """List every setting with its default and range.
 
-    The list is in pyproject.toml, where Flower reads the defaults; with ``pyproject`` it is made
-    again from the methods' code.
+    The list is read from pyproject.toml, where Flower finds the defaults. With ``pyproject`` it is
+    built again from the code of the methods.
     """
     from fedsilo.server_app.config.settings import PROJECT_FILE
 
@@ -128,17 +128,17 @@ def settings(*, pyproject: bool = False) -> Iterator[str]:
 
 
 def _section() -> Iterator[str]:
-    """Return the lines of the section in pyproject.toml: each setting, its default and help."""
+    """Build the lines of the section in pyproject.toml: each setting with its default and help."""
     import tomli_w
 
     from fedsilo.models.contract.methods import METHODS, settings_class
     from fedsilo.models.contract.settings import CommonSettings
     from fedsilo.models.contract.settings_schema import defaults, rule_of
-    from fedsilo.server_app.config.settings import grouped, known_defaults
+    from fedsilo.server_app.config.settings import group_settings, known_defaults
 
     classes: list[type] = [CommonSettings, *map(settings_class, METHODS)]
     rules = {key: rule_of(cls, key) for cls in classes for key in defaults(cls)}
-    text = tomli_w.dumps({"tool": {"flwr": {"app": {"config": grouped(known_defaults())}}}})
+    text = tomli_w.dumps({"tool": {"flwr": {"app": {"config": group_settings(known_defaults())}}}})
     group = ""
     for line in text.splitlines():
         if line.startswith("["):
@@ -150,7 +150,7 @@ def _section() -> Iterator[str]:
 
 
 def methods(*, plugin: Sequence[AnyPath] | AnyPath | None = None) -> Iterator[str]:
-    """List the methods: ours, those of installed packages and of plugins."""
+    """List the methods: built-in ones, and those of installed packages and of plugins."""
     from fedsilo.models.contract.methods import METHODS, about, load_plugin_files
     from fedsilo.models.contract.plugs import file_digests, find_plugins, module_of
     from fedsilo.server_app.config.trusted_plugins import remember_plugins
@@ -167,7 +167,7 @@ def methods(*, plugin: Sequence[AnyPath] | AnyPath | None = None) -> Iterator[st
 
 
 def experiments(*, file: AnyPath | None = None) -> Iterator[str]:
-    """List the experiments, by method: data set, size, silos, rounds, measured minutes."""
+    """List the experiments by method, with data set, size, silos, rounds and measured minutes."""
     from fedsilo.models.contract.methods import METHODS, about
     from fedsilo.models.contract.settings import CommonSettings
     from fedsilo.server_app.config.experiments import read_experiments, simulation_file
@@ -183,13 +183,13 @@ def experiments(*, file: AnyPath | None = None) -> Iterator[str]:
         method = str(experiment.values.get("method", CommonSettings.method))
         by_method.setdefault(method, []).append(f"  {name:{width}}  {text}")
     for method in sorted(by_method):
-        # A plug is not imported for its line
-        yield f"{method}: {about(method)}" if method in METHODS else f"{method}: a plug"
+        # A plugin is not imported only to describe it
+        yield f"{method}: {about(method)}" if method in METHODS else f"{method}: a plugin"
         yield from by_method[method]
 
 
 def _summary(experiment: "Experiment") -> str:
-    """Say of an experiment what it runs on; a SettingError if a setting is unknown or wrong."""
+    """Describe an experiment's data, silos and rounds; SettingError if a setting is wrong."""
     from fedsilo.datasets.registry import DATA_SETS, data_set, silo_count
     from fedsilo.models.contract.methods import METHODS
     from fedsilo.models.contract.settings import CommonSettings
@@ -198,9 +198,9 @@ def _summary(experiment: "Experiment") -> str:
 
     common, known = build(CommonSettings, experiment.values), declared_defaults()
     for key in experiment.values:
-        if key not in known and common.method in METHODS:  # a plug's are in its module
+        if key not in known and common.method in METHODS:  # a plugin declares its keys itself
             raise unknown_key(key, known)
-    if common.dataset not in DATA_SETS:  # a plugin's: a list of experiments executes nothing
+    if common.dataset not in DATA_SETS:  # listing experiments must not execute a plugin
         return f"{common.dataset} of a plugin, {counted(common.rounds, 'round')}"
     silos = silo_count(common)
     public = data_set(common.dataset).licence

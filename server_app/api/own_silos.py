@@ -1,7 +1,7 @@
-"""Data of a caller's own as silos: written once into the cache, where any run finds them again.
+"""Writes a caller's own data as silos into the cache, where every run finds them again.
 
-Frames become tables with a schema, arrays the data set 'arrays', pictures that of 'images'. The
-folder's name is a digest of its files, so that the same data give the same silos.
+Frames become tables with a schema, arrays the data set 'arrays', and pictures the data set
+'images'. The folder's name is a digest of its files, so the same data give the same silos.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ from fedsilo.models.contract.one_line import one_line, shown
 if TYPE_CHECKING:
     from pandas import DataFrame
 
-ALONE = "data"  # the silo of data without a site
-_FOLDER = "own-silos"  # in the cache directory; not under a seal, since nothing can make it again
+ALONE = "data"  # the name of the silo if the data are not sorted by site
+_FOLDER = "own-silos"  # in the cache directory, but kept for good: fedsilo cannot make it again
 _DIGITS = 16
 _LONGEST_NAME = 255  # bytes of a folder's name
 _TAKEN = "a DataFrame, a pair (X, y), a Dataset of PyTorch or one of Hugging Face"
 
 
-def written(silos: object, label: str, missing: str, cache: Path) -> tuple[str, Path]:
+def write_to_cache(silos: object, label: str, missing: str, cache: Path) -> tuple[str, Path]:
     """Write silos into the cache; return the data set that reads them, and the data directory.
 
     Args:
-        silos: site -> its data; or data of no site, which a partition cuts.
+        silos: site -> its data; or data without sites, which a partition cuts.
         label: the column of the labels in frames and in data sets of Hugging Face.
-        missing: of frames, what becomes of rows with a missing value: 'drop' or 'impute'.
+        missing: 'drop' or 'impute' rows of frames that have a missing value.
         cache: the cache directory.
 
     Raises:
-        FedsiloError: the data are of no known kind, of several, or cannot be used.
+        FedsiloError: the data have an unknown kind or several kinds, or cannot be used.
     """
     folder = cache / _FOLDER
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -59,26 +59,29 @@ def written(silos: object, label: str, missing: str, cache: Path) -> tuple[str, 
 
 
 def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
-    """Write silos into an empty folder and return the data set that reads them; as ``written``."""
+    """Write silos into an empty folder; return the name of the data set that reads them.
+
+    Arguments and errors are those of ``write_to_cache``.
+    """
     given = silos if isinstance(silos, Mapping) else {ALONE: silos}
     named = {str(site): data for site, data in given.items()}
     if missing not in ("drop", "impute"):
-        raise SettingError(f"missing is '{missing}'; it must be 'drop' or 'impute'")
+        raise SettingError(f"missing must be 'drop' or 'impute', but is '{missing}'")
     if not named:
-        raise SettingError(f"silos names no silo: give {_TAKEN} for each")
+        raise SettingError(f"silos is empty: give at least one silo, each {_TAKEN}")
     if fault := next(filter(None, map(site_name_fault, named)), None):
         raise SettingError(fault)
     if len(named) < len(given):
-        raise SettingError("silos names one silo twice, by a number and by a text: rename one")
+        raise SettingError("silos has a name twice, as a number and as a text: rename one")
     read = {site: _plain(site, data, label) for site, data in named.items()}
     kinds = {kind: site for site, (kind, _) in read.items()}
     if len(kinds) > 1:
         (one, first), (two, second) = list(kinds.items())[:2]
         raise SettingError(f"silo '{first}' is {one} and '{second}' is {two}: give all in one form")
-    if kinds.keys() != {"pictures"} and set(read) <= set(SPLITS):  # those of pictures are parts
+    if kinds.keys() != {"pictures"} and set(read) <= set(SPLITS):  # pictures may come in parts
         raise SettingError(
-            f"silos are named {', '.join(read)}, which are parts and no hospitals: join them, and "
-            "each silo is split into parts"
+            f"silos are named {', '.join(read)}, but these are parts of a data set and no "
+            "hospitals: join the parts of each hospital, and fedsilo splits them again"
         )
     plain = {site: data for site, (_, data) in read.items()}
     if "tables" in kinds:
@@ -107,14 +110,18 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
                 raise DataError(f"class {shown(name)} is not a folder's name: rename it")
             own = folder / ("" if site == ALONE else site) / name
             own.mkdir(parents=True, exist_ok=True)
-            _upright(picture, f"silo '{site}', sample {number}").save(own / f"{number:06}.png")
+            _make_upright(picture, f"silo '{site}', sample {number}").save(own / f"{number:06}.png")
     if len(classes := {name for pictures in silos.values() for _, name in pictures}) == 1:
         raise DataError(f"silos have one class, {shown(*classes)}: a classifier needs two")
     write_folder_manifests(folder)
 
 
-def _upright(picture: Any, where: str) -> Any:
-    """Return a picture as a file of it would be decoded."""
+def _make_upright(picture: Any, where: str) -> Any:
+    """Convert a picture as decoding its file would: upright by its EXIF data, in RGB.
+
+    Raises:
+        DataError: the object is no picture with 8 bits per channel.
+    """
     from PIL import Image, ImageOps
 
     from fedsilo.datasets.images.decoding import is_wide
@@ -127,7 +134,7 @@ def _upright(picture: Any, where: str) -> Any:
 
 
 def _plain(site: str, data: Any, label: str) -> tuple[str, Any]:
-    """Return the kind of a silo's data, and the data as what writes that kind takes them."""
+    """Return the kind of a silo's data (tables, arrays or pictures), and the data to write."""
     import pandas as pd
 
     if isinstance(data, pd.DataFrame):
@@ -143,10 +150,13 @@ def _plain(site: str, data: Any, label: str) -> tuple[str, Any]:
 
 
 def _of_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
-    """Return a ``Dataset`` of PyTorch, whose items are pairs, as pictures, arrays or a frame."""
+    """Convert a PyTorch ``Dataset`` of (sample, label) pairs to pictures, arrays or a frame."""
     items = [data[place] for place in range(len(data))]
     if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
-        raise SettingError(f"silo '{site}' gives no pairs of a sample and its label, or is empty")
+        raise SettingError(
+            f"silo '{site}' must have pairs of a sample and its label, but is empty or has other "
+            "items"
+        )
     samples, labels = zip(*items, strict=True)
     if not hasattr(samples[0], "save"):  # no picture of Pillow
         return _pair(site, samples, labels, label)
@@ -155,37 +165,46 @@ def _of_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
 
 
 def _class_names(site: str, labels: Iterable[Any], names: Any) -> list[str]:
-    """Return the name of each label's class, or raise a ``DataError`` if one has none."""
+    """Return the class name of each label; DataError if a sample has no label."""
     called = [_class_name(label, names) for label in labels]
     found = [name for name in called if name is not None]
     if len(found) < len(called):
         place = called.index(None)
-        raise DataError(f"silo '{site}', sample {place} has no label of one class: leave it out")
+        raise DataError(
+            f"silo '{site}', sample {place} must have a label of one class: leave the sample out"
+        )
     return found
 
 
 def _class_name(label: Any, names: Any) -> str | None:
-    """Return the name of a label's class, by ``names`` if classes have some; None of no label."""
+    """Return the class name of a label; None if the label is missing or is no single class.
+
+    ``names`` are the classes' names by number; without them, the label itself is the name.
+    """
     try:
         value = np.asarray(label).item()
         if isinstance(value, str):
             return value.strip()
-        if value is None or value != value or (names and value < 0):  # -1 on the Hub: unknown
+        # NaN differs from itself; on the Hub, -1 means an unknown label
+        if value is None or value != value or (names and value < 0):
             return None
         return str(names[int(value)]).strip() if names else str(value)
-    except (ValueError, IndexError, RuntimeError):  # several, beyond the names, or a tensor's own
+    except (ValueError, IndexError, RuntimeError):  # several labels, or a number without a name
         return None
 
 
 def _pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
-    """Return samples and labels as a frame if a sample is a row of numbers, else as arrays."""
+    """Convert samples and labels to a frame if a sample is a row of numbers, else to arrays.
+
+    Arrays of samples have shape (n, height, width) or (n, channels, height, width).
+    """
     import pandas as pd
 
     try:
         x = list(map(np.asarray, x)) if isinstance(x, tuple) else x
         samples = x if isinstance(x, pd.DataFrame) else np.asarray(x)
         labels = np.atleast_1d(np.asarray(y))
-    except (ValueError, TypeError, RuntimeError) as error:  # of several lengths, or a tensor's own
+    except (ValueError, TypeError, RuntimeError) as error:  # rows differ in length, for example
         raise SettingError(f"silo '{site}' is not an array ({one_line(error, 200)})") from None
     labels = labels.reshape(-1) if labels.size == len(labels) else labels
     if len(samples) != len(labels) or samples.ndim not in (2, 3, 4) or labels.ndim != 1:
@@ -194,7 +213,7 @@ def _pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
             "rows or images, and each needs a label"
         )
     if samples.ndim > 2:
-        _class_names(site, labels, None)  # refused where one is missing
+        _class_names(site, labels, None)  # raises an error if a label is missing
         return "arrays", (samples, labels.astype(str) if labels.dtype == object else labels)
     if not isinstance(samples, pd.DataFrame):
         samples = pd.DataFrame(samples, columns=[f"x{at}" for at in range(samples.shape[1])])
@@ -202,7 +221,7 @@ def _pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
 
 
 def _of_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
-    """Return a ``datasets.Dataset`` as pictures if it has a column of images, else as a frame."""
+    """Convert a ``datasets.Dataset`` to pictures if it has a column of images, else to a frame."""
     features = data.features
     if label not in features:
         shown = ", ".join(features)

@@ -1,4 +1,4 @@
-"""Differential privacy before a run: which noise a budget buys."""
+"""Plans differential privacy before a run: the noise that a budget of epsilon needs."""
 
 from __future__ import annotations
 
@@ -25,18 +25,25 @@ def plan(
     counts_noise: float = 0.0,
     **sources: Unpack[Changes],
 ) -> Iterator[str]:
-    """Tell which noise an experiment needs for a budget.
+    """Compute the noise that an experiment needs for a budget.
 
-    A site spends epsilon for each optimiser step, for the measurements of each round that has some
-    and of the end, and for its counts of samples. The noise of these is the hospital's own,
-    ``counts_noise``, or 0 for what costs a quarter of the budget. The smallest site needs the most
-    noise.
+    A site spends epsilon for each optimiser step, for the metrics of each measured round and of the
+    end, and for its sample counts. The smallest site needs the most noise.
+
+    Args:
+        experiment: an experiment's name, or a method.
+        samples: the number of training samples of each site to plan for.
+        epsilon: the budgets per patient.
+        delta: the delta at which the budgets hold, above 0 and below 1.
+        counts_noise: the hospital's noise for its sample counts; 0 for a noise that costs a quarter
+            of the budget.
+        sources: changes of the experiment.
 
     Yields:
-        A line for each number of training samples and budget, with the settings to set.
+        A line for each number of samples and each budget, with the settings to set.
 
     Raises:
-        SettingError: the experiment is unknown, or a number cannot be.
+        SettingError: the experiment is unknown, or a number is out of its range.
     """
     from fedsilo.server_app.run.planning import planned_settings
 
@@ -46,7 +53,7 @@ def plan(
     if not possible or not epsilon:
         raise SettingError("--samples and --epsilon must be numbers above 0: name at least one")
     if not 0 < delta < 1:
-        raise SettingError(f"--delta is {delta:g}; it must be above 0 and below 1, such as 1e-05")
+        raise SettingError(f"--delta must be above 0 and below 1, such as 1e-05, but is {delta:g}")
     for count in sorted(set(samples), reverse=True):
         yield from _plan_of(common, count, epsilon, delta, counts_noise)
 
@@ -63,12 +70,12 @@ def _plan_of(
     rate = min(1.0, common.batch_size / count)
     steps = common.rounds * (common.local_steps or common.local_epochs * math.ceil(1 / rate))
     measured = sum(map(common.measures_in, range(1, common.rounds + 1)))
-    statistics = 1 + measured  # the measurements of the end too
+    statistics = 1 + measured  # one more for the metrics at the end
     yield (
         f"{counted(count, 'training sample')}: {counted(steps, 'step')} in "
         f"{counted(common.rounds, 'round')}, each with "
-        f"{'all samples' if rate == 1 else f'{rate:.3g} of the samples'}; {statistics} releases of "
-        "measurements and one of counts at a hospital"
+        f"{'all samples' if rate == 1 else f'{rate:.1%} of the samples'}; {statistics} releases of "
+        "metrics and, at a hospital, one of sample counts"
     )
 
     for budget in budgets:

@@ -1,4 +1,4 @@
-"""One run: start it, continue with it, watch it; and what comes before: a project, pretraining."""
+"""Starts, resumes and watches one run; also makes projects and pretrains backbones."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 
 def new(project: AnyPath) -> Iterator[str]:
-    """Make a folder for experiments of your own; all that its README shows runs.
+    """Make a folder for experiments of your own; its README has commands that run as they are.
 
     Raises:
-        RunDirectoryError: there is such a folder, with files in it.
+        RunDirectoryError: the folder exists and has files in it.
     """
     folder = Path(project)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise RunDirectoryError(f"{folder} exists and is not empty: choose another name")
+        raise RunDirectoryError(f"{folder} already has files in it: choose another name")
     made = Path(__file__).with_name("project")
     copytree(made, folder, ignore=ignore_patterns("__pycache__"), dirs_exist_ok=True)
     for path in sorted(folder.iterdir()):
@@ -69,31 +69,31 @@ def simulate(
     """Run an experiment of simulation.yaml, or a method.
 
     Args:
-        experiment: its name, or a method's.
+        experiment: the experiment's name, or a method.
         silos: the caller's own data: site -> a ``DataFrame``, a pair (X, y), a ``Dataset`` of
             PyTorch or of Hugging Face; or one of these, which the setting 'partition' cuts.
-        label: of frames and of Hugging Face, the column of the labels.
-        missing: of frames, what becomes of rows with a missing value: 'drop' or 'impute'.
+        label: the column of the labels in frames and in data sets of Hugging Face.
+        missing: 'drop' or 'impute' rows of frames that have a missing value.
         network: the setting 'network', or a function or class of a module that builds one.
         engine: 'inline', 'processes', 'ray' or 'auto'.
-        ray_address: of a running cluster.
-        supernodes: number of simulated sites.
-        seed: the seed, in place of the experiment's.
-        name: name of the run directory; if there is one, the run gets a number.
-        track: where metrics also go.
+        ray_address: the address of a running Ray cluster.
+        supernodes: number of simulated sites; None for all silos.
+        seed: the seed; None for the experiment's.
+        name: name of the run directory; if it exists, a number is appended.
+        track: the tracker that also gets the metrics.
         no_pictures: do not draw pictures at the end.
-        sources: what changes the experiment.
+        sources: changes of the experiment.
     """
     from fedsilo.server_app.records.run_directory import with_free_name
-    from fedsilo.server_app.run.planning import planned, start
+    from fedsilo.server_app.run.planning import plan_run, start
 
     overrides: dict[str, Value] = {} if seed is None else {"seed": seed}
     overrides |= {"run-name": name} if name else {}
     overrides |= {"track": track} if track else {}
     overrides |= {"network": _network_name(network)} if network is not None else {}
     if silos is not None:
-        overrides |= _written(silos, label, missing, sources)
-    settings, resources = planned(
+        overrides |= _write_silos(silos, label, missing, sources)
+    settings, resources = plan_run(
         experiment,
         run_sources(sources),
         supernodes=supernodes,
@@ -107,7 +107,7 @@ def simulate(
 
 
 def _draw(directory: RunDirectory) -> None:
-    """Draw the pictures of a run that has ended; one that cannot be drawn is a line."""
+    """Draw the pictures of a finished run; print a line for each that cannot be drawn."""
     from fedsilo.server_app.run.terminal import make_console, printer
     from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
 
@@ -115,32 +115,32 @@ def _draw(directory: RunDirectory) -> None:
 
 
 def _network_name(network: object) -> str:
-    """Return the setting 'network' for what builds one."""
+    """Return the setting 'network' for a name, or for a function or class of a module."""
     if isinstance(network, str):
         return network
     module, name = (getattr(network, key, "<") for key in ("__module__", "__qualname__"))
     if module == "__main__":
         raise SettingError(
-            f"network '{name}' is defined in the script that runs: move it into a module that the "
-            f"script imports, or give network='SCRIPT:{name}' and plugin=__file__"
+            f"network '{name}' is defined in the running script, which sites cannot import: move "
+            f"it to a module, or give network='SCRIPT:{name}' and plugin=__file__"
         )
     if "<" not in f"{module}{name}":
         return f"{module}:{name}"
     raise SettingError(
-        "network is neither a name nor a function or class of a module: each site builds its own, "
-        "so give what builds it"
+        "network must be a name, or a function or class of a module, because each site builds its "
+        "own network: give the function that builds it"
     )
 
 
-def _written(silos: object, label: str, missing: str, sources: Sources) -> dict[str, Value]:
+def _write_silos(silos: object, label: str, missing: str, sources: Sources) -> dict[str, Value]:
     """Write the caller's data into the cache, and return the settings that read them."""
     from fedsilo.datasets.io.locations import find_places
-    from fedsilo.server_app.api.own_silos import written
+    from fedsilo.server_app.api.own_silos import write_to_cache
     from fedsilo.server_app.config.settings import parse_assignment
 
     given = dict(map(parse_assignment, texts_of(sources.get("settings"))))
     places = find_places("", str(given.get("cache-dir", "")))
-    dataset, folder = written(silos, label, missing, places.cache.resolve())
+    dataset, folder = write_to_cache(silos, label, missing, places.cache.resolve())
     return {"dataset": dataset, "data-dir": str(folder)}
 
 
@@ -153,11 +153,13 @@ def resume(
     track: Track | None = None,
     plugin: Plugins = None,
 ) -> Run:
-    """Continue a run that was interrupted."""
-    from fedsilo.server_app.run.planning import replanned, start
+    """Continue an interrupted run."""
+    from fedsilo.server_app.run.planning import plan_resumed_run, start
 
     name_plugins(plugin_texts(plugin))
-    settings, resources, before = replanned(folder_of(run_dir), supernodes=supernodes, track=track)
+    settings, resources, before = plan_resumed_run(
+        folder_of(run_dir), supernodes=supernodes, track=track
+    )
     directory = start(settings, resources, engine or before, ray_address)
     _draw(directory)
     return load_run(directory.path)
@@ -168,7 +170,7 @@ def watch(
 ) -> Callable[[], View]:
     """Show the progress of a run or a deployment.
 
-    Each call of what is returned reads the progress again.
+    Each call of the returned function reads the progress again.
     """
     from fedsilo.server_app.studies.watch.view import look_at_deployment, look_at_run
 
@@ -176,7 +178,7 @@ def watch(
         return partial(look_at_run, Path(run_dir))
     if deployment is not None and run_dir is None:
         return partial(look_at_deployment, Path(deployment))
-    raise SettingError("name either a run directory or, with --deployment, a deployment")
+    raise SettingError("name either a run directory, or a deployment by --deployment")
 
 
 def pretrain(

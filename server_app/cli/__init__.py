@@ -1,4 +1,4 @@
-"""Options of the command line, and nothing else: each command calls a typed function.
+"""The command line: it only reads options and calls a typed function for each command.
 
 Stands on everything; nothing imports it.
 """

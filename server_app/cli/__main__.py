@@ -9,9 +9,9 @@ from fedsilo.server_app.cli.main import main
 def run() -> None:
     """Run the command line as a process of its own, and end with its exit code.
 
-    The collector looks for garbage less often, and not at the end: it took a third of the time in
-    which PyTorch is imported, and found nothing. Where Triton was imported (by timm), it does look:
-    Triton's bindings print 30 lines of "leaks" for what is not collected.
+    The garbage collector runs less often, and not at the end, because it took a third of the time
+    of PyTorch's import and found nothing. If Triton was imported (by timm), it also runs at the
+    end; otherwise Triton's bindings print 30 lines of "leaks" for objects that remain.
     """
     gc.set_threshold(20_000)
     try:

@@ -1,7 +1,7 @@
-"""The commands: functions of the API, whose arguments are the options.
+"""The commands: functions of the API, whose arguments become the options.
 
-What a function returns is shown by the function of ``results`` that has its name, whose further
-arguments are options too. ``commands.toml`` has names, examples and help.
+The function of the same name in ``results`` shows the returned value; its further arguments become
+options too. ``commands.toml`` has the names, the examples and the help texts.
 """
 
 import inspect
@@ -21,7 +21,7 @@ import typer.core
 from fedsilo.server_app import api
 from fedsilo.server_app.cli import results
 
-_GIVEN = {"tell", "watch"}  # arguments that the command line gives itself
+_GIVEN = {"tell", "watch"}  # arguments that the command line supplies, so they are no options
 _UNSHOWN = ("", "()", "None", "False")  # defaults that say nothing
 _MODULES = {
     "deploy": api.deploying,
@@ -37,15 +37,15 @@ def _texts() -> dict[str, Any]:
 
 
 class _ClickCommand(typer.core.TyperCommand):
-    """Lists its arguments once. Click 8.5 drops the help that Typer 0.20 gives them."""
+    """Lists each argument once, because click 8.5 drops the help that Typer 0.20 adds."""
 
     def format_arguments(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Leave them to Typer, which lists them before the options."""
+        """Print no arguments here, because Typer lists them before the options."""
 
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the command line: its name, the panel that lists it, and what its table has."""
+    """A command: its name, the panel of the help that lists it, and its table's entries."""
 
     name: str
     panel: str
@@ -59,7 +59,7 @@ class Command:
         """Add the command to an app."""
         group, _, own = self.name.rpartition(" ")
         function: Callable[..., Any] = getattr(_MODULES.get(group, api), own)
-        show = getattr(results, self.name.replace(" ", "_"), results.shown)
+        show = getattr(results, self.name.replace(" ", "_"), results.print_result)
         summary = (function.__doc__ or "").partition("\n")[0].partition(";")[0].rstrip(".")
         callback = self._callback(function, show)
         epilog = f"Example: fedsilo {self.example}"
@@ -67,7 +67,7 @@ class Command:
         app.command(own, cls=self._made, **words)(callback)  # type: ignore[arg-type]
 
     def _made(self, **parts: Any) -> typer.core.TyperCommand:
-        """Return the command, with the help of its arguments."""
+        """Build typer's command and set the help text of each argument."""
         made, texts = _ClickCommand(**parts), _texts()["help"] | self.help
         for one in made.params:
             one.help = texts.get(one.name)
@@ -76,7 +76,10 @@ class Command:
     def _callback(
         self, function: Callable[..., Any], show: Callable[..., None]
     ) -> Callable[..., None]:
-        """Return a function whose signature typer reads as the command's options."""
+        """Build the function that typer calls; its signature lists the command's options.
+
+        Options of the API function come first, then those of the function that shows its result.
+        """
         own, showing = _parameters(function), _parameters(show)
         own = {name: one for name, one in own.items() if name not in self.python}
         options = [p for name, p in (own | showing | own).items() if name not in _GIVEN]
@@ -94,7 +97,10 @@ class Command:
         return call
 
     def _option(self, parameter: inspect.Parameter) -> inspect.Parameter:
-        """Return a parameter as typer reads one."""
+        """Convert a function's parameter to a typer argument or option.
+
+        Only parameters that ``commands.toml`` lists under ``arguments`` are positional.
+        """
         texts, name = _texts(), parameter.name
         default = self.default.get(name, parameter.default)
         default = parameter.empty if name in self.required else default
@@ -115,7 +121,11 @@ class Command:
 
 
 def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return a function's parameters with their types, of ``**sources`` each, but for a result."""
+    """Return the parameters of a function by name, with resolved types.
+
+    The keys of ``**sources``, a typed dictionary, become one optional parameter each. For a
+    function of ``results``, the first parameter is left out, because it is the result to show.
+    """
     parameters = list(inspect.signature(function).parameters.values())
     found: dict[str, inspect.Parameter] = {}
     for parameter in parameters[function.__module__ == results.__name__ :]:
@@ -132,7 +142,11 @@ def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
 
 
 def _command_type(hint: Any) -> Any:
-    """Return the type of an argument as the words of a command line have it."""
+    """Convert the type of an API argument to a type that the command line can parse.
+
+    A mapping becomes a list of ``key=value`` texts, a union becomes its path or text member, and
+    an optional type stays optional.
+    """
     members = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else [hint]
     rest = [member for member in members if member is not type(None)]
     if any(get_origin(member) is Mapping for member in rest):
@@ -144,12 +158,12 @@ def _command_type(hint: Any) -> Any:
 
 
 def panels() -> list[str]:
-    """Return the panels of the help, in their order."""
+    """Return the names of the help's panels, in the order of ``commands.toml``."""
     return [name for name in _texts() if name[0].isupper()]
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add all commands to an app; those of two words to an app of their first."""
+    """Add all commands to an app; a command of two words goes into a group named by the first."""
     groups: dict[str, typer.Typer] = {}
     tables = [(panel, *named) for panel in panels() for named in _texts()[panel].items()]
     for panel, name, table in tables:

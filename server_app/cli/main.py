@@ -1,4 +1,4 @@
-"""Federated learning between hospitals: run, compare, look at and use experiments."""
+"""Federated learning between hospitals: run, compare, inspect and use experiments."""
 
 import os
 import sys
@@ -55,10 +55,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _refuse_removed(words: Sequence[str]) -> None:
-    """Say what to use in place of a command or an option that earlier versions had.
+    """Refuse a command or an option that an earlier version had, and name its replacement.
 
     Raises:
-        SettingError: the first word is such a command, or such an option follows its command.
+        SettingError: the first word is a removed command, or a removed option follows its command.
     """
     command = words[0] if words else ""
     if command in COMMANDS:
@@ -99,8 +99,8 @@ class _ByPanel(typer.core.TyperGroup):
 
 
 def make_app() -> typer.Typer:
-    """Return the app of all commands."""
-    typer.core.HAS_RICH = False  # else typer puts rich's escapes even into plain help
+    """Build the typer app with all commands."""
+    typer.core.HAS_RICH = False  # with rich, typer prints escape sequences even in plain help
     app = typer.Typer(
         name="fedsilo",
         cls=_ByPanel,

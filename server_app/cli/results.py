@@ -1,7 +1,7 @@
-"""How the results of commands are shown: on the terminal, and in files that options name.
+"""Shows the results of commands: on the terminal, and in files that options name.
 
-A function takes the result of an API function first. Its other arguments are options of the
-command; one that the API's function has too is given to both.
+Each function takes the result of the API function of the same name first. Its other arguments are
+options of the command; an argument that both functions have is passed to both.
 """
 
 from __future__ import annotations
@@ -35,40 +35,42 @@ if TYPE_CHECKING:
 
 
 def line(text: object) -> None:
-    """Print a line at once: a pipe or a log shows it while the command goes on.
+    """Print a line and flush it, so that a pipe or a log shows it while the command runs.
 
-    A terminal obeys none of its characters, as it may quote a run of somebody else.
+    Control characters are removed first, because the line may quote a run of somebody else.
     """
     print(terminal_text(str(text)), flush=True)
 
 
-def shown(result: Any) -> None:
-    """Print a text, a path or a table, the lines of a result, or each of several of these."""
+def print_result(result: Any) -> None:
+    """Print a text, a path, a table, an object that has ``lines()``, or a sequence of these."""
     if hasattr(result, "lines"):
         result = result.lines()
     if isinstance(result, str | Path):
         line(result)
     elif isinstance(result, Iterable):
         for one in result:
-            shown(one)
+            print_result(one)
     elif hasattr(result, "__rich_console__"):
         from fedsilo.server_app.run.terminal import make_console, print_table
 
         print_table(make_console(), result)
 
 
-def _labelled(label: str) -> Callable[[object], None]:
+def _print_labelled(label: str) -> Callable[[object], None]:
     return lambda result: line(f"{label}: {result}")
 
 
-pretrain, survey, deploy_run = map(_labelled, ("weights", "page", "run directory"))
+pretrain, survey, deploy_run = map(_print_labelled, ("weights", "page", "run directory"))
 
 
 def watch(look: Callable[[], View], *, once: bool = False, port: int | None = None) -> None:
-    """Print a line, serve a page, or draw on the terminal until the run ends."""
+    """Print one line, serve a page on ``port``, or redraw the terminal until the run ends."""
     if once and port is not None:
-        raise SettingError("--once prints a line and ends, --port continues: give one of them")
-    view = look()  # an error is one line here, not a page
+        raise SettingError(
+            "--once prints one line and ends, but --port serves a page: give only one of them"
+        )
+    view = look()  # called once here, so that an error is a line on the terminal and not a page
     if once:
         line(view.line())
     elif port is not None:
@@ -76,7 +78,7 @@ def watch(look: Callable[[], View], *, once: bool = False, port: int | None = No
 
         with WatchServer(port, look) as server:
             line(f"{view.line()}\n{server.address} (interrupt to end; the run continues)")
-            with suppress(KeyboardInterrupt):  # it ends the page, not the run
+            with suppress(KeyboardInterrupt):  # Ctrl-C ends the page; the run continues
                 server.serve_forever()
     else:
         from fedsilo.server_app.run.terminal import make_console
@@ -87,11 +89,11 @@ def watch(look: Callable[[], View], *, once: bool = False, port: int | None = No
 
 
 def simulate(run: Run) -> None:
-    """Print what one may do with a run next."""
+    """Print the commands that a user usually runs next on a finished run."""
     path, page = as_word(run.path), as_word(Path(f"{run.path.name}.html"))
-    line(f"next:  fedsilo report {path} --out {page}   a page of its results")
-    line(f"       fedsilo card {path}   a model card")
-    line(f"       fedsilo predict {path} --help   classes of new samples")
+    line(f"next:  fedsilo report {path} --out {page}   write a page of the results")
+    line(f"       fedsilo card {path}   write a model card")
+    line(f"       fedsilo predict {path} --help   predict new samples")
 
 
 resume = simulate
@@ -105,8 +107,8 @@ def compare(
     markdown: AnyPath | None = None,
     picture: AnyPath | None = None,
 ) -> None:
-    """Print the table and the tests of a comparison; write and draw them if asked."""
-    shown(found.lines(median))
+    """Print the table and the tests of a comparison; write files and draw a picture if asked."""
+    print_result(found.lines(median))
     found.write(path_of(csv), path_of(markdown), median)
     if picture is not None:
         found.draw(Path(picture))
@@ -116,16 +118,16 @@ def compare(
 def crossvalidate(
     found: CrossValidation, *, csv: AnyPath | None = None, markdown: AnyPath | None = None
 ) -> None:
-    """Print a table per metric."""
-    shown(found)
+    """Print a table for each metric, and write the tables if asked."""
+    print_result(found)
     found.write(path_of(csv), path_of(markdown))
 
 
 def finetune(found: FinetuneResult, *, out: AnyPath) -> None:
-    """Print a table with a line per start, and the folder."""
+    """Print a table with a row for each starting point, then the output folder."""
     from fedsilo.server_app.studies.finetune.results import result_table
 
-    shown([result_table(found), str(out)])
+    print_result([result_table(found), str(out)])
 
 
 def predict(
@@ -134,10 +136,10 @@ def predict(
     out: AnyPath | None = None,
     html: AnyPath | None = None,
 ) -> None:
-    """Print a summary and the files of predicted classes; exit with 3 where some have none."""
-    shown(found)
+    """Print a summary and the written files; exit with code 3 if a sample has no prediction."""
+    print_result(found)
     if hasattr(found, "inputs"):
-        shown([path for path in (out, html) if path is not None])
+        print_result([path for path in (out, html) if path is not None])
     if found.faults:
         raise typer.Exit(3)
 
@@ -145,41 +147,44 @@ def predict(
 def calibrate(
     found: Calibration, *, run_dir: AnyPath, coverage: float, out: AnyPath | None = None
 ) -> None:
-    """Print what a calibration says, and its file."""
+    """Print a summary of a calibration, then its file."""
     from fedsilo.server_app.studies.predict.calibration import calibration_path
 
-    shown([*found.lines(coverage), out or calibration_path(Path(run_dir), found.site)])
+    print_result([*found.lines(coverage), out or calibration_path(Path(run_dir), found.site)])
 
 
 def monitor(found: Monitored, *, out: AnyPath | None = None, overwrite: bool = False) -> None:
-    """Print the checks, write a page of them, and exit by 3 if one is an alarm."""
+    """Print the checks, write a page if asked, and exit with code 3 if a check is an alarm."""
     from fedsilo.server_app.studies.monitor.monitor import ALARM
     from fedsilo.server_app.studies.report.written import write_page
 
-    shown(found)
+    print_result(found)
     if out is not None:
-        shown(write_page(Path(out), found.page, overwrite=overwrite))
+        print_result(write_page(Path(out), found.page, overwrite=overwrite))
     if found.alarms:
         raise typer.Exit(ALARM)
 
 
 def deploy_up(deployment: Deployment) -> None:
-    """Print the sites of a deployment that runs, or how to add the first."""
+    """Print the sites that are online, and how to add a hospital if the server has an address."""
     if deployment.sites:
         line(f"{counted(len(deployment.sites), 'site')} online: {', '.join(deployment.sites)}")
     if deployment.address:
-        line(f"hospitals reach the server by {deployment.address}: fedsilo deploy add NAME")
+        line(
+            f"hospitals reach the server at {deployment.address}; to add one: "
+            "fedsilo deploy add NAME"
+        )
 
 
 def deploy_add(made: Iterable[MadeKit]) -> None:
-    """Print what the operator hands over, and the code to compare by telephone."""
+    """Print each kit that the operator hands over, with the code to compare by telephone."""
     for one in made:
         line(f"{one.site}: {one.path} (code {one.code})")
     line("a kit holds a private key: hand it over encrypted, compare the code by telephone")
 
 
 def deploy_renew(made: MadeKit | str) -> None:
-    """Print the new kit, or what was renewed."""
+    """Print the new kit, or the text that says what was renewed."""
     if isinstance(made, str):
         line(made)
     else:
@@ -187,7 +192,7 @@ def deploy_renew(made: MadeKit | str) -> None:
 
 
 def deploy_status(members: list[MemberStatus], *, deployment: AnyPath) -> None:
-    """Print a table of a deployment's members, and the progress of its newest run."""
+    """Print a table of a deployment's members, then the progress of its newest run."""
     from fedsilo.server_app.studies.watch.view import look_at_deployment
 
     rows = [(one.member, str(one.pid or "-"), one.seen, str(one.log or "-")) for one in members]
@@ -204,7 +209,7 @@ def _findings(target: str) -> Callable[..., None]:
         for finding in found:
             seen.append(finding)
             if not as_json:
-                shown(lines_of(finding))
+                print_result(lines_of(finding))
         line(json.dumps(document(target, seen), indent=2) if as_json else last_line(seen))
         if code := exit_code(seen):
             raise typer.Exit(code)
@@ -230,14 +235,15 @@ def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     table = Table(*columns)
     for row in rows:
         table.add_row(*row)
-    shown(table)
+    print_result(table)
 
 
 @contextmanager
 def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
-    """Draw a bar on a terminal's standard error while a block runs.
+    """Draw a progress bar on a terminal's standard error while the block runs.
 
-    It yields a function that moves the bar, of how much is done and of how much there is.
+    Yields:
+        A function that moves the bar; it takes the amount done and the total amount.
     """
     from rich.console import Console
     from rich.progress import Progress

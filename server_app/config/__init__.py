@@ -1,4 +1,4 @@
 """Settings from every source, and the experiments of simulation.yaml.
 
-Knows no run and no method by name.
+Nothing here knows a run or a method by name.
 """

@@ -26,7 +26,7 @@ _INHERITED = ("values", "resources", "grid")
 
 
 def _settings(content: Any) -> Any:
-    """Return a mapping of settings flat, and anything else for pydantic to refuse."""
+    """Flatten a mapping of settings; anything else is returned for pydantic to refuse."""
     return _flat(content) if isinstance(content, dict) else content or {}
 
 
@@ -63,8 +63,8 @@ Grid = Annotated[dict[str, Any], BeforeValidator(_grid)]
 class Experiment(FileModel):
     """A named experiment of simulation.yaml: settings, resources, and the grid to tune over.
 
-    ``trials`` is the number of points that its settings were chosen from, or 0 if it was not tuned;
-    ``minutes`` is how long a run took on two cores, or 0 if that was not measured.
+    ``trials`` is the number of grid points from which its settings were chosen, or 0 if it was not
+    tuned; ``minutes`` is a run's duration on two cores, or 0 if that was not measured.
     """
 
     about: Any = None
@@ -77,7 +77,7 @@ class Experiment(FileModel):
 
 
 def simulation_file(given: Path | None) -> Path:
-    """Return the given simulation file, or the working folder's, or fedsilo's own."""
+    """Return the given simulation file; if None, the working folder's, else fedsilo's own."""
     local = Path(SIMULATION_FILE)
     if given is not None or local.is_file():
         return given or local
@@ -85,10 +85,10 @@ def simulation_file(given: Path | None) -> Path:
 
 
 def read_experiments(path: Path) -> dict[str, Experiment]:
-    """Return the experiments of a simulation file; ``base`` names one whose settings come first.
+    """Read the experiments of a simulation file; each inherits the settings of its ``base``.
 
     Raises:
-        SettingError: the file is missing, no YAML, or an experiment is malformed.
+        SettingError: the file is missing or is no YAML, or an experiment is malformed.
     """
     raw = read_simulation(path).get("experiments")
     if not isinstance(raw, dict):
@@ -98,11 +98,11 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
         raw,
         lambda sentence: SettingError(f"{path}: experiment {sentence}"),
     )
-    return {name: _based(name, declared, path) for name in declared}
+    return {name: _apply_base(name, declared, path) for name in declared}
 
 
 def find_experiment(path: Path, name: str) -> Experiment:
-    """Return the experiment ``name`` of a simulation file, or a method of that name alone."""
+    """Return the experiment ``name``; a method's name without an experiment runs by defaults."""
     experiments = read_experiments(path)
     if name in METHODS and name not in experiments:
         return Experiment(config={"method": name})
@@ -111,10 +111,14 @@ def find_experiment(path: Path, name: str) -> Experiment:
     return experiments[name]
 
 
-def _based(
+def _apply_base(
     name: str, declared: Mapping[str, Experiment], path: Path, chain: tuple[str, ...] = ()
 ) -> Experiment:
-    """Return an experiment with what its base says below it."""
+    """Return an experiment with its base's settings, which its own settings override.
+
+    Raises:
+        SettingError: a base is unknown, or the bases form a loop.
+    """
     if name not in declared:
         raise unknown_name("experiment", one_line(name), declared)
     if name in chain:
@@ -123,13 +127,16 @@ def _based(
     own = declared[name]
     if "base" not in own.stated_fields():
         return own
-    base = _based(own.base, declared, path, (*chain, name))
+    base = _apply_base(own.base, declared, path, (*chain, name))
     update = {part: getattr(base, part) | getattr(own, part) for part in _INHERITED}
     return own.model_copy(update={**update, "trials": own.trials or base.trials})
 
 
 def read_section(path: Path, name: str, cls: type[S]) -> S:
-    """Return a section of a simulation file as ``cls``; SettingError if it is malformed."""
+    """Read a section of a simulation file as ``cls``; SettingError if it is malformed.
+
+    A missing section gives the defaults of ``cls``.
+    """
     section = read_simulation(path).get(name) or {}
     if not isinstance(section, dict):
         raise SettingError(f"{path}: '{name}' must be a mapping")
@@ -137,7 +144,7 @@ def read_section(path: Path, name: str, cls: type[S]) -> S:
 
 
 def read_simulation(path: Path) -> dict[str, Any]:
-    """Return what a simulation file says; SettingError if it is missing or no mapping."""
+    """Read a simulation file as a mapping; SettingError if it is missing or no mapping."""
     if not path.exists():
         raise SettingError(f"{path} is missing: name another by --file, or leave --file out")
     content = read_yaml(path, SettingError)

@@ -1,9 +1,10 @@
-"""The files by which the server's operator binds names to keys and fixes what sites weigh.
+"""The files by which the server's operator binds names to keys and fixes the sites' weights.
 
-The registry, that $FEDSILO_SITE_REGISTRY names, holds of each site the node that its key was
-registered as: ``{"north": {"node-id": "123", "key": "SHA256:..."}}``. It is not a setting, as who
-starts a run chooses those. ``site-weights`` names a file of training samples agreed beforehand:
-``{"north": 200}``. Both are JSON or YAML, and checked before any site is asked.
+The registry, a file that $FEDSILO_SITE_REGISTRY names, has for each site the node id under which
+its key was registered: ``{"north": {"node-id": "123", "key": "SHA256:..."}}``. The registry is not
+a setting, because whoever starts a run chooses the settings. ``site-weights`` names a file with the
+number of training samples agreed for each site: ``{"north": 200}``. Both files are JSON or YAML,
+and are checked before any site is asked.
 """
 
 import os
@@ -38,7 +39,7 @@ def _fingerprint(value: Any) -> str:
 
 
 class _Entry(FileModel):
-    """What the registry says of a site."""
+    """The registry's entry for one site."""
 
     node_id: Annotated[str, BeforeValidator(_node)]
     key: Annotated[str, BeforeValidator(_fingerprint)]
@@ -54,27 +55,32 @@ def operator_terms(common: CommonSettings) -> Terms:
 
 
 def read_registry(path: Path) -> Registry:
-    """Return which node is which site.
+    """Read the registry: the node id of each site.
 
     Raises:
-        SettingError: it cannot be read, has other keys, or has one node or key under two names.
+        SettingError: the file cannot be read, has unknown keys, or has one node or one key under
+            two names.
     """
-    nodes = {site: int(entry.node_id) for site, entry in _registered(path).items()}
+    nodes = {site: int(entry.node_id) for site, entry in _read_entries(path).items()}
     return Registry(str(path), nodes)
 
 
 def registered_keys(path: Path) -> Mapping[str, str]:
     """Return the fingerprint of each site's key; errors as ``read_registry``."""
-    return {site: entry.key for site, entry in _registered(path).items()}
+    return {site: entry.key for site, entry in _read_entries(path).items()}
 
 
 def read_weights(path: Path) -> AgreedWeights:
-    """Return the training samples agreed for each site; SettingError if the file cannot be used."""
+    """Read the number of training samples agreed for each site, from 1 to 10^9.
+
+    Raises:
+        SettingError: the file cannot be used.
+    """
     return AgreedWeights(str(path), _by_site(path, Annotated[int, whole(1, _MOST)]))
 
 
-def _registered(path: Path) -> Mapping[str, _Entry]:
-    """Return the registry's entries, in which no node and no key has two names."""
+def _read_entries(path: Path) -> Mapping[str, _Entry]:
+    """Read the registry's entries; SettingError if a node or a key has two names."""
     entries: dict[str, _Entry] = _by_site(path, _Entry)
     for part in ("node_id", "key"):
         owner: dict[str, str] = {}
@@ -89,7 +95,7 @@ def _registered(path: Path) -> Mapping[str, _Entry]:
 
 
 def _by_site(path: Path, kind: Any) -> Any:
-    """Return what ``path`` has of each site, each of a ``kind``."""
+    """Read a file that maps site names to values of type ``kind``."""
     content = read_yaml(path, SettingError)
     return check_content(
         dict[SiteName, kind], content, lambda said: SettingError(f"{path}: {said}")

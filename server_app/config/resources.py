@@ -1,4 +1,4 @@
-"""What simulated sites may use of this machine: cores, memory and GPUs."""
+"""The cores, memory and GPUs of this machine that simulated sites may use."""
 
 import os
 import sys
@@ -19,38 +19,48 @@ RESOURCES: dict[str, Value] = {
     "init-args-num-gpus": 0,
 }
 VISIBLE = "CUDA_VISIBLE_DEVICES"
-_MOST = 1_000_000  # of any resource
+_MOST = 1_000_000  # a larger number of any resource is a typing error
 _ROOM = 2**30  # bytes of memory that a worker needs
 _CGROUP = Path("/sys/fs/cgroup")
 
 
 def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the resources, with defaults for those not given; SettingError for a wrong one."""
+    """Check the resources and add defaults for missing keys.
+
+    Raises:
+        SettingError: a key is unknown, or a value is no number from 0 to ``_MOST``.
+    """
     for key, value in resources.items():
         if key not in RESOURCES:
             raise unknown_key(key, RESOURCES)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
             raise SettingError(
-                f"resource '{key}' is {shown(value)}; it must be a number, at least 0 and at most "
-                f"{_MOST}"
+                f"resource '{key}' must be a number from 0 to {_MOST}, but is {shown(value)}"
             )
     chosen = RESOURCES | dict(resources)
     if int(chosen["num-supernodes"]) < 1:
-        raise SettingError("resource 'num-supernodes' is 0; at least one simulated site is needed")
+        raise SettingError(
+            "resource 'num-supernodes' must be at least 1, because a run needs a simulated site"
+        )
     return chosen
 
 
 def check_device(device: str, share: float) -> None:
-    """Warn of a GPU that clients will not see, and refuse one by number: engines number them.
+    """Check that client processes will see the GPU that 'device' asks for.
+
+    If 'device' is auto, a GPU exists and ``share`` is 0, print a warning: clients use the CPU.
+
+    Args:
+        device: the setting 'device'.
+        share: the share of a GPU that each client process gets; 0 for none.
 
     Raises:
-        SettingError: the device cannot be used by several processes.
+        SettingError: the device names a GPU by number, or asks for one when ``share`` is 0.
     """
     if device.startswith("cuda:") and device != "cuda:0":
         raise SettingError(
-            f"setting 'device' is '{device}': a client in a process of its own sees only the GPU "
-            f"that it is given, as number 0; set 'device' to 'cuda', and {VISIBLE} to choose "
-            "among GPUs"
+            f"setting 'device' is '{device}', but a client process sees only the GPU that it is "
+            f"given, as number 0: set 'device' to 'cuda', and {VISIBLE} to choose among GPUs"
         )
     if share:
         return
@@ -59,20 +69,23 @@ def check_device(device: str, share: float) -> None:
         "once), or take --engine inline"
     )
     if device.startswith("cuda"):
-        raise SettingError(f"setting 'device' is '{device}', and clients are given no GPU: {hint}")
+        raise SettingError(f"setting 'device' is '{device}', but clients are given no GPU: {hint}")
     if device == "auto" and has_gpu():
-        print(f"fedsilo: there is a GPU, and clients train on the CPU: {hint}", file=sys.stderr)
+        print(
+            f"fedsilo: this machine has a GPU, but clients train on the CPU: {hint}",
+            file=sys.stderr,
+        )
 
 
 def has_gpu() -> bool:
-    """Return whether PyTorch sees a GPU here."""
+    """Return whether PyTorch sees a GPU on this machine."""
     import torch  # takes seconds, and is needed only here
 
     return torch.cuda.is_available()
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use, also within the container's limit."""
+    """Return the number of cores that this process may use, at most the container's limit."""
     own = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     try:
         quota, period = map(int, (_CGROUP / "cpu.max").read_text().split())
@@ -82,7 +95,7 @@ def cores() -> int:
 
 
 def free_memory() -> float:
-    """Return the bytes of memory that are free, also within the container's limit."""
+    """Return the free memory in bytes, at most what the container's limit leaves."""
     return min(psutil.virtual_memory().available, _left_in_container())
 
 
@@ -99,10 +112,17 @@ def _left_in_container() -> float:
 
 
 def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
-    """Return the variables of each worker of this machine: as many as fit, at most one per site.
+    """Plan the worker processes of this machine: as many as fit, at most one per site.
 
-    Cores, free memory and, if sites are given a share of a GPU, the GPUs are the limits. Each
-    worker sees one GPU then, and otherwise none. ``resources`` have been checked.
+    Cores, free memory (1 GiB per worker) and, if sites have a share of a GPU, the GPUs are the
+    limits. At least one worker is planned.
+
+    Args:
+        resources: as ``check_resources`` returns them.
+
+    Returns:
+        The environment variables of each worker. A worker sees one GPU, or none if sites have no
+        share of a GPU.
     """
     each = max(float(resources["client-resources-num-cpus"]), 1.0)
     room = int((int(resources["init-args-num-cpus"]) or cores()) / each)
@@ -115,7 +135,7 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
 
 
 def _gpus(most: int) -> list[str]:
-    """Return the GPUs that are there and may be used, at most so many, or all if that is 0."""
+    """Return the names of the visible GPUs, at most ``most`` of them, or all if ``most`` is 0."""
     import torch
 
     there = torch.cuda.device_count()

@@ -1,8 +1,8 @@
-"""One path for every setting: run config, TOML file, ``--set`` and simulation.yaml's experiments.
+"""Reads settings from all sources: run config, TOML file, ``--set`` and simulation.yaml.
 
-All of them end as a flat mapping of kebab-case keys, a method's own with its group before them
-(``uefl.gamma``), which ``resolve`` turns into the common settings and the method's own, or refuses
-before anything is trained. In files a group may be a table: ``[uefl]`` with ``gamma``.
+Each source becomes a flat mapping of kebab-case keys. The keys of a method begin with its group
+(``uefl.gamma``); in files a group may be a table: ``[uefl]`` with ``gamma``. ``resolve`` builds the
+common settings and the method's settings from the mapping, or refuses it before training starts.
 """
 
 import datetime
@@ -55,12 +55,12 @@ from fedsilo.server_app.config.trusted_plugins import approve_plugins, remember_
 
 PROJECT_FILE = Path(__file__).resolve().parents[2] / "pyproject.toml"
 _MOST_BYTES = 2**20
-RUN_FORMAT = 2  # of a run directory, as its config.toml says; another one is refused
-_NO_SETTINGS = ("format", "launch", "environment")  # what else config.toml has
+RUN_FORMAT = 2  # the format number in config.toml; a run directory with another one is refused
+_NO_SETTINGS = ("format", "launch", "environment")  # entries of config.toml that are no settings
 
 # Texts of YAML, which a file may have as mappings or lists
 _STRUCTURED = frozenset(keys_with(CommonSettings, "structured")) | REMOVED.keys()
-# They do not change the result of a run
+# Settings that do not change the result of a run, so a resumed run may change them
 _CIRCUMSTANCES = frozenset(keys_with(CommonSettings, "circumstance"))
 
 
@@ -72,27 +72,32 @@ class RunSettings:
     own: Any
 
     def as_mapping(self) -> dict[str, Value]:
-        """Return every key that the run uses, with its value."""
+        """Return every setting that the run uses, by key."""
         return as_mapping(self.common) | as_mapping(self.own)
 
     def decisive(self) -> dict[str, Value]:
         """Return the settings that the result depends on; a resumed run must have the same."""
         values = self.as_mapping().items()
-        # An empty one is left out: runs of before plugs have the same
+        # An empty 'plugin-digests' is left out, because older runs have no such key
         return {k: v for k, v in values if k not in _CIRCUMSTANCES and (v or k != PINS)}
 
     def run_config(self) -> dict[str, Any]:
-        """Return the settings as ``flwr run`` takes them, which knows the keys of pyproject.toml.
+        """Return the settings as the run config of ``flwr run``, with groups as tables.
 
-        A plugged method's own are one text, 'plugin-settings'.
+        ``flwr run`` accepts only the keys of pyproject.toml, so the settings of a plugin's method
+        travel as one JSON text, 'plugin-settings'.
         """
         values, own = self.as_mapping(), as_mapping(self.own)
         foreign = {key: own[key] for key in own.keys() - declared_defaults().keys()}
         carried: dict[str, Value] = {"plugin-settings": json.dumps(foreign)} if foreign else {}
-        return grouped({k: v for k, v in values.items() if k not in foreign} | carried)
+        return group_settings({k: v for k, v in values.items() if k not in foreign} | carried)
 
-    def pinned(self) -> "RunSettings":
-        """Return the settings with each plug's SHA-256; SettingError if they have another."""
+    def pin_plugins(self) -> "RunSettings":
+        """Return the settings with the SHA-256 of each plugin in 'plugin-digests'.
+
+        Raises:
+            SettingError: 'plugin-digests' already has another digest for a plugin.
+        """
         stated = self.common.plugin_digests
         if not (plugs := plugs_of(self.common)) and not stated:
             return self
@@ -106,12 +111,12 @@ class RunSettings:
 
 @dataclass(frozen=True)
 class RunConfig:
-    """What config.toml of a run directory says.
+    """The content of a run directory's config.toml.
 
     Attributes:
         settings: every setting of the run, by key.
-        launch: how it was launched: engine and resources.
-        environment: what it was made with: versions of fedsilo, Python, packages.
+        launch: the engine and the resources.
+        environment: the versions of fedsilo, Python and packages.
     """
 
     settings: dict[str, Value]
@@ -120,7 +125,7 @@ class RunConfig:
 
 
 def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
-    """Say which settings differ between two runs, empty if none does."""
+    """Describe the settings that differ between two runs; empty if none does."""
     differing = [
         f"{key} is {shown(before.get(key, 'unset'))} there and {shown(now.get(key, 'unset'))} here"
         for key in sorted(before.keys() | now.keys())
@@ -130,7 +135,7 @@ def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
 
 
 def known_defaults() -> dict[str, Value]:
-    """Return every key of every method with its default: pyproject's run config must match."""
+    """Return the default of every key of every method; pyproject's run config must equal it."""
     known = defaults(CommonSettings)
     for method in METHODS:
         known |= defaults(settings_class(method))
@@ -139,7 +144,7 @@ def known_defaults() -> dict[str, Value]:
 
 @cache
 def declared_defaults() -> Mapping[str, Value]:
-    """Return what ``known_defaults`` does from pyproject.toml, without importing any method."""
+    """Read the defaults of ``known_defaults`` from pyproject.toml, without importing a method."""
     project = tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8"))
     return flat_values(project["tool"]["flwr"]["app"]["config"], str(PROJECT_FILE))
 
@@ -148,8 +153,8 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings of a run from keys and values; missing keys take their defaults.
 
     Raises:
-        SettingError: a key is unknown or of another method, a value has the wrong type or range,
-            method or data set are unknown, or settings contradict each other.
+        SettingError: a key is unknown or belongs to another method, a value has the wrong type or
+            range, the method or the data set is unknown, or settings contradict each other.
     """
     from fedsilo.models.privacy.promises import check_privacy_settings
     from fedsilo.strategies.loop.round_loop import refuse_site_count
@@ -181,7 +186,8 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     if (silos := silo_count(common)) is not None:
         if common.min_sites > silos:
             raise SettingError(
-                f"setting 'min-sites' is {common.min_sites}, more than there are silos ({silos})"
+                f"setting 'min-sites' must be at most the number of silos, {silos}, but is "
+                f"{common.min_sites}"
             )
         refuse_site_count(common, silos)
     own.check(common, is_table)
@@ -189,10 +195,10 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
 
 
 def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
-    """Build the settings that a run directory records, whoever has made the directory.
+    """Build the settings from a run directory's record, which anybody may have written.
 
-    Its plugins are executed only if the reader named or ran them (``trusted_plugins``), and the
-    working folder, which may be the directory, is not on the import path meanwhile.
+    Its plugins are executed only if the reader named or ran them (``trusted_plugins``). The working
+    folder is off the import path meanwhile, because it may be the directory itself.
 
     Raises:
         SettingError: as ``resolve``, or a plugin may not be executed.
@@ -202,7 +208,11 @@ def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
 
 
 def _plugged_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a plugged method's keys with defaults; SettingError if its group is another's."""
+    """Return the defaults of a plugin method's settings, by key.
+
+    Raises:
+        SettingError: the method's group of settings already belongs to another method.
+    """
     cls = settings_class(method)
     group = str(vars(cls).get("group", ""))
     ours = {key.partition(".")[0] for key in known if "." in key}
@@ -217,18 +227,21 @@ def _plugged_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Valu
 def _refuse_foreign_keys(
     values: Mapping[str, Value], method: str, known: Mapping[str, Value]
 ) -> None:
-    """Refuse another method's key, unless it has its default as Flower's run config fills it in."""
+    """Refuse a key of another method, unless its value is the default.
+
+    Flower's run config fills in the defaults of all methods, so a default says nothing.
+    """
     used = defaults(CommonSettings) | defaults(settings_class(method))
     for key, value in values.items():
         if key not in used and value != known[key]:
-            raise SettingError(f"setting '{key}' is not one of method '{method}': remove it")
+            raise SettingError(f"method '{method}' has no setting '{key}': remove it")
 
 
 def read_toml(path: Path) -> dict[str, Value]:
-    """Return the settings of a TOML file, which may be a run directory's config.toml.
+    """Read the settings of a TOML file, which may be a run directory's config.toml.
 
     Raises:
-        SettingError: the file is missing, no TOML, or nested more deeply than by groups.
+        SettingError: the file is missing, is no TOML, or is nested more deeply than groups are.
     """
     content = _parse_toml(path)
     settings = {key: value for key, value in content.items() if key not in _NO_SETTINGS}
@@ -247,11 +260,11 @@ def _parse_toml(path: Path) -> dict[str, Any]:
 
 
 def read_run_config(config: Path) -> RunConfig:
-    """Return what a run directory's config.toml says; RunDirectoryError for another format."""
+    """Read a run directory's config.toml; RunDirectoryError if its format is another one."""
     content = _parse_toml(config)
     if content.pop("format", None) != RUN_FORMAT:
         raise RunDirectoryError(
-            f"{config.parent} was made by another version of fedsilo: start a new run"
+            f"{config.parent} was written by another version of fedsilo: start a new run"
         )
     launch = _table(content.pop("launch", {}), "launch", config)
     environment = _table(content.pop("environment", {}), "environment", config)
@@ -262,10 +275,10 @@ def read_run_config(config: Path) -> RunConfig:
 
 
 def _table(content: Any, name: str, config: Path) -> dict[str, Any]:
-    """Check that a part of config.toml is a table of single values and of tables.
+    """Check that a part of config.toml is a table, whose values are single values or tables.
 
     Raises:
-        RunDirectoryError: it is not.
+        RunDirectoryError: the part has another form.
     """
     if not isinstance(content, dict):
         raise RunDirectoryError(f"{config} is of another form: '{name}' must be a table")
@@ -278,7 +291,7 @@ def _table(content: Any, name: str, config: Path) -> dict[str, Any]:
 
 
 def parse_assignment(text: str) -> tuple[str, Value]:
-    """Read ``key=value``; a value that is no TOML value is taken as a text.
+    """Parse ``key=value``; a value that is no TOML value is taken as a text.
 
     Raises:
         SettingError: there is no '=' or the value is a list or table.
@@ -303,12 +316,13 @@ def parse_assignment(text: str) -> tuple[str, Value]:
 
 
 def flat_values(content: Mapping[str, Any], where: str = "") -> dict[str, Value]:
-    """Return keys and values; of a group, a mapping, each with the group's name before it.
+    """Flatten settings: each key of a group, a mapping, gets the group's name and a dot before it.
 
-    What is a text of YAML may be the mapping or list itself.
+    A setting that holds YAML text may be given as the mapping or list itself; it becomes JSON.
 
     Raises:
-        SettingError: a value is a list, or a mapping within a group; ``where`` names the source.
+        SettingError: a value is a list, or a mapping within a group. The message begins with
+            ``where``, the source, unless that is empty.
     """
     flat: dict[str, Value] = {}
     for key, declared in content.items():
@@ -318,15 +332,15 @@ def flat_values(content: Mapping[str, Any], where: str = "") -> dict[str, Value]
         for name, member in (members or {key: value}).items():
             if not isinstance(member, bool | int | float | str):
                 raise SettingError(
-                    f"{where and f'{where}: '}setting '{one_line(name, 100)}' is {shown(member)}; "
-                    "it must be true or false, a number or a text"
+                    f"{where and f'{where}: '}setting '{one_line(name, 100)}' must be true or "
+                    f"false, a number or a text, but is {shown(member)}"
                 )
             flat[name] = member
     return flat
 
 
-def grouped(values: Mapping[str, Value]) -> dict[str, Any]:
-    """Return keys and values with each group as a mapping of its own, as TOML has tables."""
+def group_settings(values: Mapping[str, Value]) -> dict[str, Any]:
+    """Group flat settings: the keys ``group.key`` become a mapping per group, as TOML's tables."""
     tables: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
     for key, value in values.items():
         group, dot, rest = key.partition(".")

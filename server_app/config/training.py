@@ -1,4 +1,4 @@
-"""Settings of training that are refused before anything trains, as a site would refuse them."""
+"""Checks the settings of training before the run starts, by the rules that sites apply."""
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import NOBODY, SUMS, CommonSettings
@@ -10,7 +10,11 @@ _TRAINING = ("optimiser", "schedule", "warm-up", *_STRUCTURED)
 
 
 def check_training(common: CommonSettings, is_table: bool) -> None:
-    """Raise a SettingError for what a site would refuse as it trains, or what stops no training."""
+    """Check the settings of optimiser, schedule, augmentation and early stopping.
+
+    Raises:
+        SettingError: a site would refuse the settings, or early stopping could never act.
+    """
     _check_early_stopping(common)
     if common.vectorised > 1:
         from fedsilo.client_app.together import check_vectorised
@@ -35,16 +39,16 @@ def _check_early_stopping(common: CommonSettings) -> None:
     if metric == "none":
         if common.patience != usual.patience:
             raise SettingError(
-                "setting 'patience' means nothing without a metric: set 'early-stopping-metric'"
+                "setting 'patience' has no effect without a metric: set 'early-stopping-metric'"
             )
     elif common.trust == NOBODY or (common.trust == SUMS and metric not in MEASURED):
         raise SettingError(
-            f"setting 'early-stopping-metric' is '{metric}' and 'trust' is '{common.trust}': it is "
-            "reported with noise, or not at all; remove 'early-stopping-metric', or with sums take "
-            f"one of {', '.join(MEASURED)}"
+            f"setting 'early-stopping-metric' is '{metric}', but at 'trust' '{common.trust}' this "
+            "metric has noise or is not reported: remove 'early-stopping-metric', or at trust "
+            f"'sums' choose {', '.join(MEASURED)}"
         )
     elif not common.evaluate_every:
         raise SettingError(
-            f"setting 'early-stopping-metric' is '{metric}' and 'evaluate-every' is 0: no round is "
-            "measured; set 'evaluate-every' to 1"
+            f"setting 'early-stopping-metric' is '{metric}', but 'evaluate-every' is 0, so no "
+            "round is measured: set 'evaluate-every' to 1"
         )

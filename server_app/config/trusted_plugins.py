@@ -1,7 +1,8 @@
-"""Which plugins of a run directory may be executed: none because the directory names it.
+"""Decides which plugins of a run directory may be executed.
 
-A run directory may come from anybody, so its plugins are executed only if their SHA-256 is the
-run's and one of these holds, as Jupyter trusts a notebook:
+A run directory may come from anybody, so naming a plugin does not make it trusted. A plugin is
+executed only if its SHA-256 equals the recorded one and one of these holds, as Jupyter trusts a
+notebook:
 
 - the reader names his own copy, by ``--plugin`` (``name_plugins``);
 - an installed package offers it to fedsilo, by an entry point;
@@ -36,11 +37,11 @@ _MOST_BYTES = 10**7
 _DIGITS = 12
 
 _named: dict[str, str] = {}  # module -> the file or module that the reader names as his copy
-_run_here: set[tuple[str, str]] = set()  # module and digest of what this process has run
+_run_here: set[tuple[str, str]] = set()  # (module, digest) of each plugin that this process ran
 
 
 def name_plugins(entries: Iterable[object]) -> None:
-    """Let the runs that this process reads use the reader's own copies of their plugins.
+    """Trust the reader's own copies of plugins for all runs that this process reads.
 
     Args:
         entries: files FILE.py, or modules of installed packages.
@@ -59,7 +60,7 @@ def name_plugins(entries: Iterable[object]) -> None:
 
 
 def remember_plugins(digests: Mapping[str, str]) -> None:
-    """Remember plugins that this user runs, so that his runs are read without an option.
+    """Remember plugins that this user runs, so that he can read his runs without an option.
 
     Args:
         digests: module -> SHA-256.
@@ -87,9 +88,9 @@ def remember_plugins(digests: Mapping[str, str]) -> None:
 def approve_plugins(
     values: Mapping[str, Value], used: Iterable[str], needs_pins: bool = True
 ) -> dict[str, Value]:
-    """Return a file's settings with only plugins that may be executed in 'plugin'.
+    """Return a file's settings, in which 'plugin' lists only plugins that may be executed.
 
-    Modules that are no file of 'plugin' are imported here, while their digest is known.
+    Installed modules are imported here, at the moment at which their digest has been checked.
 
     Args:
         values: the settings, as a config.toml has them.
@@ -98,7 +99,8 @@ def approve_plugins(
             digest there may have the bytes of the reader's own copy.
 
     Raises:
-        SettingError: a plugin that the settings use may not be executed; says how it may.
+        SettingError: a plugin that the settings use may not be executed. The message says how the
+            reader can trust it.
     """
     recorded = {module_of(e): e for e in plugin_entries(str(values.get("plugin", "")))}
     pins = stated_digests(str(values.get(PINS, "")))

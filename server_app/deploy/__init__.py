@@ -1,4 +1,4 @@
-"""The processes of a deployment.
+"""Starts and ends the processes of a deployment, and makes its keys and kits.
 
-It imports run.
+Imports run of this room.
 """

@@ -1,7 +1,8 @@
 """The secrets of a deployment: its authority, the server's certificate, and a key per hospital.
 
-All keys are EC P-384; a hospital's has OpenSSH's form, which Flower reads. Files are readable by
-their owner alone. It is imported where keys are made: cryptography takes time.
+All keys are EC P-384; a hospital's key is in OpenSSH's format, because Flower reads that. Only the
+owner can read the files. The module is imported only when keys are made, because importing
+cryptography takes time.
 """
 
 import ipaddress
@@ -28,11 +29,11 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.server_app.deploy.deployment import DeploymentError
 
 _AUTHORITY_DAYS, _SERVER_DAYS = 3650, 365
-_LOCAL = ("localhost", "127.0.0.1")  # by which the server's own processes reach it
+_LOCAL = ("localhost", "127.0.0.1")  # names by which the server's own processes reach it
 
 
 def hospital_key() -> tuple[bytes, bytes]:
-    """Return a new private key and its public key, both in OpenSSH's form."""
+    """Make a private key and its public key, both in OpenSSH's format."""
     key = generate_private_key(SECP384R1())
     private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
     public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
@@ -40,7 +41,7 @@ def hospital_key() -> tuple[bytes, bytes]:
 
 
 def make_authority(secrets: Path) -> None:
-    """Write ``ca.crt`` and ``ca.key`` of a new authority, and ``server.key``."""
+    """Make an authority; write its ``ca.crt`` and ``ca.key``, and a new ``server.key``."""
     key = generate_private_key(SECP384R1())
     signing = x509.KeyUsage(*(index in (5, 6) for index in range(9)))  # certificates and lists
     made = (
@@ -56,10 +57,10 @@ def make_authority(secrets: Path) -> None:
 
 
 def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
-    """Write ``server.crt`` for ``server.key``, signed by the authority; return when it ends.
+    """Sign ``server.crt`` for ``server.key`` by the authority; return the date of its expiry.
 
-    ``hosts`` are names or addresses by which hospitals reach the server, or empty for those of the
-    certificate that is renewed.
+    ``hosts`` are names or addresses by which hospitals reach the server; if empty, they are taken
+    from the existing certificate.
 
     Raises:
         DeploymentError: the authority's key, or another of the files, is missing or damaged.
@@ -70,8 +71,8 @@ def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
         names = _names(hosts) if hosts else _names_of(secrets / "server.crt")
     except (OSError, ValueError, TypeError) as error:
         raise DeploymentError(
-            f"no certificate was made, as a file of {secrets} cannot be read ({error}): renewal "
-            "needs ca.crt, ca.key, server.crt and server.key there"
+            f"cannot make a certificate, because a file in {secrets} cannot be read ({error}): "
+            "put ca.crt, ca.key, server.crt and server.key there"
         ) from None
     builder = _builder("fedsilo server", key, _SERVER_DAYS).issuer_name(authority.subject)
     made = (
@@ -86,8 +87,8 @@ def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
     )
     if made.not_valid_after_utc > authority.not_valid_after_utc:
         raise DeploymentError(
-            f"{secrets / 'ca.crt'} ends on {authority.not_valid_after_utc:%Y-%m-%d}, before the "
-            "certificate would: make a new deployment"
+            f"{secrets / 'ca.crt'} expires on {authority.not_valid_after_utc:%Y-%m-%d}, before the "
+            "new certificate would: make a new deployment"
         )
     _write_certificate(secrets / "server.crt", made)
     return made.not_valid_after_utc
@@ -118,7 +119,7 @@ def _builder(name: str, key: EllipticCurvePrivateKey, days: int) -> x509.Certifi
 
 
 def _names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
-    """Return hosts and addresses as a certificate names them."""
+    """Build the certificate's alternative names: localhost and ``hosts``, names or addresses."""
     names: list[x509.GeneralName] = []
     for host in dict.fromkeys((*_LOCAL, *hosts)):
         try:

@@ -1,6 +1,6 @@
-"""``fedsilo deploy``: the processes of this machine, a server and sites, with TLS and keys.
+"""``fedsilo deploy``: runs a server and sites as processes of this machine, with TLS and keys.
 
-It runs Flower's own commands and prints each of them. ``joining`` adds hospitals of other machines.
+It runs Flower's commands and prints each one. ``joining`` adds hospitals on other machines.
 """
 
 import subprocess
@@ -40,17 +40,17 @@ class MemberStatus:
     """The state of the server or of a site."""
 
     member: str  # ``server`` or the site
-    pid: int | None  # of its process; None if that does not run here
-    seen: str  # by the server: online or offline, or empty for the server itself
-    log: Path | None  # the file that its process writes to, or None on a machine of its own
+    pid: int | None  # id of its process; None if the process does not run on this machine
+    seen: str  # the site's state at the server, online or offline; empty for the server itself
+    log: Path | None  # log file of its process; None if the hospital is on another machine
 
 
 def up(folder: Path, request: DeploymentRequest, say: Say) -> Deployment:
-    """Start the members that do not run, of a new deployment all.
+    """Make the deployment if it is new, and start every member that does not run.
 
     Raises:
         FedsiloError: the request contradicts the deployment, a member does not start, or the
-            worker does not know the installed Flower.
+            installed version of Flower is not supported.
     """
     refuse_other_flower()
     folder = folder.expanduser().resolve()
@@ -78,9 +78,9 @@ def up(folder: Path, request: DeploymentRequest, say: Say) -> Deployment:
 
 
 def status(folder: Path) -> list[MemberStatus]:
-    """Return the state of all members; DeploymentError if the server runs and does not answer."""
+    """Return the state of all members; DeploymentError if the server runs but does not answer."""
     deployment = read_deployment(folder)
-    # Of a container's server no process is known here
+    # A server in a container has no known process here, so its health is asked for instead
     answers = deployment.process(SERVER) or (deployment.address and healthy(deployment))
     online_sites = online(deployment) if answers else []
     members = []
@@ -93,25 +93,36 @@ def status(folder: Path) -> list[MemberStatus]:
 
 
 def logs(folder: Path, member: str, lines: int) -> str:
-    """Return the last lines of a member's log; FedsiloError if there is no such member or log."""
+    """Return the last ``lines`` lines of a member's log.
+
+    Raises:
+        FedsiloError: the deployment has no such member, or the member has no log.
+    """
     path = read_deployment(folder).log(member)
     if not path.is_file():
-        raise DeploymentError(f"{member} has not run yet: there is no {path}")
+        raise DeploymentError(
+            f"{member} has no log {path}, because it has not run yet: start it by 'fedsilo deploy "
+            "up'"
+        )
     text = path.read_text(encoding="utf-8", errors="replace").splitlines()
     return "\n".join(text[-lines:])
 
 
 def down(folder: Path) -> tuple[Deployment, list[str]]:
-    """End all processes of a deployment, whose folder stays; return it and the members that ran."""
+    """End all processes of a deployment; its folder stays.
+
+    Returns:
+        The deployment, and the members that were running.
+    """
     deployment = read_deployment(folder)
     running = deployment.running()
-    for members in (deployment.sites, [SERVER]):  # sites first: they sign off at the server
+    for members in (deployment.sites, [SERVER]):  # sites end first, to sign off at the server
         end_trees([p for member in members if (p := deployment.process(member))])
     return deployment, running
 
 
 def _start(deployment: Deployment, member: str, say: Say) -> Deployment:
-    """Start a member's process, which outlives this command."""
+    """Start a member's process, which keeps running after this command has ended."""
     command = deployment.command(member)
     tell(command, say)
     with deployment.log(member).open("ab") as log:

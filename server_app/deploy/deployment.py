@@ -1,8 +1,8 @@
 """A deployment: its folder, its processes, and the Flower commands that start them.
 
 ``<folder>/deployment.json`` names sites, ports and processes. ``secrets/`` has certificates and
-keys, ``kits/`` what hospitals of other machines are given, ``server/`` the server's files, and
-``sites/<site>/`` those of each site of this machine.
+keys, ``kits/`` the kits for hospitals on other machines, ``server/`` the files of the server, and
+``sites/<site>/`` the files of each site on this machine.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from fedsilo.server_app.run.processes import app_folder, process_of, tool
 SERVER = "server"
 FEDERATION = "fedsilo"  # the name of the connection in Flower's configuration
 _FILE, _REGISTRY = "deployment.json", "registry.json"
-_FORMER = ("signing-key", "site-registry")  # of a node config, when the server made signing keys
+_FORMER = ("signing-key", "site-registry")  # node config keys of versions with server-made keys
 _LARGEST_PORT = 65_535
 _TAKEN = {SERVER, "ca", "http", "fleet"}  # names of files and ports
 
 
 class DeploymentError(FedsiloError):
-    """A deployment does not exist, exists already, or does not start.
+    """A deployment does not exist, already exists, or does not start.
 
-    Fix: ``fedsilo deploy status`` says which members run, ``fedsilo deploy logs MEMBER`` why one
-    has ended, and ``fedsilo doctor server`` what prevents a start.
+    Fix: ``fedsilo deploy status`` shows which members run, ``fedsilo deploy logs MEMBER`` shows why
+    one has ended, and ``fedsilo doctor server`` finds what prevents a start.
     """
 
     code = "deployment"
@@ -49,7 +49,7 @@ class DeploymentError(FedsiloError):
 
 @dataclass(frozen=True)
 class Started:
-    """A process that was started: its id, and when, since ids are used again."""
+    """A started process: its id, and its start in seconds since 1970, because ids are reused."""
 
     pid: int
     at: float
@@ -62,18 +62,18 @@ class Deployment:
     folder: Path  # absolute
     ports: dict[str, int]  # http (Control and Runtime API), fleet, and each site's Runtime API
     node_config: dict[str, dict[str, Value]]  # each site's, for its SuperNode
-    started: dict[str, Started] = field(default_factory=dict)  # by member: the server or a site
-    nodes: dict[str, str] = field(default_factory=dict)  # the server's number of each known site
-    address: str = ""  # by which hospitals of other machines reach the server, if there are any
+    started: dict[str, Started] = field(default_factory=dict)  # member (server or site) -> process
+    nodes: dict[str, str] = field(default_factory=dict)  # site -> its node id at the server
+    address: str = ""  # the server's address for hospitals on other machines; empty without any
 
     @property
     def sites(self) -> list[str]:
-        """The sites whose processes are of this machine, in order."""
+        """The sites whose processes run on this machine, in alphabetical order."""
         return sorted(self.node_config)
 
     @property
     def hospitals(self) -> list[str]:
-        """The sites that have a kit and their own machine, in order."""
+        """The sites that have a kit and their own machine, in alphabetical order."""
         return sorted(self.nodes.keys() - self.node_config.keys())
 
     @property
@@ -103,7 +103,7 @@ class Deployment:
 
     @property
     def interface(self) -> str:
-        """The address on which the server listens for hospitals: of all, if some are elsewhere."""
+        """The address on which the server listens: 0.0.0.0 if hospitals are on other machines."""
         host = self.fleet.rpartition(":")[0]
         return "127.0.0.1" if host in ("127.0.0.1", "localhost") else "0.0.0.0"
 
@@ -112,15 +112,15 @@ class Deployment:
         return self.folder / SERVER if member == SERVER else self.folder / "sites" / member
 
     def log(self, member: str) -> Path:
-        """Return the log of a member's process, or raise an error for one that has none here."""
+        """Return the path of a member's log; an error if the member has no log on this machine."""
         if member in self.hospitals:
-            raise DeploymentError(f"{member} has a machine of its own, where its log is")
+            raise DeploymentError(f"{member} runs on another machine: read its log on that machine")
         if member not in self.members:
             raise unknown_name("member of the deployment", member, self.members)
         return self.home(member) / f"{member}.log"
 
     def process(self, member: str) -> psutil.Process | None:
-        """Return a member's process if it runs."""
+        """Return a member's process, or None if it does not run."""
         known = self.started.get(member)
         return process_of(known.pid, known.at) if known else None
 
@@ -129,29 +129,29 @@ class Deployment:
         return [member for member in self.members if self.process(member)]
 
     def with_started(self, member: str, pid: int) -> Deployment:
-        """Return the deployment in which ``member`` is process ``pid``, written to its file."""
+        """Record ``pid`` as the process of ``member``; write and return the changed deployment."""
         started = Started(pid, psutil.Process(pid).create_time())
         return replace(self, started=self.started | {member: started}).write()
 
     def with_node(self, site: str, node: str) -> Deployment:
-        """Return the deployment in which ``site`` is registered, written to its file."""
+        """Record ``node`` as the node id of ``site``; write and return the changed deployment."""
         return replace(self, nodes=self.nodes | {site: node}).write()
 
     def without(self, site: str) -> Deployment:
-        """Return the deployment without ``site``, written to its file."""
+        """Remove ``site``; write and return the changed deployment."""
         left: dict[str, Any] = {}
         for part in ("ports", "node_config", "started", "nodes"):
             left[part] = {key: own for key, own in getattr(self, part).items() if key != site}
         return replace(self, **left).write()
 
     def write(self) -> Deployment:
-        """Write deployment.json, and return this."""
+        """Write deployment.json, and return this deployment."""
         content = TypeAdapter(Deployment).dump_json(self, indent=2).decode()
         write_atomically(self.folder / _FILE, content + "\n")
         return self
 
     def write_registry(self) -> None:
-        """Write which node and key belong to which site, so that no other node can use its name."""
+        """Write the node and key of each site, so that no other node can use a site's name."""
         entries = {
             site: {"node-id": node, "key": key_fingerprint(self.secrets / f"{site}.pub")}
             for site, node in sorted(self.nodes.items())
@@ -159,7 +159,7 @@ class Deployment:
         write_atomically(self.registry, json.dumps(entries, indent=2) + "\n")
 
     def superlink_command(self) -> list[str]:
-        """Return the command that starts the server."""
+        """Build the command that starts the server."""
         secrets = self.secrets
         return [
             tool("flower-superlink"),
@@ -174,7 +174,7 @@ class Deployment:
         ]
 
     def supernode_command(self, site: str) -> list[str]:
-        """Return the command that starts a site.
+        """Build the command that starts a site.
 
         Raises:
             SettingError: deployment.json names a plugin that this user has not given or run.
@@ -186,11 +186,11 @@ class Deployment:
         return node_command(superlink, *files, *own, self.node_config[site])
 
     def command(self, member: str) -> list[str]:
-        """Return the command that starts the server or a site."""
+        """Build the command that starts the server or a site."""
         return self.superlink_command() if member == SERVER else self.supernode_command(member)
 
     def environment(self, member: str) -> dict[str, str]:
-        """Return the environment of a member's process, with a FLWR_HOME of its own."""
+        """Build the environment of a member's process, in which it has its own FLWR_HOME."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "FEDSILO_"))}
         variables = {
             "FLWR_HOME": str(self.home(member) / "flwr"),
@@ -206,11 +206,11 @@ class Deployment:
                 "FEDSILO_REVISION": git_revision(),
             }
         else:
-            variables["PYTHONPATH"] = str(app_folder())  # the app that the hospital has installed
+            variables["PYTHONPATH"] = str(app_folder())  # a site runs its own installed app
         return inherited | variables
 
     def write_connection(self) -> None:
-        """Write how ``flwr`` reaches the server, in the server's FLWR_HOME."""
+        """Write the server's address and certificate for ``flwr``, in the server's FLWR_HOME."""
         connection = {
             "address": f"127.0.0.1:{self.ports['http']}",
             "root-certificates": str(self.secrets / "ca.crt"),
@@ -227,7 +227,7 @@ def node_command(
     port: int,
     node_config: Mapping[str, Value],
 ) -> list[str]:
-    """Return the command that starts a hospital's node."""
+    """Build the command that starts a hospital's node."""
     config = " ".join(f"{name}={json.dumps(value)}" for name, value in node_config.items())
     return [
         *(sys.executable, "-m", "fedsilo.client_app.worker.hospital"),
@@ -247,8 +247,8 @@ def key_fingerprint(public_key: Path) -> str:
         return fingerprint(public_key.read_bytes())
     except (OSError, SiteError):
         raise DeploymentError(
-            f"{public_key} is not a public key of OpenSSH form, or cannot be read: restore it from "
-            "where the keys were made"
+            f"{public_key} cannot be read, or is no public key in OpenSSH's format: restore it "
+            "from the machine that made the keys"
         ) from None
 
 
@@ -256,17 +256,16 @@ def refuse_name(site: str) -> None:
     """Raise a SettingError if no site can have this name."""
     if site_name_fault(site) or site in _TAKEN:
         raise SettingError(
-            f"site '{site}' cannot be a name: at most {LONGEST} letters, digits, '.', '_' and "
-            f"'-', the first no '.' or '-', and not {', '.join(sorted({'all', *_TAKEN}))}"
+            f"'{site}' cannot be the name of a site: use at most {LONGEST} letters, digits, '.', "
+            "'_' and '-', not beginning with '.' or '-', and none of "
+            f"{', '.join(sorted({'all', *_TAKEN}))}"
         )
 
 
 def refuse_twice(names: Sequence[str]) -> None:
     """Raise a SettingError if two sites have one name."""
     if twice := [name for name in names if names.count(name) > 1]:
-        raise SettingError(
-            f"site '{twice[0]}' is named twice: each hospital needs a name of its own"
-        )
+        raise SettingError(f"site '{twice[0]}' is named twice: give each hospital its own name")
 
 
 def plan(
@@ -276,22 +275,27 @@ def plan(
     shared: Mapping[str, Value],
     address: str = "",
 ) -> Deployment:
-    """Return a new deployment of ``sites`` in ``folder``, an absolute path.
+    """Plan a new deployment; nothing is written yet.
 
-    ``ports`` are two for the server and one for each site; ``shared`` is what the node config of
-    every site says in addition to its name and the folder of its state. ``address`` is the
-    server's for hospitals of other machines, or empty if there are none.
+    Args:
+        folder: the absolute path of the deployment's folder.
+        sites: names of the sites on this machine.
+        ports: two ports for the server, then one for each site.
+        shared: keys of every site's node config, in addition to its name and state folder.
+        address: the server's address for hospitals on other machines; empty if there are none.
 
     Raises:
-        SettingError: there is no site and no address, two have one name, a name is not possible,
-            or ``shared`` has a key that each site has of its own.
+        SettingError: there is no site and no address, two sites have the same name, a name is not
+            allowed, or ``shared`` has a key that differs between sites.
     """
     for site in sites:
         refuse_name(site)
     if own := sorted({"site", "state-dir"} & shared.keys()):
-        raise SettingError(f"node config '{own[0]}' is each site's own: leave it out")
+        raise SettingError(
+            f"node config '{own[0]}' differs between sites, so it cannot be shared: remove it"
+        )
     if not sites and not address:
-        raise SettingError("no site is named: a deployment needs at least one")
+        raise SettingError("a deployment needs at least one site, but none is named")
     names = sorted(sites)  # a site's port must not depend on the order in which sites were named
     refuse_twice(names)
     remember_files(str(shared.get("plugin", "")))
@@ -311,15 +315,15 @@ def plan(
 
 
 def is_deployment(folder: Path) -> bool:
-    """Tell whether there is a deployment in ``folder``."""
+    """Tell whether ``folder`` holds a deployment."""
     return (folder / _FILE).is_file()
 
 
 def read_deployment(folder: Path) -> Deployment:
-    """Return the deployment in a folder, which may be relative or below ``~``.
+    """Read the deployment in a folder, which may be relative or begin with ``~``.
 
     Raises:
-        DeploymentError: there is none, or its file is damaged.
+        DeploymentError: the folder holds no deployment, or its file is damaged.
     """
     folder = folder.expanduser().resolve()
     path = folder / _FILE

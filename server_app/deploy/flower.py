@@ -1,4 +1,4 @@
-"""Calls to Flower: its ``flwr`` command, which sites the server sees, and waiting for members."""
+"""Calls Flower's ``flwr`` command, asks for the state of sites, and waits for members."""
 
 import json
 import shlex
@@ -14,11 +14,11 @@ from fedsilo.server_app.deploy.deployment import FEDERATION, SERVER, Deployment,
 from fedsilo.server_app.run.processes import tool
 
 Say = Callable[[str], None]
-_START_LIMIT = 90.0  # seconds for a member to be there
+_START_LIMIT = 90.0  # seconds; a member that takes longer to start counts as failed
 
 
 def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dict[str, Any]:
-    """Return the JSON answer of a ``flwr`` command, or raise DeploymentError with its reason."""
+    """Run a ``flwr`` command and return its JSON answer; DeploymentError if it failed."""
     command = [tool("flwr"), *arguments, "--format", "json"]
     if say:
         tell(command, say)
@@ -29,27 +29,27 @@ def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dic
     except json.JSONDecodeError:
         answer = {"error-message": last_line(done.stdout + done.stderr)}
     if not answer.get("success"):
-        healthy(deployment)  # its error says that the certificate is why
+        healthy(deployment)  # raises a clearer error if the certificate is the cause
         reason = " ".join(str(answer.get("error-message", answer)).split())
         raise DeploymentError(f"'flwr {' '.join(arguments[:2])}' failed: {reason}")
     return answer
 
 
 def unknown_nodes(deployment: Deployment) -> list[str]:
-    """Return the numbers of registered nodes that the deployment does not know."""
+    """Return the ids of registered nodes that belong to no site of the deployment, sorted."""
     states = states_by_node(deployment)
     others = states.keys() - set(deployment.nodes.values())
     return sorted(node for node in others if states[node] != "unregistered")
 
 
 def states_by_node(deployment: Deployment) -> dict[str, str]:
-    """Return the server's word for each node that was ever registered, by its number."""
+    """Return Flower's status of each node that was ever registered, by node id."""
     nodes = flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
     return {str(node["node-id"]): str(node["status"]) for node in nodes}
 
 
 def node_states(deployment: Deployment) -> dict[str, str]:
-    """Return the server's word for each site, such as online, or unregistered."""
+    """Return Flower's status of each site, such as online; unregistered if it has no node."""
     states = states_by_node(deployment)
     known = deployment.nodes
     sites = (*deployment.sites, *deployment.hospitals)
@@ -57,12 +57,15 @@ def node_states(deployment: Deployment) -> dict[str, str]:
 
 
 def online(deployment: Deployment) -> list[str]:
-    """Return the sites that the server sees."""
+    """Return the sites that are online at the server."""
     return [site for site, state in node_states(deployment).items() if state == "online"]
 
 
 def offline(deployment: Deployment, seen: Sequence[str] | None = None) -> list[str]:
-    """Return the sites that the server does not see, or whose process has ended."""
+    """Return the sites of this machine that are not online, or whose process has ended.
+
+    ``seen`` are the sites that are online; None to ask the server.
+    """
     seen = online(deployment) if seen is None else seen
     return [site for site in deployment.sites if site not in seen or not deployment.process(site)]
 
@@ -88,10 +91,11 @@ def healthy(deployment: Deployment) -> bool:
 
 
 def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[str]]) -> None:
-    """Wait until no member is missing.
+    """Wait until ``missing`` returns no member.
 
     Raises:
-        DeploymentError: a member's process ended or takes too long; with its last log line.
+        DeploymentError: a member's process ended, or took longer than 90 seconds. The message has
+            the last line of its log.
     """
     limit = time.monotonic() + _START_LIMIT
     while awaited := missing(deployment):
@@ -102,26 +106,26 @@ def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[st
             path = deployment.log(member)
             last = last_line(path.read_text(encoding="utf-8", errors="replace"))
             raise DeploymentError(
-                f"{member} {failure}: {last} (all of it: {path}; 'fedsilo doctor' looks for causes)"
+                f"{member} {failure}: {last} (whole log: {path}; to find causes: fedsilo doctor)"
             )
         time.sleep(0.3)
 
 
 def wait_until_left(deployment: Deployment, site: str, say: Say) -> None:
-    """Wait until the server has noticed that a killed process is gone: it admits only one."""
+    """Wait until the server notices that a killed process is gone, because it admits only one."""
     limit = time.monotonic() + _START_LIMIT
     if site in online(deployment):
-        say(f"{site} ended without signing off: the server notices within a minute, waiting")
+        say(f"{site} ended without signing off: waiting up to a minute until the server notices")
     while site in online(deployment) and time.monotonic() < limit:
         time.sleep(1.0)
 
 
 def tell(command: Sequence[str], say: Say) -> None:
-    """Print a command as one could type it."""
+    """Print a command as a user could type it."""
     say(f"$ {shlex.join(command)}")
 
 
 def last_line(text: str) -> str:
-    """Return the last line that is not empty."""
+    """Return the last line that is not empty, or "no output"."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     return lines[-1] if lines else "no output"

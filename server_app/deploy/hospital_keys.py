@@ -1,4 +1,4 @@
-"""``fedsilo hospital keys``: this hospital's signing key, and those that it has compared."""
+"""``fedsilo hospital keys``: this hospital's signing key, and the compared keys of others."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,13 +9,13 @@ from fedsilo.models.contract.errors import SettingError
 
 
 def find_own_folder(folder: Path) -> Path:
-    """Return the folder that a hospital keeps over all runs.
+    """Find the folder in which a hospital keeps its keys and private state over all runs.
 
     Args:
-        folder: that of an opened kit, a 'state-dir', or the folder itself.
+        folder: the folder of an opened kit, a 'state-dir', or the wanted folder itself.
 
     Raises:
-        SettingError: there is none, or the 'state-dir' has those of several sites.
+        SettingError: no such folder exists, or the 'state-dir' has the folders of several sites.
     """
     folder = folder.expanduser().resolve()
     if folder.parent.name == OWN:
@@ -24,7 +24,9 @@ def find_own_folder(folder: Path) -> Path:
         found = [path for path in sorted(place.glob("*")) if (path / "signing.key").exists()]
         if len(found) > 1:
             names = ", ".join(path.name for path in found)
-            raise SettingError(f"{place} is of several sites ({names}): name {place}/SITE")
+            raise SettingError(
+                f"{place} has the folders of several sites ({names}): name {place}/SITE"
+            )
         if found:
             return found[0]
     raise SettingError(
@@ -34,27 +36,27 @@ def find_own_folder(folder: Path) -> Path:
 
 
 def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> None:
-    """Mark keys as compared, and forget others; errors as ``KnownKeys``.
+    """Mark some keys as compared, and remove others from the list; errors as ``KnownKeys``.
 
     Args:
         folder: as ``find_own_folder`` returns it.
-        compared: sites whose received key was compared, or SITE=CODE with the code that was read.
+        compared: sites whose received key was compared, or SITE=CODE with the code read out.
         forget: sites to remove from the list.
     """
     known = KnownKeys(folder)
     for text in compared:
         site, _, code = text.partition("=")
         if site.strip() == folder.name:
-            raise SettingError(f"{site} is this hospital itself: name another one")
+            raise SettingError(f"{site} is this hospital itself: name another hospital")
         known.mark(site.strip(), code)
     for site in forget:
         known.forget(site)
 
 
 def describe_keys(folder: Path) -> list[str]:
-    """Return a line for the hospital's own key, and one for each other hospital's.
+    """Return one line for this hospital's key, then one for the key of each other hospital.
 
-    What is listed here is what 'compared' without a code can mark later.
+    'compared' without a code can later mark only the keys that are listed here.
     """
     known = KnownKeys(folder).show()
     width = max(len(site) for site in (folder.name, *known))

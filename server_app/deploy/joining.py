@@ -1,7 +1,8 @@
-"""Hospitals of other machines: added, given a new key, and revoked, while the server runs.
+"""Adds, renews and revokes hospitals on other machines while the server runs.
 
-A hospital has two registrations. The SuperLink's admits its key; the registry's line binds its
-name to the key, without which a run leaves it out. Both are written here, and only here.
+A hospital has two registrations. The SuperLink's registration admits its key. The registry's line
+binds its name to the key; without the line, a run leaves the hospital out. Only this module writes
+the two.
 """
 
 from collections.abc import Sequence
@@ -28,19 +29,19 @@ from fedsilo.server_app.run.processes import end_trees
 
 @dataclass(frozen=True)
 class MadeKit:
-    """A kit to hand over."""
+    """A kit that the operator hands over to a hospital."""
 
     site: str
     path: Path
-    code: str  # the beginning of its seal, which the hospital's operator reads too
+    code: str  # the beginning of its seal, which both sides compare by telephone
 
 
 def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
-    """Register new hospitals and return a kit for each.
+    """Register new hospitals and make a kit for each.
 
     Raises:
-        FedsiloError: a name is not possible or exists, or the server does not answer; nothing was
-            written.
+        FedsiloError: a name is not allowed or already exists, or the server does not answer.
+            Nothing was written.
     """
     deployment = read_deployment(folder)
     refuse_twice(names)
@@ -61,11 +62,12 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
 def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
     """Replace a hospital's key, and return its new kit; or renew the server's certificate.
 
-    The hospital's old key is refused from then on. A site of this machine gets no kit: ``deploy
-    up`` starts it again with its new key.
+    From then on the server refuses the old key. A site on this machine gets no kit, because
+    ``deploy up`` starts it again with its new key.
 
     Raises:
-        FedsiloError: there is no such member, or the server does not answer; nothing was written.
+        FedsiloError: the deployment has no such member, or the server does not answer. Nothing was
+            written.
     """
     deployment = read_deployment(folder)
     if name == SERVER:
@@ -73,8 +75,8 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
 
         end = sign_server(deployment.secrets)
         return (
-            f"the server's certificate ends on {end:%Y-%m-%d}: 'fedsilo deploy down' and 'up' to "
-            "use it; hospitals need nothing"
+            f"the server has a new certificate, valid until {end:%Y-%m-%d}: to use it, run "
+            "'fedsilo deploy down' and 'fedsilo deploy up'; hospitals need not do anything"
         )
     old = _node_of(deployment, name)
     _refuse_silent(deployment)
@@ -86,13 +88,13 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
     write_atomically(deployment.secrets / f"{name}.key", private, mode=0o600)
     deployment.write_registry()
     _end(deployment, name)
-    return f"{name} has a new key: 'fedsilo deploy up' starts it again"
+    return f"{name} has a new key: to start it again, run 'fedsilo deploy up'"
 
 
 def revoke(folder: Path, name: str, say: Say) -> None:
-    """Shut a hospital out at once and for good: both registrations, its kit and its public key.
+    """Exclude a hospital at once and for good; errors as ``renew``.
 
-    Errors as ``renew``.
+    Both registrations, its kit and its keys at the server are removed.
     """
     deployment = read_deployment(folder)
     node = _node_of(deployment, name)
@@ -106,23 +108,28 @@ def revoke(folder: Path, name: str, say: Say) -> None:
 
 
 def register(deployment: Deployment, site: str, say: Say) -> Deployment:
-    """Register a site's public key at the SuperLink, and return the deployment that knows it."""
+    """Register a site's public key at the SuperLink; return the deployment with its node id.
+
+    Raises:
+        DeploymentError: the SuperLink refuses the key.
+    """
     command = ("supernode", "register", str(deployment.secrets / f"{site}.pub"), FEDERATION)
     try:
         answer = flwr(deployment, *command, "--name", site, say=say)
     except DeploymentError as error:
         raise DeploymentError(
-            f"{site} was not registered: {error}; if its key is in use, an earlier registration "
-            f"was cut short: remove {site}.key and {site}.pub from {deployment.secrets}, and repeat"
+            f"{site} was not registered: {error}; if its key is already in use, an earlier call "
+            f"was interrupted: remove {site}.key and {site}.pub from {deployment.secrets}, and "
+            "repeat"
         ) from None
     return deployment.with_node(site, str(answer["node-id"]))
 
 
 def _keyed(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, bytes]:
-    """Make and register a key of ``site``; return the deployment and the private key.
+    """Make and register a key for ``site``; return the deployment and the private key.
 
-    The key admits the hospital at this server, and does nothing else: by the one that signs in
-    secure sums other hospitals know it, and it makes that one itself.
+    The key only admits the hospital at this server. Other hospitals know it by its signing key for
+    secure sums, which the hospital makes itself.
     """
     from fedsilo.server_app.deploy.certificates import hospital_key
 
@@ -158,13 +165,13 @@ def _node_of(deployment: Deployment, site: str) -> str:
 
 
 def _unregister(deployment: Deployment, node: str, say: Say) -> None:
-    """Unregister a node at the SuperLink, unless an earlier call that was cut short has."""
+    """Unregister a node at the SuperLink, unless an earlier, interrupted call already has."""
     if states_by_node(deployment).get(node, "unregistered") != "unregistered":
         flwr(deployment, "supernode", "unregister", node, FEDERATION, say=say)
 
 
 def _end(deployment: Deployment, site: str) -> None:
-    """End the process of a site of this machine, if it runs."""
+    """End the process of a site on this machine, if it runs."""
     if process := deployment.process(site):
         end_trees([process])
 
@@ -172,5 +179,5 @@ def _end(deployment: Deployment, site: str) -> None:
 def _refuse_silent(deployment: Deployment) -> None:
     if not healthy(deployment):
         raise DeploymentError(
-            f"the server of {deployment.folder} does not answer: 'fedsilo deploy up' starts it"
+            f"the server of {deployment.folder} does not answer: start it by 'fedsilo deploy up'"
         )

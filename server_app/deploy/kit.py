@@ -1,8 +1,8 @@
-"""A hospital's kit: one zip with all that its node needs, made by the server, opened by the site.
+"""A hospital's kit: one zip with the files that its node needs, made by the server's operator.
 
-``kit.json`` says whose kit it is, for which server, and the SHA-256 of every other file. The seal
-is the SHA-256 of all that; both sides print its beginning, so that people can compare it. A kit
-brings neither rules nor keys of other hospitals: those are the hospital's own.
+``kit.json`` names the hospital and the server, and has the SHA-256 of every other file. The seal is
+the SHA-256 of these values; both sides print its beginning, so that people can compare it. A kit
+has no rules and no keys of other hospitals, because each hospital decides on those itself.
 """
 
 import hashlib
@@ -28,38 +28,38 @@ AUTHORITY, KEY = "ca.crt", "node.key"
 _CARD, _README = "kit.json", "README.txt"
 _SEALED = (AUTHORITY, KEY, _README)
 _NAMES = (_CARD, *_SEALED)
-# Kits brought these until rules and keys were hospitals' own
+# Kits of older versions had these files, when the server still made rules and signing keys
 _FORMER = ("site.yaml", "registry.json")
-# What zipfile raises of a damaged file: OSError where it seeks to before the file's beginning
+# The errors that zipfile raises for a damaged file; OSError if it seeks before the file's start
 _BROKEN = (
     *(zipfile.BadZipFile, zlib.error, EOFError, OSError),
     *(ValueError, NotImplementedError, RuntimeError),
 )
-_LARGEST = 2**20  # bytes of a file
+_LARGEST = 2**20  # bytes; the largest size of a file in a kit
 
 
 class KitError(FedsiloError):
     """A kit cannot be used.
 
-    Fix: the message says what is wrong with it; the server's operator makes another one by
-    ``fedsilo deploy renew SITE``.
+    Fix: correct what the message names. If the kit is damaged, the server's operator makes a new
+    one by ``fedsilo deploy renew SITE``.
     """
 
     code = "kit"
 
 
 class Card(FileModel):
-    """``kit.json``."""
+    """The content of ``kit.json``."""
 
     site: SiteName
     server: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+:[0-9]{1,5}$")]
-    node_id: Annotated[str, Field(pattern=r"^[0-9]{1,20}$")]  # the server's number of it
+    node_id: Annotated[str, Field(pattern=r"^[0-9]{1,20}$")]  # the hospital's node id at the server
     made: Annotated[str, Field(pattern=r"^[0-9TZ:.+-]{1,40}$")]  # ISO 8601, UTC
     files: dict[str, str]  # SHA-256 by name
     seal: str
 
     def computed(self) -> str:
-        """Return the seal that the other values have."""
+        """Compute the seal from the other values: a SHA-256 as hexadecimal digits."""
         content = self.model_dump(exclude={"seal"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
@@ -70,24 +70,28 @@ class Kit:
 
     path: Path  # the zip, or the folder into which it was opened
     card: Card
-    files: Mapping[str, bytes]  # by name
+    files: Mapping[str, bytes]  # file name -> content
 
     @property
     def code(self) -> str:
-        """The beginning of the seal, which people can read to one another."""
+        """The first 16 digits of the seal, in groups of four, to be read out by telephone."""
         return "-".join(self.card.seal[i : i + 4] for i in range(0, 16, 4))
 
     def write(self, folder: Path) -> None:
-        """Write the files into a folder, for their owner alone."""
+        """Write the files into a folder; only their owner can read them."""
         for name, content in self.files.items():
             write_atomically(folder / name, content, mode=0o600)
 
 
 def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, bytes]) -> bytes:
-    """Return the zip of a kit; ``made`` is the time of its making, ISO 8601.
+    """Build the zip of a kit.
 
-    ``server`` is the address of the Fleet API, host:port, and ``node`` the server's number of the
-    site. ``files`` are the authority's certificate and the private key.
+    Args:
+        site: the hospital's name.
+        server: the address of the Fleet API, host:port.
+        node: the hospital's node id at the server.
+        made: the current time, ISO 8601 in UTC.
+        files: the authority's certificate and the private key, by file name.
     """
     readme = _text_of("kit_readme.txt", site, server).encode()
     packed_files = {**files, _README: readme}
@@ -100,7 +104,7 @@ def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, b
     with zipfile.ZipFile(packed, "w") as archive:
         for name, content in packed_files.items():
             entry = zipfile.ZipInfo(name)
-            entry.external_attr = 0o100600 << 16  # its owner's alone, also when unzip opens it
+            entry.external_attr = 0o100600 << 16  # unzip too makes files that only the owner reads
             archive.writestr(entry, content)
     return packed.getvalue()
 
@@ -111,10 +115,10 @@ def _text_of(name: str, site: str, server: str) -> str:
 
 
 def read_kit(path: Path) -> Kit:
-    """Return the kit of a zip, or of the folder into which one was opened.
+    """Read a kit from its zip, or from the folder into which it was opened.
 
     Raises:
-        KitError: it is not a kit, others may read it, or it was altered.
+        KitError: the path is no kit, other users may read it, or the kit was altered.
     """
     files = _folder(path) if path.is_dir() else _zip(path)
     if missing := [name for name in _NAMES if name not in files]:
@@ -122,21 +126,25 @@ def read_kit(path: Path) -> Kit:
     try:
         card = TypeAdapter(Card).validate_json(files.pop(_CARD))
     except ValueError:
-        raise KitError(f"{path} is damaged, as {_CARD} cannot be read: {_ANOTHER}") from None
+        raise KitError(f"{path} is damaged: {_CARD} cannot be read; {_ANOTHER}") from None
     changed = [n for n in _SEALED if hashlib.sha256(files[n]).hexdigest() != card.files.get(n)]
     if changed or card.computed() != card.seal:
         raise KitError(
-            f"{path} was altered: {(changed or [_CARD])[0]} is not as sealed: {_ANOTHER}"
+            f"{path} was altered: {(changed or [_CARD])[0]} does not match the seal; {_ANOTHER}"
         )
     files[_CARD] = card.model_dump_json(by_alias=True, indent=2).encode()
     return Kit(path, card, files)
 
 
-_ANOTHER = "use none of it, ask the server's operator for another"
+_ANOTHER = "do not use the kit, and ask the server's operator for another"
 
 
 def _zip(path: Path) -> dict[str, bytes]:
-    """Return the files of a zip, which may have the names of a kit only."""
+    """Read the files of a zip, which may contain only the files of a kit.
+
+    Raises:
+        KitError: the zip is missing or damaged, has other files, or other users may read it.
+    """
     try:
         mode = path.stat().st_mode & 0o777
         # A link is followed, because a mounted secret is one, but a pipe is not waited for
@@ -144,30 +152,32 @@ def _zip(path: Path) -> dict[str, bytes]:
             _refuse_entries(path, archive.infolist())
             files = {entry.filename: archive.read(entry) for entry in archive.infolist()}
     except FileNotFoundError:
-        raise KitError(f"there is no {path}: name the zip that 'fedsilo deploy add' made") from None
+        raise KitError(
+            f"{path} does not exist: name the zip that 'fedsilo deploy add' made"
+        ) from None
     except PermissionError:
         raise
     except _BROKEN as error:
         raise KitError(f"{path} is not a readable zip ({error}): copy it again") from None
     if mode & 0o077:
         raise KitError(
-            f"{path} has mode {mode:o}, others may read the private key in it: chmod 600 it, and "
-            "ask for a new kit if somebody may have"
+            f"{path} has mode {mode:o}, so other users may read the private key in it: chmod 600 "
+            "the file, and ask for a new kit if somebody may have read it"
         )
     return files
 
 
 def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
-    """Refuse a zip that has other files than a kit, one of them twice, or a large one."""
+    """Raise a KitError if a zip has a file that no kit has, a file twice, or too large a file."""
     names = [entry.filename for entry in entries]
     for entry in entries:
         name = entry.filename
         fault = ""
         if name in _FORMER:
             fault = (
-                f"brings its own {name}, as kits did until rules and signing keys became the "
-                "hospital's own: use none of it, and ask the server's operator for another "
-                "('fedsilo deploy renew SITE')"
+                f"has its own {name}, as kits of older versions did, but a hospital now makes its "
+                "rules and signing keys itself: do not use the kit, and ask the server's operator "
+                "for another ('fedsilo deploy renew SITE')"
             )
         elif name not in _NAMES:
             fault = f"has a file '{name}', which no kit has"

@@ -1,4 +1,4 @@
-"""Make a deployment: its sites, ports, node configs and keys."""
+"""Makes a deployment: its sites, ports, node configs and keys."""
 
 import os
 import re
@@ -13,40 +13,40 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import parse_assignment
 from fedsilo.server_app.deploy.deployment import Deployment, DeploymentError, plan
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import plan_run
 from fedsilo.server_app.run.processes import app_folder, free_ports
 
-_PORT = "9092"  # Flower's own, of the Fleet API
+_PORT = "9092"  # Flower's default port of the Fleet API
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True)
 class DeploymentRequest:
-    """The options of a deployment; an existing one must match them."""
+    """The options of a deployment; an existing deployment must match them."""
 
     experiment: str = "uefl-digits"  # whose silos are the sites, unless ``sites`` names them
-    site_count: int | None = None  # how many silos, or None for as many as the experiment has
-    sites: Sequence[str] = ()  # by name
-    data_dir: Path | None = None  # where the sites' data are
-    device: str | None = None  # of all sites, or None for cpu
-    node_config: Sequence[str] = ()  # more of every site's node config, as key=value
-    file: Path | None = None  # the simulation file, or None for the usual one
-    host: str | None = None  # HOST or HOST:PORT by which hospitals of other machines reach it
+    site_count: int | None = None  # number of silos; None for the experiment's number
+    sites: Sequence[str] = ()  # names of the sites; empty to name them by the silos
+    data_dir: Path | None = None  # the folder of the sites' data
+    device: str | None = None  # the device of all sites; None for cpu
+    node_config: Sequence[str] = ()  # further keys of every site's node config, as key=value
+    file: Path | None = None  # the simulation file; None for the default one
+    host: str | None = None  # HOST or HOST:PORT by which hospitals on other machines reach it
 
     @property
     def address(self) -> str:
-        """The server's address for hospitals, host:port; empty if all sites are of this machine."""
+        """The server's address for hospitals, host:port; empty if no site is elsewhere."""
         if not self.host:
             return ""
         host, _, port = self.host.rpartition(":") if ":" in self.host else (self.host, "", _PORT)
         if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:
             raise SettingError(
-                f"--host is '{self.host}': give a name or address, with :PORT or not"
+                f"--host must be a name or an address, with or without :PORT, but is '{self.host}'"
             )
         return f"{host}:{port}"
 
     def own_config(self) -> dict[str, Value]:
-        """Return the values that the request has for every site's node config."""
+        """Return the requested values for every site's node config, by key."""
         config: dict[str, Value] = {}
         if self.device:
             config["device"] = self.device
@@ -56,7 +56,7 @@ class DeploymentRequest:
 
 
 def refuse_changes(deployment: Deployment, request: DeploymentRequest) -> None:
-    """Raise a SettingError if a request differs from the deployment that exists."""
+    """Raise a SettingError if a request differs from the existing deployment."""
     config = next(iter(deployment.node_config.values()), {})
     compared: dict[str, tuple[Value, Value]] = {
         f"--node-config {key}": (value, config.get(key, ""))
@@ -71,22 +71,22 @@ def refuse_changes(deployment: Deployment, request: DeploymentRequest) -> None:
     for option, (wanted, present) in compared.items():
         if wanted != present:
             raise SettingError(
-                f"{option} is {wanted}, and the deployment in {deployment.folder} has "
-                f"{present or 'none'}: leave it out, or choose another --deployment"
+                f"{option} is {wanted}, but the deployment in {deployment.folder} has "
+                f"{present or 'none'}: remove the option, or choose another --deployment"
             )
 
 
 def make_deployment(folder: Path, request: DeploymentRequest) -> Deployment:
-    """Return a new deployment in ``folder``, an absolute path, with ports that are free now.
+    """Make a new deployment in ``folder``, an absolute path, with ports that are free now.
 
     Raises:
-        SettingError: the folder would be sent to every site, or the sites are not possible.
+        SettingError: a run would send the folder to every site, or the sites are not possible.
     """
     app = app_folder()
     if folder.is_relative_to(app) and folder != app / "deployment":
         raise SettingError(
-            f"--deployment {folder} is in fedsilo's checkout, which goes to every site with a run: "
-            f"choose a folder outside, or {app / 'deployment'}"
+            f"--deployment {folder} is in fedsilo's checkout, but a run sends that to every "
+            f"site: choose a folder outside, or {app / 'deployment'}"
         )
     defaults: dict[str, Value] = {"device": "cpu", "trust": "server"}
     for key, variable in (("data-dir", "FEDSILO_DATA"), ("cache-dir", "FEDSILO_CACHE")):
@@ -104,7 +104,7 @@ def make_deployment(folder: Path, request: DeploymentRequest) -> Deployment:
 
 
 def prepare(made: Deployment) -> None:
-    """Make the folders of a new deployment, and write it."""
+    """Create the folders of a new deployment, and write deployment.json."""
     made.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     for member in made.members:
         home = made.home(member)
@@ -114,25 +114,25 @@ def prepare(made: Deployment) -> None:
 
 
 def _silos(request: DeploymentRequest) -> list[str]:
-    """Return the names of an experiment's silos, as many as the request says."""
+    """Return the names of an experiment's silos; SettingError if their number is not requested."""
     count = request.site_count
     overrides: dict[str, Value] = {"silos": count} if count else {}
     sources = RunSources(file=request.file, out=Path("/"))
-    settings, _ = planned(request.experiment, sources, overrides=overrides)
+    settings, _ = plan_run(request.experiment, sources, overrides=overrides)
     names = silo_names(settings.common)
     if count and len(names) != count:
         raise SettingError(
-            f"--sites is {count}, and {request.experiment} has the silos "
-            f"{', '.join(names) or 'that the sites name'}: name them by --site, or give that count"
+            f"--sites is {count}, but {request.experiment} has the silos "
+            f"{', '.join(names) or 'that the sites name'}: name them by --site, or correct --sites"
         )
     return names
 
 
 def share_signing_keys(deployment: Deployment) -> None:
-    """Let the sites of this machine make their signing keys, and know one another's.
+    """Make the signing keys of the sites on this machine, and mark them as compared by each other.
 
-    One operator has them all, so there is nobody to telephone with. A hospital of another machine
-    compares with each site by ``fedsilo hospital keys``.
+    One operator runs all these sites, so nobody needs to telephone. A hospital on another machine
+    compares its key with each site by ``fedsilo hospital keys``.
     """
     from fedsilo.client_app.privacy.signing import KnownKeys, signing_key
     from fedsilo.client_app.site.node import own_folder_of, owner_only
@@ -156,7 +156,11 @@ def share_signing_keys(deployment: Deployment) -> None:
 
 
 def make_secrets(deployment: Deployment) -> None:
-    """Make certificates, and a key of each site without one; refuse keys that others may read."""
+    """Make the certificates if they are missing, and a key for each site that has none.
+
+    Raises:
+        DeploymentError: other users may read an existing key.
+    """
     from fedsilo.server_app.deploy.certificates import hospital_key, make_authority, sign_server
 
     def make_certificates(scratch: Path) -> None:
@@ -167,8 +171,8 @@ def make_secrets(deployment: Deployment) -> None:
     for path in sorted(secrets.glob("*.key")):
         if (mode := path.stat().st_mode & 0o777) & 0o077:
             raise DeploymentError(
-                f"{path} has mode {mode:o}, others may read it: chmod 600 it, and make a new key "
-                "if somebody may have"
+                f"{path} has mode {mode:o}, so other users may read it: chmod 600 the file, and "
+                "make a new key if somebody may have read it"
             )
     if not secrets.is_dir():
         build_folder(secrets, make_certificates)

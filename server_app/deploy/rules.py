@@ -1,6 +1,6 @@
-"""A hospital's rules, its ``site.yaml``: written at the hospital, from what is installed there.
+"""A hospital's rules, the file ``site.yaml``, written at the hospital by its own installation.
 
-Nothing of them comes from a kit, because whoever made or carried the kit would decide what this
+No rule comes from a kit, because then whoever made or carried the kit would decide what this
 hospital allows.
 """
 
@@ -19,8 +19,8 @@ from fedsilo.models.contract.one_line import one_line
 SITE = "site.yaml"
 _ALL = ("*",)
 _HEAD = """\
-# What this hospital allows. docs/site-file.md explains each key, docs/examples/site.yaml has all.
-# In lists ["*"] is everything, [] nothing. Edit it at any time: it is read for each message.
+# The rules of this hospital. docs/site-file.md explains the keys; docs/examples/site.yaml has all.
+# In lists, ["*"] allows everything and [] nothing. Changes apply from the next message on.
 """
 
 
@@ -36,18 +36,18 @@ class RulesError(FedsiloError):
 
 @dataclass(frozen=True)
 class RuleOptions:
-    """The options of ``hospital start`` that make the hospital's rules."""
+    """The options of ``hospital start`` from which the hospital's rules are made."""
 
-    trust: str = ""  # whom the hospital trusts, or empty if the option is not given
+    trust: str = ""  # level of trust: server, sums or nobody; empty if the option is not given
     methods: Sequence[str] = ()  # names or patterns, or empty for all
     datasets: Sequence[str] = ()  # names or patterns, or empty for all
     more: Sequence[str] = ()  # other keys of a site file, as key=value in YAML
 
     def values(self) -> dict[str, Any]:
-        """Return the given values by key.
+        """Return the rules that the options state, by key of the site file.
 
         Raises:
-            SettingError: one has no '=', a key is given twice, or a value is no YAML.
+            SettingError: a rule has no '=', a key is given twice, or a value is no YAML.
         """
         values: dict[str, Any] = {}
         if self.trust:
@@ -63,7 +63,7 @@ class RuleOptions:
             if not equals or not key:
                 fault = f"--rule is '{one_line(text)}', but must be KEY=VALUE"
             elif key in values or key == "site":
-                fault = f"--rule {key} is said by another option or rule: leave one out"
+                fault = f"--rule {key} is already set by another option or rule: remove one"
             try:
                 values[key] = with_numbers(parse_yaml(value))
             except YamlError as error:
@@ -74,7 +74,7 @@ class RuleOptions:
 
 
 def write_rules(site: str, options: RuleOptions) -> str:
-    """Return the text of a new site file, which allows everything that ``options`` do not limit.
+    """Build the text of a new site file, which allows everything that ``options`` do not limit.
 
     Raises:
         RulesError: no trust level is given, or an option cannot be used.
@@ -88,7 +88,7 @@ def write_rules(site: str, options: RuleOptions) -> str:
         if not rules["trust"]:
             fault = _no_trust(site)
         elif with_numbers(parse_yaml(text)) != rules:
-            fault = f"{site}: a value of --rule reads otherwise in {SITE}: write the file by hand"
+            fault = f"{site}: a value of --rule would change in {SITE}: write the file by hand"
         else:
             read_rules(text, SiteFile)
     except (SettingError, YamlError) as error:
@@ -101,17 +101,17 @@ def write_rules(site: str, options: RuleOptions) -> str:
 def check_rules(
     text: str, site: str, options: RuleOptions, trusted_elsewhere: bool = False
 ) -> SiteFile:
-    """Parse the hospital's own site file, which no option may contradict.
+    """Parse the hospital's own site file, and check that no option contradicts it.
 
     Args:
         text: the file's text.
         site: the hospital's name.
-        options: the command's options. A service manager may give the same ones at each start.
-        trusted_elsewhere: whether the node config says whom the hospital trusts.
+        options: the command's options. A service manager may give the same options at each start.
+        trusted_elsewhere: whether the node config has the level of trust.
 
     Raises:
-        RulesError: the file cannot be used, is another site's, says not whom the hospital trusts,
-            or an option says something else.
+        RulesError: the file cannot be used, belongs to another site, has no level of trust, or an
+            option contradicts it.
     """
     try:
         content = with_numbers(parse_yaml(text))
@@ -124,7 +124,7 @@ def check_rules(
         if content.get(key) != value:
             fault = (
                 f"{site}: {SITE} has {_show_value(content, key)}, but the option says "
-                f"{json.dumps(value)}: edit the file, or leave the option out"
+                f"{json.dumps(value)}: edit the file, or remove the option"
             )
     if rules.site not in ("", site):
         fault = f"{site}: {SITE} is for '{rules.site}', not for {site}"
@@ -137,8 +137,8 @@ def check_rules(
 
 def _no_trust(site: str) -> str:
     return (
-        f"nothing says whom {site} trusts: give --trust {', '.join(MEANINGS)}, or a line 'trust' "
-        f"in {SITE}"
+        f"{site} has no level of trust: give --trust with one of {', '.join(MEANINGS)}, or add a "
+        f"line 'trust' to {SITE}"
     )
 
 

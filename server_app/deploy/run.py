@@ -1,4 +1,4 @@
-"""``fedsilo deploy run``: run an experiment on a deployment, from its start to its summary."""
+"""``fedsilo deploy run``: runs an experiment on a deployment and waits for its summary."""
 
 import dataclasses
 import shlex
@@ -27,8 +27,8 @@ from fedsilo.server_app.run.processes import app_folder, tool
 from fedsilo.server_app.run.ray_engine import stream
 from fedsilo.server_app.run.terminal import make_console
 
-_AWAY = 5.0  # seconds that a meeting waits for a site that is away: it loses nothing by it
-_PAUSE = 3.0  # seconds between looks at a run whose log has broken off
+_AWAY = 5.0  # seconds; a meeting waits only briefly for an absent site, because nothing is trained
+_PAUSE = 3.0  # seconds between two questions for the state of a run whose log has broken off
 _COMPLETED = "finished:completed"
 
 
@@ -44,8 +44,8 @@ def run(
 ) -> Path:
     """Run an experiment on a deployment, wait for its end, and return the run directory.
 
-    It is at the server, not in the ``out`` of ``sources``. ``overrides`` are over all other
-    settings; ``say`` gets each command.
+    The run directory is in the server's folder, not in the ``out`` of ``sources``. ``overrides``
+    override all other settings; ``say`` prints each command.
 
     Raises:
         FedsiloError: a member is down, the run directory cannot be used, or the run failed.
@@ -67,16 +67,16 @@ def run(
         again = resume_command(experiment, folder, sources, seed, run_name)
         after = f"; once that is fixed: {again}" if directory.is_dir() else ""
         logs = f"'fedsilo deploy logs server --deployment {deployment.folder}'"
-        why = f"failed: {error}" if error else f"ended as {status}: {logs} says why"
+        why = f"failed: {error}" if error else f"ended as {status}: read {logs}"
         raise DeploymentError(f"run {number} {why}{after}")
     return directory
 
 
 def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int | None) -> Meeting:
-    """Let the deployment's server meet the sites as for a run, and stop there.
+    """Let the deployment's server ask the sites for their facts, as for a run, but train nothing.
 
     Raises:
-        FedsiloError: the server is down, or the sites could not be met.
+        FedsiloError: the server is down, or the sites could not be asked.
     """
     with tempfile.TemporaryDirectory(dir=deployment.home(SERVER), prefix="meeting-") as folder:
         overrides: dict[str, Value] = {"purpose": "meet", "away-timeout": _AWAY}
@@ -86,14 +86,14 @@ def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int
         status = _end(deployment, _start(deployment, settings, Path(folder) / "config.toml", None))
         if status != _COMPLETED:
             raise DeploymentError(
-                f"the sites could not be met ({status}): 'fedsilo deploy logs server --deployment "
-                f"{deployment.folder}' says why"
+                f"the sites could not be asked ({status}): for the reason, read 'fedsilo deploy "
+                f"logs server --deployment {deployment.folder}'"
             )
         return read_meeting(meeting_file(settings.common))
 
 
 def _start(deployment: Deployment, settings: RunSettings, config: Path, say: Say | None) -> str:
-    """Write the settings to ``config``, start a run with them, and return its number."""
+    """Write the settings to the file ``config``, start a run with them, and return its run id."""
     config.write_text(tomli_w.dumps(settings.run_config()), encoding="utf-8")
     command = ("run", str(app_folder()), FEDERATION, "--run-config", str(config))
     return str(flwr(deployment, *command, say=say)["run-id"])
@@ -103,18 +103,19 @@ def _refuse_incomplete(deployment: Deployment) -> None:
     gone = [member for member in deployment.members if not deployment.process(member)]
     if missing := gone or offline(deployment):
         raise DeploymentError(
-            f"{', '.join(missing)} of {deployment.folder} {'down' if gone else 'offline'}: "
-            "'fedsilo deploy up' starts what has ended, 'fedsilo deploy logs' says why"
+            f"members of {deployment.folder} are {'down' if gone else 'offline'}: "
+            f"{', '.join(missing)}; start them by 'fedsilo deploy up', and read the reason by "
+            "'fedsilo deploy logs'"
         )
 
 
 def _end(deployment: Deployment, number: str) -> str:
-    """Wait until a run has ended and return its status; its log may break off before."""
+    """Wait until a run has ended and return its status; its log may break off earlier."""
     while True:
         try:
             (listed,) = flwr(deployment, "list", FEDERATION, "--run-id", number)["runs"]
         except DeploymentError as error:
-            return f"lost, since the server does not answer ({error})"
+            return f"lost, because the server does not answer ({error})"
         status = str(listed["status"])
         if status.startswith("finished"):
             details = str(listed["status-details"])
@@ -125,7 +126,7 @@ def _end(deployment: Deployment, number: str) -> str:
 def resume_command(
     experiment: str, folder: Path, sources: RunSources, seed: int | None, name: str
 ) -> str:
-    """Return the command that resumes the run ``name`` with the options of its start."""
+    """Build the command that resumes the run ``name`` with the options of its start."""
     words = ["fedsilo", "deploy", "run", experiment, "--deployment", str(folder)]
     if sources.config:
         words += ["--config", str(sources.config)]

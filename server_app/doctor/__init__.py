@@ -1,4 +1,4 @@
-"""Checks of a site, of a server and of a run: what would make a run fail, found before it starts.
+"""Checks a site, a server or a run for faults before a run starts.
 
-It imports deploy and run.
+Imports deploy and run of this room.
 """

@@ -1,4 +1,4 @@
-"""A check and its findings: PASSED, FAILED with how to fix it, or SKIPPED with the reason.
+"""A check and its findings: PASSED, FAILED with a fix, or SKIPPED with the reason.
 
 Findings become lines, or JSON whose schema is in docs/doctor.md.
 """
@@ -15,11 +15,11 @@ from fedsilo.models.contract.versions import FEDSILO
 
 S = TypeVar("S")
 T = TypeVar("T")
-_MAX_LENGTH = 600  # characters of a text
+_MAX_LENGTH = 600  # characters; longer texts of a finding are cut
 
 
 class Status(StrEnum):
-    """How a check ended."""
+    """The result of a check."""
 
     PASSED = "PASSED"
     FAILED = "FAILED"
@@ -27,7 +27,7 @@ class Status(StrEnum):
 
 
 class Refused(FedsiloError):
-    """A fault and how to fix it; as text, both on one line."""
+    """A fault with its fix; as text, both are on one line."""
 
     def __init__(self, fault: str, fix: str = "") -> None:
         super().__init__(f"{fault}: {fix}" if fix else fault)
@@ -38,8 +38,8 @@ class Skipped(Exception):
     """A check that does not apply; the message is the reason."""
 
 
-def given(value: T | None, otherwise: str) -> T:
-    """Return what a check looks at; if it is None or empty, skip the check with that reason."""
+def require(value: T | None, otherwise: str) -> T:
+    """Return ``value``; raise ``Skipped`` with the reason ``otherwise`` if it is None or empty."""
     if not value:
         raise Skipped(otherwise)
     return value
@@ -47,19 +47,19 @@ def given(value: T | None, otherwise: str) -> T:
 
 @dataclass(frozen=True)
 class Finding:
-    """What a check found."""
+    """The finding of a check."""
 
     check: str  # its name
     status: Status
-    said: str  # what was found, or why it was skipped
-    fix: str = ""  # how to fix it, or empty if ``said`` says so already or nothing is wrong
-    about: str = ""  # the site, or empty if it is not about one site
+    said: str  # the finding as a sentence, or the reason for skipping
+    fix: str = ""  # the fix; empty if ``said`` already has it or nothing is wrong
+    about: str = ""  # the site; empty if the check is not about one site
     details: tuple[str, ...] = ()  # more lines
 
 
 @dataclass(frozen=True)
 class Passed:
-    """What a check says that found no fault."""
+    """The sentence and the details of a check that found no fault."""
 
     said: str
     details: tuple[str, ...] = ()  # more lines
@@ -67,10 +67,10 @@ class Passed:
 
 @dataclass(frozen=True)
 class Check(Generic[S]):
-    """One thing to look at in a setup of type ``S``.
+    """One check of a setup of type ``S``.
 
-    ``look`` returns what it says, or a finding for each site. It raises ``Skipped`` to be skipped;
-    any other error fails the check.
+    ``look`` returns a sentence, or a finding for each site. If it raises ``Skipped``, the check is
+    skipped; any other error fails the check.
     """
 
     name: str  # a word or two, used by ``needs`` and in JSON
@@ -79,9 +79,10 @@ class Check(Generic[S]):
 
 
 def examine(checks: Sequence[Check[S]], setup: S, about: str = "") -> Iterator[Finding]:
-    """Yield what each check finds in ``setup``, a site's if ``about`` names it; none stops others.
+    """Run checks on a setup and yield their findings; a failed check does not stop the others.
 
-    ``checks`` are ordered: each comes after those that it needs.
+    Each check must come after the checks that it needs. ``about`` names the site of the setup, or
+    is empty.
     """
     passed: set[str] = set()
     for check in checks:
@@ -113,31 +114,31 @@ def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
 
 
 def _fault_and_fix(error: Exception) -> tuple[str, str]:
-    """Return what went wrong and how to fix it, for our errors, the system's, and bugs."""
+    """Split an error into its fault and its fix, for our errors, the system's errors and bugs."""
     if isinstance(error, Refused):
         return error.fault, error.fix
     if isinstance(error, FedsiloError):
         return str(error), ""
     if isinstance(error, OSError):
         fault = f"{error.filename or 'the system'}: {error.strerror or error}"
-        return fault, "see that this user may read and write there"
+        return fault, "let this user read and write there"
     fault = f"the check itself failed ({type(error).__name__}: {error})"
     return fault, "report it to fedsilo's makers"
 
 
 def exit_code(findings: Iterable[Finding]) -> int:
-    """Return 1 if something failed, 0 if something passed and nothing failed, otherwise 3."""
+    """Return 1 if a check failed, 0 if none failed and one passed, and 3 if all were skipped."""
     found = {finding.status for finding in findings}
     if Status.FAILED in found:
         return 1
     return 0 if Status.PASSED in found else 3
 
 
-_WIDTH = 12  # of a check's name
+_WIDTH = 12  # characters; the names of checks are padded to this column width
 
 
 def lines_of(finding: Finding) -> Iterator[str]:
-    """Yield the line of a finding with its fix, and one more for each detail."""
+    """Yield the line of a finding with its fix, then a line for each detail."""
     about = f"{finding.about}: " if finding.about else ""
     fix = f" -- {finding.fix}" if finding.fix else ""
     yield f"{finding.status:7} {finding.check:{_WIDTH}} {about}{finding.said}{fix}"
@@ -146,13 +147,13 @@ def lines_of(finding: Finding) -> Iterator[str]:
 
 
 def last_line(findings: Iterable[Finding]) -> str:
-    """Return how many checks passed, failed and were skipped."""
+    """Summarise the findings: the numbers of passed, failed and skipped checks."""
     count = Counter(finding.status for finding in findings)
     return ", ".join(f"{count[status]} {status.lower()}" for status in Status)
 
 
 def document(target: str, findings: Sequence[Finding]) -> dict[str, Any]:
-    """Return what ``--json`` prints for the checks of ``site``, ``server`` or ``run``."""
+    """Build the JSON document of ``--json``; ``target`` is ``site``, ``server`` or ``run``."""
     count = Counter(finding.status for finding in findings)
     return {
         "target": target,

@@ -1,4 +1,4 @@
-"""The check of a hospital's GPU: driver, PyTorch's build, bf16, memory, and one convolution."""
+"""Checks a hospital's GPU: driver, PyTorch's build, bf16, memory, and one convolution."""
 
 from collections.abc import Sequence
 
@@ -7,38 +7,43 @@ import torch
 from fedsilo.server_app.doctor.findings import Passed, Refused, Skipped
 from fedsilo.server_app.doctor.machine import GIGABYTE
 
-_MIN_FREE = 2.0  # gigabytes: a context, the libraries' buffers, and a small network
-_MAX_DIFFERENCE = 1e-2  # of a convolution from the CPU's; TF32 has 10 bits
+_MIN_FREE = 2.0  # gigabytes for a CUDA context, the libraries' buffers, and a small network
+_MAX_DIFFERENCE = 1e-2  # largest relative difference from the CPU; TF32 has only 10 bits
 
 
 def look(device: str) -> Passed:
-    """Describe the device of a node config (auto, cpu, cuda or cuda:N) after one convolution.
+    """Check and describe the device of a node config: auto, cpu, cuda or cuda:N.
 
     Raises:
-        Refused: it cannot be used.
-        Skipped: the CPU is meant, or there is no GPU and none is asked for.
+        Refused: the device cannot be used.
+        Skipped: the device is cpu, or it is auto and the machine has no GPU.
     """
     if device == "cpu":
         raise Skipped("the node config's 'device' is cpu")
     if not torch.cuda.is_available():
         if device == "auto":
-            raise Skipped("PyTorch finds no GPU, and 'device' is auto: the CPU is used")
-        raise Refused(f"'device' is {device}, and {_why_none()}", "fix that, or set it to cpu")
+            raise Skipped("PyTorch finds no GPU and 'device' is auto, so the CPU is used")
+        raise Refused(
+            f"'device' is {device}, but {_why_none()}", "fix that, or set 'device' to cpu"
+        )
     index = int(device.partition(":")[2] or 0)
     if index >= (count := torch.cuda.device_count()):
-        raise Refused(f"'device' is {device}, and there are {count} GPUs", "count them from 0")
+        raise Refused(
+            f"'device' is {device}, but PyTorch finds only {count} GPUs",
+            "name one of them, counted from 0",
+        )
     capability = _built_for(index)
     free, total = (size / GIGABYTE for size in torch.cuda.mem_get_info(index))
     if free < _MIN_FREE:
         raise Refused(
-            f"GPU {index} has {free:.1f} of {total:.1f} GB free, and a run needs at least "
-            f"{_MIN_FREE:g}",
-            "end what else runs there ('nvidia-smi' names it), or name another in 'device'",
+            f"GPU {index} has {free:.1f} of {total:.1f} GB free, but a run needs at least "
+            f"{_MIN_FREE:g} GB",
+            "end other programs on it ('nvidia-smi' lists them), or name another GPU in 'device'",
         )
     if not (difference := _difference(index)) < _MAX_DIFFERENCE:
         raise Refused(
             f"a convolution on GPU {index} differs from the CPU's by {difference:g}",
-            "update its driver; if it stays so the GPU is broken: set 'device' to cpu",
+            "update its driver; if that does not help, the GPU is broken: set 'device' to cpu",
         )
     native = torch.cuda.is_bf16_supported(including_emulation=False)
     return Passed(
@@ -49,7 +54,7 @@ def look(device: str) -> Passed:
 
 
 def _why_none() -> str:
-    """Return why PyTorch finds no GPU."""
+    """Explain why PyTorch finds no GPU."""
     if torch.version.cuda is None:
         return f"PyTorch {torch.__version__} was built without CUDA"
     try:
@@ -60,14 +65,15 @@ def _why_none() -> str:
 
 
 def _built_for(index: int) -> str:
-    """Return a GPU's capability in words; Refused if PyTorch was not built for it."""
+    """Return a GPU's compute capability, such as "8.0"; Refused if PyTorch was not built for it."""
     capability, built = torch.cuda.get_device_capability(index), torch.cuda.get_arch_list()
     in_words = ".".join(map(str, capability))
     if not is_built_for(capability, built):
         raise Refused(
-            f"GPU {index} has capability {in_words}, and PyTorch {torch.__version__} was built for "
+            f"GPU {index} has capability {in_words}, but PyTorch {torch.__version__} was built for "
             f"{', '.join(built)}",
-            "install a PyTorch that has it (pytorch.org/get-started), or set 'device' to cpu",
+            "install a PyTorch build that supports it (pytorch.org/get-started), or set 'device' "
+            "to cpu",
         )
     return in_words
 
@@ -87,7 +93,7 @@ def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:
 
 
 def _difference(index: int) -> float:
-    """Return the largest relative difference of a convolution on the GPU from the CPU's."""
+    """Return the largest difference between a convolution on GPU and CPU, relative to the CPU."""
     torch.manual_seed(0)
     images, kernels = torch.randn(2, 3, 16, 16), torch.randn(4, 3, 3, 3)
     here = torch.nn.functional.conv2d(images, kernels)

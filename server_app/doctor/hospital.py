@@ -1,7 +1,7 @@
-"""``fedsilo hospital start``: open a kit, check all that a start needs, and become the node.
+"""``fedsilo hospital start``: opens a kit, checks everything for a start, and becomes the node.
 
-Everything is checked in a scratch folder first: what is refused leaves nothing behind. The rules
-are the hospital's own, and it confirms them before its first start.
+Everything is checked in a scratch folder first, so a refused kit leaves nothing behind. The
+hospital writes its own rules, and confirms them before its first start.
 """
 
 import fcntl
@@ -34,13 +34,13 @@ from fedsilo.server_app.run.processes import free_ports
 
 @dataclass(frozen=True)
 class HospitalRequest:
-    """The words of a hospital's operator in addition to the kit."""
+    """The kit and the options that a hospital's operator gives."""
 
     kit: Path  # the zip, or the folder into which it was opened
-    folder: Path | None = None  # where to open it; None: next to the zip, by the site's name
-    rules: RuleOptions = field(default_factory=RuleOptions)  # options that make its rules
-    site_file: Path | None = None  # the hospital's own, in place of the one in its folder
-    node_config: Sequence[str] = ()  # more of it, as key=value: data-dir, device
+    folder: Path | None = None  # folder for the opened kit; None for one next to the zip
+    rules: RuleOptions = field(default_factory=RuleOptions)  # options from which rules are made
+    site_file: Path | None = None  # replaces the site file in the opened folder; None keeps it
+    node_config: Sequence[str] = ()  # further keys as key=value, such as data-dir and device
 
     def home(self, kit: Kit) -> Path:
         """Return the absolute folder into which the kit is opened."""
@@ -49,15 +49,15 @@ class HospitalRequest:
 
 
 def refuse_failing(setup: SiteSetup) -> None:
-    """Raise the first failed check of the doctor, and if the hospital is online elsewhere."""
+    """Raise a KitError for the first failed check, or if the hospital is already connected."""
     for finding in examine(CHECKS, setup):
         if finding.status is Status.FAILED:
             fix = f": {finding.fix}" if finding.fix else ""
             raise KitError(f"{setup.name}: {finding.check}: {finding.said}{fix}")
     if setup.is_online():
         raise KitError(
-            f"{setup.name} is connected to {setup.superlink} already: end the other one; if it was "
-            "killed, the server notices within a minute"
+            f"{setup.name} is already connected to {setup.superlink}: end the other process; if it "
+            "was killed, wait a minute until the server notices"
         )
 
 
@@ -69,18 +69,18 @@ def ready(
     confirm: Confirm,
     look: Callable[[SiteSetup], None] = refuse_failing,
 ) -> SiteSetup:
-    """Check a kit and all that its node needs, open it, and return the setup to start.
+    """Check a kit and everything that its node needs, open the kit, and return the node's setup.
 
     Args:
-        request: what the hospital's operator says.
-        confirm: is told in sentences what the operator must confirm: before the first start the
-            kit's code and the rules, and for another kit than before what it replaces. It raises
-            an error without a yes.
-        look: refuses a setup that cannot start; a test has one that asks no server.
+        request: the kit and the operator's options.
+        confirm: takes the sentences that the operator must confirm, and raises an error without a
+            yes. Before the first start these are the kit's code and the rules; for a new kit, the
+            differences from the kit before.
+        look: raises an error for a setup that cannot start; a test passes one that asks no server.
 
     Raises:
-        KitError: the kit cannot be used, its site runs already, it is another's, or the operator
-            does not confirm.
+        KitError: the kit cannot be used, belongs to another site than the folder, its site already
+            runs, or the operator does not confirm.
         RulesError: the rules cannot be used.
         FedsiloError: a check of the doctor failed.
     """
@@ -91,14 +91,14 @@ def ready(
         _refuse_other(kit, before)
         os.close(hold(home, kit.card.site))
     rules = _rules_of(request, kit, home)
-    state = f"state-dir={json.dumps(str(home / 'state'))}"  # on the disk of the node's own
-    with opened(kit, rules) as scratch:
+    state = f"state-dir={json.dumps(str(home / 'state'))}"  # checked on the disk that it will use
+    with open_temporarily(kit, rules) as scratch:
         try:
             certificate(scratch / AUTHORITY)
             setup = setup_of(kit, scratch, (state, *request.node_config))
             sentences = explained(setup.rules)
             look(setup)
-        except FedsiloError as error:  # in words that name the kit and no scratch folder
+        except FedsiloError as error:  # the operator knows the kit, but not the scratch folder
             raise KitError(str(error).replace(str(scratch), str(kit.path))) from None
     questions = _to_confirm(kit, before, home, sentences)
     if questions:
@@ -121,10 +121,10 @@ def ready(
 
 
 def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
-    """Return the text of the hospital's rules: its own file's, or new ones from its options.
+    """Return the text of the hospital's rules: its own file, or new rules from the options.
 
     Raises:
-        RulesError: they cannot be used, or an option contradicts the file.
+        RulesError: the rules cannot be used, or an option contradicts the file.
         KitError: the file cannot be read.
     """
     path = request.site_file or home / SITE
@@ -147,16 +147,16 @@ def _write(kit: Kit, rules: str, folder: Path) -> None:
 
 
 def _opened_here(home: Path) -> OwnFile[int]:
-    """Return the file that says which folder of this machine's disk was opened here.
+    """Return the file that holds the inode of the folder, if the kit was opened on this disk.
 
-    Whoever sends an opened folder in place of a kit sends its rules and its keys too, but does not
-    know the number that this disk gives to the copy.
+    Somebody who sends an opened folder in place of a kit also sends rules and keys. He cannot know
+    the inode that this disk gives to the copy, so the file shows that the folder is foreign.
     """
     return OwnFile(home / "opened.json", int, "opened.json", "remove it and start the kit again")
 
 
 def _to_confirm(kit: Kit, before: Kit | None, home: Path, sentences: Sequence[str]) -> list[str]:
-    """List in sentences the facts that the operator must confirm before this start."""
+    """List the sentences that the operator must confirm before this start; empty if none."""
     site, code = kit.card.site, kit.code
     is_opened_here = before is not None and _opened_here(home).read(0) == home.stat().st_ino
     if before is None or not is_opened_here or not os.path.lexists(home / SITE):
@@ -166,8 +166,8 @@ def _to_confirm(kit: Kit, before: Kit | None, home: Path, sentences: Sequence[st
         ]
         if before is not None and not is_opened_here:
             lines.append(
-                f"{home} was not opened on this disk, or by a fedsilo that kept rules of the kit: "
-                "its rules, private state and keys are used if you confirm"
+                f"{home} was not opened on this disk, or was opened by an older fedsilo that took "
+                "rules from the kit: its rules, private state and keys are used if you confirm"
             )
             if key := own_code(home / "state" / OWN / site):
                 lines.append(f"it brings the signing key {key}")
@@ -187,14 +187,14 @@ def _differences(before: Kit, kit: Kit) -> list[str]:
     new = kit.card.model_dump(by_alias=True, exclude={"files", "seal"})
     lines = [f"  {key}: {old[key]} becomes {new[key]}" for key in old if old[key] != new[key]]
     changed = [name for name in kit.files if before.files.get(name) != kit.files[name]]
-    return [*lines, *(f"  {name} is another one" for name in changed if name != "kit.json")]
+    return [*lines, *(f"  {name} is replaced" for name in changed if name != "kit.json")]
 
 
 @contextmanager
-def opened(kit: Kit, rules: str = "") -> Iterator[Path]:
-    """Yield a folder of the kit's files, for their owner alone, that is removed at the end.
+def open_temporarily(kit: Kit, rules: str = "") -> Iterator[Path]:
+    """Write the kit's files into a temporary folder, which only the owner can read; yield it.
 
-    ``rules`` is the text of the site file, or empty if there is none yet.
+    ``rules`` is the text of the site file; empty for none.
     """
     with tempfile.TemporaryDirectory(prefix="fedsilo-kit-") as folder:
         kit.write(Path(folder))
@@ -206,9 +206,9 @@ def opened(kit: Kit, rules: str = "") -> Iterator[Path]:
 def setup_of(
     kit: Kit, home: Path, node_config: Sequence[str], settings: RunSettings | None = None
 ) -> SiteSetup:
-    """Return the setup of a kit's node whose files are in ``home``."""
+    """Build the setup of a kit's node whose files are in ``home``."""
     own: dict[str, Value] = {"site": kit.card.site, "state-dir": str(home / "state")}
-    if (home / SITE).is_file():  # a kit has none until it is started
+    if (home / SITE).is_file():  # a folder has no site file before the first start
         own["site-file"] = str(home / SITE)
     return SiteSetup(
         own | {"device": "auto"} | parse_node_config(node_config),
@@ -222,30 +222,32 @@ def setup_of(
 
 
 def command(setup: SiteSetup, health: str = "") -> list[str]:
-    """Return the command that starts a node."""
+    """Build the command that starts a node; ``health`` is a health server's address, or empty."""
     address, config = (setup.host, setup.port), setup.node_config
     words = node_command(setup.superlink, *setup.secrets(), *address, config)
     return [*words, *(("--health-server-address", health) if health else ())]
 
 
 def hold(home: Path, site: str) -> int:
-    """Lock a kit's folder and return the lock, a file that the process may leave to its next one.
+    """Lock a kit's folder and return the lock's file descriptor, which ``exec`` keeps open.
 
     Raises:
-        KitError: another process has locked it.
+        KitError: another process has locked the folder.
     """
     handle = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise KitError(f"{site} runs already from {home}: a hospital is started once") from None
+        raise KitError(
+            f"{site} already runs from {home}: end that process before another start"
+        ) from None
     os.set_inheritable(handle, True)
     return handle
 
 
 def _refuse_other(kit: Kit, before: Kit) -> None:
-    """Refuse a kit that does not continue the one that was opened in its folder."""
+    """Raise a KitError if a kit has another hospital, server or authority than the one before."""
     old, new, home = before.card, kit.card, before.path
     for what, same in (
         ("hospital", old.site == new.site),
@@ -254,6 +256,6 @@ def _refuse_other(kit: Kit, before: Kit) -> None:
     ):
         if not same:
             raise KitError(
-                f"{kit.path} is for {new.site} at {new.server}, of another {what} than the kit in "
-                f"{home} ({old.site} at {old.server}): choose another --folder"
+                f"{kit.path} is for {new.site} at {new.server}, but the kit in {home} is for "
+                f"another {what} ({old.site} at {old.server}): choose another --folder"
             )

@@ -1,4 +1,4 @@
-"""What a machine needs: versions, disk, memory, and ports on which nobody else listens."""
+"""Checks a machine: versions, disk, memory, and ports on which no other program listens."""
 
 import os
 import platform
@@ -20,31 +20,39 @@ from fedsilo.server_app.config.resources import free_memory
 from fedsilo.server_app.doctor.findings import Passed, Refused
 
 GIGABYTE = 10**9
-_PROBE = 2**20  # bytes
+_PROBE = 2**20  # bytes that are written to a folder to test it
 
 
 def utc_now() -> datetime:
-    """Return the time by this machine's clock."""
+    """Return the time of this machine's clock, in UTC."""
     return datetime.now(UTC)
 
 
 def software() -> Passed:
-    """Return what is installed; Refused names all that is missing or of other versions."""
+    """Describe the installed versions; Refused if a package is missing or has another version."""
     app = installed_app()
     if wrong := _wrong_versions(app.project["project"]):
         packages = " ".join(f"'{name}'" for name in wrong.values())
-        raise Refused(f"installed are {', '.join(wrong)}", f"pip install {packages}")
+        raise Refused(
+            f"this installation has {', '.join(wrong)}, but fedsilo needs other versions",
+            f"pip install {packages}",
+        )
     changed = local_changes(app.folder)
     return Passed(
         f"fedsilo {FEDSILO} (revision {git_revision()[:12]}), Python {platform.python_version()}, "
-        f"flwr {version('flwr')} (known: {WORKER_FLOWER}; to simulate, up to {TRIED_FLOWER}), "
+        f"flwr {version('flwr')} (supported: {WORKER_FLOWER}; for simulations up to "
+        f"{TRIED_FLOWER}), "
         f"torch {version('torch')}",
-        (f"changed here: {', '.join(changed[:5])}",) if changed else (),
+        (f"files changed on this machine: {', '.join(changed[:5])}",) if changed else (),
     )
 
 
 def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
-    """Return what is installed but not as pyproject.toml requires -> what to install instead."""
+    """Compare the installed versions with pyproject.toml.
+
+    Returns:
+        Each wrong or missing package, with the requirement to install instead.
+    """
     from packaging.requirements import Requirement
     from packaging.specifiers import SpecifierSet
 
@@ -64,58 +72,64 @@ def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
 
 
 def room(folders: Iterable[Path], least: float) -> str:
-    """Return how much is free in folders; Refused below ``least`` gigabytes or if not writable."""
+    """Describe the free space of folders.
+
+    Raises:
+        Refused: a folder has less than ``least`` gigabytes free, or cannot be written.
+    """
     free = {}
     for folder in folders:
         free[folder] = shutil.disk_usage(folder).free / GIGABYTE
         if free[folder] < least:
             raise Refused(
-                f"{folder} has {free[folder]:.2f} GB free, and a run needs at least {least:g}",
-                "make room, or name a folder of another disk",
+                f"{folder} has {free[folder]:.2f} GB free, but a run needs at least {least:g} GB",
+                "free some space, or name a folder on another disk",
             )
         try:
             with tempfile.TemporaryFile(dir=folder) as probe:
                 probe.write(b"\0" * _PROBE)
                 os.fsync(probe.fileno())
         except OSError as error:
-            fault = f"{folder} takes no file ({error.strerror})"
+            fault = f"cannot write a file into {folder} ({error.strerror})"
             raise Refused(fault, "fix the disk, or let this user write there") from error
     return ", ".join(f"{folder}: {gigabytes:.0f} GB free" for folder, gigabytes in free.items())
 
 
 def nearest(folder: Path) -> Path:
-    """Return the folder, or the existing one in which it will be made."""
+    """Return the folder if it exists, else its nearest existing parent."""
     return next(one for one in (folder, *folder.absolute().parents) if one.is_dir())
 
 
 def memory(least: float, most: float = 0.0) -> str:
-    """Return how much memory is free, also within the container's limit.
+    """Describe the free memory, within the container's limit too.
 
-    ``least`` are the gigabytes that a message needs, ``most`` those that the hospital allows it (0:
-    nine tenths of the machine's).
+    Args:
+        least: gigabytes that a message needs.
+        most: gigabytes that the hospital allows a message; 0 for nine tenths of the machine's.
 
     Raises:
-        Refused: either is less than ``least``.
+        Refused: the free or the allowed memory is below ``least``.
     """
     free = free_memory() / GIGABYTE
     if most and most < least:
         raise Refused(
-            f"'max-memory' gives a message {most:g} GB, and PyTorch alone needs {least:g}",
-            "raise it in the site file or the node config",
+            f"'max-memory' allows a message {most:g} GB, but PyTorch itself needs {least:g} GB",
+            "raise 'max-memory' in the site file or the node config",
         )
     if free < least:
-        fault = f"{free:.1f} GB of memory are free, and a message needs at least {least:g}"
-        raise Refused(fault, "end what else runs here, or raise the container's bound")
+        fault = f"{free:.1f} GB of memory are free, but a message needs at least {least:g} GB"
+        raise Refused(fault, "end other programs, or raise the container's limit")
     return f"{free:.1f} GB free"
 
 
 def own_port(host: str, port: int, what: str, own: str) -> str:
-    """Return that a port is free, or in use by ``what``, which is meant to listen there.
+    """Check that a port is free, or in use by the program ``what`` that should listen there.
 
-    ``own`` is a word of that program's command line, such as the path of its key.
+    ``own`` is a word of that program's command line, such as the path of its key. It tells the
+    program from others.
 
     Raises:
-        Refused: another program listens there.
+        Refused: another program listens on the port.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
@@ -129,8 +143,8 @@ def own_port(host: str, port: int, what: str, own: str) -> str:
             return f"{host}:{port} is in use by {what}, which already runs (process {process.pid})"
         user = f"taken by process {process.pid} ({process.name()})" if process else "not available"
         raise Refused(
-            f"{host}:{port}, meant for {what}, is {user} ({error.strerror})",
-            "end what listens there, or choose another port",
+            f"{host}:{port} is needed for {what}, but is {user} ({error.strerror})",
+            "end the program that listens there, or choose another port",
         ) from error
 
 
@@ -141,7 +155,7 @@ def runs_on(port: int, own: str) -> bool:
 
 
 def _listener(port: int) -> psutil.Process | None:
-    """Return the process that listens on a port, or None if there is none or it is hidden."""
+    """Return the process that listens on a port; None if none does or the system hides it."""
     with suppress(psutil.Error):
         for found in psutil.net_connections(kind="tcp"):
             listens = found.status == psutil.CONN_LISTEN
@@ -151,7 +165,10 @@ def _listener(port: int) -> psutil.Process | None:
 
 
 def _is_of(process: psutil.Process, word: str) -> bool:
-    """Tell whether ``word`` is in the command of a process, or of one that started it."""
+    """Tell whether ``word`` is in the command of a process or of one of its ancestors.
+
+    An empty ``word`` is in none.
+    """
     for one in (process, *process.parents()) if word else ():
         with suppress(psutil.Error):
             if word in one.cmdline():

@@ -1,4 +1,4 @@
-"""``fedsilo doctor run``: meet the sites as a run would, and train nothing."""
+"""``fedsilo doctor run``: asks the sites for their facts as a run would, but trains nothing."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -18,55 +18,58 @@ from fedsilo.server_app.doctor.findings import (
     Refused,
     Skipped,
     Status,
-    given,
+    require,
 )
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.meeting import Meeting, meet_inline
-from fedsilo.server_app.run.planning import planned, planned_settings
+from fedsilo.server_app.run.planning import plan_run, planned_settings
 
 _REFUSED = (
-    "fix it at that site, where 'fedsilo doctor site' says more, or set 'min-sites' to fewer and "
-    "run without it"
+    "fix it at that site, where 'fedsilo doctor site' says more, or lower 'min-sites' and run "
+    "without the site"
 )
-_MAX_LENGTH = 600  # characters of a site's refusal
+_MAX_LENGTH = 600  # characters; a longer refusal of a site is cut
 
 
 @dataclasses.dataclass(frozen=True)
 class RunSetup:
-    """A run that somebody wants to start."""
+    """A run to check before its start."""
 
     experiment: str
-    sources: RunSources  # where its settings come from
-    seed: int | None = None  # None: the experiment's
-    supernodes: int | None = None  # how many sites are simulated, or None for all silos
-    deployment: Deployment | None = None  # whose sites are met, or None for simulated ones
+    sources: RunSources  # the sources of its settings
+    seed: int | None = None  # None for the experiment's seed
+    supernodes: int | None = None  # number of simulated sites; None for all silos
+    deployment: Deployment | None = None  # the deployment with the sites; None to simulate them
 
     @cached_property
-    def planned(self) -> tuple[RunSettings, Mapping[str, Value]]:
-        """Settings, and the resources of a simulation; errors as ``planned``."""
+    def plan(self) -> tuple[RunSettings, Mapping[str, Value]]:
+        """The settings, and the resources of a simulation (empty for a deployment)."""
         seed: dict[str, Value] = {} if self.seed is None else {"seed": self.seed}
         if self.deployment:
             return planned_settings(self.experiment, self.sources, seed), {}
-        return planned(self.experiment, self.sources, supernodes=self.supernodes, overrides=seed)
+        return plan_run(self.experiment, self.sources, supernodes=self.supernodes, overrides=seed)
 
     @cached_property
     def meeting(self) -> Meeting:
-        """The sites' answers; errors as ``meet``."""
+        """The answers of the sites, which are asked once; errors as ``meet``."""
         if self.deployment:
             return meet(self.experiment, self.deployment, self.sources, self.seed)
-        settings, resources = self.planned
+        settings, resources = self.plan
         return meet_inline(settings, int(resources["num-supernodes"]))
 
     @property
     def met(self) -> Meeting:
-        """The answers that the check ``sites`` got; Skipped if it got none, to ask once only."""
+        """The answers that the check ``sites`` received; Skipped if it received none.
+
+        The sites are not asked again, because that would take as long as the failed attempt.
+        """
         if "meeting" not in vars(self):
-            raise Skipped("the sites could not be met")
+            raise Skipped("the sites could not be asked")
         return self.meeting
 
 
 def _settings(setup: RunSetup) -> str:
-    common = setup.planned[0].common
+    common = setup.plan[0].common
     rounds = counted(common.rounds, "round")
     clip, noise = common.sample_clip_norm, common.noise_multiplier
     privacy = f"patients' gradients clipped to {clip:g}, noise {noise:g}"
@@ -77,13 +80,13 @@ def _settings(setup: RunSetup) -> str:
 
 
 def _members(setup: RunSetup) -> Passed:
-    deployment = given(setup.deployment, "no deployment is named: the sites are simulated")
+    deployment = require(setup.deployment, "no deployment is named, so the sites are simulated")
     again = f"fedsilo deploy up --deployment {as_word(deployment.folder)}"
     if not deployment.process(SERVER):
         raise Refused(f"the server of {deployment.folder} is down", again)
     seen = online(deployment)
     if gone := offline(deployment, seen):
-        raise Refused(f"{', '.join(gone)} of {deployment.folder} down or offline", again)
+        raise Refused(f"{', '.join(gone)} of {deployment.folder} are down or offline", again)
     away = [site for site in deployment.hospitals if site not in seen]
     details = (f"not online: {', '.join(away)}",) if away else ()
     sites = counted(len(seen), "site")
@@ -91,7 +94,7 @@ def _members(setup: RunSetup) -> Passed:
 
 
 def _sites(setup: RunSetup) -> Sequence[Finding]:
-    """Return a finding for each site that can take part, and for each that cannot."""
+    """Return a finding for each site: passed if it can take part, failed if it cannot."""
     if setup.deployment and not setup.deployment.process(SERVER):
         raise Skipped("the server is down")
     passed = [
@@ -119,11 +122,11 @@ def _enough(setup: RunSetup) -> Passed:
     there, needed = len(meeting.sites), meeting.needed
     if there < needed:
         raise Refused(
-            f"{there} of {meeting.asked} sites can take part and {needed} are needed ('min-sites')",
+            f"{there} of {meeting.asked} sites can take part, but 'min-sites' needs {needed}",
             f"fix the others, or set 'min-sites' to {there}" if there else "fix the sites",
         )
     return Passed(
-        f"{there} of {meeting.asked} sites can take part, {needed} are needed", meeting.notices
+        f"{there} of {meeting.asked} sites can take part; {needed} are needed", meeting.notices
     )
 
 

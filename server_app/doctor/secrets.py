@@ -1,7 +1,7 @@
-"""Checks of certificates, keys and folders, which the containers' entry points use too.
+"""Checks certificates, keys and folders; the containers' entry points use these checks too.
 
-Each function returns what is valid, and otherwise raises ``Refused`` with one line and its fix. No
-heavy imports: a container starts with it.
+Each function returns its valid argument, or raises ``Refused`` with one line and its fix. There are
+no heavy imports, because a container starts with this module.
 """
 
 from __future__ import annotations
@@ -25,7 +25,10 @@ _BRING = "copy the data there, or mount them read-only"
 
 
 def secret(path: Path, marker: str, private: bool) -> Path:
-    """Return the path of a readable secret that holds ``marker``, and is private if it must be."""
+    """Check that a secret is readable and holds the text ``marker``; return its path.
+
+    With ``private``, no other user may read it.
+    """
     if fault := file_fault(path):  # a pipe would be waited for
         raise Refused(f"secret {path} {fault}", "name a file, or mount one there")
     try:
@@ -39,13 +42,13 @@ def secret(path: Path, marker: str, private: bool) -> Path:
     if marker not in text:
         raise Refused(f"secret {path} holds no '{marker}'", "another file was mounted there")
     if private and mode & 0o077:
-        fault = f"secret {path} has mode {mode:o}, others may read it"
+        fault = f"secret {path} has mode {mode:o}, so other users may read it"
         raise Refused(fault, "chmod 600 it, on the host where it is mounted")
     return path
 
 
 def read_certificate(path: Path) -> Certificate:
-    """Return a certificate."""
+    """Read a certificate in PEM format; Refused if it is missing or damaged."""
     from cryptography.x509 import load_pem_x509_certificate
 
     secret(path, CERTIFICATE, private=False)
@@ -56,7 +59,7 @@ def read_certificate(path: Path) -> Certificate:
 
 
 def certificate(path: Path, now: datetime | None = None) -> Path:
-    """Return the path of a certificate that is valid now."""
+    """Check that a certificate is valid at the time ``now`` (None for the clock's); return it."""
     found, today = read_certificate(path), now or datetime.now(UTC)
     begin, end = found.not_valid_before_utc, found.not_valid_after_utc
     if today > end:
@@ -67,7 +70,7 @@ def certificate(path: Path, now: datetime | None = None) -> Path:
 
 
 def lasting_certificate(path: Path, now: datetime, days: int) -> str:
-    """Return until when a certificate is valid, which must be at least so many days."""
+    """Check that a certificate is valid for at least ``days`` more days; describe its validity."""
     end = read_certificate(certificate(path, now)).not_valid_after_utc
     left = (end - now).days
     if left < days:
@@ -76,7 +79,7 @@ def lasting_certificate(path: Path, now: datetime, days: int) -> str:
 
 
 def matching_key(path: Path, certificate_path: Path) -> Path:
-    """Return the path of the private key of a certificate."""
+    """Check that a private key belongs to a certificate; return the key's path."""
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     secret(path, PRIVATE_KEY, private=True)
@@ -85,12 +88,15 @@ def matching_key(path: Path, certificate_path: Path) -> Path:
     except (TypeError, ValueError) as error:
         raise Refused(f"secret {path} is not an unencrypted PEM key", "mount such a key") from error
     if key.public_key() != read_certificate(certificate_path).public_key():
-        raise Refused(f"secret {path} is not the key of {certificate_path}", "mount the pair")
+        raise Refused(
+            f"secret {path} is not the key of {certificate_path}",
+            "mount a key with its certificate",
+        )
     return path
 
 
 def signed_by(path: Path, authority: Path) -> None:
-    """Refuse a certificate that the authority has not signed: no hospital would trust it."""
+    """Check that the authority has signed a certificate, because hospitals trust no other."""
     from cryptography.exceptions import InvalidSignature
 
     try:
@@ -101,7 +107,7 @@ def signed_by(path: Path, authority: Path) -> None:
 
 
 def writable_folder(path: Path, what: str) -> Path:
-    """Return a folder that this user can write into."""
+    """Check that this user can write into a folder; return it. ``what`` names it in errors."""
     if not path.is_dir():
         raise Refused(f"{what} {path} is missing", "make the folder, or mount a volume there")
     if not os.access(path, os.W_OK | os.X_OK):
@@ -111,7 +117,7 @@ def writable_folder(path: Path, what: str) -> Path:
 
 
 def data_folder(path: Path) -> Path:
-    """Return a readable folder of data that is not empty."""
+    """Check that a folder of data is readable and not empty; return it."""
     if not path.is_dir():
         raise Refused(f"data directory {path} is missing", _BRING)
     try:
@@ -125,15 +131,15 @@ def data_folder(path: Path) -> Path:
 
 
 def site_file(path: Path) -> bool:
-    """Return whether there is a site file; compose mounts /dev/null if the hospital has none.
+    """Tell whether a site file exists; compose mounts /dev/null if the hospital has none.
 
-    Anything else in its place is refused: to continue would ignore the hospital's own rules.
+    Anything else at the path is refused, because continuing would ignore the hospital's rules.
     """
     if not path.exists() or path.is_char_device():
         return False
-    if not path.is_file():  # Docker makes a folder of a path that is not on the host
+    if not path.is_file():  # Docker creates a folder if the path is missing on the host
         raise Refused(
-            f"site file {path} is not a file", "what SITE_FILE_n names must be a file on the host"
+            f"site file {path} is not a file", "let SITE_FILE_n name a file that exists on the host"
         )
     if not os.access(path, os.R_OK):
         fault = f"site file {path} is not readable by user {os.getuid()}"

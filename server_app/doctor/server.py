@@ -1,4 +1,4 @@
-"""``fedsilo doctor server``: the checks of a server, from the arguments that start it."""
+"""``fedsilo doctor server``: checks a server by the arguments that start it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedsilo.server_app.deploy.deployment import (
 )
 from fedsilo.server_app.deploy.flower import healthy, node_states, offline, unknown_nodes
 from fedsilo.server_app.doctor import machine
-from fedsilo.server_app.doctor.findings import Check, Passed, Refused, Skipped, given
+from fedsilo.server_app.doctor.findings import Check, Passed, Refused, Skipped, require
 from fedsilo.server_app.doctor.secrets import (
     lasting_certificate,
     matching_key,
@@ -30,32 +30,33 @@ from fedsilo.server_app.doctor.secrets import (
 )
 from fedsilo.server_app.doctor.wire import handshake, parts
 
-_DAYS = 14  # that a certificate must stay valid
-_DISK, _MEMORY = 2.0, 1.0  # gigabytes
-_COMMITS, _SLOW = 20, 0.25  # seconds of one commit: Flower gives up a locked database after 5
+_DAYS = 14  # a certificate must stay valid for this many days
+_DISK, _MEMORY = 2.0, 1.0  # gigabytes that must be free
+_COMMITS = 20
+_SLOW = 0.25  # seconds of a commit; Flower gives up if its database stays locked for 5 seconds
 _SQLITE = b"SQLite format 3\0"
 
 
 @dataclass(frozen=True)
 class ServerSetup:
-    """What a SuperLink is started with, and the hospitals that it must know."""
+    """The arguments that start a SuperLink, and the hospitals that it must know."""
 
-    authority: Path | None = None  # its TLS files, or None if not named
+    authority: Path | None = None  # this and the next two are TLS files; None if not named
     certificate: Path | None = None
     key: Path | None = None
-    database: Path | None = None  # None: it keeps everything in memory
+    database: Path | None = None  # None if the SuperLink keeps everything in memory
     fleet: str = "0.0.0.0:9092"  # address of the Fleet API, for hospitals
     control: str = "127.0.0.1:8000"  # address of the Control and Runtime API, on the loopback
     runs: Path | None = None  # the folder of run directories, or None if not named
     registry: Path | None = None  # the file that binds names to keys, or None if there is none
-    # Those that are to take part, with the files of their public keys if these are here
+    # Name of each hospital that must be registered, and its public key's file if it is here
     hospitals: tuple[tuple[str, Path | None], ...] = ()
-    deployment: Deployment | None = None  # whose server it is, if it is one's
+    deployment: Deployment | None = None  # the server's deployment; None if it belongs to none
     now: Callable[[], datetime] = machine.utc_now
 
     @classmethod
     def of(cls, deployment: Deployment) -> ServerSetup:
-        """Return the setup of a deployment's server."""
+        """Build the setup of a deployment's server."""
         secrets = deployment.secrets
         return cls(
             authority=secrets / "ca.crt",
@@ -75,17 +76,17 @@ class ServerSetup:
 
     @property
     def mark(self) -> str:
-        """The word that identifies the process of this SuperLink."""
+        """The word of its command line that identifies this SuperLink's process."""
         return str(self.key or "")
 
 
 def _authority(setup: ServerSetup) -> str:
-    authority = given(setup.authority, "no --ssl-ca-certfile is named")
+    authority = require(setup.authority, "no --ssl-ca-certfile is named")
     return lasting_certificate(authority, setup.now(), _DAYS)
 
 
 def _certificate(setup: ServerSetup) -> str:
-    certificate = given(setup.certificate, "no --ssl-certfile is named")
+    certificate = require(setup.certificate, "no --ssl-certfile is named")
     said = lasting_certificate(certificate, setup.now(), _DAYS)
     if setup.authority:
         signed_by(certificate, setup.authority)
@@ -93,8 +94,8 @@ def _certificate(setup: ServerSetup) -> str:
 
 
 def _key(setup: ServerSetup) -> str:
-    key = given(setup.key, "no --ssl-keyfile is named")
-    assert setup.certificate is not None, "the check needs that of the certificate"
+    key = require(setup.key, "no --ssl-keyfile is named")
+    assert setup.certificate is not None, "this check runs only after 'certificate' has passed"
     return f"{matching_key(key, setup.certificate)} is the certificate's"
 
 
@@ -105,7 +106,7 @@ def _fleet(setup: ServerSetup) -> str:
 def _control(setup: ServerSetup) -> str:
     host, port = parts(setup.control)
     if host not in ("127.0.0.1", "::1", "localhost"):
-        fault = f"the Control API would listen on {host}, and anyone there could start runs and "
+        fault = f"the Control API would listen on {host}, where anyone could start runs and "
         raise Refused(f"{fault}admit hospitals", "--host 127.0.0.1")
     return machine.own_port(host, port, "the Control API", setup.mark)
 
@@ -121,21 +122,22 @@ def _answer(setup: ServerSetup) -> str:
 
 def _database(setup: ServerSetup) -> str:
     reason = "no --database is named: runs and hospitals are forgotten at each restart"
-    database = given(setup.database, reason)
+    database = require(setup.database, reason)
     _refuse_damaged(database)
     seconds = commit_seconds(writable_folder(database.parent, "the database's folder"))
     median, slowest = statistics.median(seconds), 1000 * max(seconds)
     if median > _SLOW:
         raise Refused(
-            f"a commit next to {database} takes {slowest:.0f} ms, and Flower's database locks",
-            "give the server a disk of its own, not a network's",
+            f"a commit next to {database} takes {slowest:.0f} ms, which is so slow that Flower's "
+            "database would lock",
+            "put the database on a local disk, not on a network drive",
         )
     said = f"commits next to {database} take {1000 * median:.1f} ms"
     return f"{said}, the slowest of {len(seconds)} {slowest:.1f} ms"
 
 
 def _refuse_damaged(database: Path) -> None:
-    """Refuse an existing file that is no SQLite database; an empty one counts as a new one."""
+    """Refuse an existing file that is no SQLite database; an empty file counts as a new one."""
     if not database.exists():
         return
     if not database.is_file():  # a pipe would be waited for
@@ -147,7 +149,7 @@ def _refuse_damaged(database: Path) -> None:
 
 
 def commit_seconds(folder: Path) -> list[float]:
-    """Return the seconds of each of some commits to a scratch database in ``folder``."""
+    """Measure the seconds of 20 commits to a scratch database in ``folder``, one number each."""
     seconds = []
     with (
         scratch_folder(folder, "doctor") as scratch,
@@ -166,55 +168,58 @@ def commit_seconds(folder: Path) -> list[float]:
 def _disk(setup: ServerSetup) -> str:
     folders = [setup.runs, setup.database and setup.database.parent]
     found = [machine.nearest(folder) for folder in folders if folder]
-    return machine.room(dict.fromkeys(given(found, "neither --database nor --out is named")), _DISK)
+    return machine.room(
+        dict.fromkeys(require(found, "neither --database nor --out is named")), _DISK
+    )
 
 
 def _registry(setup: ServerSetup) -> Passed:
     """Compare the registry with the named hospitals, and each key with its file."""
-    registry = given(setup.registry, f"${REGISTRY} names no registry: a node may use any name")
+    registry = require(setup.registry, f"${REGISTRY} names no registry: a node may use any name")
     keys = registered_keys(registry)
     for name, public in setup.hospitals:
         if name not in keys:
             raise Refused(
-                f"hospital {name} has no line in the registry {registry}, one of its two "
-                "registrations: runs would leave it out",
+                f"hospital {name} has no line in the registry {registry}, so runs would leave it "
+                "out",
                 _BOTH.format(name=name),
             )
         if public and key_fingerprint(public) != keys[name]:
             raise Refused(
-                f"{registry} has another key of {name} than {public}", _BOTH.format(name=name)
+                f"the key of {name} in {registry} is not that of {public}", _BOTH.format(name=name)
             )
     named = {name for name, _ in setup.hospitals}
     others = sorted(keys.keys() - named) if named else []
-    details = (f"registered and not named: {', '.join(others)}",) if others else ()
+    details = (f"registered, but not named: {', '.join(others)}",) if others else ()
     return Passed(f"{registry} knows {', '.join(sorted(keys)) or 'nobody'}", details)
 
 
-_BOTH = "'fedsilo deploy renew {name}' writes both registrations and a new kit"
+_BOTH = "write both registrations and a new kit by 'fedsilo deploy renew {name}'"
 
 
 def _nodes(setup: ServerSetup) -> Passed:
-    """Compare the SuperLink's registrations with the deployment's, and say who is online."""
+    """Compare the SuperLink's registrations with the deployment; list each site's state."""
     reason = f"no deployment is named; by hand: flwr supernode list {FEDERATION}"
-    deployment = given(setup.deployment, reason)
+    deployment = require(setup.deployment, reason)
     if not healthy(deployment):
-        raise Skipped("the server does not answer: 'fedsilo deploy up' starts it")
+        raise Skipped("the server does not answer; start it by 'fedsilo deploy up'")
     states = node_states(deployment)
     if gone := [site for site, state in states.items() if state == "unregistered"]:
         raise Refused(
-            f"the SuperLink has no registration of {', '.join(gone)}, which the registry has",
+            f"the registry has {', '.join(gone)}, but the SuperLink has no such registration",
             _BOTH.format(name=gone[0]),
         )
     if strangers := unknown_nodes(deployment):
         raise Refused(
-            f"the SuperLink has registered {', '.join(strangers)}, and the registry has no line "
-            "for it: runs would leave it out",
-            f"flwr supernode unregister NUMBER {FEDERATION}, and 'fedsilo deploy add' for a name",
+            f"the SuperLink has registered node {', '.join(strangers)}, but the registry has no "
+            "line for it, so runs would leave it out",
+            f"remove it by 'flwr supernode unregister NODE {FEDERATION}', and register the "
+            "hospital by 'fedsilo deploy add NAME'",
         )
     if away := [f"{site} is {states[site]}" for site in offline(deployment)]:
         raise Refused(
-            f"not all are online: {', '.join(away)}",
-            "'fedsilo deploy up' starts what has ended, 'fedsilo deploy logs SITE' says why",
+            f"not all sites are online: {', '.join(away)}",
+            "start them by 'fedsilo deploy up'; for the reason, read 'fedsilo deploy logs SITE'",
         )
     said = [f"{site} ({state})" for site, state in states.items()]
     return Passed(f"both registrations: {', '.join(said) or 'nobody yet'}")

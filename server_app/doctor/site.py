@@ -1,4 +1,4 @@
-"""``fedsilo doctor site``: the checks of a hospital's node, from the arguments that start it."""
+"""``fedsilo doctor site``: checks a hospital's node by the arguments that start it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fedsilo.models.contract.settings_schema import Value, build, keys_with, unk
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.deploy.deployment import Deployment
 from fedsilo.server_app.doctor import machine
-from fedsilo.server_app.doctor.findings import Check, Passed, Refused, given
+from fedsilo.server_app.doctor.findings import Check, Passed, Refused, require
 from fedsilo.server_app.doctor.secrets import (
     OPENSSH_KEY,
     data_folder,
@@ -51,28 +51,28 @@ if TYPE_CHECKING:
 
 _PLACES = ("site", "state-dir", SITE_FILE)
 _NODE_KEYS = (*_PLACES, *keys_with(CommonSettings, "own"), *NODE_LIMITS)
-_DAYS = 14  # that a certificate must stay valid
-_DISK, _MEMORY = 1.0, 1.0  # gigabytes
-_NEEDED = (NUM_EXAMPLES, SECONDS, KEPT_STATE)  # metrics in each reply
+_DAYS = 14  # a certificate must stay valid for this many days
+_DISK, _MEMORY = 1.0, 1.0  # gigabytes that must be free
+_NEEDED = (NUM_EXAMPLES, SECONDS, KEPT_STATE)  # metrics that every reply has
 
 
 @dataclass(frozen=True)
 class SiteSetup:
-    """What a hospital's node is started with, and the experiment that it would be asked to run."""
+    """The arguments that start a hospital's node, and the experiment that it would run."""
 
     node_config: Mapping[str, Value]
-    superlink: str = ""  # the server's address, or empty if it is not known
-    authority: Path | None = None  # the certificate that signed the server's
+    superlink: str = ""  # the server's address; empty if it is not known
+    authority: Path | None = None  # the authority's certificate, which signed the server's
     key: Path | None = None  # the hospital's private key
-    host: str = "127.0.0.1"  # of the SuperNode's own Runtime API
+    host: str = "127.0.0.1"  # host and port of the SuperNode's own Runtime API
     port: int = 9094
-    settings: RunSettings | None = None  # the experiment's, or None if none is named
-    node: int = 0  # the server's number of this hospital, or 0 if it is not known
+    settings: RunSettings | None = None  # settings of the experiment; None if none is named
+    node: int = 0  # the hospital's node id at the server; 0 if it is not known
     now: Callable[[], datetime] = machine.utc_now
 
     @classmethod
     def of(cls, deployment: Deployment, site: str, settings: RunSettings | None) -> SiteSetup:
-        """Return the setup of a deployment's site."""
+        """Build the setup of a site of a deployment; ``settings`` as in the class."""
         secrets, ports = deployment.secrets, deployment.ports
         return cls(
             deployment.node_config[site],
@@ -91,18 +91,18 @@ class SiteSetup:
 
     @property
     def context(self) -> Context:
-        """The context that Flower would give the app."""
+        """The context that Flower would give to the ClientApp."""
         run = self.settings.as_mapping() if self.settings else {}
         return Context(0, 0, dict(self.node_config), RecordDict(), run)
 
     @cached_property
     def rules(self) -> SiteFile:
-        """The rules of site file and node config; errors as ``effective``."""
+        """The rules from site file and node config together; errors as ``effective``."""
         return effective(self.context)
 
     @cached_property
     def site(self) -> SiteSession:
-        """The site as a run's first message opens it; errors as ``open_session``."""
+        """The site's session, opened as by a run's first message; errors as ``open_session``."""
         from fedsilo.client_app.session import open_session  # PyTorch, which takes seconds
 
         self.required_settings()
@@ -110,26 +110,29 @@ class SiteSetup:
 
     def required_settings(self) -> RunSettings:
         """Return the settings of the experiment; Skipped if none is named."""
-        reason = "no experiment is named, whose data set and settings would be opened"
-        return given(self.settings, reason)
+        reason = "no experiment is named, so its data set and settings cannot be checked"
+        return require(self.settings, reason)
 
     def secrets(self) -> tuple[Path, Path]:
-        """Return the paths of the authority's certificate and the hospital's key; None is a bug."""
+        """Return the paths of the authority's certificate and the hospital's key.
+
+        Checks call this only after they have found both, so None here is a bug.
+        """
         assert self.authority is not None
         assert self.key is not None
         return self.authority, self.key
 
     def is_online(self) -> bool:
-        """Tell whether the server sees the hospital; errors as ``wire.is_online``."""
+        """Tell whether the hospital is connected to the server; errors as ``wire.is_online``."""
         return is_online(self.superlink, *self.secrets(), self.node, self.now())
 
     @property
     def own_folder(self) -> Path:
-        """The folder of what the hospital keeps over all runs; Skipped if it names no state."""
-        return given(own_folder_of(self.node_config, self.name), "there is no 'state-dir'")
+        """The folder that the hospital keeps over all runs; Skipped without a 'state-dir'."""
+        return require(own_folder_of(self.node_config, self.name), "there is no 'state-dir'")
 
     def folder(self, key: str) -> Path | None:
-        """Return a folder of the node config, or None if it names none."""
+        """Return the folder under a key of the node config; None if the key is missing or empty."""
         named = str(self.node_config.get(key, ""))
         return Path(named).expanduser() if named else None
 
@@ -153,7 +156,7 @@ def _node_config(setup: SiteSetup) -> str:
     state = setup.folder("state-dir")
     if state is None:
         raise Refused(
-            "the node config names no 'state-dir', where private state survives a restart",
+            "the node config names no 'state-dir', so private state would be lost at a restart",
             "--node-config 'state-dir=\"/a/folder\"'",
         )
     return f"site {setup.name}, state in {state}"
@@ -166,51 +169,53 @@ def _rules(setup: SiteSetup) -> Passed:
     rules = setup.rules
     if log := rules.audit_log:
         writable_folder(Path(log).parent, "the audit log's folder")
-    said = f"{path} can be read" if named else "there is none: floors and quotas apply all the same"
+    said = f"{path} can be read" if named else "there is none, but floors and quotas still apply"
     return Passed(said, tuple(explained(rules, named)))
 
 
 def _certificate(setup: SiteSetup) -> str:
-    authority = given(setup.authority, "no --root-certificates are named")
+    authority = require(setup.authority, "no --root-certificates are named")
     return lasting_certificate(authority, setup.now(), _DAYS)
 
 
 def _key(setup: SiteSetup) -> str:
-    key = given(setup.key, "no --auth-supernode-private-key is named")
-    return f"{secret(key, OPENSSH_KEY, private=True)} is readable by its owner alone"
+    key = require(setup.key, "no --auth-supernode-private-key is named")
+    return f"only the owner can read {secret(key, OPENSSH_KEY, private=True)}"
 
 
 def _signing(setup: SiteSetup) -> Passed:
     folder = setup.own_folder
-    own = given(own_code(folder), "the signing key is made at the first start")
+    own = require(own_code(folder), "the signing key is made at the first start")
     details = []
     for site, key in sorted(KnownKeys(folder).read().items()):
         if not key.compared:
-            details.append(f"the key of {site} has not been compared: no sum with {site} is made")
+            details.append(f"the key of {site} was not compared, so there is no sum with {site}")
         elif key.received not in ("", key.compared):
             raise Refused(
-                f"{site} signs by key {key.received}, but {key.compared} was compared",
+                f"{site} signs with key {key.received}, but {key.compared} was compared",
                 f"ask {site} by telephone, then 'fedsilo hospital keys'",
             )
         else:
             details.append(f"the key of {site} was compared on {key.day}")
-    return Passed(f"the site signs by key {own}", tuple(details))
+    return Passed(f"the site signs with key {own}", tuple(details))
 
 
 def _server(setup: SiteSetup) -> str:
-    address = given(setup.superlink, "no --superlink is named")
-    authority = given(setup.authority, "no --root-certificates are named to check the server with")
+    address = require(setup.superlink, "no --superlink is named")
+    authority = require(
+        setup.authority, "no --root-certificates are named to check the server with"
+    )
     handshake(address, authority)
     return f"{address} answers with a certificate of {authority}"
 
 
 def _clock(setup: SiteSetup) -> str:
-    given(setup.key, "no key is named to ask the server with")
+    require(setup.key, "no key is named to ask the server with")
     return same_clock(setup.superlink, *setup.secrets(), setup.now())
 
 
 def _admission(setup: SiteSetup) -> str:
-    node = given(setup.node, "the server's number of this hospital is not known: name its --kit")
+    node = require(setup.node, "the node id of this hospital is not known; name its --kit")
     state = "online" if setup.is_online() else "not connected"
     return f"registered at the SuperLink as node {node}, {state}"
 
@@ -234,7 +239,7 @@ def _memory(setup: SiteSetup) -> str:
 
 def _data_folder(setup: SiteSetup) -> str:
     reason = "the node config names no 'data-dir'; some data sets need none"
-    return f"{data_folder(given(setup.folder('data-dir'), reason))} exists and is not empty"
+    return f"{data_folder(require(setup.folder('data-dir'), reason))} exists and is not empty"
 
 
 def _data(setup: SiteSetup) -> Passed:
@@ -244,14 +249,14 @@ def _data(setup: SiteSetup) -> Passed:
         for split, of in silo.label_counts().items()
     ]
     sizes = ", ".join(f"{len(split)} {name}" for name, split in silo.splits().items())
-    left_out = f"; {silo.dropped} left out, missing or broken" if silo.dropped else ""
+    left_out = f"; {silo.dropped} left out as missing or broken" if silo.dropped else ""
     dataset = setup.required_settings().common.dataset
     cache = own_cache(setup.context) or "the usual cache"
     return Passed(f"{sizes} samples of {dataset}{left_out}, cached in {cache}", tuple(counts))
 
 
 def _requests(setup: SiteSetup) -> Passed:
-    """Ask for everything that the hospital may refuse, as a run's messages would."""
+    """Make every request of a run that the hospital may refuse, and describe what would leave."""
     from fedsilo.client_app.hello import site_facts
 
     settings = setup.required_settings()
@@ -267,13 +272,13 @@ def _requests(setup: SiteSetup) -> Passed:
         names, sentences = _leaving(settings, facts)
         setup.rules.refuse_names(names)
     if withheld := [split for split in facts.sizes() if split not in facts.measured]:
-        sentences.append(f"no measurement on {', '.join(withheld)} leaves")
-    said = f"nothing of {common.method} on {common.dataset} would be refused"
+        sentences.append(f"no metrics on {', '.join(withheld)} leave")
+    said = f"no request of {common.method} on {common.dataset} would be refused"
     return Passed(said, tuple(sentences))
 
 
 def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
-    """Return the names of the records that leave in a run's first round, and sentences on them."""
+    """Return the data that leave a site in the first round: record names, and sentences on them."""
     from fedsilo.strategies.loop.ask import first_question
     from fedsilo.strategies.meeting.participants import Participants
 

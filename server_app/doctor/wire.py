@@ -1,4 +1,4 @@
-"""What a hospital can check of the server over the network: its certificate and its clock."""
+"""Checks a server over the network from a hospital: its certificate, its clock, registration."""
 
 import socket
 import ssl
@@ -12,14 +12,14 @@ _PATIENCE = 3.0  # seconds in which the server must answer
 
 
 def handshake(address: str, authority: Path) -> None:
-    """Refuse a server whose certificate is not valid, which Flower would retry for ever.
+    """Check that a server answers with a valid certificate; without one, Flower retries for ever.
 
-    ``address`` is that of the Fleet API, host:port, and ``authority`` the certificate that must
-    have signed the server's.
+    ``address`` is the address of the Fleet API, host:port. ``authority`` is the file of the
+    authority's certificate, which must have signed the server's.
 
     Raises:
-        Refused: it does not answer or has no TLS, or its certificate ended, belongs to another
-            host or authority.
+        Refused: the server does not answer or has no TLS, or its certificate has expired or belongs
+            to another host or authority.
     """
     host, port = parts(address)
     context = ssl.create_default_context(cafile=str(authority))
@@ -31,8 +31,8 @@ def handshake(address: str, authority: Path) -> None:
         ):
             return
     except ssl.SSLCertVerificationError as error:
-        fault = f"server {address} is not to be trusted with {authority}: {error.verify_message}"
-        raise Refused(fault, "ask the server's operator, send nothing") from error
+        fault = f"server {address} cannot be trusted by {authority}: {error.verify_message}"
+        raise Refused(fault, "send nothing, and ask the server's operator") from error
     except ssl.SSLEOFError:
         fault = f"server {address} does not answer (it closes connections)"
         raise Refused(fault, "wait: it is starting or ending") from None
@@ -42,12 +42,12 @@ def handshake(address: str, authority: Path) -> None:
     except OSError as error:
         raise Refused(
             f"server {address} does not answer ({error.strerror or error})",
-            "ask whether it runs and whether a firewall lets this machine reach it",
+            "ask the operator whether it runs, and whether a firewall blocks this machine",
         ) from error
 
 
 def parts(address: str) -> tuple[str, int]:
-    """Return host and port of an address such as ``[::1]:9092``, or raise ``Refused``."""
+    """Split an address such as ``[::1]:9092`` into host and port; Refused if it is no address."""
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
         raise Refused(f"the server's address is '{address}'", "give host:port")
@@ -55,14 +55,15 @@ def parts(address: str) -> tuple[str, int]:
 
 
 def same_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
-    """Ask the server, by a signed call that it refuses, whether it accepts this machine's time.
+    """Check that the server accepts this machine's time, by a signed call that it must refuse.
 
-    Flower admits a hospital only if the time that it signs is at most some minutes off. The call
-    is a heartbeat of node 0, which does not exist: a server that accepts the time refuses the node.
+    Flower admits a hospital only if the signed time is at most some minutes off. The call is a
+    heartbeat of node 0, which does not exist. So a server that accepts the time refuses the node,
+    and its words tell which of the two it refused.
 
     Raises:
-        Refused: the clocks differ.
-        Skipped: the server does not ask for keys, or answers something else.
+        Refused: the clocks differ too much.
+        Skipped: the server asks for no keys, or gives another answer.
     """
     from flwr.common.constant import TIMESTAMP_TOLERANCE
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -70,27 +71,28 @@ def same_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
     with closing(_Fleet(address, authority, key, now)) as fleet:
         said = fleet.refusal("SendNodeHeartbeat", SendNodeHeartbeatRequest())
     if not said:
-        raise Skipped("the server asks for no keys, and accepts any time")
+        raise Skipped("the server asks for no keys, so it accepts any time")
     if said == "Invalid timestamp":
         raise Refused(
-            f"here it is {now:%Y-%m-%d %H:%M} UTC, more than {TIMESTAMP_TOLERANCE // 60} minutes "
-            "from the server's time, so that the server admits nobody",
-            "set this machine's clock (or the server's), by NTP",
+            f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC, more than "
+            f"{TIMESTAMP_TOLERANCE // 60} minutes from the server's time, so the server admits "
+            "nobody from here",
+            "set this machine's clock, or the server's, by NTP",
         )
     if said != "Invalid node ID":
-        raise Skipped(f"the server said '{said}', which does not reveal its time")
-    return f"{now:%Y-%m-%d %H:%M} UTC, near the server's time"
+        raise Skipped(f"the server answered '{said}', which does not reveal its time")
+    return f"{now:%Y-%m-%d %H:%M} UTC, close to the server's time"
 
 
 def is_online(address: str, authority: Path, key: Path, node: int, now: datetime) -> bool:
-    """Return whether the server has admitted a node of this key that is there now.
+    """Tell whether the hospital's node is connected to the server now.
 
-    A heartbeat with an impossible interval reveals whether the server knows the key as that node's,
-    and keeps no killed node online. Then the node is activated and at once deactivated, which the
-    server refuses if it is there already.
+    A heartbeat with an impossible interval shows whether the key is registered for the node, and
+    does not keep a killed node online. Then the node is activated and at once deactivated; the
+    server refuses the activation of a node that is already connected.
 
     Raises:
-        Refused: the server's SuperLink does not know the key as that node's.
+        Refused: the SuperLink has no registration of the key for this node.
     """
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -100,8 +102,8 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
         beat = SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=0)
         if "Invalid heartbeat interval" not in fleet.refusal("SendNodeHeartbeat", beat):
             raise Refused(
-                f"server {address} has no registration of this key at its SuperLink: it was never "
-                "made, or the hospital was revoked or has a newer key",
+                f"the SuperLink of server {address} has no registration of this key: it was never "
+                "registered, or the hospital was revoked or has a newer key",
                 "ask the server's operator for the newest kit",
             )
         activate = ActivateNodeRequest(public_key=fleet.public_key, heartbeat_interval=30)
@@ -112,7 +114,7 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
 
 
 class _Fleet:
-    """Calls to a server's Fleet API, signed by a hospital's key at a time."""
+    """Calls to a server's Fleet API, signed by a hospital's key with a given time."""
 
     def __init__(self, address: str, authority: Path, key: Path, now: datetime) -> None:
         import grpc  # type: ignore[import-untyped]  # its stubs are another package
@@ -137,7 +139,7 @@ class _Fleet:
         self._stub, self.close = FleetStub(channel), channel.close
 
     def refusal(self, name: str, request: object) -> str:
-        """Make a call and return in which words the server refuses it; empty if it does not."""
+        """Make a call and return the server's text of its refusal; empty if it accepts the call."""
         import grpc
 
         try:

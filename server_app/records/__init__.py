@@ -1,4 +1,4 @@
-"""What a run writes and how it is read again.
+"""The files of a run: writing them, and reading them again.
 
-Stands on config.
+Imports only config of this room.
 """

@@ -1,4 +1,4 @@
-"""The model files of a run, and the hook that keeps the best round's and stops the training."""
+"""Writes a run's model files; a hook keeps the best round's model and stops the training early."""
 
 import math
 from collections.abc import Mapping
@@ -17,7 +17,11 @@ _SMALLER_IS_BETTER = ("loss", "entropy", "calibration-error")
 
 
 def write_model(directory: RunDirectory, name: str, method: Method, state: State) -> bool:
-    """Write the global model, if there is one, with the statistics that inputs are scaled by."""
+    """Write the global model with the statistics for scaling inputs.
+
+    Returns:
+        Whether there is a global model, and so a file.
+    """
     pooled, model = method.participants.figures(), method.model(state)
     if not model:
         return False
@@ -29,10 +33,10 @@ def write_model(directory: RunDirectory, name: str, method: Method, state: State
 
 
 class BestRound(Hook):
-    """Keeps the model of the round with the best validation metric, and stops after a while.
+    """Keeps the model of the round with the best validation metric, and stops training early.
 
-    A round's model is measured as the next one begins: the run stops a round after 'patience' has
-    run out. Rounds that are not measured do not count. The recorder comes before this hook.
+    Sites measure a round's model when the next round begins, so the run stops one round after
+    'patience' has run out. Only measured rounds count. The recorder must come before this hook.
     """
 
     name = "best-round"
@@ -43,29 +47,29 @@ class BestRound(Hook):
         self.common, self.directory = common, directory
         self.recorder, self.method = recorder, method
         self.best: dict[str, Any] = {}  # round, metric, value, whether its model is kept
-        self.waited = 0  # rounds measured since
-        self.unjudged: State | None = None  # whose value comes with the next round
+        self.waited = 0  # measured rounds since the best one
+        self.unjudged: State | None = None  # the state that the sites measure in the next round
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Refuse a run in which no site measures on validation samples."""
+        """Raise a SettingError if no site measures on validation samples."""
         if not any("val" in facts.held() for facts in participants.facts.values()):
             raise SettingError(
-                "'early-stopping-metric' is set and no site has validation samples that it "
-                "measures: set 'val-folds', or remove 'early-stopping-metric'"
+                "'early-stopping-metric' is set, but no site measures on validation samples: set "
+                "'val-folds', or remove 'early-stopping-metric'"
             )
         self.unjudged = state
 
     def round_ended(self, state: State) -> None:
-        """Judge the round before, which sites have measured in this one."""
+        """Judge the round before, whose model the sites have measured in this round."""
         self._judge()
         self.unjudged = state
 
     def run_ended(self, state: State) -> None:
-        """Judge the last round, which the final evaluation has measured."""
+        """Judge the last round, whose model the final evaluation has measured."""
         self._judge()
 
     def why_finished(self, state: State) -> str | None:
-        """Say that 'patience' rounds were not better than the best one, if so it is."""
+        """Explain an early stop: 'patience' measured rounds brought no better value; else None."""
         if self.waited < self.common.patience:
             return None
         return (
@@ -75,11 +79,11 @@ class BestRound(Hook):
         )
 
     def state(self) -> Any:
-        """Return the best round, and how many were measured since."""
+        """Return the best round, and the number of rounds measured since."""
         return {"best": self.best, "waited": self.waited}
 
     def restore(self, state: Any) -> None:
-        """Take them back."""
+        """Restore the values that ``state`` returned."""
         self.best, self.waited = dict(state["best"]), int(state["waited"])
 
     def _judge(self) -> None:
@@ -108,7 +112,10 @@ class BestRound(Hook):
         return gain > 0
 
     def _mean(self, values: Mapping[str, Mapping[str, float]]) -> float:
-        """Return the metric's mean over the sites that have reported it, by their samples."""
+        """Return the mean of the metric over the sites that reported it, weighted by samples.
+
+        NaN if no site with validation samples reported it.
+        """
         metric, facts = self.common.early_stopping_metric, self.method.participants.facts
         reported = {site: row[metric] for site, row in values.items() if metric in row}
         if ALL in reported:  # a sum over all samples already

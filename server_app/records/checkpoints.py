@@ -1,4 +1,4 @@
-"""The server's checkpoint after each round, and resuming from the newest intact one."""
+"""Writes the server's checkpoint after each round, and resumes from the newest intact one."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -13,13 +13,13 @@ from fedsilo.server_app.config.settings import differences
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
 
-KEPT = 2  # as many as a site keeps states of
+KEPT = 2  # checkpoints; sites keep the same number of states, so any kept round can be resumed
 
 
 class CheckpointHook(Hook):
-    """Stores the round state and the other hooks' states, one file a round; keeps the newest two.
+    """Writes one file per round with the states of round and hooks; keeps the newest two files.
 
-    A resumed run must share ``settings``. Those of ``hooks`` that have a name are stored.
+    A resumed run must have equal ``settings``. Only hooks that have a name are stored.
     """
 
     def __init__(
@@ -46,10 +46,14 @@ class CheckpointHook(Hook):
             old.unlink()
 
     def resume(self) -> State | None:
-        """Return the newest intact checkpoint's state and restore the hooks; None if there is none.
+        """Load the newest intact checkpoint and restore the hooks.
+
+        Returns:
+            The state of the checkpoint, or None if the folder has no checkpoint.
 
         Raises:
-            CheckpointError: it belongs to another config or version, or no checkpoint is intact.
+            CheckpointError: the checkpoint belongs to other settings or another version, or no
+                checkpoint is intact.
         """
         files = sorted(self.folder.glob("round-*.safetensors"))
         for path in reversed(files):
@@ -60,23 +64,23 @@ class CheckpointHook(Hook):
                 continue
             try:
                 before = without_removed(facts["settings"], str(path))
-                # Its sites added what rounding left out to their next update
+                # In such a run, sites added rounding errors to their next update; this was removed
                 if facts["settings"].get("wire-feedback") and before["wire-precision"] == "bf16":
                     raise CheckpointError(
-                        f"{path} is of a run with 'wire-feedback', which this version does not "
-                        "have: start a new run"
+                        f"{path} belongs to a run with 'wire-feedback', but this version has no "
+                        "such setting: start a new run"
                     )
                 if other := differences(before, self.settings):
                     raise CheckpointError(
-                        f"{path} belongs to another config: {other}; resume with the same settings "
-                        "or choose another 'run-name'"
+                        f"{path} belongs to a run with other settings: {other}; resume with the "
+                        "same settings, or choose another 'run-name'"
                     )
                 for name, hook in self.hooks.items():
                     hook.restore(facts["hooks"][name])
                 state = self.state_class.restored(arrays, facts)
             except (KeyError, TypeError, ValueError, AttributeError) as error:
                 raise CheckpointError(
-                    f"{path} is of another version of fedsilo ({type(error).__name__}: "
+                    f"{path} was written by another version of fedsilo ({type(error).__name__}: "
                     f"{one_line(error, 100)}): start a new run"
                 ) from None
             if path.stem != f"round-{state.round:06d}":

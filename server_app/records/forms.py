@@ -1,8 +1,8 @@
 """The typed model of a run directory's files: one pydantic class for each kind of object in them.
 
-A run directory may come from anybody. A file is checked as a whole when it is read: what it has
-must be of its type, and what every run writes must be there. So whoever reads a file may take its
-keys without looking again. Keys of later versions are let through.
+A run directory may come from anybody, so a file is checked as a whole when it is read. Each value
+must have its type, and every key that all runs write must be there. So readers use the keys without
+checking them again. Unknown keys pass, because later versions may add some.
 """
 
 import json
@@ -38,7 +38,7 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 
 class Content(dict[str, Any]):
-    """The content of a file: a key that it lacks is an error of the run directory."""
+    """The content of a file; reading a missing key raises a RunDirectoryError."""
 
     def __init__(self, content: Iterable[tuple[str, Any]], path: Path) -> None:
         super().__init__(content)
@@ -49,11 +49,11 @@ class Content(dict[str, Any]):
 
 
 def read_content(text: str, path: Path) -> Any:
-    """Return the content of a JSON file, checked if it is a file of a known name.
+    """Parse a JSON file, and check its content if the file has a known name.
 
     Raises:
-        RunDirectoryError: it has another form.
-        ValueError: it is no JSON.
+        RunDirectoryError: the content has another form.
+        ValueError: the text is no JSON.
     """
     content = json.loads(text, object_pairs_hook=lambda pairs: Content(pairs, path))
     check(FORMS.get(path.name, Any), content, str(path))
@@ -61,7 +61,7 @@ def read_content(text: str, path: Path) -> Any:
 
 
 def check(form: Any, content: Any, where: str) -> None:
-    """Raise a RunDirectoryError, which names the place, for a content not of the type ``form``."""
+    """Raise a RunDirectoryError, which names the place, if a content is not of type ``form``."""
     check_content(form, content, lambda sentence: _other_form(where, sentence), quoted=True)
 
 
@@ -73,7 +73,7 @@ def check_columns(name: str, columns: Iterable[str], where: str) -> None:
 
 
 def check_table(rows: Iterable[Mapping[Any, Any]], where: str) -> None:
-    """Raise a RunDirectoryError for rows of metrics.csv or traffic.csv of another form."""
+    """Raise a RunDirectoryError if rows of metrics.csv or traffic.csv have another form."""
     for line, cells in enumerate(rows, start=2):
         if None in cells or None in cells.values():
             raise _other_form(where, f"line {line} has more or fewer cells than the first")
@@ -95,9 +95,10 @@ def _cell_fault(column: str, cell: str) -> str | None:
 
 
 def _is_possible(metric: str, value: float) -> bool:
-    """Tell whether a metric can have a value: a share is never far from 0 and 1, even with noise.
+    """Tell whether a metric can have this value.
 
-    Numbers by class or by bin are counts and shares. Every other metric may be anything, also nan.
+    Metrics per class or bin are counts or shares, so they are not negative. Metrics between 0 and 1
+    stay finite, even with noise. Every other metric may have any value, also NaN.
     """
     if "." in metric:
         return 0 <= value <= _LARGEST
@@ -143,7 +144,7 @@ def _count_as_text(text: str) -> str:
 
 
 def _one_of(*known: str) -> AfterValidator:
-    """Build the check of a text that must be one of several."""
+    """Build a validator that accepts only the given texts."""
 
     def check(text: str) -> str:
         if text not in known:
@@ -160,9 +161,9 @@ def _setting(value: Any) -> Any:
 
 
 class RunObject(BaseModel):
-    """Base of an object in a run's file: kebab-case keys, and values of their types.
+    """Base of an object in a run's file: kebab-case keys, and values of the declared types.
 
-    Other keys are let through. A field that may be None here may also be absent in the file.
+    Unknown keys pass. A field that may be None here may also be absent in the file.
     """
 
     model_config = ConfigDict(
@@ -172,7 +173,7 @@ class RunObject(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _has_its_keys(cls, content: Any) -> Any:
-        """Name a missing key of the object as its fault."""
+        """Report a missing key by its name in the file."""
         if not isinstance(content, dict):
             raise misfit("must be a mapping")
         for field in cls.model_fields.values():
@@ -242,7 +243,7 @@ Silos = Annotated[dict[SiteName, Site], AfterValidator(_consistent)]
 
 
 class Failure(RunObject):
-    """What a run continued without."""
+    """A failure that a run survived: the round, phase and site, with the reason."""
 
     round: Whole
     phase: Line
@@ -258,7 +259,7 @@ class Means(RunObject):
 
 
 class Best(RunObject):
-    """The best round of a run with early stopping; no field if no site has measured one."""
+    """The best round of a run with early stopping; all fields are None if no site measured one."""
 
     round: Whole | None = None
     metric: Line | None = None
@@ -303,7 +304,7 @@ class Guarantee(RunObject):
 
 
 class Privacy(RunObject):
-    """``privacy.json``: what left each site, and what bounds it."""
+    """``privacy.json``: the data that left each site, and the guarantees on them."""
 
     method: Line
     trust: Trust
@@ -315,7 +316,7 @@ class Privacy(RunObject):
 
 
 class Summary(RunObject):
-    """``summary.json``: what a run found and took; docs/run-directory.md has each key."""
+    """``summary.json``: the results and costs of a run; docs/run-directory.md has each key."""
 
     method: Label
     title: Label
@@ -353,7 +354,7 @@ class State(RunObject):
 
 
 class Finetuned(RunObject):
-    """``finetune.json`` of a folder that ``fedsilo finetune`` writes, as far as it is read."""
+    """The keys that are read from ``finetune.json``, which ``fedsilo finetune`` writes."""
 
     task: Line
     network: Line

@@ -4,15 +4,18 @@ from collections.abc import Mapping, Sequence
 
 from fedsilo.models.contract import one_line
 
-MANY = 20  # more sites than these are summed up
-_WORST = 5  # of them named all the same
+MANY = 20  # more sites than this are summarised
+_WORST = 5  # sites that a summary still names
 
 
 def worst(values: Mapping[str, float], *, high_is_worse: bool = False) -> list[str]:
-    """Return the five names whose values are worst, worst first."""
+    """Return the five names with the worst values, worst first; ties in alphabetical order.
+
+    Low values are the worst, unless ``high_is_worse``; ties are then reversed too.
+    """
     return sorted(values, key=lambda name: (values[name], name), reverse=high_is_worse)[:_WORST]
 
 
-def listed(names: Sequence[str]) -> str:
-    """Return names in a sentence, of many the first five and how many more there are."""
+def join_names(names: Sequence[str]) -> str:
+    """Join names for a sentence; of more than 20, name five and count the rest."""
     return one_line.join_names(names, MANY if len(names) <= MANY else _WORST)

@@ -1,4 +1,4 @@
-"""Differential privacy as the server sees it: what each site says it has spent."""
+"""Differential privacy at the server: the epsilon that each site reports to have spent."""
 
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -35,10 +35,10 @@ _ROUNDING = 1 + 1e-6
 
 
 class PrivacyHook(Hook):
-    """Keeps what each site says it has spent, and ends a run well when one may spend no more.
+    """Keeps the epsilon that each site reports, and ends a run well when a site's cap is reached.
 
-    A site enters what it spends in its own ledger before it trains, and refuses what would bring
-    it above a cap: the count is the site's, also where messages were lost on the way.
+    A site enters its spending in its own ledger before it trains, and refuses to go above a cap. So
+    the site's count stays right even if messages are lost.
     """
 
     name = "privacy"
@@ -48,9 +48,10 @@ class PrivacyHook(Hook):
         self.spent_by: dict[str, float] = {}
 
     def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
-        """Refuse arrays that come without a word on what they cost, and a cost above the cap.
+        """Refuse arrays without a reported epsilon, and an epsilon above the run's cap.
 
-        A site that counts refuses to go above the run's cap, so one that says so does not.
+        A site that counts properly refuses to exceed the cap itself, so a reported excess means
+        that the site does not count. None if the reply is accepted.
         """
         if reply.arrays and DP_EPSILON not in reply.metrics:
             return _NO_NOISE
@@ -60,24 +61,27 @@ class PrivacyHook(Hook):
         return None
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Take what each site says; a lost ledger does not lower it."""
+        """Store the epsilon of each site; it never falls, even if a site lost its ledger."""
         for site, reply in replies.items():
             said = float(reply.metrics.get(DP_EPSILON, 0.0))
             self.spent_by[site] = max(said, self.spent(site))
 
     def why_end(self, state: State, error: SiteError) -> str | None:
-        """Accept a site's refusal to spend more as the end of a run that has trained something."""
+        """Explain the end of a run by a site's refusal to spend more; None for other errors.
+
+        Without a finished round the answer is None too, because the run has trained nothing.
+        """
         if isinstance(error, TooFewSitesError) and EpsilonSpentError.code in error.codes:
             ends = f"the run ends after round {state.round} of {self.common.rounds}"
             return f"{ends}: {error.reasons}" if state.round else None
         return None
 
     def state(self) -> Any:
-        """Return what sites have spent."""
+        """Return the epsilon that each site has spent, by site."""
         return self.spent_by
 
     def restore(self, state: Any) -> None:
-        """Take back what ``state`` returned."""
+        """Restore the mapping that ``state`` returned."""
         self.spent_by = dict(state)
 
     def spent(self, site: str) -> float:
@@ -85,7 +89,7 @@ class PrivacyHook(Hook):
         return self.spent_by.get(site, 0.0)
 
     def guarantee(self, participants: Participants) -> dict[str, Any]:
-        """Return what privacy.json guarantees: of the site that spent most, and of each."""
+        """Build the guarantee of privacy.json: the largest epsilon of a site, and each site's."""
         common = self.common
         sites = {site: self.spent(site) for site in participants.sites()}
         simulated = any(facts.simulated for facts in participants.facts.values())

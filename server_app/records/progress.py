@@ -1,7 +1,7 @@
-"""What ``progress.json`` and ``progress.prom`` of a run directory say: how far a run is.
+"""The progress of a run in the files ``progress.json`` and ``progress.prom``.
 
-They are for people and alarms, rewritten all the time, and no part of a run's result: a resumed run
-does not read them. ``progress.prom`` has the form of node_exporter's textfile collector.
+They are for people and alarms, and are rewritten all the time. They are no part of the result, so a
+resumed run does not read them. ``progress.prom`` is for node_exporter's textfile collector.
 """
 
 import json
@@ -35,7 +35,7 @@ class _Part(BaseModel):
 
 
 class SiteProgress(_Part):
-    """What a site's work has cost so far; ``epsilon`` only with differential privacy."""
+    """The costs of a site's work so far; ``epsilon`` is None without differential privacy."""
 
     seconds: _Seconds = 0.0
     bytes_down: _Count = 0
@@ -45,24 +45,24 @@ class SiteProgress(_Part):
 
 
 class Progress(_Part):
-    """How far a run is.
+    """The progress of a run.
 
     Attributes:
         version: version of this format.
         run: name of the run; ``title`` describes it.
-        state: ``running`` until the run has ended; a killed run says so forever.
-        why: the error of a run that failed.
+        state: ``running`` until the run has ended; a killed run stays ``running``.
+        why: the error of a run that failed, or empty.
         host, pid, process_started: the process that writes this, to detect that it was killed.
         started, updated, phase_started: times, UTC.
-        round: the current one, from 1, of ``rounds``; ``finished_rounds`` are over.
-        phase: the current one, or an empty string between phases.
-        asked, answered, away, failed: sites of that phase; away are those that have not answered
-            and are disconnected, failed those that the run continues without, with the reason.
-        left_out: how often a site was left out since this process began.
-        seconds: since this process began; ``seconds_left`` is estimated from its rounds.
+        round: the current round, counted from 1, of ``rounds``; ``finished_rounds`` are over.
+        phase: the current phase, or an empty string between phases.
+        asked, answered, away, failed: sites of the current phase. ``away`` are disconnected and
+            have not answered; ``failed`` are left out of the phase, with the reason.
+        left_out: number of times that a site was left out since this process began.
+        seconds: seconds since this process began; ``seconds_left`` is estimated from its rounds.
         server_memory_bytes: memory of the server's process.
-        sites: by name.
-        max_epsilon: the run's limit, or 0 if it has none.
+        sites: the costs of each site, by name.
+        max_epsilon: the run's cap on epsilon, or 0 if it has none.
     """
 
     version: Literal[1] = 1
@@ -95,24 +95,25 @@ class Progress(_Part):
     max_epsilon: _Seconds = 0.0
 
     def bytes(self) -> dict[str, int]:
-        """Return all bytes, down to the sites and up from them."""
+        """Return the total bytes over all sites: ``down`` to the sites, ``up`` from them."""
         sites = self.sites.values()
         return {"down": sum(s.bytes_down for s in sites), "up": sum(s.bytes_up for s in sites)}
 
     def epsilon(self) -> float | None:
-        """Return the most that a site has spent, or None without differential privacy."""
+        """Return the largest epsilon that a site has spent; None without differential privacy."""
         return max((s.epsilon for s in self.sites.values() if s.epsilon is not None), default=None)
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """Return a run directory's progress, or None if it has no ``progress.json``.
+    """Read the progress of a run directory; None if it has no ``progress.json``.
 
     Raises:
-        RunDirectoryError: it cannot be read, or is of another version of fedsilo.
+        RunDirectoryError: the file cannot be read, or another version of fedsilo wrote it.
     """
     path = folder / FILE
-    if path.is_symlink() or (path.exists() and not path.is_file()):  # a pipe would be waited for
-        raise RunDirectoryError(f"{path} is not a file of its own: restore the run's own file")
+    # Reading a pipe would wait forever, and a link may lead to any file of the reader
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        raise RunDirectoryError(f"{path} is a link or no file: restore the run's own file")
     try:
         return Progress.model_validate_json(path.read_bytes())
     except FileNotFoundError:
@@ -123,18 +124,18 @@ def read_progress(folder: Path) -> Progress | None:
         first = error.errors()[0]
     if first["type"] == "json_invalid":
         raise RunDirectoryError(
-            f"{path} is damaged: a running run rewrites it; 'fedsilo resume' continues one that "
-            "was interrupted"
+            f"{path} is damaged: wait until the run writes it again, or continue an interrupted "
+            "run by 'fedsilo resume'"
         )
     where = ".".join(map(str, first["loc"])) or "its top"
     raise RunDirectoryError(
-        f"{path} is of another version of fedsilo, or was altered (at '{where:.100}'): watch the "
-        "run with the fedsilo that runs it"
+        f"{path} was written by another version of fedsilo, or was altered (at '{where:.100}'): "
+        "watch the run with the version of fedsilo that runs it"
     )
 
 
 def mark_interrupted(folder: Path) -> None:
-    """Write that a run was interrupted, whose own process was ended before it could."""
+    """Record that a run was interrupted, because its own process had no time to do so."""
     progress = read_progress(folder)
     if progress and progress.state == "running":
         update = {"state": "interrupted", "phase": "", "seconds_left": None}
@@ -142,20 +143,20 @@ def mark_interrupted(folder: Path) -> None:
 
 
 def write_progress(progress: Progress, folder: Path) -> None:
-    """Write both files of a run directory."""
+    """Write ``progress.json`` and ``progress.prom`` of a run directory."""
     write_atomically(folder / FILE, progress.model_dump_json(indent=2) + "\n", lasting=False)
     write_atomically(folder / METRICS_FILE, metrics_text(progress), lasting=False)
 
 
 def metrics_text(progress: Progress) -> str:
-    """Return ``progress.prom``, in Prometheus's text format."""
+    """Build the text of ``progress.prom``, in Prometheus's text format."""
     lines: list[str] = []
     for name, meaning, samples in _families(progress):
         if samples:
             kind = "counter" if name.endswith("_total") else "gauge"
             lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
         for labels, value in samples:
-            # JSON escapes what Prometheus does: backslashes, quotes and line ends
+            # JSON escapes the same characters as Prometheus: backslashes, quotes and line ends
             pairs = [
                 f"{label}={json.dumps(text, ensure_ascii=False)}"
                 for label, text in {"run": progress.run, **labels}.items()
@@ -193,14 +194,14 @@ def _families(p: Progress) -> Iterator[tuple[str, str, _Samples]]:
 
 
 def clock(seconds: float) -> str:
-    """Return seconds as ``m:ss`` or ``h:mm:ss``."""
+    """Format seconds as ``m:ss``, or from one hour as ``h:mm:ss``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
 def bytes_text(number: float) -> str:
-    """Return bytes with a decimal unit: ``1.5 MB``."""
+    """Format bytes with a decimal unit and three digits: ``1.5 MB``."""
     for unit in ("B", "kB", "MB", "GB"):
         if number < 999.5:  # more is shown as 1 of the next unit, not as 1e+03
             return f"{number:.0f} B" if unit == "B" else f"{number:.3g} {unit}"

@@ -1,7 +1,7 @@
-"""The hook that follows a run: lines on the terminal, and the two progress files.
+"""The hook that follows a run: it prints lines on the terminal and writes the progress files.
 
-It only observes. The files are written by a thread of their own, once a second at most, and
-whatever fails here is reported once and never reaches the run.
+It only observes. A separate thread writes the files, at most once a second. A failure in this hook
+is reported once and never stops the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import psutil
 
 from fedsilo.models.contract.one_line import counted, one_line
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.server_app.records.many_sites import listed
+from fedsilo.server_app.records.many_sites import join_names
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.progress import (
     FILE,
@@ -37,9 +37,9 @@ from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 
-_PAUSE = 1.0  # seconds from one writing to the next, at least
-_REST = 400.0  # and this many times what a writing took: it costs a 400th of a core at most
-_STILL_HERE = 15.0  # seconds after which the file is written though nothing has happened
+_PAUSE = 1.0  # seconds; the shortest pause between two writings
+_REST = 400.0  # a pause is at least 400 times a writing's time, so writing costs 1/400 of a core
+_STILL_HERE = 15.0  # seconds after which the files are written even if nothing has happened
 _PATIENCE = 5.0  # seconds for the thread to end
 _MEASURED = (
     ("accuracy", "validation accuracy before training {:.3f}"),
@@ -50,25 +50,25 @@ Marks = Callable[[State], Mapping[int, str]]
 
 
 def _harmless(note: Callable[..., None]) -> Callable[..., None]:
-    """Return an event's method that holds the lock and cannot fail."""
+    """Wrap a method for an event, so that it holds the lock and reports errors, but raises none."""
 
     @functools.wraps(note)
-    def noted(self: ProgressHook, *arguments: Any) -> None:
+    def note_safely(self: ProgressHook, *arguments: Any) -> None:
         try:
             with self.lock:
                 note(self, *arguments)
             self.due.set()
-        except Exception as error:  # whatever it is, the run is none of its business
+        except Exception as error:  # no failure of this hook may stop the run
             self.report(error)
 
-    return noted
+    return note_safely
 
 
 class ProgressHook(Hook):
-    """Tells people how far the run is: on the terminal, and in files for ``fedsilo watch``.
+    """Shows the progress of a run: on the terminal, and in files for ``fedsilo watch``.
 
-    ``marks`` are the method's, by round. The recorder knows what the sites' work has cost and
-    measured, ``privacy`` what they have spent; it is None without differential privacy.
+    ``marks`` returns the method's remarks by round. The recorder knows the costs and metrics of the
+    sites, ``privacy`` their epsilon; it is None without differential privacy.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class ProgressHook(Hook):
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Keep the files up to date in the block, and write how it ended."""
+        """Keep the files up to date while the block runs, and write how it ended."""
         thread = Thread(target=self._keep_written, name="progress", daemon=True)
         thread.start()
         try:
@@ -124,10 +124,10 @@ class ProgressHook(Hook):
 
     @_harmless
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Say what starts."""
+        """Print the title, the sites and the number of rounds."""
         self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
-        sites = f"{counted(len(self.sites), 'site')} ({listed(self.sites)})"
+        sites = f"{counted(len(self.sites), 'site')} ({join_names(self.sites)})"
         self.say(f"{self.progress.title}: {sites}, {counted(total_rounds, 'round')}")
         if state.round:
             self.say(f"resuming after round {state.round}")
@@ -136,31 +136,31 @@ class ProgressHook(Hook):
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Say who has joined."""
+        """Print the sites that have joined."""
         self.sites = participants.sites()
-        self.say(f"round {round_}: {listed(joined)} joined")
+        self.say(f"round {round_}: {join_names(joined)} joined")
 
     @_harmless
     def phase_started(self, round_: int, phase: str, sites: list[str]) -> None:
-        """Note who is asked."""
+        """Note the sites that are asked in this phase."""
         here = self.progress
         here.round, here.phase, here.phase_started = round_, phase, datetime.now(UTC)
         here.asked, here.answered, here.away, here.failed = sites, [], [], {}
 
     @_harmless
     def reply_came(self, round_: int, phase: str, site: str) -> None:
-        """Note who has answered."""
+        """Note that a site has answered."""
         self.progress.answered.append(site)
         self.progress.away = [other for other in self.progress.away if other != site]
 
     @_harmless
     def sites_away(self, round_: int, phase: str, sites: list[str]) -> None:
-        """Note who is disconnected."""
+        """Note the sites that are disconnected."""
         self.progress.away = sites
 
     @_harmless
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
-        """Say which site is left out, and why."""
+        """Print the site that is left out, with the reason."""
         self.progress.left_out += 1
         if site in self.progress.asked:
             self.progress.failed[site] = one_line(reason)
@@ -169,10 +169,10 @@ class ProgressHook(Hook):
 
     @_harmless
     def round_ended(self, state: State) -> None:
-        """Print the round's line.
+        """Print the line of the round.
 
-        The line has means over the sites: of the loss after training, and of the newest validation
-        measurements, which are those of the model that the round began with.
+        The line has means over the sites: the loss after training, and the validation metrics of
+        the model with which the round began, which are the newest ones.
         """
         here, round_ = self.progress, state.round
         here.finished_rounds, here.phase, self.round_began = round_, "", time.monotonic()
@@ -189,7 +189,7 @@ class ProgressHook(Hook):
         self.say("  ".join(filter(None, parts)))
 
     def report(self, error: Exception) -> None:
-        """Say, once, that the run cannot be followed."""
+        """Log a warning that the progress files are not up to date; only the first time."""
         if not self.reported:
             self.reported = True
             line = "fedsilo: %s cannot be kept up to date (%s: %s); the run continues"
@@ -201,21 +201,21 @@ class ProgressHook(Hook):
         self.progress.state, self.progress.why, self.progress.phase = state, why, ""
 
     def _keep_written(self) -> None:
-        """Write when something has happened, and a last time when the block has ended."""
+        """Write the files after each event, and a last time when the block has ended."""
         ended = False
         while not ended:
             self.due.wait(_STILL_HERE)
             self.due.clear()
             ended, began = self.ending.is_set(), time.thread_time()
             try:
-                if self.directory.path.is_dir():  # or somebody has removed it
+                if self.directory.path.is_dir():  # somebody may have removed the directory
                     write_progress(self._snapshot(), self.directory.path)
             except Exception as error:  # a full disk, an unreadable /proc: the run continues
                 self.report(error)
             self.ending.wait(max(_PAUSE, _REST * (time.thread_time() - began)))
 
     def _snapshot(self) -> Progress:
-        """Return a copy with what is known only now: times, memory, and the sites' costs."""
+        """Return a copy of the progress with the current times, memory and costs of the sites."""
         with self.lock:
             here, sites = self.progress.model_copy(deep=True), list(self.sites)
         for site in sites:

@@ -1,8 +1,8 @@
 """The hook that writes metrics.csv and traffic.csv.
 
-The files grow by the round, so that a late round costs no more than an early one: final lines are
-appended once, and open lines follow them, which the next writing replaces. A checkpoint holds how
-many bytes are final and their CRC-32; a resumed run continues after those bytes.
+The files grow with each round, so a late round costs no more than an early one. Final lines are
+appended once; open lines follow them, and the next writing replaces these. A checkpoint holds the
+number of final bytes and their CRC-32, and a resumed run continues after those bytes.
 """
 
 import csv
@@ -41,10 +41,10 @@ Row = Sequence[Any]
 
 
 class GrowingCsv:
-    """A CSV file that grows, as far as this run has written it.
+    """A CSV file that grows with the run.
 
     Attributes:
-        final: how many ``bytes`` will not change any more, the header among them, and their
+        final: the number of ``bytes`` that will not change any more, header included, and their
             ``crc32``; 0 bytes before the first writing.
     """
 
@@ -54,7 +54,11 @@ class GrowingCsv:
         self.final = {"bytes": 0, "crc32": 0}
 
     def write(self, final: Sequence[Row], still_open: Sequence[Row] = ()) -> None:
-        """Append final rows, then open ones; RunDirectoryError if the file is gone or cut."""
+        """Append final rows, then open rows, which the next call replaces.
+
+        Raises:
+            RunDirectoryError: the file is gone, shorter than before, or cannot be written.
+        """
         text, size = io.StringIO(), self.final["bytes"]
         writer = csv.writer(text, lineterminator="\n")
         width = len(self.header)
@@ -76,14 +80,14 @@ class GrowingCsv:
                     os.fsync(file.fileno())
         except OSError as error:
             raise RunDirectoryError(
-                f"{self.path} cannot be continued ({error.strerror}): resume the run once it can, "
-                "or start a new one"
+                f"cannot append to {self.path} ({error.strerror}): resume the run once the file "
+                "can be written, or start a new run"
             ) from None
         crc32 = zlib.crc32(added, self.final["crc32"])
         self.final = {"bytes": size + len(added), "crc32": crc32}
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield the final rows."""
+        """Yield the final rows of the file, without the header."""
         if self.final["bytes"]:
             with self.path.open("rb") as file:
                 text = io.StringIO(file.read(self.final["bytes"]).decode(), newline="")
@@ -92,14 +96,18 @@ class GrowingCsv:
             yield from reader
 
     def restore(self, final: dict[str, int]) -> None:
-        """Continue after the ``final`` bytes of a checkpoint; CheckpointError if they differ."""
+        """Continue after the ``final`` bytes of a checkpoint.
+
+        Raises:
+            CheckpointError: the file does not begin with those bytes.
+        """
         size, data = final["bytes"], b""
         with suppress(OSError):
             data = self.path.read_bytes()[:size]
         if len(data) < size or zlib.crc32(data) != final["crc32"]:
             raise CheckpointError(
-                f"{self.path} does not begin with the {size} bytes that the checkpoint knows: it "
-                "was altered; restore it, or start a new run"
+                f"{self.path} was altered: its first {size} bytes are not those of the checkpoint; "
+                "restore the file, or start a new run"
             )
         if size:  # an earlier version may have begun it, with fewer columns
             self.header = data.partition(b"\n")[0].decode().split(",")
@@ -109,28 +117,28 @@ class GrowingCsv:
 METRICS_HEADER = ("round", "site", "split", "metric", "value")
 TRAFFIC_HEADER = (
     *("round", "phase", "site", "bytes_down", "bytes_up", "seconds"),
-    *("steps", "samples"),  # of local training; 0 where the site does not tell
+    *("steps", "samples"),  # optimiser steps and samples of local training; 0 if not reported
 )
-ALL = "all"  # in place of a site, which none can be called: the mean over all sites' samples
-UPDATE = "update"  # in place of a split: statistics of what a site's reply changes
-_ORDER = itemgetter(0, 1, 2, 3)  # of rows of metrics.csv
+ALL = "all"  # a row of all sites: the mean over all samples; no site can have this name
+UPDATE = "update"  # stands in the column 'split': statistics of the model update in a reply
+_ORDER = itemgetter(0, 1, 2, 3)  # metrics.csv is sorted by round, site, split and metric
 
 
 class Recorder(Hook):
-    """Writes one row per measurement and per message after each round.
+    """Writes one row per metric and per message after each round.
 
-    A measurement of the incoming model describes the round before; one of the site's own trained
-    model is called ``trained-<metric>`` and belongs to the round it was trained in. So the rows of
-    a round are complete, and their place in metrics.csv final, one round later.
+    A metric of the incoming model belongs to the round before. A metric of the site's trained model
+    is named ``trained-<metric>`` and belongs to the round of the training. So the rows of a round
+    are complete, and their place in metrics.csv is final, one round later.
 
     Attributes:
         written: the rows of metrics.csv and of traffic.csv that the last writing added.
-        open: rows of metrics.csv that are written and may still move.
-        last: the rows of the newest round that is final.
-        sites: by site its bytes down, bytes up and seconds so far.
-        peak_memory: by site, in bytes.
-        unrepeatable: names of operations that ran and are not deterministic.
-        failures: which sites the run continued without, when and why.
+        open: rows of metrics.csv that are written, but may still move.
+        last: the rows of the newest final round.
+        sites: bytes down, bytes up and seconds so far, by site.
+        peak_memory: peak memory in bytes, by site.
+        unrepeatable: names of non-deterministic operations that ran.
+        failures: sites that the run continued without, with round, phase and reason.
     """
 
     name = "records"
@@ -150,7 +158,7 @@ class Recorder(Hook):
         self._new_traffic: list[Row] = []
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Record what the sites' introductions cost, and who was refused."""
+        """Record the traffic of the sites' introductions, and the refused sites."""
         for site, (down, up) in participants.traffic.items():
             self._add_traffic([state.round, "hello", site, down, up, 0.0, 0, 0])
         for reason in participants.refused:
@@ -159,14 +167,14 @@ class Recorder(Hook):
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Record what the new sites' introductions cost, and write silos.json again."""
+        """Record the traffic of the new sites' introductions, and write silos.json again."""
         for site in joined:
             down, up = participants.traffic[site]
             self._add_traffic([round_ - 1, "hello", site, down, up, 0.0, 0, 0])
         self.directory.write_json(SILOS, silos_document(participants))
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Record each reply's bytes and seconds, and its measurements if it has trained."""
+        """Record the traffic of each reply, and its metrics after training or evaluation."""
         described = round_ if phase == EVALUATE else round_ - 1
         measured = phase in TRAINING or phase == EVALUATE
         for site, reply in replies.items():
@@ -191,7 +199,7 @@ class Recorder(Hook):
                     self._new_metrics.append([described, site, split, metric, value])
 
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
-        """Record the means over all sites of what was summed in secret, as those of site 'all'."""
+        """Record the means of securely summed metrics, under the site name 'all'."""
         described = round_ if phase == EVALUATE else round_ - 1
         for model, split, metric, value in measurements(means):
             known = model == INCOMING
@@ -222,10 +230,10 @@ class Recorder(Hook):
         self.written = self._new_metrics, self._new_traffic
         self._new_metrics, self._new_traffic = [], []
 
-    run_ended = round_ended  # with the final evaluation
+    run_ended = round_ended  # the final evaluation adds rows after the last round
 
     def state(self) -> Any:
-        """Return which bytes of the files are final, the open rows, and the sums."""
+        """Return the state for a checkpoint: final bytes of both files, open rows, and sums."""
         return {
             "metrics": self.metrics.final,
             "traffic": self.traffic.final,
@@ -238,7 +246,7 @@ class Recorder(Hook):
         }
 
     def restore(self, state: Any) -> None:
-        """Take them back; both files continue where the checkpoint knows them."""
+        """Restore a checkpoint's state; both files continue after its final bytes."""
         self.metrics.restore(state["metrics"])
         self.traffic.restore(state["traffic"])
         self.open, self.last = state["open"], state["last"]
@@ -249,12 +257,12 @@ class Recorder(Hook):
     def values(
         self, round_: int, split: str, *, trained: bool = False
     ) -> dict[str, dict[str, float]]:
-        """Return the measurements of one split: site -> metric -> value, sorted by site.
+        """Return the metrics of one split: site -> metric -> value, sorted by site.
 
         Args:
-            round_: the round after which they were taken: the last one or the one before.
+            round_: the round to which the metrics belong: the last one or the one before.
             split: ``train``, ``val`` or ``test``.
-            trained: whether of the sites' own trained models, not of the global one.
+            trained: True for the sites' own trained models, False for the received model.
         """
         found: dict[str, dict[str, float]] = {}
         for row in [*self.last, *self.open, *self._new_metrics]:
@@ -268,7 +276,7 @@ class Recorder(Hook):
         return dict(sorted(found.items()))
 
     def totals(self) -> dict[str, int]:
-        """Return all bytes, down to the sites and up from them."""
+        """Return the total bytes over all sites: ``down`` to the sites, ``up`` from them."""
         costs = self.sites.values()
         return {"down": sum(down for down, _, _ in costs), "up": sum(up for _, up, _ in costs)}
 

@@ -1,8 +1,8 @@
-"""The run directory, a contract that tools and tests read; every file is complete or absent.
+"""The run directory, whose layout tools and tests rely on; every file is complete or absent.
 
 ``config.toml``, ``silos.json``, ``metrics.csv``, ``traffic.csv``, ``summary.json``,
-``privacy.json``, ``curves.png``, ``checkpoints/`` and ``model.safetensors``; personal models are
-kept by their sites, in simulation in ``sites/<site>/``.
+``privacy.json``, ``curves.png``, ``checkpoints/`` and ``model.safetensors``. Sites keep their
+personal models; in a simulation these are in ``sites/<site>/``.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
 from fedsilo.models.contract.messages import RUN_NAME, RUN_NAME_WORDS
 from fedsilo.models.contract.one_line import as_word, one_line, shown
 from fedsilo.models.contract.versions import git_revision
-from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings, grouped
+from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings, group_settings
 from fedsilo.server_app.records.forms import (
     Content,
     check_columns,
@@ -44,10 +44,10 @@ if TYPE_CHECKING:  # PyTorch comes with it
 
 CONFIG, SUMMARY, SILOS = "config.toml", "summary.json", "silos.json"
 CUT, STANDARDISATION, LOCK = "cut.json", "standardisation.json", ".lock"
-ENDING = ".ending"  # is there while the documents that follow summary.json are written
-MODEL, BEST = "model.safetensors", "best.safetensors"  # of the last round, of the best
+ENDING = ".ending"  # exists while the documents that follow summary.json are written
+MODEL, BEST = "model.safetensors", "best.safetensors"  # models of the last and the best round
 
-# A larger file is not read as text
+# A larger text file is refused, because reading it could use up the memory
 _MOST_BYTES = 2**30
 _PACKAGES = ("flwr", "torch", "torchvision", "timm", "ray", "numpy", "scikit-learn", "grpcio")
 
@@ -64,10 +64,11 @@ class RunDirectory:
         return self.path / "checkpoints"
 
     def file(self, name: str) -> Path:
-        """Return the path of a file to read.
+        """Return the path of a file, once it is safe to read.
 
         Raises:
-            RunDirectoryError: it is a pipe or a folder, too large, or a link out of the directory.
+            RunDirectoryError: the file is a pipe, a folder, too large, or a link out of the
+                directory.
         """
         path = self.path / name
         refuse_outside(self.path, path)
@@ -84,13 +85,14 @@ class RunDirectory:
         """Read a JSON file.
 
         Raises:
-            RunDirectoryError: it is missing, as the run has not ended, or has another form.
+            RunDirectoryError: the file is missing, because the run has not ended, or has another
+                form.
         """
         path = self.file(name)
         if not path.exists():
             raise RunDirectoryError(
-                f"{path} is not there: the run has not ended, or this is not a run directory; "
-                "resume it or name another"
+                f"{path} is missing: the run has not ended, or this is no run directory; resume "
+                "the run, or name another directory"
             )
         try:
             return read_content(path.read_text(encoding="utf-8"), path)
@@ -99,7 +101,7 @@ class RunDirectory:
             raise RunDirectoryError(f"{path} is damaged ({reason}): start a new run") from None
 
     def read_csv(self, name: str) -> list[dict[str, str]]:
-        """Read a CSV file as one mapping a row; errors as ``read_json``."""
+        """Read a CSV file as one mapping per row; errors as ``read_json``."""
         path = self.file(name)
         try:
             with path.open(newline="", encoding="utf-8") as file:
@@ -114,17 +116,17 @@ class RunDirectory:
         return list[dict[str, str]](rows)
 
     def has_ended(self) -> bool:
-        """Tell whether nothing of the run is missing but perhaps its pictures."""
+        """Tell whether the run is complete, except perhaps for its pictures."""
         return (self.path / SUMMARY).is_file() and not (self.path / ENDING).is_file()
 
 
 def refuse_outside(run_dir: Path, path: Path) -> None:
-    """Refuse a file of a run that is a link to somewhere outside of the run directory.
+    """Check that a file of a run is no link out of the run directory.
 
-    Whoever sent the directory would choose which of the reader's own files are read or written.
+    Such a link would let the sender of a directory choose a file of the reader to read or write.
 
     Raises:
-        RunDirectoryError: it is such a link, or a link that leads nowhere or to itself.
+        RunDirectoryError: the file is such a link, or a link that leads nowhere or to itself.
     """
     if not path.is_symlink():
         return
@@ -134,15 +136,15 @@ def refuse_outside(run_dir: Path, path: Path) -> None:
         is_inside = False
     if not is_inside:
         raise RunDirectoryError(
-            f"{path} is a link to outside of the run directory: put a copy of the file there"
+            f"{path} is a link out of the run directory: replace it by a copy of the file"
         )
 
 
 def refuse_links(run_dir: Path) -> None:
-    """Refuse a run directory in which a file or folder of the contract leads outside.
+    """Check that no file or folder in a run directory is a link out of it.
 
     Raises:
-        RunDirectoryError: names the link.
+        RunDirectoryError: there is such a link, which the message names.
     """
     for folder in (run_dir, run_dir / "checkpoints", run_dir / "sites"):
         if folder.is_dir():
@@ -154,29 +156,29 @@ def runs_folder(out: str) -> Path:
     """Return the folder of run directories: ``out``, or $FEDSILO_RUNS, or ~/.fedsilo/runs.
 
     Raises:
-        RunDirectoryError: the path is relative, which means nothing inside a Flower app.
+        RunDirectoryError: the path is relative; a Flower app runs in another working folder.
     """
     folder = Path(out or os.environ.get("FEDSILO_RUNS", "") or "~/.fedsilo/runs").expanduser()
     if not folder.is_absolute():
         raise RunDirectoryError(
-            f"setting 'out' is '{folder}'; inside a Flower app it must be an absolute path"
+            f"setting 'out' must be an absolute path inside a Flower app, but is '{folder}'"
         )
     return folder
 
 
-def named(settings: RunSettings) -> RunSettings:
-    """Return the settings with a run name: the given one, or one that no earlier run has."""
+def with_run_name(settings: RunSettings) -> RunSettings:
+    """Give the settings a run name if they have none: method, data set, seed, time and process."""
     common = settings.common
     if common.run_name:
         return settings
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
-    of = f"{common.method}-{common.dataset}".replace(":", "-")  # a plug's
+    of = f"{common.method}-{common.dataset}".replace(":", "-")  # names of plugins have a colon
     name = f"{of}-seed{common.seed}-{stamp}-{os.getpid()}"
     return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=name))
 
 
 def with_free_name(settings: RunSettings) -> RunSettings:
-    """Return the settings of a new run; a name that is taken gets a number: ``hearts-2``."""
+    """Make the run name free: if a directory has it, append the first free number, ``hearts-2``."""
     common = settings.common
     path = runs_folder(common.out) / common.run_name
     if common.resume or not RUN_NAME.fullmatch(common.run_name) or not _is_taken(path):
@@ -184,20 +186,20 @@ def with_free_name(settings: RunSettings) -> RunSettings:
     names = (f"{common.run_name}-{number}" for number in count(2))
     free = next(name for name in names if not _is_taken(path.with_name(name)))
     unfinished = (path / CONFIG).is_file() and not RunDirectory(path).has_ended()
-    also = f", unfinished ('fedsilo resume {as_word(path)}' continues it)" if unfinished else ""
-    print(f"fedsilo: {path} exists{also}; this run is {free}")
+    hint = f" and is unfinished (to continue: fedsilo resume {as_word(path)})" if unfinished else ""
+    print(f"fedsilo: {path} exists{hint}; this run is named {free}")
     return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=free))
 
 
 def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
-    """Return the directory of a run that is new or to be resumed; nothing is written yet.
+    """Check that a run can use its directory; nothing is written yet.
 
     Raises:
-        RunDirectoryError: a new run's directory exists, or that of a run to resume does not.
+        RunDirectoryError: the directory of a new run exists, or that of a resumed run does not.
     """
     if not RUN_NAME.fullmatch(run_name):
         raise RunDirectoryError(
-            f"setting 'run-name' is {shown(run_name)}; it must be {RUN_NAME_WORDS}"
+            f"setting 'run-name' must be {RUN_NAME_WORDS}, but is {shown(run_name)}"
         )
     path = runs_folder(out) / run_name
     if not resume and _is_taken(path):
@@ -214,15 +216,18 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
 
 
 def _is_taken(path: Path) -> bool:
-    """Return whether there is more than what is written before config.toml makes it a run."""
+    """Tell whether a path holds more than the files that are written before config.toml.
+
+    A run begins with config.toml; a process that died before leaves a directory to use again.
+    """
     names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
     begun = {name for name in names if name.startswith(".") and name.endswith(".part")}
     return path.exists() and not (LOCK in names and names <= {LOCK, SILOS, CUT, *begun})
 
 
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
-    """Return config.toml: every resolved setting, how the run was launched, and the versions."""
-    document: dict[str, Any] = {"format": RUN_FORMAT} | grouped(settings.as_mapping())
+    """Build config.toml: all resolved settings, engine and resources, and the versions."""
+    document: dict[str, Any] = {"format": RUN_FORMAT} | group_settings(settings.as_mapping())
     if launch:
         document["launch"] = dict(launch)
     packages = {}
@@ -238,10 +243,10 @@ def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
 
 
 def silos_document(participants: Participants) -> dict[str, Any]:
-    """Return silos.json: per site its distribution, sizes, labels, fingerprints, rows left out.
+    """Build silos.json: for each site its distribution, sizes, label counts and fingerprints.
 
-    For hospitals it also has their software and device, and with 'site-weights' the training
-    samples that were agreed.
+    It also has the number of samples left out, for hospitals their software and device, and with
+    'site-weights' the agreed number of training samples.
     """
     agreed = participants.agreed_samples()
     return {
@@ -263,15 +268,15 @@ def silos_document(participants: Participants) -> dict[str, Any]:
 
 @contextmanager
 def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
-    """Hold the run directory for this process; it is created if it does not exist.
+    """Lock the run directory for this process; it is created if it does not exist.
 
-    A new run's directory is removed if the block fails before the first checkpoint.
+    The directory of a new run is removed if the block fails before the first checkpoint.
 
     Raises:
-        RunDirectoryError: another process writes to it, or it is to be ``new`` and holds a run.
+        RunDirectoryError: another process writes to it, or ``new`` is True and it holds a run.
     """
     directory.path.mkdir(parents=True, exist_ok=True)
-    # A link would let whoever sent the directory choose a file of ours that is emptied
+    # Following a link here would let the sender of a directory choose a file of ours to empty
     handle = os.open(directory.path / LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     with os.fdopen(handle, "w") as file:
         try:

@@ -1,4 +1,4 @@
-"""What a run found, in means and in a table, and what left the sites for it."""
+"""Summarises a run: means, the table of results, and the data that left the sites."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -50,9 +50,10 @@ COUNTED = "with each reply: the epsilon that the site has spent in this run"
 
 
 def means(values: Values) -> dict[str, float]:
-    """Return the unweighted mean of every metric over the sites that have it.
+    """Return the unweighted mean of each metric over the sites that have it.
 
-    A site whose labels leave a metric undefined (AUC of one class) is not part of its mean.
+    A site is left out of a metric's mean if its labels leave the metric undefined, such as the AUC
+    with a single class.
     """
     values_of: dict[str, list[float]] = {}
     for site in values.values():
@@ -64,9 +65,9 @@ def means(values: Values) -> dict[str, float]:
 def by_distribution(
     values: Values, distribution_of: Mapping[str, str]
 ) -> dict[str, dict[str, float]]:
-    """Return the means (mA, mE, mP: eq. 10) over the sites of each distribution.
+    """Return the means over the sites of each distribution (mA, mE, mP in eq. 10).
 
-    A row of all sites' samples together, which has none, is in no mean.
+    The row of all sites' samples together has no distribution, so it is in no mean.
     """
     sites_of: dict[str, dict[str, Mapping[str, float]]] = {}
     for site, row in values.items():
@@ -83,11 +84,15 @@ def privacy_document(
     guarantee: str | Mapping[str, Any] = NO_PRIVACY,
     perturbation: str = "",
 ) -> dict[str, Any]:
-    """Return privacy.json: what left the sites, how much, and what is guaranteed.
+    """Build privacy.json: the data that left the sites, the bytes, and the guarantee.
 
-    ``trust`` is the level that the run is made for, and that its simulated sites stand for;
-    ``leaves`` are the method's own sentences; ``perturbation`` describes its noise, if it has any
-    that guarantees nothing.
+    Args:
+        method: the method's name.
+        trust: the level of trust for which the run is made.
+        leaves: the method's sentences on the data that leave a site.
+        totals: the total bytes ``up``.
+        guarantee: the guarantee of differential privacy, or the sentence that there is none.
+        perturbation: a description of noise that guarantees nothing, or empty.
     """
     counted = () if isinstance(guarantee, str) else (COUNTED,)
     return {
@@ -108,14 +113,21 @@ def result_table(
     published: Values | None,
     shown: Sequence[str],
 ) -> Table:
-    """Return the final table: a row per site, per distribution and for all, with the paper's.
+    """Build the final table: a row per site, per distribution and for all, with published numbers.
 
-    A site that is a distribution of its own has one row. For more than twenty sites quantiles and
-    the worst five are shown.
+    A distribution of a single site of the same name has one row. For more than twenty sites, the
+    table has quantiles and the five worst sites.
+
+    Args:
+        values: site -> metric -> value on the test samples.
+        distribution_of: the distribution of each site.
+        title: the title of the table.
+        published: the paper's numbers by site, distribution or "all"; None if there are none.
+        shown: the metrics to show, in this order.
     """
     published = published or {}
     metrics = [metric for metric in shown if any(metric in row for row in values.values())]
-    # A paper may print fewer metrics than a run has: no column stays empty
+    # A paper may print fewer metrics than a run has, and a column must not stay empty
     compared = [m for m in metrics if any(m in row for row in published.values())]
     table = Table(title=title, title_justify="left")
     table.add_column("site")
@@ -139,9 +151,9 @@ def result_table(
 
 
 def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
-    """Return the rows of sites; of many, quantiles of each metric and the five worst by the first.
+    """Return the rows of the sites; for more than twenty, quantiles and the five worst sites.
 
-    More is better of the first of a data set's metrics.
+    The first metric decides which sites are worst; a higher value of it is always better.
     """
     if len(values) <= MANY or not metrics:
         return values

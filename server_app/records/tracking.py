@@ -1,13 +1,13 @@
-"""Metrics where people look: TensorBoard, MLflow or Weights & Biases, after each round.
+"""Sends metrics to TensorBoard, MLflow or Weights & Biases after each round.
 
-A scalar is the mean over sites of a metric, ``<split>/<metric>``, or a round's sum over sites,
-``traffic/<bytes_down, bytes_up, seconds, steps or samples>``: about twenty. The settings that
-decide the result go once. The hook stores nothing in the checkpoint, so that a run is the same
-with and without it. A failure is one line and ends no run.
+There are about twenty scalars. Each is the mean of a metric over the sites, ``<split>/<metric>``,
+or a sum over the sites in a round, ``traffic/<bytes_down, bytes_up, seconds, steps or samples>``.
+The settings that decide the result are sent once. The hook stores nothing in the checkpoint, so a
+run is the same with and without it. A failure prints one line and ends no run.
 
-A tracker is a generator: it opens what it writes to, is sent lists of scalars, and ends when it is
-closed. A resumed run sends all rows of its checkpoint again: TensorBoard removes earlier ones
-(``purge_step``), MLflow is sent what it does not have, and W&B gets them at the same rounds.
+A tracker is a generator: it opens its destination, receives lists of scalars, and ends when it is
+closed. A resumed run sends all rows of its checkpoint again. TensorBoard removes the earlier rows
+(``purge_step``), MLflow receives only the missing ones, and W&B gets them at the same rounds.
 """
 
 import fcntl
@@ -32,18 +32,18 @@ from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 
-_METRICS_AT_ONCE, _PARAMS_AT_ONCE = 1000, 100  # that MLflow takes in a request
+_METRICS_AT_ONCE, _PARAMS_AT_ONCE = 1000, 100  # MLflow's limits for one request
 _NOT_IN_A_KEY = re.compile(r"[^\w\-. /:]")
 _PROJECT, _TAG = "fedsilo", "fedsilo.run-directory"
-_PART = re.compile(r"\.|-from-|^own-")  # in metrics of classes, bins, and single sites' models
-# A server that is away may cost a run seconds, not minutes; the user's environment goes first
+_PART = re.compile(r"\.|-from-|^own-")  # matches metrics of a class, a bin or a single site's model
+# An unreachable server may cost seconds, not minutes; the user's own variables take precedence
 _IMPATIENT = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1", "MLFLOW_HTTP_REQUEST_TIMEOUT": "10"}
 
 Settings = Mapping[str, Value]
 
 
 class Scalar(NamedTuple):
-    """A number with a name, at a round."""
+    """A number to send: its name (``tag``), its round (``step``) and its value."""
 
     tag: str
     step: int
@@ -54,10 +54,10 @@ Tracker = Generator[None, Sequence[Scalar], None]
 
 
 def _tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
-    """Write event files in ``<run-dir>/tensorboard``, numbers with all their digits."""
+    """Write event files in ``<run-dir>/tensorboard``, in double precision."""
     from torch.utils.tensorboard import SummaryWriter
 
-    # Purged in a new run too, as readers only treat a second start as a restart
+    # A new run purges too, because TensorBoard recognises a restart only at the second purge
     with closing(SummaryWriter(str(run_dir / "tensorboard"), purge_step=0)) as writer:
         lines = ["| setting | value |", "| --- | --- |"]
         lines += [f"| {key} | {value} |" for key, value in settings.items()]
@@ -81,11 +81,11 @@ def _mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run_dir.parent / 'mlflow.db'}"
     with (run_dir.parent / ".mlflow.lock").open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # two runs would both make the tables
+        fcntl.flock(file, fcntl.LOCK_EX)  # otherwise two runs could both create the tables
         client = mlflow.MlflowClient(uri)
         found = client.get_experiment_by_name(_PROJECT)
         experiment = found.experiment_id if found else client.create_experiment(_PROJECT)
-    quote = '"' if "'" in str(run_dir) else "'"  # MLflow has no way to escape one
+    quote = '"' if "'" in str(run_dir) else "'"  # MLflow cannot escape a quote
     same = f"tags.`{_TAG}` = {quote}{run_dir}{quote}"
     runs = client.search_runs([experiment], same, max_results=1)
     sent: Counter[tuple[str, int]] = Counter()
@@ -117,8 +117,9 @@ def _mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
 def _wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Write a run of the project ``fedsilo`` of Weights & Biases.
 
-    Without an account on this machine, and with ``WANDB_MODE=offline``, it stays in
-    ``<run-dir>/wandb`` until ``wandb sync``. Neither code, git, console nor machine is sent.
+    Without an account on this machine, or with ``WANDB_MODE=offline``, the data stay in
+    ``<run-dir>/wandb`` until ``wandb sync``. No code, git state, console output or machine data is
+    sent.
     """
     import wandb
 
@@ -166,9 +167,9 @@ TRACKERS: Mapping[str, Callable[[Path, Settings, bool], Tracker]] = {
 
 
 class TrackingHook(Hook):
-    """Sends a tracker what the recorder has written; comes after the recorder and the checkpoint.
+    """Sends the recorder's new rows to a tracker; must come after the recorder and the checkpoint.
 
-    It sends ``decisive`` settings, which decide the run's result.
+    The ``decisive`` settings, on which the result depends, are sent at the start.
     """
 
     def __init__(
@@ -179,7 +180,7 @@ class TrackingHook(Hook):
         self.tracker: Tracker | None = None
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Open the tracker, and send what a checkpoint knows."""
+        """Open the tracker, and send the rows of the checkpoint, if the run is resumed."""
         with self._harmless():
             open_tracker = TRACKERS[self.common.track]
             self.tracker = open_tracker(self.run_dir, self.decisive, self.common.resume)
@@ -188,13 +189,13 @@ class TrackingHook(Hook):
             self.tracker.send(means(metrics, self.recorder.traffic.rows()))
 
     def round_ended(self, state: State) -> None:
-        """Send what the round has added."""
+        """Send the rows that the round has added."""
         if self.tracker:
             with self._harmless():
                 self.tracker.send(means(*self.recorder.written))
 
     def run_ended(self, state: State) -> None:
-        """Send what the final evaluation has added, and close the tracker."""
+        """Send the rows that the final evaluation has added, and close the tracker."""
         self.round_ended(state)
         if self.tracker:
             with self._harmless():
@@ -202,10 +203,10 @@ class TrackingHook(Hook):
 
     @contextmanager
     def _harmless(self) -> Iterator[None]:
-        """End the tracking, and not the run, if the block fails."""
+        """If the block fails, log a warning and end the tracking; the run continues."""
         try:
             yield
-        except Exception as error:  # whatever a library and its server can do
+        except Exception as error:  # libraries and servers may fail in any way
             self.tracker, reason = None, one_line(f"{type(error).__name__}: {error}")
             if isinstance(error, ImportError):
                 reason = missing_extra(f"'track' {self.common.track}", "tracking")
@@ -214,10 +215,10 @@ class TrackingHook(Hook):
 
 
 def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
-    """Return the means of metrics over sites, and sums of a round's messages.
+    """Return the means of metrics over sites, and the sums of traffic over sites, by round.
 
-    Left out are metrics of classes, of bins and of each site's own trained model but its loss in
-    training, and the first and last messages of a run.
+    Metrics per class or bin are left out, also those of the sites' trained models, except on the
+    training split. The traffic of introductions and of the final evaluation is left out too.
     """
     values: dict[tuple[str, int], list[float]] = defaultdict(list)
     for round_, _, split, metric, value in metrics:

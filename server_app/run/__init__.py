@@ -1,4 +1,4 @@
 """One run on one engine: inline, processes, or Ray.
 
-Stands on config and records.
+Imports only config and records of this room.
 """

@@ -1,4 +1,4 @@
-"""What the commands' functions take: paths, runs and settings, in the forms that suit a caller."""
+"""The types of the API's arguments: paths, runs and settings in every form that it accepts."""
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,8 +22,8 @@ AnyPath = Path | str
 AnyRun = HasPath | Path | str  # a run, or its directory
 Plugins = Sequence[AnyPath] | AnyPath | None  # files FILE.py, or modules of installed packages
 Settings = Mapping[str, Value] | Sequence[str]  # by key, {"uefl.gamma": 0.2}, or as key=value
-Tell = Callable[[str], None]  # takes a line about what goes on
-Watch = Callable[[int, int], None]  # takes how much is done, and of how much
+Tell = Callable[[str], None]  # takes a line about the progress
+Watch = Callable[[int, int], None]  # takes the amount done and the total amount
 
 Engine = Literal["auto", "processes", "ray", "inline"]
 Layer = Literal["embedding", "penultimate"]
@@ -36,10 +36,10 @@ Track = Literal["none", "tensorboard", "mlflow", "wandb"]
 
 
 class Changes(TypedDict, total=False):
-    """Where settings come from: ``settings`` are over ``config``, and both over the experiment's.
+    """The sources of settings: ``settings`` override ``config``, and both override the experiment.
 
     ``file`` is the simulation.yaml with the experiment; by default the working folder's or, if
-    there is none, fedsilo's own. ``plugin`` are files and modules with plugs.
+    there is none, fedsilo's own. ``plugin`` lists files and modules of plugins.
     """
 
     settings: Settings | None
@@ -49,14 +49,14 @@ class Changes(TypedDict, total=False):
 
 
 class Sources(Changes, total=False):
-    """Where the settings of a run come from, and the folder of its run directory."""
+    """The sources of a run's settings, and the folder in which its run directory is created."""
 
     out: AnyPath | None
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunSources:
-    """Where a run's settings come from.
+    """The sources of a run's settings, as paths and texts.
 
     Attributes:
         file: the simulation file, or None for the usual one.
@@ -72,16 +72,22 @@ class RunSources:
 
 
 def path_of(given: AnyPath | None) -> Path | None:
-    """Return a path given as a path or a text; SettingError for anything else, such as a frame."""
+    """Convert a path or a text to a path; None stays None.
+
+    Raises:
+        SettingError: the value is anything else, such as a pandas frame.
+    """
     try:
         return None if given is None else Path(given)
     except TypeError:
         kind = type(given).__name__
-        raise SettingError(f"a {kind} is not a path: write it to a file and name that") from None
+        raise SettingError(
+            f"expected a path, but got a {kind}: write it to a file, and give the file's path"
+        ) from None
 
 
 def several(given: Any) -> list[Any]:
-    """Return what was given as a sequence; a text, a path or a run alone is one."""
+    """Return a list: a sequence's members, a single text, path or run alone, or none for None."""
     if isinstance(given, Path | str) or not isinstance(given, Iterable):
         return [] if given is None else [given]
     return list(given)
@@ -98,19 +104,19 @@ def folders_of(runs: Sequence[AnyRun]) -> list[Path]:
 
 
 def texts_of(settings: Settings | None) -> tuple[str, ...]:
-    """Return settings as texts ``key=value``."""
+    """Return settings as texts ``key=value``, whose values are JSON if given as a mapping."""
     if isinstance(settings, Mapping):
         return tuple(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in settings.items())
     return tuple(several(settings))
 
 
 def plugin_texts(plugin: Plugins) -> list[str]:
-    """Return the files and modules of plugs as texts."""
+    """Return the files and modules of plugins as texts."""
     return [str(entry) for entry in several(plugin)]
 
 
 def run_sources(given: Changes) -> RunSources:
-    """Return where the settings of a run come from, given as ``Changes`` or ``Sources``."""
+    """Convert the API's ``Changes`` or ``Sources`` to ``RunSources``."""
     entries = plugin_texts(given.get("plugin"))
     plugins = [f"plugin={', '.join(entries)}"] if entries else []
     return RunSources(
@@ -122,10 +128,10 @@ def run_sources(given: Changes) -> RunSources:
 
 
 def silent(line: str) -> None:
-    """Print nothing."""
+    """Ignore a line: the ``Tell`` of callers that want no output."""
 
 
 def refuse_below(minimum: int, option: str, value: int | None) -> None:
-    """Raise a SettingError if an option's number is too small."""
+    """Raise a SettingError if an option's value is below ``minimum``; None passes."""
     if value is not None and value < minimum:
-        raise SettingError(f"--{option} is {value}; it must be at least {minimum}")
+        raise SettingError(f"--{option} must be at least {minimum}, but is {value}")

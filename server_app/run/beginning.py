@@ -1,4 +1,4 @@
-"""The beginning of a run: its hooks, its round loop, and what its directory holds by then."""
+"""The beginning of a run: its hooks, its round loop, and the first files of its directory."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -36,7 +36,10 @@ from fedsilo.strategies.methods.registry import strategy_class
 
 @dataclasses.dataclass(frozen=True)
 class Hooks:
-    """The hooks that a run's end reads; ``privacy`` and ``best`` are None where nothing asks."""
+    """The hooks that the end of a run reads.
+
+    ``privacy`` is None without differential privacy, ``best`` without an early-stopping metric.
+    """
 
     recorder: Recorder
     privacy: PrivacyHook | None
@@ -45,15 +48,16 @@ class Hooks:
 
 
 def terms_of(settings: RunSettings) -> Terms:
-    """Return the terms on which sites take part: the operator's and the method's."""
+    """Return the conditions under which sites take part: the operator's and the method's."""
     return dataclasses.replace(operator_terms(settings.common), unfit=settings.own.why_unfit)
 
 
 def chosen_aggregation(settings: RunSettings, participants: Participants) -> str:
-    """Return how the sites' weights become one: 'aggregation', or what 'auto' stands for.
+    """Return the rule that aggregates the sites' weights; 'auto' becomes mean or norm-clip.
 
-    Norm-clip bounds what one hospital can do, and costs honest runs little
-    (docs/results/norm-clip.csv); simulations are of the papers, whose methods take the mean.
+    Real sites get norm-clip, because it bounds the influence of one hospital and costs honest runs
+    little (docs/results/norm-clip.csv). Simulations, runs with secure aggregation and methods that
+    average nothing get the mean, as in the papers.
     """
     common, cls = settings.common, strategy_class(settings.common.method)
     if common.aggregation != AUTO:
@@ -79,7 +83,10 @@ def assemble(
     if (chosen := chosen_aggregation(settings, participants)) != common.aggregation:
         common = dataclasses.replace(common, aggregation=chosen)
         if chosen != "mean":
-            say(f"aggregation: {chosen}, as sites are real and the run names none", style="yellow")
+            say(
+                f"aggregation: {chosen}, because the sites are real and the run sets none",
+                style="yellow",
+            )
     refuse_site_count(common, len(participants.sites()))
     recorder = Recorder(directory)
     privacy = PrivacyHook(common) if common.is_private() else None
@@ -100,12 +107,12 @@ def assemble(
     if common.resume:
         _refuse_other_data(directory, participants, cls.capabilities.late_join)
         loop.state = checkpoint.resume()
-    loop.current()  # refused now, not after the directory was begun
+    loop.current()  # a method that cannot begin fails here, before anything is written
     return loop, Hooks(recorder, privacy, progress, best)
 
 
 def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
-    """Raise a RunDirectoryError if the directory holds a run of other decisive settings."""
+    """Raise a RunDirectoryError if the directory holds a run with other decisive settings."""
     path = directory.path / "config.toml"
     if not path.is_file():
         return
@@ -113,15 +120,18 @@ def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
         resolve_recorded(read_run_config(path).settings).decisive(), settings.decisive()
     ):
         raise RunDirectoryError(
-            f"{directory.path} holds a run of another config: {other}; resume with the same "
-            "settings or choose another 'run-name'"
+            f"{directory.path} holds a run with other settings: {other}; resume with the same "
+            "settings, or choose another 'run-name'"
         )
 
 
 def _refuse_other_data(
     directory: RunDirectory, participants: Participants, late_join: bool
 ) -> None:
-    """Refuse to resume with other sites or data; a method that lets sites join late takes more."""
+    """Refuse to resume with other sites or data than before.
+
+    If the method lets sites join late, new sites are accepted.
+    """
     path = directory.path / SILOS
     if not path.is_file():
         return
@@ -147,7 +157,7 @@ def write_beginning(
     participants: Participants,
     launch: Mapping[str, Any],
 ) -> None:
-    """Write what is known before the first round; a resumed run keeps its config.toml."""
+    """Write the files that are known before the first round; a resumed run keeps config.toml."""
     directory.write_json(SILOS, run_directory.silos_document(participants))
     if participants.are_simulated() and (cut := cut_of(settings.common)):
         directory.write_json(CUT, cut)

@@ -1,8 +1,9 @@
 """The end of a run: the model, summary.json, the documents, and the table on the terminal.
 
-What a run is for comes first: the model, privacy.json, and summary.json, which makes it complete.
-They need no name that a site has sent. Then come the documents, each by itself: one that cannot be
-made is a line, whatever a site's metrics are. Pictures are drawn by whoever started the run.
+The model, privacy.json and summary.json are written first; summary.json makes the run complete.
+These three need no name that a site has sent. Then each document is written by itself: if one fails
+because of a site's metrics, a line says so and the others follow. The command that started the run
+draws the pictures.
 """
 
 from __future__ import annotations
@@ -57,11 +58,11 @@ def write_end(
     """Write the model, privacy.json and summary.json, then the documents; return the summary.
 
     Args:
-        directory: the run's.
-        loop: at its last state.
-        hooks: the run's.
-        seconds: how long the parts of the run took, by name.
-        say: is told of a document that cannot be written.
+        directory: the run directory.
+        loop: the round loop at its last state.
+        hooks: the hooks of the run.
+        seconds: the duration of each part of the run in seconds, by name.
+        say: prints a line for a document that cannot be written.
     """
     state, method, recorder = loop.current(), loop.method, hooks.recorder
     pooled = method.participants.figures()
@@ -93,14 +94,14 @@ def write_end(
 def _write_documents(
     directory: RunDirectory, loop: RoundLoop, recorder: Recorder, say: Callable[[str], None]
 ) -> None:
-    """Write evidence.json and the method's own documents, each by itself."""
+    """Write evidence.json and the method's documents; a failure of one leaves the others."""
     state, method = loop.current(), loop.method
     test = recorder.values(state.round, "test")
     documents: Mapping[str, Any] = {}
     with _apart("the method's documents", say):
         documents = method.documents(state, test)
     with _apart("evidence.json", say):
-        # Only evidential networks have some
+        # Only evidential networks report evidence
         evidence = evidence_document(test)
         if evidence:
             directory.write_json("evidence.json", evidence)
@@ -111,11 +112,11 @@ def _write_documents(
 
 @contextmanager
 def _apart(what: str, say: Callable[[str], None]) -> Iterator[None]:
-    """Say in a line why the block failed, if it did: the run has ended well without it."""
+    """Run the block; if it fails, print the reason, because the run is complete without it."""
     try:
         yield
     except Exception as error:  # a method's own code, a full disk
-        say(f"{what} cannot be written ({reason_of(error)}): the run is complete without")
+        say(f"cannot write {what} ({reason_of(error)}); the run is complete without it")
 
 
 def _privacy(method: Method, hooks: Hooks) -> dict[str, Any]:
@@ -130,7 +131,7 @@ def _privacy(method: Method, hooks: Hooks) -> dict[str, Any]:
 
 
 def _results(directory: RunDirectory, loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
-    """Return a run's test and validation results, and what happened on the way."""
+    """Return the part of summary.json on results: test and validation metrics, failures, marks."""
     state, method, common = loop.current(), loop.method, loop.method.common
     settings = read_run_config(directory.path / CONFIG).settings
     paper = published_numbers(settings, directory.read_json(SILOS))
@@ -153,7 +154,7 @@ def _results(directory: RunDirectory, loop: RoundLoop, recorder: Recorder) -> di
         },
         "published": paper.numbers or None,
         "published-unlike": paper.unlike or None,
-        # It may quote the errors of all sites, and readers take a line
+        # The text may quote the errors of all sites, so it is cut to a readable length
         "stopped": shortened(loop.stopped or method.why_finished(state) or "", 1000) or None,
         "marks": method.marks(state),
         "failures": recorder.failures,
@@ -168,7 +169,7 @@ def _distribution_of(method: Method) -> dict[str, str]:
 def show_end(
     directory: RunDirectory, method: Method, summary: Mapping[str, Any], console: Console
 ) -> None:
-    """Print why the run stopped early, its table, the paper's numbers, and where it is."""
+    """Print why the run stopped early, the table of results, and the run directory."""
     say = printer(console)
     published, dataset = summary["published"], summary["dataset"]
     if summary["stopped"]:
@@ -182,18 +183,19 @@ def show_end(
         floor = method.common.sums_min_count
         if "auc" in shown and (few := few_of_a_class(method.participants.facts, floor)):
             say(
-                f"fewer than {floor} test samples of a class at {listed(few)}: balanced accuracy "
-                "and AUC say little there, and reports do not show them"
+                f"a class has fewer than {floor} test samples at {listed(few)}: balanced accuracy "
+                "and AUC are unreliable there, so reports do not show them"
             )
     elif mean := summary["mean"]:
         said = ", ".join(f"{metric} {value:.3f}" for metric, value in sorted(mean.items()))
         say(f"mean over the test samples of all sites: {said}")
     if published:
-        say("published: the paper's own numbers, measured in its own setting")
+        say("published: the numbers from the paper, measured in the paper's own setting")
     elif unlike := summary["published-unlike"]:
-        say(f"no published numbers: the paper measured another setting; {unlike}")
+        say(f"no published numbers, because the paper measured another setting: {unlike}")
     if summary.get("best") == {}:
-        say(f"no site has reported validation {method.common.early_stopping_metric}: no best round")
+        metric = method.common.early_stopping_metric
+        say(f"no best round, because no site reported validation {metric}")
     elif best := summary.get("best"):
         what = f"validation {best['metric']} {best['value']:.4f}"
         say(f"best round: {best['round']}, {what}{f', kept in {BEST}' if best['model'] else ''}")
@@ -208,7 +210,7 @@ def few_of_a_class(facts: Mapping[str, SiteFacts], floor: int) -> list[str]:
 
 
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
-    """Return the measurements of each site without those per bin and class."""
+    """Return the metrics of each site without the counts per bin and class."""
     kept: dict[str, dict[str, float]] = {}
     for site, row in values.items():
         kept[site] = {}
@@ -220,7 +222,7 @@ def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
 
 
 def evidence_document(values: summaries.Values) -> dict[str, Any]:
-    """Return evidence.json: family -> site -> bin -> count, right, mean; empty if none was sent."""
+    """Build evidence.json: family -> site -> bin -> count, right, mean; empty without evidence."""
     document: dict[str, Any] = {}
     for family in (RELIABILITY, CERTAINTY):
         for site, row in values.items():

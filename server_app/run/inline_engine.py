@@ -1,6 +1,6 @@
-"""The in-process engine: Flower's Grid, calling the ClientApp directly, one site after another.
+"""The in-process engine: a Flower Grid that calls the ClientApp for one site after another.
 
-It is for debugging, for tests, and for one big GPU, and runs the same apps as ``flwr run`` does.
+It is meant for debugging, tests and one large GPU, and runs the same apps as ``flwr run``.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -42,7 +42,7 @@ class InlineGrid(Grid):
         }
         self._waiting: dict[str, Message] = {}
         self._together = int(run_config.get("vectorised", 1))
-        self._trained: set[str] = set()  # messages whose sites have been trained as one
+        self._trained: set[str] = set()  # messages whose sites have been trained as one batch
         self._numbers = count(1)
 
     def set_run(self, run: Run) -> None:
@@ -89,7 +89,7 @@ class InlineGrid(Grid):
         return []
 
     def _train_together(self) -> None:
-        """Train the sites of the oldest messages as one, as many as 'vectorised' says."""
+        """Train the sites of the oldest waiting messages as one batch of 'vectorised' sites."""
         from fedsilo.client_app.together import train_together
 
         waiting = (item for item in self._waiting.items() if item[1].metadata.message_type == TRAIN)
@@ -105,11 +105,11 @@ class InlineGrid(Grid):
         return [reply for one in pushed for reply in self.pull_messages([one])]
 
     def answer(self, message: Message) -> Message:
-        """Have the app of a message's node answer it; an error becomes an error reply."""
+        """Call the ClientApp with a message; an exception becomes an error reply."""
         context = self._contexts[message.metadata.dst_node_id]
         try:
             return self._app(message, context)
-        except Exception as error:  # as a SuperNode does: a failing app is an error reply
+        except Exception as error:  # a SuperNode also turns a failing app into an error reply
             return Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)
 
 
@@ -117,8 +117,8 @@ def refuse_vectorised(common: CommonSettings, engine: str) -> None:
     """Raise a SettingError for 'vectorised' with an engine that does not train sites as one."""
     if common.vectorised > 1 and engine != "inline":
         raise SettingError(
-            f"setting 'vectorised' is {common.vectorised}, and only engine 'inline' trains sites "
-            "as one: take --engine inline, or set 'vectorised' to 1"
+            f"setting 'vectorised' is {common.vectorised}, but only engine 'inline' trains several "
+            "sites as one: use --engine inline, or set 'vectorised' to 1"
         )
 
 
@@ -129,7 +129,7 @@ def partition_configs(nodes: int) -> list[dict[str, Value]]:
 
 @contextmanager
 def flower_identity() -> Iterator[None]:
-    """Give Flower's Message constructor the run and node that it asks the process for."""
+    """Set the run and node ids that Flower's Message constructor reads from the process."""
     before = (TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, _SERVER_NODE, 1
     try:
@@ -140,7 +140,7 @@ def flower_identity() -> Iterator[None]:
 
 @contextmanager
 def inline_grid(settings: RunSettings, nodes: int) -> Iterator[InlineGrid]:
-    """Give a grid of ``nodes`` simulated sites in this process."""
+    """Yield a grid of ``nodes`` simulated sites in this process."""
     from fedsilo.client_app.app import app
 
     with flower_identity():

@@ -1,7 +1,7 @@
-"""A rehearsal: the sites are asked who they are, nothing is trained, no directory is created.
+"""A rehearsal: sites are asked for their facts, but nothing is trained and no run directory made.
 
-The result is a ``Meeting``: an engine in this process returns it, the app in a deployment writes it
-to ``meeting_file`` where the setting 'purpose' is 'meet'.
+The result is a ``Meeting``. An engine in this process returns it; in a deployment, the app writes
+it to ``meeting_file`` if the setting 'purpose' is 'meet'.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.config.settings import RunSettings
-from fedsilo.server_app.records.run_directory import named, runs_folder, silos_document
+from fedsilo.server_app.records.run_directory import runs_folder, silos_document, with_run_name
 from fedsilo.server_app.run.beginning import terms_of
 from fedsilo.server_app.run.notices import what_is_odd, who_is_missing
 from fedsilo.strategies.meeting.participants import hear_sites, needed_sites
@@ -28,17 +28,17 @@ from fedsilo.strategies.methods.registry import strategy_class
 
 @dataclass(frozen=True)
 class Meeting:
-    """What the sites said, and what a run would do with it.
+    """The replies of the sites, and the conclusions that a run would draw from them.
 
     Attributes:
         asked: number of nodes that were asked.
         needed: number of sites that a run needs.
-        sites: what ``silos.json`` of a run says of each site that can take part.
-        refused: a line for each node that cannot take part, and why.
-        notices: what a run would say of missing silos and odd data.
-        leaves: what the method makes leave each site, in words.
-        noise: the method's own noise that is not differential privacy, or an empty string.
-        fault: why the method cannot begin with these sites, or an empty string if it can.
+        sites: for each site that can take part, its entry in a run's ``silos.json``.
+        refused: a line for each node that cannot take part, with the reason.
+        notices: the lines that a run would print about missing silos and odd data.
+        leaves: a description of the data that leave each site under the method.
+        noise: a description of the method's noise that is not differential privacy, or empty.
+        fault: the reason why the method cannot begin with these sites, or empty.
     """
 
     asked: int
@@ -52,10 +52,10 @@ class Meeting:
 
 
 def meet(grid: Grid, settings: RunSettings) -> Meeting:
-    """Ask the sites of ``grid`` who they are, as a run would.
+    """Ask the sites of ``grid`` for their facts, as a run would.
 
     Raises:
-        FedsiloError: too few, or too many, are connected, or an operator's file cannot be used.
+        FedsiloError: too few or too many sites are connected, or an operator's file is unusable.
     """
     common = settings.common
     met = hear_sites(grid, common, silo_count(common), terms_of(settings))
@@ -80,18 +80,18 @@ def meet_inline(settings: RunSettings, nodes: int) -> Meeting:
 
 
 def write_meeting(grid: Grid, settings: RunSettings) -> None:
-    """Meet the sites and write what they said to ``meeting_file``."""
+    """Meet the sites and write the ``Meeting`` as JSON to ``meeting_file``."""
     written = TypeAdapter(Meeting).dump_json(meet(grid, settings), indent=2)
-    write_atomically(meeting_file(named(settings).common), written)
+    write_atomically(meeting_file(with_run_name(settings).common), written)
 
 
 def meeting_file(common: CommonSettings) -> Path:
-    """Return the file of a meeting: ``<out>/<run-name>-meeting.json``."""
+    """Return the path of a meeting's file: ``<out>/<run-name>-meeting.json``."""
     return runs_folder(common.out) / f"{common.run_name}-meeting.json"
 
 
 def read_meeting(path: Path) -> Meeting:
-    """Return the meeting that ``write_meeting`` wrote, or raise a RunDirectoryError."""
+    """Read the meeting that ``write_meeting`` wrote; RunDirectoryError if the file is unusable."""
     if fault := file_fault(path):  # a pipe would be waited for
         raise RunDirectoryError(f"{path} {fault}: meet the sites again")
     try:

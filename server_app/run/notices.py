@@ -1,4 +1,4 @@
-"""What a run says before it begins: which silos are missing, and what is odd about the sites."""
+"""Builds the lines that a run prints before it begins: missing silos, and oddities of sites."""
 
 from collections.abc import Iterator
 
@@ -7,49 +7,52 @@ from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SPLITS, SiteFacts
-from fedsilo.server_app.records.many_sites import listed
+from fedsilo.server_app.records.many_sites import join_names
 from fedsilo.strategies.meeting.participants import Participants
 
-_NEARLY_ALL = 0.9  # of all training samples
+_NEARLY_ALL = 0.9  # a site with a larger share of all training samples decides every average
 
 
 def notices(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield all that a run says of its sites before it begins."""
+    """Yield the lines that a run prints about its sites before it begins."""
     yield from who_is_missing(participants, common)
     if participants.are_simulated() and data_set(common.dataset).origin == "own":
         yield from describe_sites(participants)
     for reason in participants.refused:
-        yield f"continuing without a SuperNode that cannot take part: {reason}"
+        yield f"continuing without a SuperNode, because it cannot take part: {reason}"
     yield from what_is_odd(participants)
 
 
 def describe_sites(participants: Participants) -> Iterator[str]:
-    """Yield one line per site with its classes and samples, as its files were understood."""
+    """Yield one line per site with its classes and sample counts, as read from its files."""
     for site, facts in participants.facts.items():
         if facts.label_counts:
             sizes = facts.sizes()
             samples = ", ".join(f"{sizes.get(split, 0)} {split}" for split in SPLITS)
-            classes = listed(facts.class_names or [str(label) for label in range(facts.classes)])
+            classes = join_names(
+                facts.class_names or [str(label) for label in range(facts.classes)]
+            )
             yield f"site {site}: classes {classes}; samples: {samples}"
 
 
 def who_is_missing(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield which silos exist and do not take part."""
+    """Yield a line on the silos that exist but do not take part."""
     simulated = participants.are_simulated()
     yield from data_set(common.dataset).notices(common) if simulated else []
     names = _known_silos(common, participants)
     if absent := [site for site in names if site not in participants.facts]:
         yield (
             f"{len(participants.facts)} of {len(names)} silos take part: "
-            f"{listed(participants.sites())}; "
-            f"{'not' if participants.refused else 'no SuperNode for'} {listed(absent)}"
+            f"{join_names(participants.sites())}; "
+            f"{'not' if participants.refused else 'no SuperNode for'} {join_names(absent)}"
         )
 
 
 def _known_silos(common: CommonSettings, participants: Participants) -> list[str]:
-    """Return the silos that exist; where only the sites know their data, those registered.
+    """Return the names of the silos that exist; empty if they cannot be known.
 
-    The files of a simulation's machine are the sites' own, those of another server are not.
+    If only the sites know their data, the silos are those of the operator's registry. A server's
+    own files count only in a simulation, where they are the sites' data.
     """
     if silo_count(common) is None and not participants.are_simulated():
         registry = participants.terms.registry
@@ -61,8 +64,11 @@ def _known_silos(common: CommonSettings, participants: Participants) -> list[str
 
 
 def what_is_odd(participants: Participants) -> Iterator[str]:
-    """Yield what a site's data cannot give, and whose own count alone decides the averages."""
-    # Without any test sample one line says so; only otherwise is a site without some odd
+    """Yield a line for each oddity of a site's data, such as a missing split or a single class.
+
+    A site that states nearly all training samples is reported too, because it decides the averages.
+    """
+    # If no site has test samples, one line is enough; a line per site would only repeat it
     measured = any(_has_test(facts) for facts in participants.facts.values())
     if not measured:
         yield "no site has test samples: there will be no test results"
@@ -71,9 +77,9 @@ def what_is_odd(participants: Participants) -> Iterator[str]:
         if sum(1 for count in facts.label_counts.get("train", []) if count) == 1:
             yield f"site {site}: all training samples are of one class"
         if measured and not _has_test(facts):
-            yield f"site {site}: it has no test samples and no test results"
+            yield f"site {site}: it has no test samples, so it has no test results"
         if withheld := [split for split in SPLITS if split not in facts.measured]:
-            yield f"site {site}: it withholds its measurements on {', '.join(withheld)}"
+            yield f"site {site}: it withholds its metrics on {', '.join(withheld)}"
         if facts.dropped:
             reason = "they are missing or cannot be decoded"
             reason = "a value is missing" if facts.features else reason
@@ -85,11 +91,14 @@ def _has_test(facts: SiteFacts) -> bool:
 
 
 def _heaviest(participants: Participants) -> Iterator[str]:
-    """Yield a site whose own sample count decides nearly every average, if there is one."""
+    """Yield a line on a site that states more than 90 % of all training samples, if one does.
+
+    With fewer than three sites, or with agreed weights, there is no line.
+    """
     sizes = {site: facts.sizes().get("train", 0) for site, facts in participants.facts.items()}
     site, total = max(sizes, key=sizes.__getitem__), sum(sizes.values())
     if len(sizes) >= 3 and sizes[site] > _NEARLY_ALL * total and not participants.agreed_samples():
         yield (
-            f"site {site} says that it has {sizes[site]} of {total} training samples, and "
-            "averages weigh by them: if that is wrong, agree on counts beforehand ('site-weights')"
+            f"site {site} states that it has {sizes[site]} of all {total} training samples, so it "
+            "decides the averages: if that is wrong, agree on counts beforehand ('site-weights')"
         )

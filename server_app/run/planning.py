@@ -1,4 +1,4 @@
-"""From a command's options to settings and resources, and on to an engine."""
+"""Turns a command's options into settings and resources, and starts the run on an engine."""
 
 import os
 from collections.abc import Mapping
@@ -41,8 +41,8 @@ from fedsilo.server_app.records.run_directory import (
     CONFIG,
     SILOS,
     RunDirectory,
-    named,
     open_run_directory,
+    with_run_name,
 )
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.inline_engine import refuse_vectorised, run_inline
@@ -54,11 +54,11 @@ from fedsilo.server_app.run.ready import (
     refuse_without_a_silo,
 )
 
-_FEW_STEPS = 20_000  # of tables, some 1 ms each: below, starting processes gains little
+_FEW_STEPS = 20_000  # a step on a table takes about 1 ms, so starting processes gains little
 _PATHS = (*keys_with(CommonSettings, "files"), "out")
 
 
-def planned(
+def plan_run(
     experiment: str,
     sources: RunSources,
     *,
@@ -66,10 +66,16 @@ def planned(
     overrides: Mapping[str, Value] | None = None,
     engine: str = "",
 ) -> tuple[RunSettings, Mapping[str, Value]]:
-    """Return settings and resources of a run: experiment, file, changes, then ``overrides``.
+    """Build the settings and resources of a run.
 
-    ``supernodes`` are the simulated sites, by default the experiment's or all silos; ``engine`` is
-    what the run will be started on, if it is known.
+    Later sources override earlier ones: experiment, file, changes, ``overrides``.
+
+    Args:
+        experiment: an experiment's name, or a method.
+        sources: the sources of settings that the command names.
+        supernodes: number of simulated sites; None for the experiment's, else all silos.
+        overrides: settings that the command itself sets.
+        engine: the engine that will run it, or empty if it is unknown.
 
     Raises:
         SettingError: a source cannot be read, or a setting or resource is wrong.
@@ -86,20 +92,20 @@ def planned(
 def planned_settings(
     experiment: str, sources: RunSources, overrides: Mapping[str, Value] | None = None
 ) -> RunSettings:
-    """Return the settings of ``planned``, for sites that are elsewhere: no data are needed here."""
+    """Build the settings of a run without its resources, so no data are needed on this machine."""
     declared = find_experiment(simulation_file(sources.file), experiment).values
     named_here = dict(parse_assignment(text) for text in sources.changes)
     named_here.update(overrides or {})
     of_file = _read_settings(sources.config, named_here) if sources.config else {}
     values = {**declared, **of_file, **named_here}
-    return named(resolve(_with_paths(values, sources))).pinned()
+    return with_run_name(resolve(_with_paths(values, sources))).pin_plugins()
 
 
 def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Value]:
     """Read a TOML file of settings, without plugins that only the file names.
 
-    The file may be the config.toml of somebody else's run. What the user gave on the command line
-    or in Python, ``named_here``, is left out, as it replaces the file's.
+    The file may be the config.toml of somebody else's run. The settings in ``named_here``, from the
+    command line or Python, are left out, because they replace the file's.
 
     Raises:
         SettingError: the file cannot be read, or a plugin may not be executed.
@@ -112,7 +118,7 @@ def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Val
 
 
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:
-    """Return the values with the folder of runs, and every path absolute."""
+    """Return the values with an absolute path in each setting of a file or folder, also 'out'."""
     placed = dict(values)
     if sources.out or not (placed.get("out") or os.environ.get("FEDSILO_RUNS")):
         placed["out"] = str(sources.out or "runs")
@@ -124,9 +130,9 @@ def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, V
 
 
 def _with_plugins(values: dict[str, Value]) -> dict[str, Value]:
-    """Return the values with the files of plugs in 'plugin', absolute, and their modules' names.
+    """Move the plugin files that settings name to 'plugin', as absolute paths.
 
-    ``network`` 'nets.py:build' becomes 'nets:build', and nets.py a file of 'plugin'.
+    ``network`` 'nets.py:build' becomes 'nets:build', and the path of nets.py goes into 'plugin'.
     """
     entries = plugin_entries(str(values.get("plugin", "")))
     for key in ("network", "method", "dataset", "partition"):
@@ -143,22 +149,29 @@ def _absolute(key: str, path: str) -> str:
         return str(Path(path).expanduser().resolve())
     except (OSError, RuntimeError, ValueError) as error:  # a null byte, no home, a loop
         reason = one_line(error, 100)
-        raise SettingError(f"setting '{key}' is {shown(path)}, no path here: {reason}") from None
+        raise SettingError(
+            f"setting '{key}' must be a path of this machine, but is {shown(path)}: {reason}"
+        ) from None
 
 
-def replanned(
+def plan_resumed_run(
     run_dir: Path, *, supernodes: int | None = None, track: str | None = None
 ) -> tuple[RunSettings, Mapping[str, Value], str]:
-    """Return settings, resources and engine to resume an interrupted run, by default as before.
+    """Build settings, resources and engine to resume an interrupted run.
+
+    Args:
+        run_dir: the run directory.
+        supernodes: number of simulated sites; None for the number before.
+        track: the setting 'track'; None for the value before.
 
     Raises:
-        FedsiloError: there is no run, or its files cannot be used.
+        FedsiloError: the directory holds no run, or its files cannot be used.
     """
     path = run_dir.resolve()
     if not (path / CONFIG).is_file():
         raise RunDirectoryError(
-            f"{path} has no {CONFIG}: it is not a run directory, or its run never began; start it "
-            "again"
+            f"{path} has no {CONFIG}: it is no run directory, or its run never began; start a new "
+            "run"
         )
     before = read_run_config(path / CONFIG)
     values = before.settings | {"resume": True, "out": str(path.parent), "run-name": path.name}
@@ -171,7 +184,7 @@ def replanned(
 
 
 def _prepare(common: CommonSettings, engine: str) -> None:
-    """Let a fork server load PyTorch while this process does, where the run may need it."""
+    """Start the fork server early if the run may need it, so that both load PyTorch at once."""
     is_table = ".tables." in DATA_SETS.get(common.dataset, "")  # by name: its module needs PyTorch
     if engine == "processes" or (
         engine == "auto" and cores() > 1 and not is_table and common.vectorised == 1
@@ -182,40 +195,42 @@ def _prepare(common: CommonSettings, engine: str) -> None:
 def engine_for(
     common: CommonSettings, resources: Mapping[str, Value], engine: str, ray_address: str | None
 ) -> str:
-    """Return the engine of that name; ``auto`` takes what is quicker here, and says so.
+    """Return the engine to use; for ``auto``, choose the quicker one and print the choice.
 
-    Several processes are, unless there is but one core, one GPU that sites are given no share of,
-    or so little to train that starting processes takes longer (docs/engines.md).
+    Several processes are quicker, unless only one fits, sites have no share of the GPU, or the run
+    is so short that starting processes takes longer (docs/engines.md). With a Ray address, ``auto``
+    is Ray.
     """
     if engine != "auto" or ray_address:
         return "ray" if engine == "auto" else engine
     if common.vectorised > 1:
-        print(f"fedsilo: up to {common.vectorised} sites train as one in this process")
+        print(f"fedsilo: up to {common.vectorised} sites train as one batch in this process")
         return "inline"
     workers = len(worker_environments(resources))
     if reason := _why_inline(common, resources, workers):
-        hint = " (--engine processes: side by side)" if workers > 1 else ""
-        print(f"fedsilo: sites train one after another in this process, as {reason}{hint}")
+        hint = " (to train side by side: --engine processes)" if workers > 1 else ""
+        print(f"fedsilo: sites train one after another in this process, because {reason}{hint}")
         return "inline"
     print(
-        f"fedsilo: sites train in {workers} processes side by side (--engine inline: in this one)"
+        f"fedsilo: sites train side by side in {workers} processes (to use only this one: "
+        "--engine inline)"
     )
     return "processes"
 
 
 def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers: int) -> str:
-    """Return why a run is quicker in one process, or an empty text if it is not."""
+    """Explain why a run is quicker in one process; empty if it is not."""
     if workers == 1:
-        return "cores, memory, GPUs and sites allow no second one"
+        return "the cores, memory, GPUs or sites allow no second process"
     if data_set(common.dataset).is_table and (steps := _steps(common)) < _FEW_STEPS:
-        return f"{counted(steps, 'step')} of tables: starting others takes longer"
+        return f"starting more processes takes longer than {counted(steps, 'step')} on tables"
     if common.device == "cpu" or resources["client-resources-num-gpus"] or not has_gpu():
         return ""
-    return "sites are given no share of the GPU"
+    return "the sites have no share of the GPU"
 
 
 def _steps(common: CommonSettings) -> int:
-    """Return about how many steps a run takes, if the first site has as many samples as others."""
+    """Estimate the optimiser steps of a run, as if all sites had the first site's samples."""
     names = silo_names(common)
     samples = len(load_silo(names[0], common).train) if names else 0
     return common.rounds * len(names) * steps_of_round(common, samples)
@@ -227,19 +242,23 @@ def start(
     engine: str,
     ray_address: str | None = None,
 ) -> RunDirectory:
-    """Run settings on an engine, see ``engine_for``, and return the run directory.
+    """Run settings on an engine and return the run directory.
 
-    ``ray_address`` is that of a running cluster, ``auto`` or ``HOST:PORT``.
+    Args:
+        settings: the settings of the run.
+        resources: as ``check_resources`` returns them.
+        engine: inline, processes, ray or auto, see ``engine_for``.
+        ray_address: the address of a running Ray cluster, ``auto`` or ``HOST:PORT``; or None.
 
     Raises:
         FedsiloError: the run failed.
     """
     if settings.common.purpose != "train":
         raise SettingError(
-            f"setting 'purpose' is '{settings.common.purpose}', which is not a run: remove it, or "
-            "run 'fedsilo survey'"
+            f"setting 'purpose' is '{settings.common.purpose}', but a run needs 'train': remove "
+            "the setting, or use 'fedsilo survey'"
         )
-    # Refused here and now, not from inside a Flower run
+    # Checked here, because an error from inside a Flower run comes late and is harder to read
     open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
     refuse_without_a_silo(settings.common)
     chosen = engine_for(settings.common, resources, engine, ray_address)
@@ -251,7 +270,7 @@ def start(
         return run_with_ray(settings, resources, ray_address or "")
     if ray_address:
         raise SettingError(
-            f"--ray-address belongs to the engine 'ray': remove it or --engine {chosen}"
+            f"--ray-address needs the engine 'ray', but --engine is {chosen}: remove one of them"
         )
     if chosen == "processes":
         return run_with_processes(settings, resources)

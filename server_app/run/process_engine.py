@@ -1,8 +1,8 @@
-"""The engine of several processes: a fork server that has PyTorch loaded, and a worker per core.
+"""The engine of several processes: a fork server that has loaded PyTorch, and a worker per core.
 
-A worker is a pool of one process (``concurrent.futures``), forked in milliseconds, so that with a
-process that dies the message is known that it was answering. The large parts of a message are in
-shared memory without a name: nothing of it stays, in whatever way a process ends.
+A worker is a pool of one process (``concurrent.futures``), forked in milliseconds. So if a process
+dies, the engine knows which message it was answering. The large parts of a message are in shared
+memory without a name, which the system frees however a process ends.
 """
 
 import gc
@@ -35,16 +35,17 @@ from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, pa
 from fedsilo.strategies.wire.parcels import Packing, Parcel, unpack
 
 _PRELOADED = ("answer", "hello", "lab", "session")  # modules of client_app
-_DEATHS = 3  # of the workers that answer one message, until its site counts as failed
+_DEATHS = 3  # after this many dead workers for one message, its site counts as failed
 _PAUSES = (0.0, 0.1, 1.0)  # seconds before each try to start a worker
-_WAIT = 30.0  # seconds that a pull waits at most
+_WAIT = 30.0  # seconds; the longest wait of one pull
 
 
 class Worker:
     """A process that answers one message at a time.
 
     Args:
-        arguments: the process's variables, the run's settings, and a config for each site.
+        arguments: environment variables of the process, settings of the run, and a node config
+            for each site.
     """
 
     def __init__(
@@ -54,7 +55,11 @@ class Worker:
         self.start()
 
     def start(self) -> None:
-        """Start the process; the one before has ended. ProcessError if the machine starts none."""
+        """Start the process, after the one before has ended.
+
+        Raises:
+            ProcessError: the machine does not start a process in three tries.
+        """
         for pause in _PAUSES:
             time.sleep(pause)
             self.pool = ProcessPoolExecutor(1, get_context("forkserver"), _begin, self.arguments)
@@ -65,12 +70,11 @@ class Worker:
             except (EOFError, OSError) as error:  # the fork server was killed just now
                 reason = one_line(error)
         raise ProcessError(
-            f"a process for sites could not be started ({reason}): take --engine inline, which "
-            "starts none"
+            f"cannot start a process for sites ({reason}): use --engine inline, which starts none"
         )
 
     def submit(self, parcel: Parcel) -> Future[Parcel]:
-        """Have the process answer a packed message; one that was killed idle is started again."""
+        """Let the process answer a packed message; a process killed while idle is started again."""
         try:
             return self.pool.submit(_answer, parcel)
         except BrokenProcessPool:
@@ -78,7 +82,7 @@ class Worker:
             return self.pool.submit(_answer, parcel)
 
     def end(self) -> None:
-        """End the process at once, whatever it computes."""
+        """Kill the process at once, also in the middle of a computation."""
         with suppress(BrokenProcessPool, ProcessLookupError):
             os.kill(self.process.result(), signal.SIGKILL)
         self.pool.shutdown(cancel_futures=True)
@@ -86,7 +90,7 @@ class Worker:
 
 @contextmanager
 def _without_main() -> Iterator[None]:
-    """Let processes not import the caller's script, which may start a run as it is imported."""
+    """Hide the caller's script from new processes, because importing it could start a run again."""
     main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
     try:
         yield
@@ -95,7 +99,10 @@ def _without_main() -> Iterator[None]:
 
 
 class ProcessGrid(InlineGrid):
-    """A grid whose nodes are answered by workers, each node by the same one where it is free."""
+    """A grid whose nodes run in workers; a node keeps its worker if that is idle.
+
+    The same worker is quicker, because it has the site's data in memory.
+    """
 
     def __init__(
         self,
@@ -114,17 +121,19 @@ class ProcessGrid(InlineGrid):
         self._deaths = Counter[str]()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue messages and return their ids; forget those of before that nobody waits for."""
+        """Queue messages and return their ids; earlier unanswered messages are dropped."""
         self._waiting.clear()
         self._replies.clear()
         return_freed_memory()
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies that have come among those to ``message_ids``; wait for the first.
+        """Return the replies to ``message_ids`` that have arrived; wait for the first one.
+
+        The list is empty if none arrives within 30 seconds.
 
         Raises:
-            ProcessError: there is no room in shared memory.
+            ProcessError: shared memory has no room.
         """
         wanted = list(message_ids)
         while not (answered := [key for key in wanted if key in self._replies]):
@@ -134,11 +143,11 @@ class ProcessGrid(InlineGrid):
                 return []
             for future in done:
                 self._take(future)
-        self._dispatch()  # what is idle works while these are read
+        self._dispatch()  # idle workers compute while the caller reads these replies
         return [self._replies.pop(key) for key in answered]
 
     def _dispatch(self) -> None:
-        """Give each idle worker a message: of a site that it knows, else the oldest."""
+        """Give each idle worker a message: the oldest of a site that it knows, else the oldest."""
         while self._idle and self._waiting:
             worker = self._idle.pop()
             known = (
@@ -152,7 +161,7 @@ class ProcessGrid(InlineGrid):
             self._running[future] = message, worker
 
     def _take(self, future: Future[Parcel]) -> None:
-        """Take a reply; a message whose worker died is answered again, by a new process."""
+        """Store a reply; if the worker died, queue its message again, up to three times."""
         message, worker = self._running.pop(future)
         self._idle.append(worker)
         key = message.metadata.message_id
@@ -163,7 +172,7 @@ class ProcessGrid(InlineGrid):
             if self._deaths[key] < _DEATHS:
                 self._waiting = {key: message, **self._waiting}
             else:
-                self._replies[key] = _killed(message)
+                self._replies[key] = _build_killed_reply(message)
             worker.start()
 
     def end(self) -> None:
@@ -172,11 +181,11 @@ class ProcessGrid(InlineGrid):
             worker.end()
 
 
-def _killed(message: Message) -> Message:
-    """Return the reply of a site whose process died at each try."""
+def _build_killed_reply(message: Message) -> Message:
+    """Build the error reply of a site whose process died at each try."""
     reason = (
-        f"its process was killed {_DEATHS} times as it answered: memory may be short, so give "
-        "sites more with 'client-resources-num-cpus', or take --engine inline"
+        f"its process was killed {_DEATHS} times while it answered, perhaps for lack of memory: "
+        "raise 'client-resources-num-cpus', so that fewer run at once, or use --engine inline"
     )
     reply = Message(Error(0, reason), reply_to=message)
     reply.metadata.__dict__["_message_id"] = f"reply-{message.metadata.message_id}"
@@ -194,9 +203,10 @@ def _begin(
     run_config: dict[str, Value],
     node_configs: list[dict[str, Value]],
 ) -> None:
-    """Become a worker: leave Ctrl-C to the command, and end with it, however it ends."""
+    """Set up a worker process, which ignores Ctrl-C and ends when the command ends."""
     global _site
-    gc.freeze()  # or looking for garbage would copy what is shared with the fork server
+    # Without this, the garbage collector would touch, and so copy, all pages shared with the server
+    gc.freeze()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Thread(target=_end_with_command, daemon=True).start()
     os.environ.clear()
@@ -215,7 +225,7 @@ def _end_with_command() -> None:
 
 
 def _answer(parcel: Parcel) -> Parcel:
-    """Answer a message as a simulated site does."""
+    """Unpack a message, let its simulated site answer it, and pack the reply."""
     assert _site is not None
     return _replies.pack(_site.answer(unpack(parcel)))
 
@@ -224,7 +234,7 @@ def _answer(parcel: Parcel) -> Parcel:
 
 
 def start_fork_server() -> None:
-    """Start the process from which workers are forked; it loads PyTorch while this one goes on."""
+    """Start the process from which workers are forked; it loads PyTorch in the background."""
     modules = [f"fedsilo.client_app.{name}" for name in _PRELOADED]
     get_context("forkserver").set_forkserver_preload([*modules, __name__])
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is the command's
@@ -236,7 +246,7 @@ def start_fork_server() -> None:
 
 @contextmanager
 def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Iterator[ProcessGrid]:
-    """Give a grid of simulated sites that processes answer; errors as ``check_device``."""
+    """Yield a grid whose simulated sites run in processes; errors as ``check_device``."""
     share = str(resources["client-resources-num-gpus"])
     check_device(settings.common.device, float(share))
     start_fork_server()

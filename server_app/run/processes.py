@@ -1,4 +1,4 @@
-"""Processes that this command starts: their commands, their ports, and how they are ended."""
+"""Starts and ends the processes of a run: paths of commands, free ports, process trees."""
 
 import os
 import shutil
@@ -15,13 +15,13 @@ import psutil
 from fedsilo.models.contract.errors import ProcessError
 
 VERBOSE = "FEDSILO_VERBOSE"  # set by --verbose: show what Flower and Ray print
-RUN_MARK = "FLWR_HOME"  # a folder that each run has of its own; all its processes know it
-_PARENT = "FEDSILO_ENDS_WITH"  # the process with which a command is to end
+RUN_MARK = "FLWR_HOME"  # each run has its own folder, so this variable marks all its processes
+_PARENT = "FEDSILO_ENDS_WITH"  # id of the process with which a command must end
 _PASSES = 5
 
 
 def tool(name: str) -> str:
-    """Return the path of a command of this Python, else of the PATH, or a ProcessError."""
+    """Find a command next to this Python, else on the PATH; ProcessError if it is in neither."""
     own = Path(sys.executable).parent / name
     path = str(own) if own.is_file() else shutil.which(name)
     if not path:
@@ -33,14 +33,14 @@ def tool(name: str) -> str:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of the loopback interface that are free now."""
-    with ExitStack() as stack:  # all at once, or one port may come twice
+    """Return ``count`` different ports of the loopback interface that are free now."""
+    with ExitStack() as stack:  # all are held at once, because one port could otherwise come twice
         free = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
         return [int(stack.enter_context(one).getsockname()[1]) for one in free]
 
 
 def app_folder() -> Path:
-    """Return the folder of pyproject.toml, which ``flwr run`` bundles, or a ProcessError."""
+    """Return the folder of pyproject.toml, which ``flwr run`` bundles; ProcessError without one."""
     folder = Path(__file__).resolve().parents[2]
     if not (folder / "pyproject.toml").is_file():
         raise ProcessError(
@@ -51,7 +51,7 @@ def app_folder() -> Path:
 
 
 def end_trees(roots: Iterable[psutil.Process]) -> None:
-    """End processes and all that they started: TERM, then KILL.
+    """End processes and their descendants: by TERM, and after 10 seconds by KILL.
 
     Flower and Ray start their children in sessions of their own, so a signal to the process group
     would miss them; the tree of parents does not.
@@ -74,8 +74,8 @@ def end_trees(roots: Iterable[psutil.Process]) -> None:
 def end_run(home: Path) -> None:
     """End all processes of the run whose folder is ``home``, except this one.
 
-    They are found by their environment, since one whose parent has ended is in no tree. A process
-    that was being started while others ended is found by the next pass.
+    They are found by their environment, because a process whose parent has ended is in no tree. A
+    process that started while others were ended is found in the next pass.
     """
     for _ in range(_PASSES):
         marked = []
@@ -90,12 +90,12 @@ def end_run(home: Path) -> None:
 
 
 def bound_environment() -> dict[str, str]:
-    """Return the environment for a ``fedsilo`` command that is to end with this process."""
+    """Return the environment for a ``fedsilo`` command that must end with this process."""
     return os.environ | {_PARENT: str(os.getpid())}
 
 
 def end_if_bound() -> None:
-    """Make this command end with the process that bound it to itself, if one did."""
+    """If another process has bound this command to itself, end when that process ends."""
     parent = os.environ.pop(_PARENT, "")
     if parent.isdecimal():
         from fedsilo.client_app.worker.polling import end_with  # Flower comes with it
@@ -112,7 +112,10 @@ def runs(process: psutil.Process) -> bool:
 
 
 def process_of(pid: int, started: float) -> psutil.Process | None:
-    """Return a running process by id and start, as ids are reused; None if it has ended."""
+    """Return a running process by its id and start time; None if it has ended.
+
+    The start time, in seconds since 1970, must agree within a second, because ids are reused.
+    """
     try:
         process = psutil.Process(pid)
         same = abs(process.create_time() - started) < 1.0

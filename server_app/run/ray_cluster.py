@@ -1,7 +1,7 @@
-"""A Ray cluster that a run is spread over: its address goes to Ray, whose error is told in a line.
+"""Connects a run to a Ray cluster, and turns Ray's connection errors into one line.
 
-Flower's actors on other nodes read the app, the data's cache and the run directory by the paths of
-this machine, and run it with their own packages. docs/cluster.md says what every node must have.
+Flower's actors on other nodes read the app, the data cache and the run directory by the paths of
+this machine, but with their own packages. docs/cluster.md says what every node must have.
 """
 
 import json
@@ -17,19 +17,19 @@ from fedsilo.models.contract.settings_schema import Value
 
 LOCAL = "local"
 ADDRESS_VARIABLE = "RAY_ADDRESS"
-_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON"  # what Ray adds to each worker's environment
+_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON"  # its "env_vars" go into each worker's environment
 _TRAVELLING = re.compile(r"(FEDSILO|FLWR)_\w+|OMP_NUM_THREADS|CUBLAS_WORKSPACE_CONFIG")
 _LIMIT = 60.0  # seconds for Ray to connect; it takes a second, but tries a dead address for minutes
-# In a process of its own: Ray ends the process whose connection it gives up
+# A separate process tries the connection, because Ray ends a process when it gives up connecting
 _CONNECT = "import logging, ray, sys; ray.init(sys.argv[1], logging_level=logging.ERROR)"
 
 
 def ray_variables(address: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Return what tells Ray which cluster to use, and what its workers get of ``variables``.
+    """Build the environment variables that select the Ray cluster and set its workers' environment.
 
     Args:
-        address: that of a running cluster, or empty. Then Ray starts one of its own, even if
-            another one runs on this machine.
+        address: the address of a running cluster. If empty, Ray starts a cluster for the run, even
+            if another one runs on this machine.
         variables: the environment of the run.
     """
     if not address:
@@ -40,13 +40,13 @@ def ray_variables(address: str, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def unused_cluster(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return a line that the cluster which the environment names is not used, if it names one."""
+    """Return a warning if the environment names a cluster, which is not used; None otherwise."""
     address = environment.get(ADDRESS_VARIABLE, LOCAL)
     if not address or address == LOCAL:
         return None
     return (
-        f"{ADDRESS_VARIABLE} names {address}, which is not used: name it with --ray-address to "
-        "spread the run over it"
+        f"{ADDRESS_VARIABLE} names {address}, but this run does not use it: give it by "
+        "--ray-address to spread the run over that cluster"
     )
 
 
@@ -54,14 +54,14 @@ def check_cluster(address: str, resources: Mapping[str, Value]) -> None:
     """Check that Ray connects to the cluster at ``auto`` or ``HOST:PORT``.
 
     Raises:
-        SettingError: it does not, with Ray's own reason; or ``resources`` has one of a cluster that
-            a run starts itself.
+        SettingError: Ray does not connect, with Ray's reason; or ``resources`` has a key that is
+            only for a cluster started by the run.
     """
     for key in ("init-args-num-cpus", "init-args-num-gpus"):
         if resources.get(key):
             raise SettingError(
-                f"resource '{key}' is for a cluster that the run starts itself, and --ray-address "
-                "names one that is running: leave it out"
+                f"resource '{key}' is for a cluster that the run starts, but --ray-address names "
+                "a running one: remove the resource"
             )
     try:
         done = subprocess.run(

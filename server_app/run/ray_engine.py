@@ -1,8 +1,8 @@
 """The Ray engine: ``flwr run`` on a SuperLink of its own, which ends with the run.
 
-Flower's own local SuperLink belongs to the machine and stays; two runs would meet in it. So
-each run here gets ports and an FLWR_HOME of its own, in the environment this process runs in. A
-guard (server_app/run/ray_engine.py) ends all that it started, even if this process is killed.
+Flower's local SuperLink is shared by a machine and keeps running, so two runs would meet in it.
+Therefore each run here gets its own ports and FLWR_HOME, in this process's Python environment. A
+guard process (``guard`` in this file) ends all processes of the run, even if this one is killed.
 """
 
 import json
@@ -38,11 +38,11 @@ from fedsilo.server_app.run import processes
 from fedsilo.server_app.run.ray_cluster import check_cluster, ray_variables, unused_cluster
 from fedsilo.server_app.run.terminal import make_console, progress_bars
 
-LAUNCH_VARIABLE = "FEDSILO_LAUNCH"  # tells the app, inside the Flower run, how it was launched
+LAUNCH_VARIABLE = "FEDSILO_LAUNCH"  # engine and resources as JSON, for the app in the Flower run
 _START_LIMIT = 60.0  # seconds
 _END_LIMIT = 30.0  # seconds
 
-# What Flower and Ray print at every start; warnings, errors and the app's own lines pass
+# Lines that Flower and Ray print at every start; warnings, errors and the app's own lines pass
 _NOISE = re.compile(
     r"INFO .*:\s|^Successfully started run|^Successfully installed fedsilo|^Using SuperLink: |"
     r"Since flwr 1.32, default simulated|Flower configuration not found|Manually terminating|"
@@ -55,7 +55,7 @@ def run_with_ray(
 ) -> RunDirectory:
     """Run ``settings`` with ``flwr run`` and return the run directory.
 
-    ``address`` is a running Ray cluster's, or ``auto``; by default Ray starts one for the run.
+    ``address`` is the address of a running Ray cluster, or ``auto``; if empty, Ray starts one.
 
     Raises:
         FedsiloError: the run failed; the message is the app's own last error line.
@@ -68,7 +68,7 @@ def run_with_ray(
     if address:
         check_cluster(address, wanted)
         runs.mkdir(parents=True, exist_ok=True)
-        # Flower's actors read the app in it, so all nodes must see it
+        # Flower's actors read the app from this folder, so all nodes must see it
         place = {"prefix": ".fedsilo-flwr-", "dir": runs}
     elif line := unused_cluster():
         print(f"fedsilo: {line}", file=sys.stderr)
@@ -87,8 +87,8 @@ def run_with_ray(
             raise KeyboardInterrupt(*begun) from None
     if not error and not directory.has_ended():
         error = (
-            f"the Flower run ended without a summary in {directory.path}: see the log above, then "
-            "resume it"
+            f"the Flower run ended, but wrote no summary in {directory.path}: read the log above, "
+            "then resume the run"
         )
     if error:
         raise ProcessError(error)
@@ -105,7 +105,7 @@ def _superlink(
         **os.environ,
         **(variables or {}),
         processes.RUN_MARK: str(home),
-        "SPT_NOENV": "1",  # or Ray's own process titles overwrite that mark
+        "SPT_NOENV": "1",  # without this, Ray's process titles overwrite the mark
         "FLWR_LOCAL_SUPERLINK_HTTP_API_PORT": http_port,
         "FLWR_LOCAL_CONTROL_API_PORT": control_port,
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
@@ -140,7 +140,7 @@ def _superlink(
         guard.stdin.close()
         with suppress(subprocess.TimeoutExpired):
             guard.wait(_END_LIMIT)
-        processes.end_run(home)  # in case the guard was killed or did not end it
+        processes.end_run(home)  # the guard may have been killed before it ended the run
         guard.wait()
 
 
@@ -168,7 +168,7 @@ def _flwr_run(
 ) -> str:
     """Stream the run's log to standard output; return the app's error line, or an empty string.
 
-    The line is the last that is shown: what Flower prints of the same error says less.
+    Nothing is shown after the error line, because Flower's lines on the same error say less.
     """
     wanted = " ".join(
         f"{key}={value}"
@@ -180,16 +180,16 @@ def _flwr_run(
     console = make_console()
     with progress_bars(console, lambda: read_progress(directory.path)):
         last_error, code = stream(command, environment, console)
-    return last_error or ("" if code == 0 else f"'flwr run' ended with code {code}: see above")
+    return last_error or ("" if code == 0 else f"'flwr run' ended with exit code {code}: see above")
 
 
 def stream(
     command: Sequence[str], environment: Mapping[str, str], console: Console
 ) -> tuple[str, int]:
-    """Show what a command of Flower prints, of its log only with --verbose, until it ends.
+    """Run a Flower command and print its output; its routine log lines only with --verbose.
 
     Returns:
-        The app's error line, which is not shown, or an empty string; and the exit code.
+        The app's error line, which is not printed, or an empty string; and the exit code.
     """
     last_error, verbose = "", bool(os.environ.get(processes.VERBOSE))
     with subprocess.Popen(
@@ -209,7 +209,7 @@ def stream(
 
 def _error_in(line: str) -> str:
     plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
-    match = re.match(r"ERROR\s*:\s+fedsilo: (.*)", plain)  # a site's own begins otherwise
+    match = re.match(r"ERROR\s*:\s+fedsilo: (.*)", plain)  # errors of sites begin differently
     return match[1].strip() if match else ""
 
 
@@ -220,8 +220,8 @@ _ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 def guard(home: Path, command: Sequence[str], pipe: int) -> int:
     """Run ``command`` until it or ``pipe`` ends; then end all processes that belong to ``home``.
 
-    Nothing is ever written to the pipe, a file descriptor. Return the command's exit code, or 0 if
-    it was ended from here.
+    ``pipe`` is a file descriptor to which nothing is ever written; it ends with the process that
+    holds the other end. Return the command's exit code, or 0 if the pipe ended first.
     """
     for number in _ENDINGS:
         signal.signal(number, _leave)
@@ -234,7 +234,7 @@ def guard(home: Path, command: Sequence[str], pipe: int) -> int:
         for number in _ENDINGS:
             signal.signal(number, signal.SIG_IGN)
         processes.end_run(home)
-        if pipe_ended:  # or fedsilo reads there why SuperLink ended, and removes it
+        if pipe_ended:  # otherwise fedsilo still reads the log in this folder, then removes it
             shutil.rmtree(home, ignore_errors=True)
 
 

@@ -1,4 +1,4 @@
-"""What would stop a simulation at every site, looked at before Ray or a SuperLink starts."""
+"""Finds errors that would stop a simulation at every site, before Ray or a SuperLink starts."""
 
 import os
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.resources import free_memory
 
-_PROCESS = 0.4e9  # bytes that a site's process has of its own once PyTorch is imported
+_PROCESS = 0.4e9  # bytes of memory that a site's process needs once it has imported PyTorch
 
 
 def refuse_without_a_silo(common: CommonSettings) -> None:
-    """Raise the first error that is seen without a silo: missing weights, an impossible cut."""
+    """Raise the first error that needs no silo to be found: missing weights, an impossible cut."""
     named = common.initial_weights
     if named and not named.startswith("timm:"):
         from fedsilo.datasets.weights.initial_weights import initial_file
@@ -31,9 +31,10 @@ def _has_resnet_weights(common: CommonSettings) -> bool:
 
 
 def refuse_by_first_silo(common: CommonSettings) -> None:
-    """Raise the first error that every simulated site would give: its data, what it starts from.
+    """Raise the first error that every simulated site would raise: on its data or start weights.
 
-    One silo is opened. Synthetic data are not: nothing in them can be missing.
+    Only the first silo is loaded. Synthetic data are skipped, because nothing in them can be
+    missing.
     """
     if data_set(common.dataset).origin == "made-up" or not (names := silo_names(common)):
         return
@@ -52,6 +53,7 @@ def refuse_little_memory(resources: Mapping[str, Value]) -> None:
     needed, free = at_once * _PROCESS, free_memory()
     if needed > free:
         raise SettingError(
-            f"Ray would start {at_once} processes, which need about {needed / 1e9:.1f} GB, and "
-            f"{free / 1e9:.1f} GB of memory are free: take --engine inline, which needs one"
+            f"Ray would start {at_once} processes, which need about {needed / 1e9:.1f} GB of "
+            f"memory, but {free / 1e9:.1f} GB are free: use --engine inline, which needs one "
+            "process"
         )

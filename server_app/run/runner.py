@@ -11,9 +11,9 @@ from fedsilo.datasets.registry import silo_count
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import (
     RunDirectory,
-    named,
     only_writer,
     open_run_directory,
+    with_run_name,
 )
 from fedsilo.server_app.run.beginning import (
     assemble,
@@ -34,13 +34,13 @@ def run(
 ) -> RunDirectory:
     """Run ``settings`` over the sites of ``grid`` and return the run directory.
 
-    ``launch`` has engine and resources for config.toml, so that ``fedsilo resume`` uses the same.
-    The pictures are drawn by whoever starts a run, when it is complete.
+    ``launch`` holds the engine and resources for config.toml, so that ``fedsilo resume`` uses the
+    same. The caller draws the pictures, once the run is complete.
 
     Raises:
-        FedsiloError: nothing is half-written; what was finished before stays and can be resumed.
+        FedsiloError: the run failed. No file is half-written, and finished rounds can be resumed.
     """
-    settings = named(settings).pinned()
+    settings = with_run_name(settings).pin_plugins()
     common, console = settings.common, make_console()
     say = partial(printer(console), style="yellow")
     directory = open_run_directory(common.out, common.run_name, common.resume)

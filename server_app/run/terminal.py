@@ -1,7 +1,7 @@
-"""What is shown on a terminal: tables, and bars of a run's rounds and of its current phase.
+"""Prints tables on a terminal, and progress bars for a run's rounds and its current phase.
 
-The bars follow what ``progress.json`` says, so that a run is drawn the same way in this process and
-behind ``flwr run``, whose output is a stream of lines.
+The bars follow ``progress.json``, so that a run is drawn the same way in this process and behind
+``flwr run``, whose output is a stream of lines.
 """
 
 from collections.abc import Callable, Iterator
@@ -19,11 +19,11 @@ from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.models.contract.one_line import terminal_text
 from fedsilo.server_app.records.progress import Progress
 
-_EVERY = 0.5  # seconds from one look to the next
+_EVERY = 0.5  # seconds between two readings of the progress
 
 
 class SafeConsole(Console):
-    """A console whose terminal obeys no character of a text."""
+    """A console that replaces control characters, so that no text can command the terminal."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -37,21 +37,21 @@ class SafeConsole(Console):
 
 
 def make_console() -> Console:
-    """Return a console on standard output, wide enough for a table where there is no terminal.
+    """Return a console on standard output; without a terminal it is 120 characters wide.
 
-    It shows texts as they are: none is Rich's markup.
+    It shows texts as they are; none is read as Rich's markup.
     """
     console = SafeConsole(markup=False)
     return console if console.is_terminal else SafeConsole(width=120, markup=False)
 
 
 def printer(console: Console) -> Callable[..., None]:
-    """Return what prints a line as it is; ``style`` is Rich's."""
+    """Return a function that prints a line as it is; it takes a ``style`` of Rich."""
     return partial(console.print, highlight=False, soft_wrap=True, markup=False)
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table as wide as it needs to be, or as the terminal is, without leaving text out."""
+    """Print a table in full: on a terminal, long cells are wrapped to the terminal's width."""
     for column in table.columns:
         column.overflow = "fold"
     console.print(table, soft_wrap=not console.is_terminal)
@@ -61,7 +61,7 @@ def print_table(console: Console, table: Table) -> None:
 def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iterator[None]:
     """Draw two bars below the lines of a terminal while the block runs; elsewhere draw nothing.
 
-    ``read`` returns how far the run is, or None before it has begun.
+    ``read`` returns the progress of the run, or None before it has begun.
     """
     if not console.is_terminal:
         yield

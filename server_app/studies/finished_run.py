@@ -1,6 +1,6 @@
-"""A run directory read again: whether its run has begun and ended, and what it found.
+"""Reads a run directory again: whether its run has begun and ended, and its results.
 
-``summary.json`` is written last, so a run has ended exactly when that file exists.
+``summary.json`` is written last, so a run has ended only if that file exists.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,20 +25,20 @@ Rows = list[dict[str, str]]
 
 
 def has_begun(path: Path) -> bool:
-    """Return whether a run has begun in a folder."""
+    """Tell whether a run has begun in a folder."""
     return (path / CONFIG).is_file()
 
 
 def has_ended(path: Path) -> bool:
-    """Return whether a folder holds a complete run."""
+    """Tell whether a folder holds a complete run."""
     return RunDirectory(path).has_ended()
 
 
 @dataclass(frozen=True)
 class FinishedRun(RunDirectory):
-    """The directory of a run that has ended; each file is read when it is first needed.
+    """The directory of a finished run; each file is read at its first use.
 
-    Every property raises a ``RunDirectoryError`` where its file is missing or damaged.
+    Every property raises a ``RunDirectoryError`` if its file is missing or damaged.
     """
 
     def __post_init__(self) -> None:
@@ -59,9 +59,9 @@ class FinishedRun(RunDirectory):
 
     @cached_property
     def settings(self) -> RunSettings:
-        """The settings it was run with."""
+        """The settings of the run, but with this user's cache directory."""
         values = read_run_config(self.path / CONFIG).settings
-        # A folder of this user's, and not one that the directory names: decoded data are written
+        # Decoded data are written to the cache, so a foreign run directory must not choose it
         values = values | {"cache-dir": ""}
         try:
             return resolve_recorded(values)
@@ -80,24 +80,25 @@ class FinishedRun(RunDirectory):
 
 
 def same_split(runs: Iterable[FinishedRun]) -> bool | None:
-    """Return whether all runs, one or more, saw the same split; None if their sites do not tell."""
+    """Tell whether all runs (one or more) used the same split; None if sites send no digests."""
     splits = [{site: facts["fingerprints"] for site, facts in run.silos.items()} for run in runs]
     told = all(digests for split in splits for digests in split.values())
     return all(split == splits[0] for split in splits) if told else None
 
 
 def finished_run(path: Path) -> FinishedRun:
-    """Return the run of a folder.
+    """Open the finished run in a folder.
 
     Raises:
-        RunDirectoryError: there is none, it has not ended, or another version of fedsilo made it.
+        RunDirectoryError: the folder does not exist, its run has not ended, or another version of
+            fedsilo made it.
     """
     if not path.is_dir():
-        raise RunDirectoryError(f"there is no run directory {path}: name one")
+        raise RunDirectoryError(f"run directory {path} does not exist: name one that does")
     if not has_ended(path):
         raise RunDirectoryError(
-            f"the run in {path} has not ended: 'fedsilo resume {as_word(path)}'"
+            f"the run in {path} has not ended: continue it by 'fedsilo resume {as_word(path)}'"
         )
     if has_begun(path):
-        read_run_config(path / CONFIG)  # refused at once, whatever is then read of it
+        read_run_config(path / CONFIG)  # refuses another format at once, before any file is used
     return FinishedRun(path)

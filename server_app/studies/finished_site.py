@@ -1,6 +1,6 @@
-"""A finished run, opened again where a site's data are: its settings, its sites, their networks.
+"""Opens a finished run on the machine that has a site's data: settings, sites and networks.
 
-Nothing is sent, and nothing is written.
+Nothing is sent or written.
 """
 
 import dataclasses
@@ -41,16 +41,20 @@ def finished_site(
     best: bool = False,
     split: str = "",
 ) -> Lab:
-    """Return what a site's method can use after a finished run, ready to open its network.
+    """Open a site of a finished run as its method's ``Lab``, which can open the network.
 
-    The site's data must be here: in ``data_dir``, or where the run had them; its private state in
-    ``state_dir`` or the run directory. ``best`` is the best round, where its model was kept.
-    ``split`` names the split whose samples will be shown; it must be as it was in the run. Without
-    it no samples of the site are shown.
+    Args:
+        run_dir: the run directory.
+        site: the site's name.
+        data_dir: the folder of the site's data; None for the run's folder.
+        state_dir: the folder of the site's private state; None for that in the run directory.
+        best: whether to use the model of the best round, if the run kept it.
+        split: the split whose samples will be shown, which must be unchanged since the run. Empty
+            if no samples will be shown.
 
     Raises:
-        FedsiloError: the run has not ended, nothing of its model is here, or the samples of the
-            split are not those of the run.
+        FedsiloError: the run has not ended, no part of its model is on this machine, or the split
+            has changed.
     """
     run, settings = FinishedRun(run_dir), finished_settings(run_dir, data_dir)
     common = settings.common
@@ -68,17 +72,17 @@ def finished_site(
 
 
 def finished_settings(run_dir: Path, data_dir: Path | None) -> RunSettings:
-    """Return the settings of a finished run, with the data where they are now.
+    """Return the settings of a finished run, with ``data_dir`` in place of its data folder.
 
     Raises:
         RunDirectoryError: the run has not ended.
     """
     run = FinishedRun(run_dir)
-    _ = run.summary  # only a run that has ended has one
+    _ = run.summary  # raises an error if the run has not ended
     settings = run.settings
     if not data_dir:
         return settings
-    # The run may have been another machine's, and so its folder of decoded data
+    # The run may come from another machine, whose cache folder means nothing here
     common = dataclasses.replace(settings.common, data_dir=str(data_dir), cache_dir="")
     return RunSettings(common, settings.own)
 
@@ -86,7 +90,10 @@ def finished_settings(run_dir: Path, data_dir: Path | None) -> RunSettings:
 def refuse_other_backbone(
     run_dir: Path, common: CommonSettings, digests: Collection[str], fix: str
 ) -> None:
-    """Raise a SettingError where the backbone's weights here have none of the run's digests."""
+    """Raise a SettingError if the digest of the local backbone weights is none of the run's.
+
+    ``fix`` is the advice at the end of the message.
+    """
     if backbone_digest(common) not in digests:
         raise SettingError(
             f"the weights that 'backbone-weights' names ('{common.backbone_weights}') are not "
@@ -97,7 +104,7 @@ def refuse_other_backbone(
 def check_same_samples(run: FinishedRun, silo: Silo, split: str) -> None:
     """Check that a split has the same samples, in the same order, as in the run.
 
-    A site that did not send fingerprints is not checked, because the run has none of it.
+    A site that did not send fingerprints cannot be checked, so it passes.
 
     Raises:
         DataError: a sample was changed, moved, added or left out since the run.
@@ -111,31 +118,31 @@ def check_same_samples(run: FinishedRun, silo: Silo, split: str) -> None:
 
 
 def _refuse_other_schema(run: FinishedRun, silo: Silo) -> None:
-    """Raise a DataError for other features or classes than the model was trained on."""
+    """Raise a DataError if the silo's features or classes differ from those in the run."""
     known = run.silos.get(silo.name, {})
     if silo.schema != known.get("schema", silo.schema):
         raise DataError(
             f"the data of site {silo.name} have another schema (columns, classes, size) than in "
-            f"the run in {run.path}: bring that one back, or name its folder by --data-dir"
+            f"the run in {run.path}: restore those data, or name their folder by --data-dir"
         )
 
 
 def _last_message(
     run: FinishedRun, settings: RunSettings, folder: Path, silo: Silo, best: bool
 ) -> tuple[RecordDict, Instruction]:
-    """Return what the site was sent at the end of the run, or would be of its best round."""
+    """Rebuild the last message to a site, or the message with the model of the best round."""
     common, content = settings.common, RecordDict({CONFIG: ConfigRecord({})})
     path = run.path / (BEST if best else MODEL)
     if best and not path.is_file():
         raise SettingError(
-            f"{path} is not there: a run keeps it with 'early-stopping-metric', where sites share "
-            "a model; go without --best"
+            f"{path} is missing: a run keeps it only with 'early-stopping-metric' and a shared "
+            "model; remove --best"
         )
     if not path.is_file():
         if not any(folder.glob("*.safetensors")):
             raise SettingError(
-                f"{path} is not there: method '{common.method}' has no shared model, and "
-                f"{folder} holds no site's own"
+                f"{path} is missing, because method '{common.method}' has no shared model, and "
+                f"{folder} holds no model of the site: name its folder by --state-dir"
             )
         if silo.features and common.standardise == "pooled":
             pooled = run.read_json(STANDARDISATION)
@@ -167,7 +174,7 @@ def _arrays(figures: Mapping[str, Sequence[float]], path: Path) -> dict[str, NDA
 
 
 def _participants(run: FinishedRun, silo: Silo) -> Participants:
-    """Return the sites of the run as the server knew them, ``silo`` being one."""
+    """Rebuild the participants of the run from silos.json; the task is that of ``silo``."""
     facts = {
         site: SiteFacts(
             site=site,
@@ -184,35 +191,36 @@ def _participants(run: FinishedRun, silo: Silo) -> Participants:
 
 
 def sites_of(run_dir: Path, wanted: Sequence[str] = ()) -> list[str]:
-    """Return the sites of a run, or those of them that are ``wanted``.
+    """Return the sites of a run, or only those in ``wanted``, in the run's order.
 
     Raises:
-        SettingError: one is not in the run.
+        SettingError: a wanted site is not in the run.
     """
     return chosen_of(list(FinishedRun(run_dir).silos), wanted, str(run_dir))
 
 
 def chosen_of(sites: list[str], wanted: Sequence[str], where: str) -> list[str]:
-    """Return all sites, or only those ``wanted``; SettingError if one of these is unknown."""
+    """Return all sites, or only those in ``wanted``; SettingError if a wanted site is unknown.
+
+    ``where`` names the run in the message.
+    """
     for site in wanted:
         if site not in sites:
-            raise SettingError(
-                f"there is no site '{site}' in {where}: its sites are {', '.join(sites)}"
-            )
+            raise SettingError(f"{where} has no site '{site}': choose one of {', '.join(sites)}")
     return [site for site in sites if site in wanted] if wanted else sites
 
 
-def opened(
+def open_site(
     run_dir: Path, site: str, data_dir: Path | None, state_dir: Path | None, split: str = ""
 ) -> tuple[Lab, SiteNetwork]:
-    """Return what ``finished_site`` does of the last round, and the site's network."""
+    """Open a site as ``finished_site`` does, at the last round, and open its network."""
     lab = finished_site(run_dir, site, data_dir, state_dir, split=split)
     return lab, lab.open()
 
 
 @contextmanager
 def naming(run_dir: Path) -> Iterator[None]:
-    """Put the run, of which there may be several, before what went wrong with it."""
+    """Put the run directory before the text of an error, because a command may read several."""
     try:
         yield
     except FedsiloError as error:
@@ -221,9 +229,9 @@ def naming(run_dir: Path) -> Iterator[None]:
 
 
 def refuse_shared_state(state_dir: Path | None, runs: Sequence[Path], sites: int) -> None:
-    """Refuse one folder of private state for several runs or sites, by a ``SettingError``."""
+    """Raise a SettingError if one folder of private state is given for several runs or sites."""
     if state_dir and (len(runs) > 1 or sites > 1):
         raise SettingError(
-            f"--state-dir {state_dir} is the state of one site in one run: name one of each, or "
-            "leave it out where the states are in the run directories"
+            f"--state-dir {state_dir} holds the state of one site in one run: name one run and one "
+            "site, or remove it if the run directories have the states"
         )

@@ -153,5 +153,5 @@ def test_plug_that_extends_fedavg_is_refused(tmp_path: Path) -> None:
 def test_engine_other_than_inline_is_refused() -> None:
     common = resolve(HEART | {"vectorised": 4}).common
     refuse_vectorised(common, "inline")
-    with pytest.raises(SettingError, match="only engine 'inline' trains sites as one"):
+    with pytest.raises(SettingError, match="only engine 'inline' trains several sites"):
         refuse_vectorised(common, "processes")

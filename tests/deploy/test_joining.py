@@ -113,10 +113,10 @@ def test_three_join_one_is_revoked_and_one_renewed_by_commands_alone(
 
     # A second start, at once refused, here and from another folder
     assert main(["hospital", "start", str(kits["s1a"]), "--trust", "server"]) == 1
-    assert "s1a runs already from" in capfd.readouterr().err
+    assert "s1a already runs from" in capfd.readouterr().err
     elsewhere = ("--folder", str(tmp_path / "elsewhere"))
     assert main(["hospital", "start", str(kits["s1a"]), "--trust", "server", *elsewhere]) == 1
-    assert "s1a is connected to localhost:" in capfd.readouterr().err
+    assert "s1a is already connected to localhost:" in capfd.readouterr().err
     assert not (tmp_path / "elsewhere").exists()
 
     assert deploy("revoke", "s3a").endswith("s3a is revoked\n")
@@ -142,4 +142,4 @@ def test_three_join_one_is_revoked_and_one_renewed_by_commands_alone(
     with pytest.raises(SystemExit):
         main(["doctor", "server", "--deployment", str(folder)])
     said = capfd.readouterr().out
-    assert f"the SuperLink has registered {stray}, and the registry has no line for it" in said
+    assert f"the SuperLink has registered node {stray}, but the registry has no line for it" in said

@@ -104,10 +104,10 @@ def test_a_hospitals_log_says_code_rules_and_key_before_the_first_start(
     said = hospital().stderr
     assert "of north, for the server server:9092: the server's operator must read out" in said
     assert "the server's operator may see what this site alone answers" in said
-    assert f"north signs in secure sums by key {own_code(place / 'state' / OWN / 'north')}" in said
+    assert f"north: signs secure sums with key {own_code(place / 'state' / OWN / 'north')}" in said
     again = hospital().stderr
     assert "rules of north" not in again
-    assert "signs in secure sums" in again
+    assert "signs secure sums" in again
 
 
 def test_a_mounted_site_file_replaces_the_kits_and_the_stricter_trust_holds(
@@ -139,7 +139,7 @@ def test_a_mounted_site_file_without_trust_takes_it_from_the_environment(
 ) -> None:
     (place / "site.yaml").write_text("methods: [uefl]\ndatasets: []\nrecords: []\n")
     assert 'trust="server"' in _options(hospital())["--node-config"]
-    refused(hospital(FEDSILO_TRUST=""), "nothing says whom north trusts")
+    refused(hospital(FEDSILO_TRUST=""), "north has no level of trust")
 
 
 def test_a_site_file_that_is_not_there_is_never_taken_for_none(
@@ -150,10 +150,10 @@ def test_a_site_file_that_is_not_there_is_never_taken_for_none(
 
 
 def test_a_hospital_refuses_what_is_missing(hospital: Runner, place: Path) -> None:
-    refused(hospital(FEDSILO_TRUST=""), "nothing says whom north trusts")
+    refused(hospital(FEDSILO_TRUST=""), "north has no level of trust")
     refused(hospital(FEDSILO_TRUST="friends"), "these rules cannot be used")
     (place / "kit.zip").chmod(0o644)
-    refused(hospital(), "has mode 644, others may read the private key in it")
+    refused(hospital(), "has mode 644, so other users may read the private key in it")
     (place / "kit.zip").unlink()
     refused(hospital(), f"there is no {place / 'kit.zip'}")
     (place / "data" / "table.csv").unlink()
@@ -196,7 +196,7 @@ def test_a_server_refuses_an_open_key_a_wrong_one_and_a_certificate_that_has_end
     server()
     folder = place / "state" / "secrets"
     (folder / "server.key").chmod(0o604)
-    refused(server(), "has mode 604, others may read it: chmod 600")
+    refused(server(), "has mode 604, so other users may read it: chmod 600")
     (folder / "server.key").chmod(0o600)
     key = serialization.load_pem_private_key((folder / "server.key").read_bytes(), None)
     assert isinstance(key, ec.EllipticCurvePrivateKey)

@@ -177,7 +177,7 @@ def _plan(context: click.Context) -> None:
         return  # a file of the reader's
     for name in filter(None, named):
         try:
-            planning.planned(str(name), run_sources(sources))  # type: ignore[arg-type]
+            planning.plan_run(str(name), run_sources(sources))  # type: ignore[arg-type]
         except DataError:  # files that are not here; the settings were read before
             continue
 

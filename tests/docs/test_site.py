@@ -107,7 +107,10 @@ def test_commands_page_has_the_options_of_a_command_in_a_group(generated: Module
 
 def test_messages_of_an_error_are_found_by_its_code(generated: ModuleType) -> None:
     texts = generated.messages()
-    assert "--site needs --deployment: without one it is a key of --node-config" in texts["setting"]
+    assert (
+        "--site needs --deployment: name the deployment, or give 'site' in --node-config"
+        in texts["setting"]
+    )
     assert all(texts[error.code] for error in generated.coded_errors())
 
 

@@ -22,13 +22,13 @@ from tests.support.tiny import VIT
 
 # Parts of the errors that the functions below try
 TRIED = (
-    "methods are compared with one rule for all; set",
+    "restarts in each round, so the comparison would be unfair: set",
     "have images of different sizes",
     "are needed: raise 'public-share'",
     "pre-training diverged in epoch",
     "validation loss is not finite: lower 'learning-rate'",
     "fits the network to be trained: leave 'width' and 'backbone-...' at the run's",
-    "a client in a process of its own sees only the GPU that it is given",
+    "a client process sees only the GPU that it is given",
     "in the experiment's 'resources' (0.5 for two clients at once), or take --engine inline",
 )
 EXPERIMENTS = """
@@ -82,9 +82,11 @@ def test_compare_with_one_optimiser_rule_for_all_runs(
 ) -> None:
     compare = ("compare", "once", other, "--seeds", "1", "--supernodes", "1", "--unequal")
     told = command(*compare)
-    assert f"the optimiser of experiment '{other}' continues over rounds and that of 'once'" in told
-    assert f"set 'optimiser-state' to 'run' ('epoch-steps' of '{other}' is " in told
-    assert "or to 'round' where 'epoch-steps' is 0" in told
+    assert (
+        f"the optimiser of experiment '{other}' continues over rounds, but that of 'once'" in told
+    )
+    assert f"set 'optimiser-state' to 'run' for all ('epoch-steps' of '{other}' is " in told
+    assert "or to 'round' if 'epoch-steps' is 0" in told
     assert not command(*compare, changes=("optimiser-state=run",))
     assert not command(*compare, changes=instead)
 
@@ -92,7 +94,7 @@ def test_compare_with_one_optimiser_rule_for_all_runs(
 def test_pretrain_with_larger_public_share_runs(command: Command) -> None:
     pretrain = ("pretrain", "skin", "--save-as", "w.safetensors")
     told = command(*pretrain, changes=("public-share=0.05",))
-    assert "images and at least 20 are needed: raise 'public-share'" in told
+    assert "images, but at least 20 are needed: raise 'public-share'" in told
     assert not command(*pretrain, changes=("public-share=0.3",))
 
 

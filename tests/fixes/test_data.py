@@ -18,7 +18,7 @@ TRIED = (
     "training rows are left",
     "gives no mean and std for every numeric column",
     "no test images: set",
-    "no validation images, by which the epoch is chosen",
+    "no validation images, which are needed to choose the epoch",
 )
 CASES = [
     Case(

@@ -12,15 +12,15 @@ import torch
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import plan_run
 from tests.support.data_folders import write_tables
 from tests.support.fixes import refused
 
 # Parts of what the functions below are told
 TRIED = (
-    "update its driver; if it stays so",
+    "update its driver; if that does not help",
     "update its driver, or set 'device' to cpu",
-    "install a PyTorch that has it",
+    "install a PyTorch build that supports it",
     "fix it at that site",
     "fix the others, or set 'min-sites' to",
     "choose another 'site' in the node config",
@@ -105,12 +105,12 @@ def _machine(monkeypatch: pytest.MonkeyPatch, driver: Callable[..., Any], built:
     [
         (
             *(_alters, "sm_90"),
-            "update its driver; if it stays so the GPU is broken: set 'device' to cpu",
+            "update its driver; if that does not help, the GPU is broken: set 'device' to cpu",
         ),
         (_fails, "sm_90", "update its driver, or set 'device' to cpu"),
         (
             *(_works, "sm_75"),
-            "install a PyTorch that has it (pytorch.org/get-started), or set 'device' to cpu",
+            "install a PyTorch build that supports it (pytorch.org/get-started)",
         ),
     ],
 )
@@ -148,7 +148,7 @@ def experiment(tmp_path: Path) -> Path:
 
 def _run_of(experiment: Path, *changes: str) -> str:
     """Return why the experiment cannot be run, empty where it has ended."""
-    settings, _ = planned("own", RunSources(file=experiment, changes=changes))
+    settings, _ = plan_run("own", RunSources(file=experiment, changes=changes))
     return refused(lambda: run_inline(settings, 2))
 
 
@@ -156,7 +156,7 @@ def test_run_without_refusing_site_ends(doctor: Doctor, experiment: Path) -> Non
     run = ["run", "own", "--file", str(experiment)]
     found = doctor(*run)
     assert _statuses(found, "sites", "enough") == ["FAILED", "FAILED"]
-    assert "or set 'min-sites' to fewer and run without it" in found["sites"]["fix"]
+    assert "or lower 'min-sites' and run without the site" in found["sites"]["fix"]
     assert found["enough"]["fix"] == "fix the others, or set 'min-sites' to 1"
     assert "1 of 2 can and 2 are needed ('min-sites')" in _run_of(experiment)
     assert doctor(*run, "--set", "min-sites=1")["enough"]["status"] == "PASSED"

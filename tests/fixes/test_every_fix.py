@@ -39,11 +39,11 @@ ELSEWHERE = {
     "needs at least {x} sites, but there are": "tests/strategies/loop/test_robust.py",
     "needs at least three sites": "tests/test_secure_end_to_end.py",
     "needs more than the sum of the sites' arrays": "tests/test_secure_end_to_end.py",
-    "trains sites as one: take --engine inline, or": "tests/client_app/test_together.py",
+    "sites as one: use --engine inline, or": "tests/client_app/test_together.py",
     "would always be 0: list the values that mean": "tests/datasets/tables/test_dataset.py",
     "contains non-finite values, which cannot travel": "tests/strategies/wire/test_compressed.py",
-    "samples to compare by": "tests/server_app/studies/compare/test_over_seeds.py",
-    "have the same split, as no part": "tests/server_app/studies/compare/test_over_seeds.py",
+    "so there is nothing to compare": "tests/server_app/studies/compare/test_over_seeds.py",
+    "have the same split, which": "tests/server_app/studies/compare/test_over_seeds.py",
     "would decide what leaves, but": "tests/attacks/test_floors.py",
     "or $FEDSILO_CACHE to another": "tests/datasets/io/test_sealed_folders.py",
 }
@@ -122,7 +122,7 @@ def test_exempt_or_elsewhere_text_exists(part: str) -> None:
         ("it is 3: lower 'rounds'", True),
         ("choose another '{x}'", True),
         ("data set 'digits' has no masks", False),
-        ("2 of 3 sites can take part and 3 are needed ('min-sites')", False),
+        ("2 of 3 sites can take part, but 'min-sites' needs 3", False),
     ],
 )
 def test_text_that_names_a_fix_is_recognised(text: str, names: bool) -> None:

@@ -14,7 +14,7 @@ from tests.support.fixes import HEART, Values, refused
 
 # Parts of the errors that the functions below try
 TRIED = (
-    "belongs to another config:",
+    "belongs to a run with other settings:",
     "if the site's ledger is of an earlier run of this name",
     "resume with the same file, or choose another 'run-name'",
     "the sites or their data are not those of",
@@ -48,8 +48,8 @@ def test_checkpoint_with_its_own_config_is_resumed(
     resume = ["resume", str(tmp_path / "run"), "--engine", "inline"]
     assert main(resume) == 1
     told = capsys.readouterr().err
-    assert "belongs to another config: seed is 42 there and 5 here" in told
-    assert "resume with the same settings or choose another 'run-name'" in told
+    assert "belongs to a run with other settings: seed is 42 there and 5 here" in told
+    assert "resume with the same settings, or choose another 'run-name'" in told
     assert not _attempt(tmp_path, run_name="other", seed=5)
     config.write_text(written)
     assert not _attempt(tmp_path, resume=True)

@@ -17,7 +17,7 @@ TRIED = (
     "start more, or lower",
     "start fewer SuperNodes",
     "exists: choose another",
-    "holds a run of another config",
+    "holds a run with other settings",
 )
 CASES = [
     Case(
@@ -133,5 +133,5 @@ def test_existing_run_directory_is_resumed_or_another_is_made(tmp_path: Path) ->
     assert not attempt(resume=True)
     assert not attempt(run_name="other")
     said = attempt(resume=True, learning_rate=0.5)
-    assert "holds a run of another config" in said
+    assert "holds a run with other settings" in said
     assert not attempt(run_name="another", learning_rate=0.5)

@@ -203,7 +203,7 @@ CASES = [
         },
     ),
     Case(
-        "is not one of method 'fedavg'",
+        "method 'fedavg' has no setting",
         {"method": "fedavg", "uefl.gamma": 0.2},
         {"remove it": {"uefl.gamma": GONE}},
     ),

@@ -22,7 +22,7 @@ from tests.support.fixes import GONE, HEART, Case, Values, changed, check, refus
 # Parts of the errors that the functions below try
 TRIED = (
     "no step had finite gradients in fp16: set",
-    "a run keeps it with 'early-stopping-metric', where sites",
+    "a run keeps it only with 'early-stopping-metric' and a shared",
 )
 PRIVATE: Values = {"sample-clip-norm": 1.0, "noise-multiplier": 1.0}
 SCHEDULED: Values = {"schedule": "cosine"}
@@ -150,12 +150,12 @@ CASES = [
         {"set 'precision' to 'bf16'": {"precision": "bf16"}, "to 'fp32'": {"precision": "fp32"}},
     ),
     Case(
-        "means nothing without a metric: set 'early-stopping-metric'",
+        "has no effect without a metric: set 'early-stopping-metric'",
         fedavg(patience=3),
         {"set 'early-stopping-metric'": STOPPED},
     ),
     Case(
-        "it is reported with noise, or not at all; remove",
+        "has noise or is not reported: remove",
         fedavg(secure_aggregation="secagg", clip_norm=1.0, trust="sums", **STOPPED),
         {
             "remove 'early-stopping-metric'": {"early-stopping-metric": GONE},
@@ -163,7 +163,7 @@ CASES = [
         },
     ),
     Case(
-        "no round is measured; set 'evaluate-every' to 1",
+        "no round is measured: set 'evaluate-every' to 1",
         fedavg(evaluate_every=0, **STOPPED),
         {"set 'evaluate-every' to 1": {"evaluate-every": 1}},
     ),
@@ -180,7 +180,7 @@ RUN = [
         {"change 'augmentation'": {"augmentation": "[{CenterCrop: {size: 16}}]"}},
     ),
     Case(
-        "and no site has validation samples that it measures: set 'val-folds', or remove",
+        "but no site measures on validation samples: set 'val-folds', or remove",
         {**HEART, "method": "fedavg", "rounds": 1, **STOPPED},
         {
             "set 'val-folds'": {"val-folds": 5},
@@ -237,7 +237,7 @@ def test_run_without_best_model_opens_without_best(
     attempt(fedavg(rounds=1))
     run = load_run(tmp_path / "run0")
     said = refused(lambda: run.model("s1a", best=True))
-    assert "a run keeps it with 'early-stopping-metric', where sites share a model" in said
+    assert "a run keeps it only with 'early-stopping-metric' and a shared model" in said
     assert not refused(lambda: run.model("s1a"))
     attempt(fedavg(rounds=1, early_stopping_metric="accuracy"))
     assert not refused(lambda: load_run(tmp_path / "run1").model("s1a", best=True))

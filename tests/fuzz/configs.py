@@ -24,10 +24,10 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.experiments import find_experiment, read_experiments, read_section
 from fedsilo.server_app.config.operator_files import read_registry, read_weights, registered_keys
-from fedsilo.server_app.config.settings import RunSettings, grouped, known_defaults, resolve
+from fedsilo.server_app.config.settings import RunSettings, group_settings, known_defaults, resolve
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import plan_run
 from fedsilo.server_app.studies.compare.tune import Tuning
 from tests.fuzz.driver import Kind, Trial
 from tests.fuzz.mutations import (
@@ -89,7 +89,7 @@ def _told(one: Trial, run: Callable[[], None]) -> None:
 
 
 def _plan(one: Trial, experiment: str, sources: RunSources) -> None:
-    settings, _ = planned(experiment, sources)
+    settings, _ = plan_run(experiment, sources)
     _checked(one, settings)
 
 
@@ -97,7 +97,7 @@ def _toml(folder: Path) -> Callable[[Trial], None]:
     texts = []
     for method in METHODS:
         own = defaults(CommonSettings) | defaults(settings_class(method)) | {"method": method}
-        texts.append(tomli_w.dumps(grouped(own)))
+        texts.append(tomli_w.dumps(group_settings(own)))
 
     def trial(one: Trial) -> None:
         path = one.folder / "run.toml"

@@ -1,10 +1,10 @@
 """A paper's numbers next to a run's, if the run is in the setting that the paper measured.
 
 Each YAML file here holds a paper's tables. ``names`` maps the paper's name of a method to the
-settings that make a run of it. ``conditions`` are what a run must have for a row to be shown; a
-block with ``name`` or ``dataset`` is for those rows only, and a row's own ``settings`` come last.
-A run of the paper's method on its data that does not meet them is shown no number: ``unlike`` says
-in what it differs.
+settings of a run with that method. ``conditions`` lists the settings and sites that a run must have
+for a row to be shown; a block with ``name`` or ``dataset`` applies to those rows only, and a row's
+own ``settings`` override all blocks. A run of the paper's method on its data that does not meet the
+conditions gets no number, and ``unlike`` describes the differences.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -27,17 +27,17 @@ PAPERS = ("flamby", "picsr", "fedevprompt", "fedaligncl", "uefl")
 
 @dataclass(frozen=True)
 class Published:
-    """What a paper has for a run."""
+    """The numbers that a paper has for a run, or the reason why none applies."""
 
     # Distribution, site or "all" -> metric -> value; empty if there are none
     numbers: Numbers = field(default_factory=dict)
-    # How the run differs from the paper's setting, if only that keeps its numbers away
+    # The differences from the paper's setting, if they are the only reason for no numbers
     unlike: str = ""
 
 
 @dataclass(frozen=True)
 class Conditions:
-    """What a run must have for a row to be shown."""
+    """The settings, files and sites that a run must have for a row to be shown."""
 
     # Key -> the values that it may have; a key that the run lacks is not a condition
     settings: Mapping[str, Collection[Value]]
@@ -47,14 +47,17 @@ class Conditions:
     sites: Collection[str] = ()  # the sites that must take part, and no others; any if empty
 
     def departures(self, values: Mapping[str, Value], sites: Iterable[str] = ()) -> list[str]:
-        """Return a phrase for each way in which a run differs."""
+        """Return a phrase for each difference of a run from the conditions; none if it meets them.
+
+        ``values`` are all settings of the run.
+        """
         other = [
-            f"'{key}' is {values[key]!r} and not {' or '.join(map(repr, allowed))}"
+            f"'{key}' is {values[key]!r}, but must be {' or '.join(map(repr, allowed))}"
             for key, allowed in self.settings.items()
             if key in values and values[key] not in allowed
         ]
         less = [
-            f"'{key}' is {values[key]} and not {least:g} or more"
+            f"'{key}' is {values[key]}, but must be at least {least:g}"
             for key, least in self.at_least.items()
             if key in values and float(values[key]) < least
         ]
@@ -66,7 +69,7 @@ class Conditions:
         if not self.sites or not (missing or extra):
             return []
         without = [f"without {', '.join(missing)}"] if missing else []
-        more = [f"with {len(extra)} that the paper does not have"] if extra else []
+        more = [f"with {len(extra)} more than in the paper"] if extra else []
         return [f"the sites are {' and '.join(without + more)}"]
 
 
@@ -77,8 +80,8 @@ class Row:
     table: int | str  # its number in the paper
     name: str  # the method, in the paper's words
     dataset: str  # the name of the data set in a run's settings
-    settings: Mapping[str, Value]  # what this row varies
-    conditions: Conditions  # what a run must have, with ``settings``
+    settings: Mapping[str, Value]  # the settings that this row varies
+    conditions: Conditions  # the conditions on a run, ``settings`` included
     metrics: Sequence[str]  # the columns of ``lines``
     parts: Sequence[str]  # the sites, distributions or "all" that each line is for
     # A line of numbers per part; None where none is printed
@@ -88,7 +91,7 @@ class Row:
     digits: int | None  # decimals of such a mean
 
     def printed(self) -> Numbers:
-        """Return part -> metric -> number."""
+        """Return the numbers of this row: part -> metric -> number."""
         printed: Numbers = {}
         for part, line in zip(self.parts, self.lines, strict=True):
             cells = zip(self.metrics, line, strict=True)
@@ -96,7 +99,7 @@ class Row:
         return printed
 
     def with_means(self, printed: Numbers) -> Numbers:
-        """Return the numbers by part in alphabetical order, then the means."""
+        """Add the means of ``means``: parts in alphabetical order, then the means."""
         parts = {part: printed[part] for part in sorted(printed) if part != "all"}
         means = {
             part: self._mean([printed[member] for member in members])
@@ -124,7 +127,10 @@ class Paper:
     rows: Sequence[Row]
 
     def rows_of(self, settings: Mapping[str, Value]) -> list[Row]:
-        """Return the rows of a run's method, the first whose settings it has, and of its data."""
+        """Return the rows for a run's method and data set.
+
+        The method is the first of ``names`` whose settings the run has.
+        """
         names = (
             name
             for name, runs in self.names.items()
@@ -135,32 +141,32 @@ class Paper:
 
 
 def published_numbers(settings: Mapping[str, Value], sites: Iterable[str]) -> Published:
-    """Return what the papers have for a run of all these settings at these sites."""
+    """Find the papers' numbers for a run with these settings, all given, at these sites."""
     sites = list(sites)
     rows = [row for name in PAPERS for row in paper(name).rows_of(settings)]
     differing = [row.conditions.departures(settings, sites) for row in rows]
     met = [row for row, differs in zip(rows, differing, strict=True) if not differs]
     if met:
-        return Published(met[0].with_means(_joined(met)))
+        return Published(met[0].with_means(_merge_rows(met)))
     return Published(unlike=in_words(min(differing, key=len, default=[])))
 
 
 def in_words(differing: Sequence[str]) -> str:
-    """Return the first four differences in one line, and how many more there are."""
+    """Join the first four differences in one line, and count the rest."""
     more = len(differing) - _MOST_PHRASES
     return "; ".join([*differing[:_MOST_PHRASES], *([f"{more} more"] if more > 0 else [])])
 
 
 @cache
 def paper(name: str) -> Paper:
-    """Return the tables of ``name``.yaml."""
+    """Read the tables of ``name``.yaml."""
     content: dict[str, Any] = read_yaml(_FOLDER / f"{name}.yaml", RunDirectoryError)
     rows = [_row(content, table, row) for table in content["tables"] for row in table["rows"]]
     return Paper(content["names"], rows)
 
 
 def _row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mapping[str, Any]) -> Row:
-    """Return a row of a table, which says what its rows share."""
+    """Build a row of a table; keys of the table hold for all its rows, unless a row has its own."""
     row = {"means": {}, **table, **own}
     settings = table.get("settings", {}) | own.get("settings", {})
     scale = 100 if row.get("percent") else 1
@@ -176,7 +182,7 @@ def _row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mapping[str,
 def _conditions(
     blocks: Iterable[Mapping[str, Any]], row: Mapping[str, Any], settings: Mapping[str, Value]
 ) -> Conditions:
-    """Return the conditions of all blocks that are for a row, then its own settings."""
+    """Merge the conditions of all blocks that apply to a row; the row's settings come last."""
     usual = defaults(CommonSettings)
     allowed: dict[str, Any] = {}
     at_least: dict[str, float] = {}
@@ -194,8 +200,8 @@ def _conditions(
     return Conditions(listed, at_least, files, sites)
 
 
-def _joined(rows: Sequence[Row]) -> Numbers:
-    """Return the first row's numbers, and from later rows that agree with it what it lacks."""
+def _merge_rows(rows: Sequence[Row]) -> Numbers:
+    """Merge rows: the first row's numbers, plus metrics of later rows with the same accuracies."""
     first, *others = (row.printed() for row in rows)
     joined = first
     for other in others:

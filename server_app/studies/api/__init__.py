@@ -1,4 +1,4 @@
-"""The commands on finished runs, as functions; ``server_app.api`` has them with all others.
+"""The commands on finished runs, as functions; ``server_app.api`` offers them with all others.
 
-What a function needs is imported when it is called: the command line reads their arguments alone.
+Each function imports its modules when it is called, because the command line reads only arguments.
 """

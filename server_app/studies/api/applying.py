@@ -1,4 +1,4 @@
-"""The model of a finished run, put to use: fine-tune, predict, calibrate, monitor, export, card."""
+"""Applies the model of a finished run: fine-tune, predict, calibrate, monitor, export, card."""
 
 from __future__ import annotations
 
@@ -99,8 +99,9 @@ def predict(
 ) -> Predictions | MaskPredictions:
     """Predict new cases with a finished run's model.
 
-    One of ``images``, ``manifest``, ``table`` and ``split`` is given. ``frame()`` of predicted
-    classes has the rows of the CSV file: ``predicted``, ``p.<class>``, ``entropy`` and so on.
+    Give exactly one of ``images``, ``manifest``, ``table`` and ``split``. For predicted classes,
+    ``frame()`` of the result has the rows of the CSV file: ``predicted``, ``p.<class>``,
+    ``entropy`` and so on.
     """
     from fedsilo.server_app.studies.predict.masks import is_finetuned, predict_masks
     from fedsilo.server_app.studies.predict.prediction import predict
@@ -156,9 +157,9 @@ def monitor(
     data_dir: AnyPath | None = None,
     plugin: Plugins = None,
 ) -> Monitored:
-    """Check whether new cases are still like those a run was trained on.
+    """Check whether new cases still resemble the training data of a run.
 
-    ``alarms`` of the result are the checks beyond their limit.
+    ``alarms`` of the result lists the checks that are beyond their limit.
     """
     from fedsilo.server_app.studies.monitor.monitor import monitor
 

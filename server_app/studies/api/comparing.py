@@ -43,9 +43,9 @@ def compare(
 ) -> Comparison:
     """Run experiments over seeds and compare them.
 
-    Finished runs are used again; they are in ``<out>/<experiment>-seed<n>``. The comparison's
-    ``results`` are a frame with a row per experiment, group, metric and seed, its ``tested`` the
-    tests, its ``budgets`` the rounds, steps, samples, bytes and seconds of each row.
+    Finished runs in ``<out>/<experiment>-seed<n>`` are used again. The comparison's ``results`` are
+    a frame with a row per experiment, group, metric and seed; ``tested`` has the tests, and
+    ``budgets`` the rounds, steps, samples, bytes and seconds of each row.
     """
     from fedsilo.server_app.studies.compare.over_seeds import compare
     from fedsilo.server_app.studies.compare.slurm import read_jobs
@@ -81,7 +81,7 @@ def tune(
     tell: Tell = silent,
     **sources: Unpack[Sources],
 ) -> Tuned:
-    """Choose an experiment's settings on its training data."""
+    """Choose an experiment's settings by validation on its training data."""
     from fedsilo.server_app.studies.compare.slurm import read_jobs
     from fedsilo.server_app.studies.compare.tune import tune
 

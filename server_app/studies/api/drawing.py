@@ -1,4 +1,4 @@
-"""Pictures and pages of finished runs, and why a model predicts what it does."""
+"""Draws pictures and writes pages about finished runs, and explains predictions."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def attention(
     """Draw the attention of a run's ViT, a sheet per site.
 
     Returns:
-        The place of each sheet, or a line about a site that has no images.
+        The path of each sheet, or a line about a site that has no images.
     """
     from fedsilo.server_app.studies.figures.attention import attention
 
@@ -109,7 +109,7 @@ def histograms(
     plugin: Plugins = None,
     tell: Tell = silent,
 ) -> Path:
-    """Draw how the brightness of images differs between sites."""
+    """Draw the brightness of images at each site."""
     from fedsilo.server_app.studies.figures import intensity_histograms as intensity
     from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
@@ -140,7 +140,7 @@ def embeddings(
     """Draw the embeddings of all sites' samples.
 
     Returns:
-        The file of each run's points and its numbers, then the picture and the CSV file.
+        For each run the JSON file and its numbers, then the picture and the CSV file.
     """
     import pandas as pd
 
@@ -180,13 +180,13 @@ def gradcam(
     state_dir: AnyPath | None = None,
     plugin: Plugins = None,
 ) -> Path:
-    """Draw where convolutional networks find a class (Grad-CAM)."""
+    """Draw the image regions by which convolutional networks find a class (Grad-CAM)."""
     from fedsilo.server_app.studies.figures import gradcam as grad_cam
     from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
     name_plugins(plugin_texts(plugin))
     if bool(rows) == (scenarios is not None):
-        raise SettingError("name images by either --rows or --scenarios")
+        raise SettingError("choose images either by --rows or by --scenarios")
     refuse_below(1, "scenarios", scenarios)
     wanted = [] if scenarios else parse_rows(rows)
     runs, folders = folders_of(run_dirs), (path_of(data_dir), path_of(state_dir))
@@ -211,13 +211,13 @@ def report(
 ) -> list[Path]:
     """Write a page about finished runs; return its file.
 
-    ``by`` and ``decisions`` examine test samples again, where the data are.
+    ``by`` and ``decisions`` predict the test samples again, so they need the sites' data.
     """
     from fedsilo.server_app.studies.report.report import ReportOptions, write_report
 
     name_plugins(plugin_texts(plugin))
 
-    def examined(run: ShownRun) -> Sequence[Section]:
+    def examine_run(run: ShownRun) -> Sequence[Section]:
         from fedsilo.server_app.studies.monitor.examined import examine
 
         return examine(run, several(by), decisions, path_of(data_dir))
@@ -226,15 +226,17 @@ def report(
         reader=reader,
         audit_log=path_of(audit_log),
         site_file=path_of(site_file),
-        examine=examined if by or decisions else None,
+        examine=examine_run if by or decisions else None,
     )
     runs = folders_of(run_dirs)
     return [write_report(runs, Path(out), options, overwrite=overwrite)]
 
 
 def parse_rows(text: str) -> list[int]:
-    """Return the rows of ``--rows``, as '0,3,7'."""
+    """Parse ``--rows``, such as '0,3,7', into row numbers, counted from 0."""
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() for part in parts):
-        raise SettingError(f"--rows is '{text}'; it must be rows counted from 0, such as 0,3,7")
+        raise SettingError(
+            f"--rows must be row numbers counted from 0, such as 0,3,7, but is '{text}'"
+        )
     return [int(part) for part in parts]

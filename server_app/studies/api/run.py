@@ -1,4 +1,4 @@
-"""A finished run, read again: its files as frames, its model as a module."""
+"""A finished run for Python: its files as frames, its model as a module."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run; each file is read when it is first asked for."""
+    """A finished run; each file is read at its first use."""
 
     finished: FinishedRun
 
@@ -47,7 +47,7 @@ class Run:
 
     @cached_property
     def traffic(self) -> pd.DataFrame:
-        """``traffic.csv``: a row per message: its bytes, seconds, optimiser steps, samples."""
+        """``traffic.csv``: a row per message with its bytes, seconds, optimiser steps, samples."""
         numbers = {"bytes_down": int, "bytes_up": int, "seconds": float}
         numbers |= dict.fromkeys(("steps", "samples"), int)
         columns = f"round,phase,site,{','.join(numbers)}"
@@ -74,15 +74,15 @@ class Run:
     ) -> SiteModel:
         """Return the final model, opened with the data of a site.
 
-        Its ``network`` is an ``nn.Module`` in eval mode that takes its ``inputs(split)``, decoded
-        and standardised samples; its ``module()`` maps samples as they are read to class
+        Its ``network`` is an ``nn.Module`` in eval mode; it takes ``inputs(split)``, which are
+        decoded and standardised samples. Its ``module()`` maps samples as they are read to class
         probabilities.
 
-        Without ``site`` it is the first whose data are here, if all have one model. ``best`` is the
-        model of the best round ('early-stopping-metric').
+        Without ``site``, the first site whose data are on this machine is used, if all sites share
+        one model. ``best`` selects the model of the best round ('early-stopping-metric').
 
         Raises:
-            FedsiloError: there is no such site, or its model or data are not here.
+            FedsiloError: the run has no such site, or its model or data are not on this machine.
         """
         from fedsilo.server_app.studies.predict.model import open_model
 
@@ -96,10 +96,10 @@ class Run:
         data_dir: Path | str | None = None,
         best: bool = False,
     ) -> pd.DataFrame:
-        """Return the model's predictions for a split of a site, as ``predict`` makes them.
+        """Predict a split of a site, as the command ``predict`` does.
 
         Raises:
-            FedsiloError: as ``model``, or the split is unknown, empty, or not the run's.
+            FedsiloError: as ``model``, or the split is unknown or empty, or differs from the run's.
         """
         from fedsilo.server_app.studies.predict.prediction import predict
         from fedsilo.server_app.studies.predict.request import PredictRequest

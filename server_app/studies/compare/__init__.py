@@ -1,4 +1,4 @@
-"""Many runs, one table.
+"""Compares many runs in one table, tunes settings, and cross-validates.
 
-Stands on run.
+Imports run of this room.
 """

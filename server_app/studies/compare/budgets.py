@@ -1,11 +1,11 @@
-"""What each row of a comparison was given and took, and in what rows differ.
+"""The budget of each row in a comparison, and the differences between budgets.
 
-Rows are on equal terms where all were given the same and took the same, so that the method alone
-makes a difference. Given are the rounds, the start (network and initial weights), and the points
-that 'fedsilo tune' tried for the settings. Taken are the rounds that were finished, and the
-optimiser steps and the samples that they saw, over all sites and rounds in the mean over seeds.
-Every step counts, of whatever model: a method that trains a second model (Ditto), or its
-neighbours' (FedEFM), took more. Steps and samples may differ by a tenth, as a last batch is smaller
+Rows are on equal terms if they got the same and used the same, so that only the method makes a
+difference. A row gets rounds, a start (network and initial weights), and a number of points that
+'fedsilo tune' tried for its settings. It uses finished rounds, optimiser steps and samples, summed
+over all sites and rounds, in the mean over seeds.
+Every step counts, so a method that trains a second model (Ditto) or its neighbours' models
+(FedEFM) uses more. Steps and samples may differ by a tenth, because a last batch may be smaller
 at one site than at all sites' pool. Before a run, and where sites do not tell (private runs), the
 settings of a round's training are compared in their place.
 """
@@ -35,10 +35,10 @@ COLUMNS = (
     *("experiment", "rounds", "steps", "samples", "down", "up", "seconds", "tuned over"),
     "differs",
 )
-MARK = " *"  # behind the name of a row that is not on the first one's terms
-_TOLERANCE = 0.1  # of steps and samples
+MARK = " *"  # follows the name of a row whose budget differs from the first row's
+_TOLERANCE = 0.1  # relative difference of steps or samples that still counts as equal
 _TRAINING = ("sites-per-round", "batch-size", "local-steps", "local-epochs", "epoch-steps", "pace")
-_REGULARISERS = {"dropout", "gradient-checkpointing"}  # roles of a network, and no start
+_REGULARISERS = {"dropout", "gradient-checkpointing"}  # network settings that are no start
 _START = (
     *(key for key in keys_with(CommonSettings, "network") if key not in _REGULARISERS),
     *("initial-weights", "backbone-weights"),
@@ -52,23 +52,26 @@ _DAMAGES = (
 
 @dataclass(frozen=True)
 class Budget:
-    """What an experiment's runs were given, and what they took, in the mean over seeds."""
+    """The budget of an experiment's runs: what they got, and what they used on average."""
 
     dataset: str  # rows on other data are not compared
-    # The settings of training and start, those that mean nothing left out
+    # The settings of training and start, without those that have no effect
     given: Mapping[str, Value]
-    trials: int = 0  # points that its settings were chosen from, or 0 if it was not tuned
-    rounds: Sequence[int] = ()  # those finished, by seed
-    # At all sites, or 0 if unknown
+    trials: int = 0  # points from which its settings were chosen; 0 if it was not tuned
+    rounds: Sequence[int] = ()  # finished rounds of each seed
+    # Sums over all sites, mean over seeds; 0 if unknown
     steps: float = 0.0
     samples: float = 0.0
     # Bytes to all sites, and from them
     down: float = 0.0
     up: float = 0.0
-    seconds: float = 0.0  # from the first message to the last
+    seconds: float = 0.0  # duration of a run, from the first message to the last
 
-    def taken(self, runs: Sequence[FinishedRun]) -> Budget:
-        """Return it with what ``runs``, one per seed, took."""
+    def with_costs(self, runs: Sequence[FinishedRun]) -> Budget:
+        """Return the budget with the rounds, steps, samples, bytes and seconds of ``runs``.
+
+        ``runs`` has one run per seed.
+        """
         summaries = [run.summary for run in runs]
         return replace(
             self,
@@ -81,12 +84,13 @@ class Budget:
         )
 
     def differences(self, other: Budget) -> Iterator[str]:
-        """Yield in what this one differs from ``other``, which the texts name second."""
-        known = bool(self.steps and other.steps)  # then what was taken says more
+        """Yield a phrase for each difference from ``other``, such as "rounds 5, not 10"."""
+        # Measured steps say more than the settings of training, which are then ignored
+        known = bool(self.steps and other.steps)
         for key, mine in self.given.items():
-            theirs = other.given.get(key, mine)  # a setting that means nothing there is none
+            theirs = other.given.get(key, mine)  # a setting without effect there is no difference
             if mine != theirs and not (known and key in _TRAINING):
-                yield f"{key} {_shown(mine)}, not {_shown(theirs)}"
+                yield f"{key} {_format_value(mine)}, not {_format_value(theirs)}"
         if self.trials != other.trials:
             yield f"tuned over {self.trials} points, not {other.trials}"
         short = any({*one.rounds} != {one.given["rounds"]} for one in (self, other))
@@ -98,13 +102,13 @@ class Budget:
                 yield f"{times:.2g} times the {key}"
 
     def rounds_text(self) -> str:
-        """Return the rounds that were finished, of those that were wanted."""
+        """Return the finished and the wanted rounds as text, such as "3 to 5 of 5"."""
         ends = sorted({*self.rounds})
         done = f"{ends[0]}" if len(ends) == 1 else f"{ends[0]} to {ends[-1]}" if ends else "0"
         return f"{done} of {self.given['rounds']}"
 
     def cells(self) -> list[str]:
-        """Return the texts of a row, but for the experiment and the differences."""
+        """Return the cells of a row, without the experiment and the differences."""
         work = [f"{number:,.0f}" if number else "unknown" for number in (self.steps, self.samples)]
         sent = [bytes_text(self.down), bytes_text(self.up)]
         tuned = f"{self.trials} points" if self.trials else "-"
@@ -113,12 +117,15 @@ class Budget:
 
 @dataclass(frozen=True)
 class Budgets:
-    """The budgets of a comparison's rows, by experiment, in their order."""
+    """The budgets of a comparison's rows, by experiment, in the order of the rows."""
 
     of: Mapping[str, Budget] = field(default_factory=dict)
 
     def unlike(self) -> dict[str, list[str]]:
-        """Return by experiment in what it differs from the first one on the same data."""
+        """Return, per experiment, its differences from the first experiment on the same data.
+
+        Experiments without a difference are left out.
+        """
         first: dict[str, Budget] = {}
         found = {}
         for name, budget in self.of.items():
@@ -127,22 +134,22 @@ class Budgets:
         return found
 
     def refuse_unequal(self, advice: str) -> None:
-        """Refuse rows on unequal terms.
+        """Check that all rows on the same data have equal budgets.
 
         Raises:
-            SettingError: names the first such row and all in what it differs; ends with ``advice``.
+            SettingError: names the first other row and all its differences; ends with ``advice``.
         """
         for said in self.remarks():
             raise SettingError(f"{said}; {advice}")
 
     def remarks(self) -> Iterator[str]:
-        """Yield a sentence for each row that is not on the first one's terms."""
+        """Yield a sentence for each row whose budget differs from the first row's."""
         for name, parts in self.unlike().items():
             first = next(n for n, b in self.of.items() if b.dataset == self.of[name].dataset)
-            yield f"experiment '{name}' is not on the terms of '{first}': {'; '.join(parts)}"
+            yield f"experiment '{name}' has another budget than '{first}': {'; '.join(parts)}"
 
     def lines(self) -> list[list[str]]:
-        """Return the column titles, then a line per experiment."""
+        """Return the column titles, then a line of cells per experiment."""
         unlike = self.unlike()
         rows = [[n, *b.cells(), "; ".join(unlike.get(n, ()))] for n, b in self.of.items()]
         titles = [title for title in COLUMNS if title != "differs" or unlike]
@@ -151,10 +158,10 @@ class Budgets:
     def title(self) -> str:
         """Return the title of the table."""
         mark = f"; {MARK.strip()} differs from the first row on its data" if self.unlike() else ""
-        return f"what each row took, at all sites, mean over seeds{mark}"
+        return f"cost of each row: sum over sites, mean over seeds{mark}"
 
     def frame(self) -> pd.DataFrame:
-        """Return a row per experiment, numbers with all their digits."""
+        """Return the budgets as a frame: a row per experiment, numbers not rounded."""
         unlike = self.unlike()
         records = []
         for name, budget in self.of.items():
@@ -164,15 +171,18 @@ class Budgets:
             records.append(cells | {"differs": "; ".join(unlike.get(name, ()))})
         return pd.DataFrame(records)
 
-    def marked(self, results: pd.DataFrame) -> pd.DataFrame:
-        """Return tidy results whose rows on other terms have a mark behind their experiment."""
+    def mark_unequal(self, results: pd.DataFrame) -> pd.DataFrame:
+        """Return tidy results in which ``MARK`` follows the experiments with another budget."""
         names = {name: f"{name}{MARK}" for name in self.unlike()}
         columns = results.columns.intersection(["experiment", "compared_with"])
         return results.assign(**{column: results[column].replace(names) for column in columns})
 
 
 def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
-    """Return what an experiment is given; its settings were chosen from ``trials`` points."""
+    """Build the budget of an experiment before it runs.
+
+    ``trials`` is the number of points from which its settings were chosen.
+    """
     common, values = settings.common, settings.as_mapping()
     without = {"local-epochs"} if common.local_steps else set()
     without |= {"local-epochs", "local-steps"} if common.epoch_steps else {"pace"}
@@ -181,7 +191,10 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
 
 
 def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Budgets:
-    """Return what each experiment is given; its trials are the file's, or those of a search."""
+    """Build the budget of each experiment before it runs.
+
+    Its trials are those in the simulation file, else those of a search in the same ``out``.
+    """
     file, budgets = simulation_file(sources.file), {}
     for name, settings in plans.items():
         declared = find_experiment(file, name).trials
@@ -190,7 +203,10 @@ def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Bu
 
 
 def tuned_over(settings: RunSettings, experiment: str) -> int:
-    """Return how many points a search in the same ``out`` tried, if what it chose is what runs."""
+    """Return the number of points of a search in the same ``out``; 0 if there is none.
+
+    A search counts only if the experiment runs with the settings that it chose.
+    """
     path = Path(settings.common.out) / f"tune-{experiment}" / "chosen.json"
     if file_fault(path):  # a pipe would be waited for
         return 0
@@ -203,9 +219,9 @@ def tuned_over(settings: RunSettings, experiment: str) -> int:
 
 
 def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
-    """Refuse methods if one's optimiser continues over rounds and another's restarts in each.
+    """Refuse methods of which one keeps its optimiser over rounds and another restarts it.
 
-    One method may be compared with itself under both.
+    A method may be compared with itself under both rules.
 
     Raises:
         SettingError: names two such experiments.
@@ -216,10 +232,10 @@ def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
         if one.method != two.method and _continues(one) != _continues(two):
             on, restarts = (first, other) if _continues(one) else (other, first)
             raise SettingError(
-                f"the optimiser of experiment '{on}' continues over rounds and that of "
-                f"'{restarts}' starts again in each: methods are compared with one rule for all; "
-                f"set 'optimiser-state' to 'run' ('epoch-steps' of '{on}' is "
-                f"{experiments[on].epoch_steps}), or to 'round' where 'epoch-steps' is 0"
+                f"the optimiser of experiment '{on}' continues over rounds, but that of "
+                f"'{restarts}' restarts in each round, so the comparison would be unfair: set "
+                f"'optimiser-state' to 'run' for all ('epoch-steps' of '{on}' is "
+                f"{experiments[on].epoch_steps}), or to 'round' if 'epoch-steps' is 0"
             )
 
 
@@ -231,5 +247,5 @@ def _sum(run: FinishedRun, column: str) -> int:
     return sum(int(row[column]) for row in run.traffic)
 
 
-def _shown(value: Value) -> str:
+def _format_value(value: Value) -> str:
     return "unset" if value == "" else str(value)

@@ -1,7 +1,7 @@
 """``fedsilo crossvalidate``: repeated stratified cross-validation over each site's rows.
 
-Every experiment is run on the same splits, so that methods are compared run by run; the first
-experiment is the one that the others are compared with.
+Every experiment runs on the same splits, so that methods are compared run by run. The other
+experiments are compared with the first one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.one_line import counted
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import plan_run
 from fedsilo.server_app.studies.compare.budgets import (
     MARK,
     Budgets,
@@ -43,11 +43,11 @@ Summaries = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class CrossValidation:
-    """What a cross-validation found.
+    """The result of a cross-validation.
 
-    ``intervals`` has the columns ``COLUMNS``: each experiment's figures, then differences, whose
-    ``compared_with`` names the experiment that is taken off. ``budgets`` are what each experiment
-    was given, and the rounds that its runs finished.
+    ``intervals`` has the columns ``COLUMNS``: first the metrics of each experiment, then the
+    differences, whose ``compared_with`` names the subtracted experiment. ``budgets`` has the budget
+    of each experiment, with the finished rounds.
     """
 
     intervals: pd.DataFrame
@@ -55,17 +55,17 @@ class CrossValidation:
     budgets: Budgets = field(default_factory=Budgets)
 
     def lines(self) -> Iterator[Table | str]:
-        """Yield a table per metric, then a line for each experiment on other terms."""
-        marked = self.budgets.marked(self.intervals)
+        """Yield a table per metric, then a line for each experiment with another budget."""
+        marked = self.budgets.mark_unequal(self.intervals)
         yield from (metric_table(marked, metric) for metric in self.metrics)
         yield from (f"{MARK.strip()} {remark}" for remark in self.budgets.remarks())
 
     def write(self, csv: Path | None, markdown: Path | None) -> None:
-        """Write the figures as CSV and the tables as Markdown."""
+        """Write the intervals as CSV and the tables as Markdown; None for no file."""
         if csv:
             write_atomically(csv, csv_text(self.intervals))
         if markdown:
-            text = markdown_text(self.budgets.marked(self.intervals), self.metrics)
+            text = markdown_text(self.budgets.mark_unequal(self.intervals), self.metrics)
             text += "".join(f"\n{MARK.strip()} {remark}\n" for remark in self.budgets.remarks())
             write_atomically(markdown, text)
 
@@ -80,18 +80,26 @@ def crossvalidate(
     jobs: Jobs = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> CrossValidation:
-    """Run what is missing and return the figures.
+    """Cross-validate experiments and compare the others with the first; finished runs are kept.
 
-    The other experiments are compared with the first. Those on unequal terms (see budgets.py) are
-    compared, and marked, if ``unequal``; trials keep no optimiser steps, so that settings and
-    finished rounds decide. Each of the ``repeats`` is another shuffling into ``folds``, at least 2.
+    Budgets (see budgets.py) are compared by settings and finished rounds, because trials record no
+    optimiser steps.
+
+    Args:
+        experiments: names of experiments, or methods; a name given twice counts once.
+        sources: the sources of settings.
+        folds: folds of each site's rows, at least 2.
+        repeats: number of repetitions, each with another shuffling into folds.
+        unequal: whether to compare, and mark, experiments with another budget.
+        jobs: number of runs at once; 0 for one per core; or Slurm's parameters.
+        tell: takes a line about the progress.
 
     Raises:
-        FedsiloError: the data set has no folds, a setting is wrong, experiments are on unequal
-            terms, or a run failed.
+        FedsiloError: the data set has no folds, a setting is wrong, budgets differ, or a run
+            failed.
     """
     names = list(dict.fromkeys(experiments))
-    plans = {name: planned(name, sources)[0] for name in names}
+    plans = {name: plan_run(name, sources)[0] for name in names}
     refuse_mixed_optimisers({name: settings.common for name, settings in plans.items()})
     trials = [_trials(settings, folds, repeats) for settings in plans.values()]
     runs = folds * repeats
@@ -100,14 +108,14 @@ def crossvalidate(
     _refuse_other_data(plans)
     budgets = planned_budgets(plans, sources)
     if not unequal:
-        budgets.refuse_unequal("give all the same, or mark the row by --unequal")
+        budgets.refuse_unequal("give all the same budget, or mark the row by --unequal")
     first = plans[names[0]].common
     folder = Path(first.out) / "crossvalidation"
     summaries = dict(zip(names, run_groups(trials, folder, jobs), strict=True))
     rounds = {name: [int(run["rounds"]) for run in runs] for name, runs in summaries.items()}
     budgets = Budgets({n: replace(b, rounds=rounds[n]) for n, b in budgets.of.items()})
     if not unequal:
-        budgets.refuse_unequal("all runs are kept, and the same with --unequal marks the row")
+        budgets.refuse_unequal("all runs are kept; repeat with --unequal to mark the row")
     pooled = all(POOLED in run["mean"] for runs in summaries.values() for run in runs)
     metrics = (*data_set(first.dataset).headline, *([POOLED] if pooled else []))
     figures = figure_intervals(summaries, metrics, folds)
@@ -121,8 +129,8 @@ def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
     for name, settings in plans.items():
         if (settings.common.dataset, settings.common.data_dir) != (common.dataset, common.data_dir):
             raise SettingError(
-                f"experiment '{name}' is on other data than '{first}': methods are compared on "
-                "the same splits; name experiments of one data set"
+                f"experiment '{name}' uses other data than '{first}', but methods are compared on "
+                "the same splits: name experiments on one data set"
             )
 
 
@@ -130,8 +138,8 @@ def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
     base, data = settings.as_mapping(), data_fingerprint(settings.common)
     if "test-folds" not in data_set(str(base["dataset"])).settings:
         raise SettingError(
-            f"data set '{base['dataset']}' has a split of its own and no folds: use 'fedsilo "
-            "compare' with several seeds"
+            f"data set '{base['dataset']}' has a fixed split, so it cannot be cut into folds: use "
+            "'fedsilo compare' with several seeds"
         )
     trials = []
     for repeat, fold in product(range(repeats), range(folds)):
@@ -145,13 +153,13 @@ def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
 def figure_intervals(
     summaries: Mapping[str, Summaries], metrics: Sequence[str], folds: int
 ) -> pd.DataFrame:
-    """Return each experiment's figures, per site and in the mean over sites.
+    """Return the intervals of each experiment's metrics, per site and for the mean over sites.
 
-    A metric that a site's test rows leave undefined in some run (AUC of one class) is given over
-    the other runs, and the site is not part of its mean over sites.
+    If a site's test rows leave a metric undefined in some run (AUC with one class), its interval is
+    over the other runs, and the site is left out of the mean over sites.
     """
     return interval_frame(
-        (name, "", group, metric, interval.within(0.0, 1.0))  # a metric is a share
+        (name, "", group, metric, interval.within(0.0, 1.0))  # all these metrics lie in [0, 1]
         for name, runs in summaries.items()
         for metric in metrics
         for group, interval in _intervals(_by_group(runs, metric), folds)
@@ -161,12 +169,16 @@ def figure_intervals(
 def difference_intervals(
     summaries: Mapping[str, Summaries], metrics: Sequence[str], folds: int
 ) -> pd.DataFrame:
-    """Return the first experiment's figures minus each other's, run by run on the same split."""
+    """Return the intervals of the first experiment's metrics minus each other experiment's.
+
+    Values are subtracted run by run, on the same split.
+    """
     first, *others = summaries
     records = []
     for other, metric in product(others, metrics):
         mine, theirs = (_by_group(summaries[name], metric) for name in (first, other))
-        differences = mine - theirs.reindex(columns=mine.columns)  # of other columns pandas sorts
+        # Without reindexing, pandas would sort the columns if they differ
+        differences = mine - theirs.reindex(columns=mine.columns)
         found = _intervals(differences, folds)
         records += [(first, other, group, metric, interval) for group, interval in found]
     return interval_frame(records)
@@ -179,15 +191,16 @@ def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, Interv
 
 
 def interval_frame(records: Iterable[tuple[str, str, str, str, Interval]]) -> pd.DataFrame:
-    """Return intervals as a table with the columns ``COLUMNS``."""
+    """Build a table of intervals with the columns ``COLUMNS``."""
     frame = pd.DataFrame([(*names, *found) for *names, found in records], columns=list(COLUMNS))
     return frame.astype(dict.fromkeys(("mean", "low", "high", "p"), float) | {"runs": int})
 
 
 def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
-    """Return the metric's value in each run, a column per site and ``all``, NaN where undefined.
+    """Return a metric as a table: a row per run, a column per site and ``all``; NaN if undefined.
 
-    ``all`` is the mean over sites, but of ``POOLED``, which no site has, that of all samples.
+    ``all`` is the mean over the sites that have the metric in every run. ``POOLED`` has only the
+    column ``all``, because no single site has it.
     """
     if metric == POOLED:
         return pd.DataFrame({"all": [summary["mean"][POOLED] for summary in runs]})
@@ -199,7 +212,7 @@ def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
 
 
 def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
-    """Return one metric's table: a line per experiment, then the paired differences."""
+    """Build the table of one metric: a line per experiment, then the paired differences."""
     columns, *lines = _lines(intervals, metric)
     narrow = [[re.sub(r" (?=\[|p=|\(\d+ runs)", "\n", cell) for cell in line] for line in lines]
     title = f"test {metric}: mean and 95 % interval"
@@ -207,21 +220,21 @@ def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
 
 
 def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
-    """Return the column titles of one metric, then a line per experiment and per difference."""
+    """Return the column titles for one metric, then a line per experiment and per difference."""
     chosen = intervals[intervals["metric"] == metric]
     groups = list(chosen.loc[chosen["compared_with"] == "", "group"].unique())
     most = intervals["runs"].max()
     cells: dict[str, dict[str, str]] = {}
     for figure in chosen.itertuples():
         taken_off = str(figure.compared_with)
-        label = f"{figure.experiment} less {taken_off}" if taken_off else str(figure.experiment)
+        label = f"{figure.experiment} - {taken_off}" if taken_off else str(figure.experiment)
         cells.setdefault(label, {})[str(figure.group)] = _cell(figure, most)
     body = [[label, *(row.get(group, "") for group in groups)] for label, row in cells.items()]
     return [["experiment", *groups], *body]
 
 
 def _cell(figure: Any, most: int) -> str:
-    """Return a figure with its interval; one of fewer than ``most`` runs says of how many."""
+    """Format a mean with its interval; if it has fewer than ``most`` runs, add their number."""
     sign = "+" if figure.compared_with else ""
     if pd.isna(figure.low):
         return f"{figure.mean:{sign}.3f} (1 run)"
@@ -231,7 +244,7 @@ def _cell(figure: Any, most: int) -> str:
 
 
 def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:
-    """Return the tables as Markdown, one per metric."""
+    """Build the tables as Markdown, one per metric."""
     parts = []
     for metric in metrics:
         body = markdown_table(_lines(intervals, metric))
@@ -240,9 +253,9 @@ def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:
 
 
 class Interval(NamedTuple):
-    """A mean over runs with its 95 % interval, and the p value of the mean being 0.
+    """A mean over runs with its 95 % interval, and the p value for a true mean of 0.
 
-    A single run has neither interval nor p value: they are None.
+    For a single run, the interval and the p value are None.
     """
 
     mean: float
@@ -252,18 +265,18 @@ class Interval(NamedTuple):
     runs: int
 
     def within(self, lowest: float, highest: float) -> Interval:
-        """Return it with its interval cut to what the figure can be."""
+        """Return the interval clipped to the range from ``lowest`` to ``highest``."""
         if self.low is None or self.high is None:
             return self
         return self._replace(low=max(self.low, lowest), high=min(self.high, highest))
 
 
 def corrected_interval(values: Sequence[float], folds: int) -> Interval:
-    """Return the corrected resampled t interval of ``values``, one per run.
+    """Compute the corrected resampled t interval of ``values``, one per run.
 
     The variance of the mean is (1/J + n_test/n_train) s^2 over J runs, where n_test/n_train is
-    1 / (folds - 1): the plain 1/J would take runs for independent that share training rows. A value
-    is a run's figure, or the difference between two methods on the same split.
+    1 / (folds - 1). The plain 1/J would treat runs as independent although they share training
+    rows. A value is a run's metric, or the difference between two methods on the same split.
     """
     from scipy import stats
 

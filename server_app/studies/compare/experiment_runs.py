@@ -1,4 +1,4 @@
-"""Finished runs by the experiment that they are of, as ``fedsilo compare`` names them."""
+"""Finds finished runs, and their experiments by the names that ``fedsilo compare`` gives."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SEED = re.compile(r"-(seed|split)\d+$")  # as `fedsilo compare` names runs
 
 @dataclass(frozen=True)
 class ExperimentRun:
-    """A finished run: its path, the settings that decide its result, and its summary of a split."""
+    """A finished run: its path, its decisive settings, and its summary for one split."""
 
     path: Path
     settings: Mapping[str, Value]
@@ -26,27 +26,29 @@ class ExperimentRun:
 
     @property
     def experiment(self) -> str:
-        """The name of its experiment: that of its folder without the seed."""
+        """The name of its experiment: the name of its folder without the seed."""
         return _SEED.sub("", self.path.resolve().name)
 
 
 def finished_runs(folders: Sequence[Path]) -> list[FinishedRun]:
-    """Return the runs in ``folders`` and directly below them, each once.
+    """Find the runs in ``folders`` and directly below them, each once.
 
     Raises:
-        RunDirectoryError: there is none in one of them, or one that has not ended.
+        RunDirectoryError: a folder has no run, or a run that has not ended.
     """
     runs: dict[Path, FinishedRun] = {}
     for folder in folders:
         inside = sorted(folder.iterdir()) if folder.is_dir() else []
         begun = [path for path in (folder, *inside) if has_begun(path)]
         if not begun:
-            raise RunDirectoryError(f"{folder} is not a run directory and has none")
+            raise RunDirectoryError(
+                f"{folder} is no run directory and has none in it: name another folder"
+            )
         for path in begun:
             runs.setdefault(path.resolve(), finished_run(path))
     return list(runs.values())
 
 
 def read_run(run: FinishedRun, split: str) -> ExperimentRun:
-    """Return a finished run with its figures of ``split``."""
+    """Read a finished run with its metrics on ``split``."""
     return ExperimentRun(run.path, run.settings.decisive(), of_split(run.summary, split))

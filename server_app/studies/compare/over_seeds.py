@@ -1,7 +1,7 @@
-"""``fedsilo compare``: experiments over seeds, mean and standard deviation, with the papers'.
+"""``fedsilo compare``: means and deviations of experiments over seeds, with published numbers.
 
-A run is in ``<out>/<experiment>-seed<n>``. A finished run with the same settings is read and not
-run again; one that was cut short is resumed.
+A run is in ``<out>/<experiment>-seed<n>``. A finished run with the same settings is used again, and
+an interrupted run is resumed.
 """
 
 import subprocess
@@ -32,7 +32,7 @@ from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings, differences
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import plan_run
 from fedsilo.server_app.run.processes import bound_environment
 from fedsilo.server_app.studies.compare.budgets import (
     Budgets,
@@ -75,9 +75,9 @@ Summaries = Mapping[str, Mapping[int, Mapping[str, Any]]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """What a comparison found: tidy results (see tables.py), tests, and remarks on the tests.
+    """The result of a comparison: tidy results (see tables.py), tests, and remarks on them.
 
-    ``budgets`` are what its rows were given and took.
+    ``budgets`` has the budget of each row.
     """
 
     results: pd.DataFrame
@@ -88,26 +88,26 @@ class Comparison:
 
     def lines(self, median: bool = False) -> Iterator[Table | str]:
         """Yield the table for a terminal, then the budgets, each test and the remarks."""
-        yield comparison_table(self.budgets.marked(self.results), self.split, median)
+        yield comparison_table(self.budgets.mark_unequal(self.results), self.split, median)
         yield rich_table(self.budgets.title(), self.budgets.lines())
         yield from lines_of_tests(self.tested, self.split, self.notes)
 
     def draw(self, path: Path) -> None:
-        """Draw the mean over seeds of each metric at every site, as PNG."""
+        """Draw the mean over seeds for each metric and site, as PNG."""
         from fedsilo.server_app.studies.compare.picture import draw_comparison
         from fedsilo.server_app.studies.figures.learning_curves import write_picture
 
         write_picture(path, draw_comparison(self.results, self.split))
 
     def markdown(self, median: bool = False) -> str:
-        """Return table and tests as Markdown."""
-        lines = comparison_lines(self.budgets.marked(self.results), self.split, median)
+        """Build the table, the budgets and the tests as Markdown."""
+        lines = comparison_lines(self.budgets.mark_unequal(self.results), self.split, median)
         text = f"{markdown_table(lines)}\n{self.budgets.title()}\n\n"
         text += markdown_table(self.budgets.lines())
         return text + markdown_tests(self.tested, self.split, self.notes)
 
     def write(self, csv: Path | None, markdown: Path | None, median: bool = False) -> None:
-        """Write CSV, with NAME-budgets.csv and NAME-tests.csv next to it, and Markdown of all."""
+        """Write CSV files (NAME, NAME-budgets, NAME-tests) and one Markdown file; None for none."""
         if csv:
             frames = {"": over_seeds(self.results), "-budgets": self.budgets.frame()}
             texts = {name: csv_text(frame) for name, frame in frames.items()}
@@ -129,30 +129,33 @@ class Job:
 
     @property
     def directory(self) -> FinishedRun:
-        """The run's directory, whether or not it is there."""
+        """The run's directory, which may not exist yet."""
         common = self.settings.common
         return FinishedRun(Path(common.out) / common.run_name)
 
-    def finished(self) -> bool:
-        """Tell whether a finished run is there; RunDirectoryError if it has other settings."""
+    def is_finished(self) -> bool:
+        """Tell whether the run is finished; RunDirectoryError if it has other settings or data."""
         run = self.directory
         if not has_begun(run.path):
             return False
         other: str | None = differences(run.settings.decisive(), self.settings.decisive())
         silos = run.silos
         if len(silos) != self.sites:
-            other = f"{len(silos)} sites took part there and {self.sites} are wanted here"
+            other = f"{len(silos)} sites took part, but {self.sites} are wanted"
         elif not other:
             other = self._other_data(silos)
         if other:
             raise RunDirectoryError(
                 f"{run.path} holds a run with other settings: {other}; "
-                "choose another --out or remove it"
+                "choose another --out, or remove that run"
             )
         return has_ended(run.path)
 
     def _other_data(self, silos: Mapping[str, Any]) -> str | None:
-        """Say which sites' data are not those of the run; None if there are no data to compare."""
+        """Name the sites whose data have changed since the run; None if none has.
+
+        Without data on this machine there is nothing to compare, so the answer is None too.
+        """
         common = self.settings.common
         try:
             today = [load_silo(site, common) for site in silos]
@@ -166,13 +169,13 @@ class Job:
             if silos[silo.name]["fingerprints"] not in ({}, silo.fingerprints)
             or silos[silo.name].get("schema", "") != silo.schema
         ]
-        return f"it has other data of {', '.join(differing)}" if differing else None
+        return f"the data of {', '.join(differing)} have changed" if differing else None
 
     def run(self) -> None:
-        """Run or resume it in its own process.
+        """Run or resume the experiment in its own process.
 
         Raises:
-            RunFailedError: it failed, with the run's own error line.
+            RunFailedError: the run failed; the message has its error line.
         """
         resume = ["--set", "resume=true"] if self.directory.path.is_dir() else []
         done = subprocess.run(
@@ -204,16 +207,26 @@ def compare(
     jobs: Jobs = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Run what is missing of seeds 0 to ``seeds - 1`` and compare all runs.
+    """Run the missing seeds of all experiments, 0 to ``seeds - 1``, and compare all runs.
 
-    ``metrics`` are names and patterns, separated by commas, or None for the data set's headline;
-    ``tests`` likewise those for which to test whether experiments differ. Rows on unequal terms
-    (see budgets.py) are compared, and marked, if ``unequal``. ``jobs`` are the runs at once, 0 for
-    as many as there are cores for; ``tell`` is called with a line each time a run has ended.
+    Args:
+        experiments: names of experiments, or methods; a name given twice counts once.
+        sources: the sources of settings.
+        engine: the engine of each run.
+        supernodes: number of simulated sites; None for all silos.
+        seeds: number of seeds.
+        own_splits: whether each seed has its own split of the data.
+        split: ``test`` or ``val``.
+        metrics: names and patterns, separated by commas; None for the data set's headline metrics.
+        tests: names and patterns of metrics to test for differences; None for no tests.
+        paired: whether to test the differences seed by seed.
+        unequal: whether to compare, and mark, rows with another budget (see budgets.py).
+        jobs: number of runs at once; 0 for as many as the cores allow; or Slurm's parameters.
+        tell: takes a line each time a run has ended.
 
     Raises:
-        FedsiloError: a setting is wrong, rows are on unequal terms, or a run failed; finished runs
-            stay and are used again.
+        FedsiloError: a setting is wrong, budgets differ, or a run failed. Finished runs stay and
+            are used again.
     """
     names = list(dict.fromkeys(experiments))
     planning = partial(_job, sources, engine, supernodes, own_splits)
@@ -223,14 +236,14 @@ def compare(
     check_tests(data_sets, tests=tests, paired=paired, seeds=seeds)
     budgets = planned_budgets({job.experiment: job.settings for job in all_jobs}, sources)
     if not unequal:
-        budgets.refuse_unequal("give all the same, or mark the row by --unequal")
+        budgets.refuse_unequal("give all the same budget, or mark the row by --unequal")
     if own_splits:
         _refuse_one_split(all_jobs)
-    _run_all([job for job in all_jobs if not job.finished()], jobs, tell)
+    _run_all([job for job in all_jobs if not job.is_finished()], jobs, tell)
     runs = {name: [job.directory for job in all_jobs if job.experiment == name] for name in names}
-    budgets = Budgets({name: budget.taken(runs[name]) for name, budget in budgets.of.items()})
+    budgets = Budgets({name: budget.with_costs(runs[name]) for name, budget in budgets.of.items()})
     if not unequal:
-        budgets.refuse_unequal("all runs are kept, and the same with --unequal marks the row")
+        budgets.refuse_unequal("all runs are kept; repeat with --unequal to mark the row")
     summaries = _summaries(all_jobs, split)
     results = _results(all_jobs, summaries, split, metrics)
     tested = []
@@ -251,10 +264,10 @@ def _all(summaries: Summaries) -> list[Mapping[str, Any]]:
 
 
 def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
-    """Return the runs' summaries of ``split``.
+    """Return the runs' summaries for ``split``: experiment -> seed -> summary.
 
     Raises:
-        SettingError: no site has samples of it.
+        SettingError: no site has samples in the split.
     """
     summaries: dict[str, dict[int, dict[str, Any]]] = {}
     found = shared_summaries([job.directory for job in jobs], split)
@@ -262,24 +275,28 @@ def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
         summaries.setdefault(job.experiment, {})[job.settings.common.seed] = summary
     if not any(summary["mean"] for summary in _all(summaries)):
         raise SettingError(
-            f"no site has {split} samples to compare by: set 'val-folds', or use 'fedsilo tune'"
+            f"no site has {split} samples, so there is nothing to compare: set 'val-folds', or use "
+            "'fedsilo tune'"
         )
     return summaries
 
 
 def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
-    """Return of which sites no mean has a figure, since not all runs have it, in one sentence."""
+    """Describe the sites that are left out of some means because a run lacks their metrics.
+
+    At most one sentence; none if no site is left out.
+    """
     ends = [last_figures(run, split) for run in runs]
     pairs = zip(ends, shared_figures(runs, ends), strict=True)
     sites = sorted({site for own, shared in pairs for site in own if own[site] != shared[site]})
-    said = "means and tests are without figures that not every run has, of"
+    said = "means and tests leave out metrics that some runs lack, at"
     return [f"{said} {', '.join(sites)}"] if sites else []
 
 
 def _results(
     jobs: Sequence[Job], summaries: Summaries, split: str, wanted: str | None
 ) -> pd.DataFrame:
-    """Return the results of each experiment, then of predicting one class every time."""
+    """Return the results of each experiment, then those of always predicting one class."""
     metrics = chosen_metrics(wanted, _all(summaries), "--metrics") if wanted else None
     data_sets = {job.experiment: job.settings.common.dataset for job in jobs}
     frames = [
@@ -294,16 +311,16 @@ def _results(
 
 
 def _refuse_one_split(jobs: Sequence[Job]) -> None:
-    """Refuse splits of their own where the first two seeds of an experiment have the same."""
+    """Raise a SettingError for --splits if the first two seeds of an experiment share a split."""
     for one, other in pairwise(job.settings.common for job in jobs):
         if (one.seed, other.seed) != (0, 1):
             continue
-        with suppress(DataError):  # without data here finished runs are shown, and no other begins
+        with suppress(DataError):  # without data, finished runs can still be shown
             cuts = [[load_silo(s, c).fingerprints for s in silo_names(c)] for c in (one, other)]
             if cuts[0] == cuts[1]:
                 raise SettingError(
-                    f"--splits: '{one.run_name}' and '{other.run_name}' have the same split, as no "
-                    "part of it is by 'fold-seed': set 'test-folds', or leave it out"
+                    f"--splits: '{one.run_name}' and '{other.run_name}' have the same split, which "
+                    "'fold-seed' does not change: set 'test-folds', or remove --splits"
                 )
 
 
@@ -315,11 +332,11 @@ def _job(
     experiment: str,
     seed: int,
 ) -> Job:
-    # Another name, or the run of another split would be taken for it
+    # The names differ, because otherwise a run with another split would be used in its place
     own_split: dict[str, Value] = {"fold-seed": seed} if own_splits else {}
     name = f"{experiment}-{'split' if own_splits else 'seed'}{seed}"
     overrides = {"seed": seed, **own_split, "run-name": name}
-    settings, resources = planned(experiment, sources, supernodes=supernodes, overrides=overrides)
+    settings, resources = plan_run(experiment, sources, supernodes=supernodes, overrides=overrides)
     command = [sys.executable, "-m", "fedsilo.server_app.cli", "simulate", experiment]
     command += ["--engine", engine, "--seed", str(seed)]
     command += ["--name", name, "--out", settings.common.out]
@@ -343,9 +360,9 @@ def _run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) ->
     tell(f"{counted(len(jobs), 'run')}, {width}")
     names: list[str] = []
 
-    def ended(job: Job, _: None) -> None:
+    def report_end(job: Job, _: None) -> None:
         names.append(job.directory.path.name)
         tell(f"{len(names)}/{len(jobs)} {names[-1]}")
 
-    with pool:  # a thread only waits for its run's process or job
-        run_missing(pool, Job.run, jobs, ended)
+    with pool:  # threads are enough, because each only waits for its run's process or job
+        run_missing(pool, Job.run, jobs, report_end)

@@ -1,4 +1,4 @@
-"""The picture of a comparison: a panel per metric, a bar per experiment at each site."""
+"""Draws a comparison: a panel per metric, and a bar per experiment at each site."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LEGEND_COLUMNS = 3
-_WIDTH = 0.84  # of all bars at a site, where 1 is the distance between sites
+_WIDTH = 0.84  # width of all bars at a site together; the distance between sites is 1
 
 
 def draw_comparison(results: pd.DataFrame, split: str) -> Figure:
-    """Draw the mean over seeds of each experiment at each site, with the standard deviation.
+    """Draw each experiment's mean over seeds at each site, with the standard deviation.
 
     Args:
         results: a tidy table, see ``tables``.
-        split: which samples were measured, for the title.
+        split: the split of the samples, for the title.
     """
     figures = over_seeds(results)
     metrics = list(figures["metric"].unique())

@@ -1,7 +1,7 @@
-"""Balanced accuracy over the samples of all sites, from what each site measured of its own.
+"""Computes balanced accuracy over the samples of all sites, from the metrics of each site.
 
-The mean over sites leaves a site of one class out, or, as accuracy, rewards a model that answers
-that class there. Pooled, each of its samples counts as one of its class.
+A mean of balanced accuracy over sites leaves out a site with one class; a mean of accuracy rewards
+a model that always predicts this class there. Pooled, each sample counts within its class.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ POOLED = "pooled-balanced-accuracy"
 
 @dataclass(frozen=True)
 class Measured:
-    """A site's samples of each of two classes, and what it measured of them.
+    """A site's number of samples in each of two classes, and its metrics on them.
 
-    ``balanced`` is None where all samples are of one class.
+    ``balanced`` is the balanced accuracy; None if all samples are of one class.
     """
 
     counts: Sequence[int]
     accuracy: float
     balanced: float | None
 
-    def right(self) -> tuple[int, int] | None:
-        """Return how many samples of each class were answered rightly.
+    def count_correct(self) -> tuple[int, int] | None:
+        """Solve for the number of correct predictions in each class; None if not determined.
 
-        With n samples of each class and r right ones, accuracy is (r0 + r1) / (n0 + n1) and
-        balanced accuracy (r0 / n0 + r1 / n1) / 2: two equations, which are one if n0 is n1. Then
-        it is None.
+        With n samples and r correct ones per class, accuracy is (r0 + r1) / (n0 + n1) and balanced
+        accuracy is (r0 / n0 + r1 / n1) / 2. If n0 equals n1, the two equations are the same one, so
+        they have no single solution.
         """
         first, second = self.counts
         right = round(self.accuracy * (first + second))
@@ -44,12 +44,12 @@ class Measured:
 
 
 def pooled_balanced_accuracy(sites: Iterable[Measured]) -> float | None:
-    """Return the mean over two classes of the share of all sites' samples that are right.
+    """Compute the balanced accuracy over all sites' samples together.
 
-    It is None where some site has as many samples of both classes, or all are of one class.
+    None if some site has equally many samples of both classes, or all samples are of one class.
     """
     measured = list(sites)
-    found = [site.right() for site in measured]
+    found = [site.count_correct() for site in measured]
     counts = [sum(numbers) for numbers in zip(*(site.counts for site in measured), strict=True)]
     if not counts or not all(counts) or None in found:
         return None
@@ -58,12 +58,12 @@ def pooled_balanced_accuracy(sites: Iterable[Measured]) -> float | None:
 
 
 def pooled_figure(run: FinishedRun, split: str) -> dict[str, float]:
-    """Return ``POOLED`` of a run's samples of ``split``, or nothing if it cannot be worked out.
+    """Return ``POOLED`` for a run's samples in ``split``; empty if it cannot be computed.
 
-    That needs two classes, and sites that tell their label counts.
+    The computation needs two classes, and sites that report their label counts.
     """
     own: dict[str, dict[str, float]] = {}
-    for row in run.metrics:  # of the last round that measured
+    for row in run.metrics:  # later rows overwrite earlier ones, so the last measured round stays
         if row["split"] == split and row["site"] in run.silos:
             own.setdefault(row["site"], {})[row["metric"]] = float(row["value"])
     counts = {site: run.silos[site]["label_counts"].get(split, []) for site in own}

@@ -1,4 +1,4 @@
-"""What runs have found, taken out of their summaries into the one tidy table of tables.py."""
+"""Collects the metrics of runs from their summaries into the tidy table of tables.py."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ CONSTANT = "always positive (class 1)"
 
 
 def of_split(summary: Summary, split: str) -> dict[str, Any]:
-    """Return ``summary`` with the figures of ``split``, ``test`` or ``val``.
+    """Return ``summary`` with the metrics of ``split``, ``test`` or ``val``.
 
-    Choices between settings are made on validation figures; the papers published no such.
+    For ``val`` there are no published numbers, because papers publish test metrics.
     """
     if split == "test":
         return dict(summary)
@@ -30,7 +30,7 @@ def of_split(summary: Summary, split: str) -> dict[str, Any]:
 
 
 def last_figures(run: FinishedRun, split: str) -> dict[str, dict[str, float]]:
-    """Return site -> metric -> value of a run's last round."""
+    """Return the metrics of a run's last round: site -> metric -> value."""
     last, values = str(run.summary["rounds"]), dict[str, dict[str, float]]()
     for row in run.metrics:
         if row["round"] == last and row["split"] == split:
@@ -39,10 +39,18 @@ def last_figures(run: FinishedRun, split: str) -> dict[str, dict[str, float]]:
 
 
 def shared_figures(runs: Sequence[FinishedRun], figures: Sequence[Figures]) -> list[Figures]:
-    """Return each run's figures without those of a site that another run on the data set lacks.
+    """Remove from each run a site's metric if another run on the same data set lacks it.
 
-    Means over other sites would differ by the sites. A run that has a metric of no site, as that of
-    another method or of all sites together, lacks none; nor do runs without any site in common.
+    Otherwise means would differ only because they are over different sites. A run that has a metric
+    at no site, such as a metric of another method, is ignored for that metric. So are runs that
+    have no site in common.
+
+    Args:
+        runs: the finished runs.
+        figures: the metrics of each run: site -> metric -> value.
+
+    Returns:
+        The metrics that remain, in the order of ``runs``.
     """
     data_sets = [run.summary["dataset"] for run in runs]
     sites_of: dict[str, list[set[str]]] = {}
@@ -64,9 +72,9 @@ def shared_figures(runs: Sequence[FinishedRun], figures: Sequence[Figures]) -> l
 
 
 def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, Any]]:
-    """Return the runs' summaries of a split, with means over the sites of ``shared_figures``.
+    """Return the runs' summaries for a split, with means over the sites of ``shared_figures``.
 
-    A distribution of one site has all figures of that site.
+    A distribution of a single site keeps all metrics of that site.
     """
     ends = [last_figures(run, split) for run in runs]
     summaries = []
@@ -83,7 +91,7 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
 
 
 def chosen_metrics(wanted: str, summaries: Sequence[Summary], option: str) -> list[str]:
-    """Return the metrics of the runs' summaries that ``wanted`` names; see ``matching``."""
+    """Return the metrics in the runs' summaries that ``wanted`` names, see ``matching``."""
     known = {metric for summary in summaries for metric in summary["mean"]}
     return matching(wanted, sorted(known), option)
 
@@ -91,10 +99,11 @@ def chosen_metrics(wanted: str, summaries: Sequence[Summary], option: str) -> li
 def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
     """Return the known metrics that ``wanted`` names, in its order.
 
-    It has names and shell-style patterns, separated by commas.
+    ``wanted`` has names and shell-style patterns, separated by commas.
 
     Raises:
-        SettingError: one fits no metric of any run; begins with ``option``.
+        SettingError: a name or pattern fits no metric of any run. The message begins with
+            ``option``.
     """
     chosen: dict[str, None] = {}
     for pattern in [part.strip() for part in wanted.split(",")]:
@@ -106,7 +115,7 @@ def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
 
 
 def figure_of(summary: Summary, group: str, metric: str) -> float | None:
-    """Return a run's figure of a distribution or ``all``, None where it has none."""
+    """Return a run's metric for a distribution or ``all``; None if it is undefined."""
     values = summary["mean"] if group == "all" else summary["distributions"].get(group, {})
     return float(values[metric]) if metric in values else None
 
@@ -114,7 +123,7 @@ def figure_of(summary: Summary, group: str, metric: str) -> float | None:
 def values_by_seed(
     runs: Mapping[str, Mapping[int, Summary]], metric: str
 ) -> dict[str, dict[int, float]]:
-    """Return experiment -> seed -> mean over sites, without seeds that leave it undefined."""
+    """Return a metric's mean over sites: experiment -> seed -> mean, if defined."""
     return {
         name: {
             seed: value
@@ -128,9 +137,9 @@ def values_by_seed(
 def experiment_results(
     experiment: str, summaries: Mapping[int, Summary], metrics: Sequence[str]
 ) -> pd.DataFrame:
-    """Return the results of one experiment's runs, by seed: its distributions, then ``all``.
+    """Return the tidy results of one experiment: its distributions, then ``all``, by seed.
 
-    A figure that is undefined for a group (AUC of one class) has no row.
+    A metric that is undefined for a group (AUC with one class) has no row.
     """
     first = next(iter(summaries.values()))
     published = first.get("published") or {}
@@ -151,11 +160,15 @@ def experiment_results(
 def constant_results(
     silos: Mapping[str, Any], split: str, metrics: Sequence[str] | None = None, seed: int = 0
 ) -> pd.DataFrame:
-    """Return what answering the second of two classes every time would score, per distribution.
+    """Return the tidy results of always predicting the second of two classes.
 
-    A predictor that has seen nothing: to compare a method's accuracy with. More than two classes
-    have none. ``silos`` is the content of the ``silos.json`` of a ``seed``; without ``metrics`` all
-    are returned.
+    They are a baseline that has learned nothing. With more than two classes there are no rows.
+
+    Args:
+        silos: the content of ``silos.json``.
+        split: ``test`` or ``val``.
+        metrics: the metrics to return; None for all.
+        seed: the seed of the rows.
     """
     scores: dict[str, dict[str, float]] = {}
     for site, facts in silos.items():

@@ -1,6 +1,6 @@
-"""Whether experiments differ by more than their seeds do: ANOVA, then t-tests of all pairs.
+"""Tests whether experiments differ by more than their seeds: ANOVA, then t-tests of all pairs.
 
-As in Fed-Align-CL's table V: one-way ANOVA over the runs of each method, then two-sided Student
+As in table V of Fed-Align-CL: one-way ANOVA over the runs of each method, then two-sided Student
 t-tests of all pairs with Bonferroni's correction.
 """
 
@@ -15,20 +15,19 @@ import pandas as pd
 from rich.table import Table
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import counted
 from fedsilo.server_app.studies.compare.tables import markdown_table, rich_table
 
-_ROUNDING = 1e-12  # relative: a smaller spread is a rounding error
+_ROUNDING = 1e-12  # relative spread below which values count as equal up to rounding
 
 Samples = Mapping[str, Mapping[int, float]]  # experiment -> seed -> figure
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A test's statistic and p value; if there is no test, ``p`` is None and ``why`` says why.
+    """A test's statistic and p value; if no test is possible, ``p`` is None and ``why`` explains.
 
-    ``freedom`` are an F test's degrees of freedom; ``uncorrected`` is the p value before correction
-    for the number of pairs.
+    ``freedom`` holds the degrees of freedom of an F test; ``uncorrected`` is the p value before the
+    correction for the number of pairs.
     """
 
     p: float | None
@@ -38,7 +37,7 @@ class Outcome:
     uncorrected: float | None = None
 
     def cell(self) -> str:
-        """Return the p value for people."""
+        """Return the p value as text with three digits, or "n/a"."""
         return "n/a" if self.p is None else f"{self.p:.2e}"
 
 
@@ -52,7 +51,7 @@ class Tested:
     pairs: Mapping[tuple[str, str], Outcome]
 
     def heading(self, split: str) -> str:
-        """Return the ANOVA in a line."""
+        """Return the result of the ANOVA in one line."""
         anova, start = self.anova, f"{split} {self.metric}, mean over sites: one-way ANOVA"
         if anova.p is None:
             return f"{start} n/a: {anova.why}"
@@ -84,7 +83,7 @@ class Tested:
         ]
 
     def reasons(self) -> list[str]:
-        """Return why pairs could not be tested, a line each."""
+        """Return a line with the reason for each pair that could not be tested."""
         return [
             f"n/a, {later} against {earlier}: {outcome.why}"
             for (later, earlier), outcome in self.pairs.items()
@@ -93,10 +92,10 @@ class Tested:
 
 
 def significance(metric: str, samples: Samples, paired: bool) -> Tested:
-    """Return the tests of ``metric`` over two or more experiments, over the seeds that have it.
+    """Test ``metric`` over two or more experiments, over the seeds that have it.
 
     Raises:
-        SettingError: tests are paired, and the experiments' seeds differ.
+        SettingError: tests are paired, but the experiments have different seeds.
     """
     names = tuple(samples)
     if paired:
@@ -112,19 +111,19 @@ def significance(metric: str, samples: Samples, paired: bool) -> Tested:
 
 
 def one_way(samples: Mapping[str, Sequence[float]]) -> Outcome:
-    """Return one-way ANOVA: whether the experiments' means differ by more than seeds scatter."""
+    """Run a one-way ANOVA: do the experiments' means differ by more than the spread over seeds?"""
     from scipy import stats
 
     if why := _too_few(samples):
         return Outcome(None, why=why)
     if all(_constant(values) for values in samples.values()):
-        return Outcome(None, why="no figure varies over seeds")
+        return Outcome(None, why="no value varies over seeds")
     within = sum(map(len, samples.values())) - len(samples)
     return _outcome(lambda: stats.f_oneway(*samples.values()), (len(samples) - 1, within))
 
 
 def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outcome:
-    """Return the two-sided t-test of two experiments, not yet corrected."""
+    """Run the two-sided t-test of two experiments, without correction for several pairs."""
     from scipy import stats
 
     chosen = {name: list(samples[name].values()) for name in (later, earlier)}
@@ -142,13 +141,13 @@ def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outco
 
 
 def _outcome(test: Callable[[], Any], freedom: tuple[int, int] = (0, 0)) -> Outcome:
-    """Make a test, without scipy's warnings: their reasons are reported in words, or harmless."""
+    """Run a test without scipy's warnings, because the outcome already explains their causes."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         result = test()
     p, statistic = float(result.pvalue), float(result.statistic)
     if math.isnan(p):
-        return Outcome(None, why="the figures leave it undefined")
+        return Outcome(None, why="these values leave the test undefined")
     return Outcome(p, statistic, freedom=freedom, uncorrected=p)
 
 
@@ -164,25 +163,25 @@ def _constant(values: Sequence[float], scale: float = 0.0) -> bool:
 
 
 def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> list[str]:
-    """Return what a reader of the p values must know, a line each.
+    """Return the remarks that a reader of the p values needs, a line each.
 
-    ``same_split`` is None where sites do not tell whether their splits differ.
+    ``same_split`` tells whether all seeds share one split; None if the sites do not report it.
     """
     kind = "paired t-tests, by seed," if paired else "t-tests"
     lines = [
-        f"p: two-sided {kind} over {seeds} seeds, times {counted(len(tested.pairs), 'pair')} "
-        "(Bonferroni; several metrics are not corrected for)"
+        f"p: two-sided {kind} over {seeds} seeds, multiplied by the number of pairs, "
+        f"{len(tested.pairs)} (Bonferroni); not corrected for several metrics"
     ]
     if not paired:
         lines.append(
-            "runs of one seed share split and initial weights, which these tests ignore; "
-            "'--paired' tests differences by seed"
+            "runs with the same seed share split and initial weights, which these tests ignore; "
+            "'--paired' tests the differences seed by seed"
         )
     vary = "seeds vary initial weights and the order of batches"
     of_split = {
-        True: ", not the split: p says nothing about other patients",
-        False: ", and the split: training data overlap between splits, so p is too small",
-        None: "; whether they vary the split, these sites do not tell",
+        True: ", but not the split, so p says nothing about other patients",
+        False: ", and the split; training data overlap between splits, so p is too small",
+        None: "; these sites do not report whether the split varies too",
     }
     return [*lines, vary + of_split[same_split]]
 
@@ -190,10 +189,12 @@ def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> 
 def check_tests(
     data_sets: Mapping[str, str], *, tests: str | None, paired: bool, seeds: int
 ) -> None:
-    """Refuse what cannot be tested, before anything runs; ``data_sets`` is by experiment.
+    """Check before any run that the wanted tests are possible.
+
+    ``data_sets`` has the data set of each experiment.
 
     Raises:
-        SettingError: there are too few experiments or seeds, or they are on different data.
+        SettingError: there are fewer than two experiments or seeds, or the data sets differ.
     """
     first, *others = data_sets
     if not tests:
@@ -205,14 +206,12 @@ def check_tests(
             "--tests compares experiments with one another: name at least two different ones"
         )
     if seeds < 2:
-        raise SettingError(
-            f"--tests is about the spread over seeds, and --seeds is {seeds}: at least 2 are needed"
-        )
+        raise SettingError(f"--tests needs at least 2 seeds, but --seeds is {seeds}: raise --seeds")
     for other in others:
         if data_sets[other] != data_sets[first]:
             raise SettingError(
-                f"--tests: experiment '{other}' is on data set '{data_sets[other]}' and '{first}' "
-                f"on '{data_sets[first]}': name experiments of one data set"
+                f"--tests: experiment '{other}' uses data set '{data_sets[other]}', but '{first}' "
+                f"uses '{data_sets[first]}': name experiments on one data set"
             )
 
 
@@ -225,15 +224,15 @@ def _refuse_other_seeds(metric: str, samples: Samples) -> None:
                 for name in (first, other)
             ]
             raise SettingError(
-                f"--paired: metric '{metric}' is not there for the same seeds, "
-                f"{' and '.join(parts)}: leave out '--paired' or this metric"
+                f"--paired needs metric '{metric}' for the same seeds, but "
+                f"{' and '.join(parts)}: remove '--paired' or this metric"
             )
 
 
 def lines_of_tests(
     tested: Sequence[Tested], split: str, remarks: Sequence[str]
 ) -> Iterator[Table | str]:
-    """Yield each metric's ANOVA and triangle, why cells are empty, and ``remarks`` below all."""
+    """Yield each metric's ANOVA and table of p values, the reasons for "n/a", then ``remarks``."""
     for test in tested:
         yield rich_table(test.heading(split), test.lines())
         yield from test.reasons()
@@ -241,7 +240,7 @@ def lines_of_tests(
 
 
 def markdown_tests(tested: Sequence[Tested], split: str, remarks: Sequence[str]) -> str:
-    """Return what ``lines_of_tests`` yields as Markdown, or an empty string without tests."""
+    """Build the output of ``lines_of_tests`` as Markdown; empty without tests and remarks."""
     parts = []
     for test in tested:
         parts += [f"{test.heading(split)}\n", markdown_table(test.lines())]
@@ -251,6 +250,6 @@ def markdown_tests(tested: Sequence[Tested], split: str, remarks: Sequence[str])
 
 
 def significance_csv(tested: Sequence[Tested]) -> str:
-    """Return the tests as CSV, a row each, with six digits."""
+    """Build a CSV text with a row per test and six significant digits."""
     rows = [row for test in tested for row in test.records()]
     return pd.DataFrame(rows).to_csv(index=False, float_format="%.6g", lineterminator="\n")

@@ -1,7 +1,7 @@
-"""Runs of a comparison as jobs of Slurm, with submitit.
+"""Runs a comparison's runs as Slurm jobs, with submitit.
 
 A thread of this process waits for each job. Data, caches and the folder of runs must have the same
-paths on the machines of the jobs.
+paths on all machines.
 """
 
 import re
@@ -19,12 +19,12 @@ from fedsilo.server_app.config.settings import parse_assignment
 Outcome = TypeVar("Outcome")
 SLURM = "slurm"
 _MOST = 64  # jobs in the queue at once
-_LINE = 300  # characters of a job's own words
+_LINE = 300  # characters; a job's error text is cut to this length
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """Where runs go: Slurm's parameters as submitit names them."""
+    """The parameters of Slurm for all jobs, as submitit names them."""
 
     # ``timeout_min``, ``slurm_partition``, ``cpus_per_task``, ``mem_gb`` and so on
     parameters: Mapping[str, Value] = field(default_factory=dict)
@@ -35,10 +35,11 @@ Jobs = int | Slurm
 
 
 def read_jobs(text: str, parameters: list[str]) -> Jobs:
-    """Return what ``--jobs`` and ``--slurm`` ask for.
+    """Parse ``--jobs`` and ``--slurm`` into a number of runs at once, or Slurm's parameters.
 
     Raises:
-        SettingError: neither a number nor ``slurm``, or parameters without it.
+        SettingError: ``text`` is neither a number nor ``slurm``, or it is a number but there are
+            parameters of Slurm.
     """
     if text == SLURM:
         if unset := [one for one in parameters if "=" not in one]:
@@ -46,17 +47,17 @@ def read_jobs(text: str, parameters: list[str]) -> Jobs:
         pairs = map(parse_assignment, parameters)
         return Slurm({key.replace("-", "_"): value for key, value in pairs})
     if parameters:
-        raise SettingError(f"--slurm belongs to --jobs slurm, and --jobs is {text}")
+        raise SettingError(f"--slurm needs --jobs slurm, but --jobs is {text}: change one of them")
     if not re.fullmatch(r"\d{1,6}", text):
-        raise SettingError(f"--jobs is {text!r}; it must be a number of at least 0, or slurm")
+        raise SettingError(f"--jobs must be a number, at least 0, or slurm, but is {text!r}")
     return int(text)
 
 
 class SlurmPool(ThreadPoolExecutor):
-    """A pool whose work is done by jobs; cancelling it cancels jobs in the queue too.
+    """A pool that runs its work as Slurm jobs; cancelling the pool also cancels queued jobs.
 
     Raises:
-        SettingError: submitit or Slurm is not installed, or has no such parameter.
+        SettingError: submitit or Slurm is not installed, or a parameter is unknown.
     """
 
     def __init__(self, slurm: Slurm, folder: Path) -> None:
@@ -65,14 +66,14 @@ class SlurmPool(ThreadPoolExecutor):
         self._executor = _executor(slurm, folder)
 
     def submit(self, work: Callable[..., Outcome], /, *args: Any, **kwargs: Any) -> Future[Outcome]:
-        """Hand ``work`` to the queue."""
+        """Submit ``work`` as a job."""
         return super().submit(self._by_job, work, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the pool, with ``cancel_futures`` also jobs that wait or run."""
+        """End the pool; with ``cancel_futures``, cancel waiting and running jobs too."""
         if cancel_futures:
             for job in self._jobs:
-                with suppress(Exception):  # it has ended, or Slurm is gone
+                with suppress(Exception):  # the job may have ended, or Slurm may be unreachable
                     job.cancel()
         super().shutdown(wait=wait, cancel_futures=cancel_futures)
 
@@ -80,12 +81,12 @@ class SlurmPool(ThreadPoolExecutor):
         job = self._executor.submit(_outcome_or_reason, work, *args, **kwargs)
         self._jobs.append(job)
         if error := job.exception():
-            traceback = str(error).partition("You can check")[0]  # submitit adds what follows
+            traceback = str(error).partition("You can check")[0]  # submitit appends advice
             lines = [line for line in traceback.splitlines() if line.strip(" -")]
             said = (lines or ["no reason given"])[-1][:_LINE]
             raise RunFailedError(
-                f"job {job.job_id} of Slurm failed: {said}; its log is {job.paths.stderr}. "
-                "Finished runs stay: run this again"
+                f"Slurm job {job.job_id} failed: {said}; read its log {job.paths.stderr}, then run "
+                "this command again: finished runs are kept"
             )
         outcome, reason = job.result()
         if reason:
@@ -97,7 +98,10 @@ class SlurmPool(ThreadPoolExecutor):
 def _outcome_or_reason(
     work: Callable[..., Outcome], *args: Any, **kwargs: Any
 ) -> tuple[Outcome | None, str | None]:
-    """Return the work's outcome, or its error as one line, which a traceback would hide."""
+    """Return the outcome of the work and None, or None and the error as one line.
+
+    Returned errors stay one line; a raised one would reach the caller within a traceback.
+    """
     try:
         return work(*args, **kwargs), None
     except FedsiloError as error:

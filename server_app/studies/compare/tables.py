@@ -1,4 +1,4 @@
-"""Results of many runs as one tidy table, its figures over seeds, and their texts.
+"""Puts the results of many runs into one tidy table, and formats it.
 
 A tidy table has a row per experiment, group, metric and seed; a group is a site, a distribution or
 ``all``. ``over_seeds`` reduces it to a row per experiment, group and metric. From either a table
@@ -18,7 +18,7 @@ from rich.table import Table
 from fedsilo.models.contract.one_line import counted, markdown_text
 
 TIDY = ("experiment", "method", "seed", "group", "metric", "value", "published", "published_sd")
-FIGURE = ["experiment", "group", "metric"]  # what identifies a figure over seeds
+FIGURE = ["experiment", "group", "metric"]  # the columns that identify a value over seeds
 COMPARISON = (
     *("experiment", "method", "group", "metric", "mean", "sd", "seeds"),
     *("published", "published_sd", "median", "min", "max"),
@@ -27,14 +27,14 @@ _AS_PUBLISHED = ("published", "published_sd")
 
 
 def tidy(records: Iterable[Sequence[Any]]) -> pd.DataFrame:
-    """Return records of the columns ``TIDY`` as a table; what is not published is None."""
+    """Build a table from records of the columns ``TIDY``; None stands for unpublished numbers."""
     frame = pd.DataFrame(list(records), columns=list(TIDY), dtype=object)
     typed: pd.DataFrame = frame.astype({"seed": int, "value": float})
     return typed
 
 
 def mean(values: Iterable[float]) -> float:
-    """Return the mean, rounded once: pandas' own depends on the order of the values."""
+    """Return the exactly rounded mean, because pandas' mean depends on the order of the values."""
     return statistics.mean([float(value) for value in values])
 
 
@@ -56,14 +56,14 @@ class Spread(NamedTuple):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Return the spread of a figure's values, one or more."""
+        """Compute the spread of one or more values."""
         centre, sd = mean(values), deviation(values)
         middle = float(statistics.median(values))
         return cls(centre, sd, len(values), middle, min(values), max(values))
 
 
 def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
-    """Return a row per experiment, group and metric, with the columns ``COMPARISON``, in order."""
+    """Summarise over seeds: a row per experiment, group and metric, with columns ``COMPARISON``."""
     figures = [
         (*key, *Spread.of(values.tolist()))
         for key, values in results.groupby(FIGURE, sort=False)["value"]
@@ -74,7 +74,7 @@ def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def spread_cell(figure: Any, median: bool = False) -> str:
-    """Return mean and standard deviation for people, or median and range; of one seed neither.
+    """Format mean and standard deviation, or median and range; for one seed, only the value.
 
     ``figure`` is a ``Spread``, or a row of ``over_seeds``.
     """
@@ -86,9 +86,9 @@ def spread_cell(figure: Any, median: bool = False) -> str:
 
 
 def _next_to_published(figure: Any, median: bool) -> str:
-    """Return a figure's cell; next to a paper's deviation, of a population, with ours of that kind.
+    """Format a cell; next to a published deviation, add our population standard deviation.
 
-    All deviations that papers print here are of the population (PICSR's can be nothing else).
+    Papers print population deviations here (PICSR's cannot be anything else), so the two compare.
     """
     cell = spread_cell(figure, median)
     if median or figure.seeds == 1 or pd.isna(figure.published_sd):
@@ -98,7 +98,7 @@ def _next_to_published(figure: Any, median: bool) -> str:
 
 
 def published_cell(figure: Any) -> str:
-    """Return the paper's figure, with its deviation if it is known."""
+    """Format the published number, with its deviation if that is known; empty if there is none."""
     if pd.isna(figure.published):
         return ""
     sd = "" if pd.isna(figure.published_sd) else f" ± {figure.published_sd:.3f}"
@@ -106,7 +106,7 @@ def published_cell(figure: Any) -> str:
 
 
 def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = False) -> Table:
-    """Return a comparison for a terminal, with a rule below each experiment."""
+    """Build the comparison's table for a terminal, with a rule below each experiment."""
     seeds = results.groupby(FIGURE).size().max()
     shown = "median (min to max)" if median else "mean ± sample sd"
     known = results["published_sd"].notna().any() and seeds > 1 and not median
@@ -121,7 +121,7 @@ def comparison_lines(
 ) -> list[list[str]]:
     """Return the column titles, then a line per experiment and group.
 
-    A metric has a column of published figures if there are any.
+    A metric has a column of published numbers if there are any.
     """
     figures = over_seeds(results)
     known = figures.loc[figures["published"].notna(), "metric"]
@@ -140,11 +140,16 @@ def group_lines(
     cell: Callable[[Any], str],
     missing: str = "",
 ) -> list[list[str]]:
-    """Return the columns' titles, then a line per experiment and group, which it begins with.
+    """Return the column titles, then a line per experiment and group, which begins with the two.
 
-    ``figures`` are rows of ``over_seeds``, whose texts ``cell`` makes. ``titles`` and ``published``
-    name the columns of a metric, and of the papers' numbers where there are some. A cell of fewer
-    seeds than the experiment has says so; ``missing`` is that of a group that lacks a metric.
+    A cell over fewer seeds than the experiment has states their number.
+
+    Args:
+        figures: rows of ``over_seeds``.
+        titles: metric -> title of its column.
+        published: metric -> title of its column of published numbers; only metrics that have one.
+        cell: formats a row of ``figures``.
+        missing: the cell of a group that lacks a metric.
     """
     columns = []
     for metric, title in titles.items():
@@ -170,9 +175,9 @@ def rich_table(
     left: int = 1,
     ends: Callable[[Sequence[str]], bool] = lambda _: False,
 ) -> Table:
-    """Return lines of cells, the column titles first, as a table for a terminal.
+    """Build a terminal table from lines of cells, of which the first has the column titles.
 
-    The first ``left`` columns are aligned left; there is a rule below a line that ``ends`` a part.
+    The first ``left`` columns are aligned left. If ``ends`` is true for a line, a rule follows it.
     """
     table = Table(title=title, title_justify="left")
     columns, *body = lines
@@ -184,19 +189,19 @@ def rich_table(
 
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> str:
-    """Return lines of cells, the column titles first, as a Markdown table."""
+    """Build a Markdown table from lines of cells, of which the first has the column titles."""
     columns, *body = [[_markdown_cell(cell) for cell in line] for line in lines]
     rows = [columns, ["---"] * len(columns), *body]
     return "".join(f"| {' | '.join(line)} |\n" for line in rows)
 
 
 def _markdown_cell(text: str) -> str:
-    """Escape the cell of a Markdown table, such as a distribution that a hospital has named."""
+    """Escape the cell of a Markdown table, because hospitals choose some of the texts."""
     return markdown_text(text).replace("|", "\\|")
 
 
 def seconds_text(seconds: float) -> str:
-    """Return a duration: ``12.3 s``, ``4 min 05 s``, ``3 h 07 min``."""
+    """Format a duration: ``12.3 s``, ``4 min 05 s``, ``3 h 07 min``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -206,9 +211,9 @@ def seconds_text(seconds: float) -> str:
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """Return a table as CSV: figures with six decimals, the papers' as they were published.
+    """Format a table as CSV: numbers with six decimals, but published numbers unchanged.
 
-    A column's title is its name with blanks; what is not there is an empty cell.
+    A column's title is its name with spaces for underscores. A missing value is an empty cell.
     """
     texts = frame.astype(object)
     for name in frame.columns:

@@ -1,8 +1,8 @@
-"""Many runs at once: what is missing is run.
+"""Runs many trials at once, except those that already have a summary.
 
-A trial is a short run with the inline engine in a worker process, of which only the summary is
-kept, in ``<folder>/<key>.json``, with a digest of what was measured. The key is a hash of all that
-decides the result: a trial whose file exists is not run again.
+A trial is a short run with the inline engine in a worker process. Only its summary is kept, in
+``<folder>/<key>.json``, with a digest of its metrics. The key is a hash of everything that decides
+the result, so a trial whose file exists is not run again.
 """
 
 import contextlib
@@ -50,20 +50,20 @@ Outcome = TypeVar("Outcome")
 
 @dataclass(frozen=True)
 class Trial:
-    """One run: its settings, a label that distinguishes it from others, a digest of its data."""
+    """One run: its settings, a label that tells it from others, and a digest of its data."""
 
     settings: RunSettings
     label: Mapping[str, Value]
     data: str
 
     def key(self) -> str:
-        """Return the name of its summary's file; another version of fedsilo has another name."""
+        """Return the stem of its summary's file, which also depends on fedsilo's revision."""
         text = json.dumps([self.settings.decisive(), self.data, git_revision()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def trial_settings(values: Mapping[str, Value]) -> RunSettings:
-    """Return the settings of a short run: only the last round is measured, but to stop early."""
+    """Build the settings of a trial: only the last round is measured, unless it may stop early."""
     stops = values["early-stopping-metric"] != "none"
     seldom = {} if stops else {"evaluate-every": 0}
     return resolve({**values, **seldom, "run-name": ""})
@@ -72,12 +72,12 @@ def trial_settings(values: Mapping[str, Value]) -> RunSettings:
 FAILED = "failed"  # in place of a summary's content: why there is none
 
 
-_Work = tuple[Trial, Path]  # what a worker process gets: a trial and the file of its summary
+_Work = tuple[Trial, Path]  # a trial and the file of its summary, sent to a worker process
 _Failure = tuple[str, str]  # the code of an error, and what it says
 
 
 def runs_at_once(jobs: int, threads: int = 1) -> int:
-    """Return how many runs there are at once: ``jobs``, or if 0 one per ``threads`` cores."""
+    """Return the number of runs at once: ``jobs``, or if that is 0, one per ``threads`` cores."""
     return jobs or max(1, (os.cpu_count() or 1) // threads)
 
 
@@ -87,11 +87,11 @@ def run_missing(
     missing: Sequence[Missing],
     ended: Callable[[Missing, Outcome], None],
 ) -> None:
-    """Run all that is missing in a pool; an exception of ``ended`` ends all.
+    """Run all missing work in a pool, and call ``ended`` after each; its exception ends all.
 
     Raises:
         RunFailedError: a worker process died.
-        Exception: what ``work`` or ``ended`` raised; started runs finish, no other begins.
+        Exception: raised by ``work`` or ``ended``; started runs finish, but no other begins.
     """
     started = [(run, pool.submit(work, run)) for run in missing]
     run_of = {future: run for run, future in started}
@@ -100,10 +100,10 @@ def run_missing(
             ended(run_of[future], future.result())
     except BrokenProcessPool:
         raise RunFailedError(
-            "a worker process died, perhaps for lack of memory: finished trials stay; run this "
-            "again with fewer --jobs"
+            "a worker process died, perhaps for lack of memory: run this again with fewer --jobs; "
+            "finished trials are kept"
         ) from None
-    except BaseException:  # also Ctrl-C
+    except BaseException:  # Ctrl-C too must cancel the waiting runs
         pool.shutdown(cancel_futures=True)
         raise
 
@@ -120,14 +120,15 @@ def run_groups(
 def run_trials(
     trials: Sequence[Trial], folder: Path, jobs: Jobs, go_on: bool = False
 ) -> list[dict[str, Any]]:
-    """Run what has no summary yet and return all summaries, in the order of ``trials``.
+    """Run the trials that have no summary, and return all summaries in the order of ``trials``.
 
-    If ``go_on`` the others run on after a run failed, such as one that diverged: its summary is
-    ``FAILED`` and the reason, and no file is kept of it, so that it is run again next time.
+    With ``go_on``, the other trials continue after a trial failed, for example because it diverged.
+    The failed trial's summary has only the key ``FAILED``, with the reason. No file is kept of it,
+    so it runs again next time.
 
     Raises:
-        FedsiloError: a run failed and ``go_on`` is false, or it could not begin; finished runs
-            stay and are used again.
+        FedsiloError: a trial failed without ``go_on``, or could not begin. Finished trials are kept
+            and used again.
     """
     paths = [folder / f"{trial.key()}.json" for trial in trials]
     waiting = {path: trial for path, trial in zip(paths, trials, strict=True) if not path.is_file()}
@@ -140,7 +141,7 @@ def run_trials(
         task = bar.add_task("runs", total=len(missing))
         failures: dict[Path, str] = {}
 
-        def ended(work: _Work, failure: _Failure | None) -> None:
+        def note_end(work: _Work, failure: _Failure | None) -> None:
             trial, path = work
             if failure:
                 code, failures[path] = failure
@@ -148,8 +149,8 @@ def run_trials(
                     raise RunFailedError(f"trial {dict(trial.label)} failed: {failures[path]}")
             bar.advance(task)
 
-        # A job of Slurm does not end with this command
-        run_missing(pool, _run if isinstance(jobs, int) else _run_quietly, missing, ended)
+        # A Slurm job must not end with this command, but a worker process must
+        run_missing(pool, _run if isinstance(jobs, int) else _run_quietly, missing, note_end)
     return [
         {FAILED: failures[path]} if path in failures else _read_summary(path) | {"file": path.name}
         for path in paths
@@ -157,10 +158,10 @@ def run_trials(
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
-    """Read the summary that an earlier search kept of a trial.
+    """Read the kept summary of a trial.
 
     Raises:
-        RunDirectoryError: the file is damaged, or is not what a search writes.
+        RunDirectoryError: the file is damaged, or no search has written it.
     """
     if fault := file_fault(path):  # a pipe would be waited for
         raise RunDirectoryError(f"{path} {fault}: remove it, and the trial is run again")
@@ -177,7 +178,7 @@ def _read_summary(path: Path) -> dict[str, Any]:
 def _pool(jobs: Jobs, folder: Path, runs: int) -> Executor:
     if isinstance(jobs, Slurm):
         return SlurmPool(jobs, folder)
-    # A fork would not have torch's threads
+    # A forked process would lack PyTorch's threads and could hang
     context = multiprocessing.get_context("spawn")
     parallel = min(runs_at_once(jobs), runs)
     return ProcessPoolExecutor(
@@ -186,9 +187,9 @@ def _pool(jobs: Jobs, folder: Path, runs: int) -> Executor:
 
 
 def _begin_worker(command: int) -> None:
-    """Leave Ctrl-C to the command, which ends its workers; they also end when it is killed.
+    """Make a worker ignore Ctrl-C and end with the command, even if that is killed.
 
-    The signal for that is not SIGTERM, with which a pool ends workers at once.
+    The signal for the end is not SIGTERM, because a pool uses SIGTERM to end workers at once.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
@@ -200,18 +201,19 @@ def _run(work: _Work) -> _Failure | None:
     try:
         return _run_quietly(work)
     except SystemExit:
-        os._exit(1)  # the pool would take the exception for the trial's failure and go on
+        os._exit(1)  # the pool would treat the exception as a failed trial and continue
 
 
 def _run_quietly(work: _Work) -> _Failure | None:
-    """Run a trial and write its summary; return what went wrong, or None."""
+    """Run a trial and write its summary; return its failure, or None."""
     trial, path = work
     try:
         common = trial.settings.common
-        # This process was spawned
+        # A spawned process starts without the plugins of its parent
         load_plugin_files(common.plugin, stated_digests(common.plugin_digests))
         with run_and_forget(trial.settings) as run:
-            # Equal where settings that differ change nothing: it has all digits, and no seconds
+            # Two trials have equal digests only if their settings make no difference: metrics.csv
+            # has all digits and no times
             digest = hashlib.sha256((run.path / "metrics.csv").read_bytes()).hexdigest()
             summary = {**run.summary, "digest": digest}
             summary["mean"] |= pooled_figure(run, "test")
@@ -224,7 +226,7 @@ def _run_quietly(work: _Work) -> _Failure | None:
 
 @contextlib.contextmanager
 def run_and_forget(settings: RunSettings) -> Iterator[FinishedRun]:
-    """Run settings in this process, without a word, in a folder that is removed at the end.
+    """Run settings in this process without output, in a folder that is removed at the end.
 
     Raises:
         FedsiloError: the run failed.

@@ -1,10 +1,9 @@
-"""``fedsilo tune``: choose an experiment's settings on validation folds of the training data.
+"""``fedsilo tune``: chooses an experiment's settings on validation folds of the training data.
 
-simulation.yaml declares the grid with the experiment and, once for all, the budget: how many points
-are tried, on how many folds, how often. Optuna draws the points (search.py). Where sites are cut
-into folds no trial reads a test row; a data set with a validation part of its own has no folds, and
-its test figures go unused. What decides is the first of the data set's headline metrics that all
-runs have.
+simulation.yaml declares the grid of an experiment and the budget for all experiments: the number of
+points, folds and seeds. Optuna draws the points (search.py). If sites are cut into folds, no trial
+reads a test row. A data set with its own validation part has no folds, and its test metrics are not
+used. The deciding metric is the first of the data set's headline metrics that all runs have.
 """
 
 import hashlib
@@ -26,7 +25,7 @@ from fedsilo.models.contract.settings_schema import SettingRule, Value, as_mappi
 from fedsilo.server_app.config.experiments import find_experiment, read_section, simulation_file
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import plan_run
 from fedsilo.server_app.studies.compare.pooled import POOLED
 from fedsilo.server_app.studies.compare.search import (
     Search,
@@ -38,7 +37,7 @@ from fedsilo.server_app.studies.compare.slurm import Jobs
 from fedsilo.server_app.studies.compare.tables import deviation, mean, rich_table
 from fedsilo.server_app.studies.compare.trials import FAILED, Trial, run_groups, trial_settings
 
-Summaries = Sequence[Sequence[Mapping[str, Any]]]  # point by point those of its runs
+Summaries = Sequence[Sequence[Mapping[str, Any]]]  # the summaries of each point's runs
 
 SHOWN = 5  # points in the table on the screen
 
@@ -54,20 +53,20 @@ class Tuning:
 
 @dataclass(frozen=True)
 class Point:
-    """A point of the grid and what it reached on the folds of all seeds."""
+    """A point of the grid with its scores over the folds of all seeds."""
 
     settings: Mapping[str, Value]  # the values that were tried
-    score: float  # mean over sites, folds and seeds of the metric that decides
+    score: float  # mean of the deciding metric over sites, folds and seeds
     error: float  # its standard error over folds and seeds
-    loss: float  # mean validation loss, which decides between equals
-    sites: Mapping[str, float]  # each site's own score
-    digest: str = ""  # of all that its runs measured
-    failed: str = ""  # why a run of it failed, or empty; its figures are 0 then
+    loss: float  # mean validation loss, which decides between equal scores
+    sites: Mapping[str, float]  # the score of each site
+    digest: str = ""  # digest over all metrics of its runs
+    failed: str = ""  # the reason why a run failed, or empty; the scores are 0 then
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search found: its points, best first, the content of chosen.json, and its folder."""
+    """The result of a search: its points, best first, the content of chosen.json, its folder."""
 
     metric: str
     ranked: Sequence[Point]
@@ -75,7 +74,7 @@ class Tuned:
     folder: Path
 
     def lines(self) -> Iterator[Table | str]:
-        """Yield the table of the best points, why the first was chosen, and its settings."""
+        """Yield the table of the best points, the reason for the choice, and its settings."""
         chosen = ", ".join(f"{k}: {json.dumps(v)}" for k, v in self.ranked[0].settings.items())
         yield self._table()
         yield str(self.document["why"])
@@ -105,24 +104,31 @@ def tune(
     jobs: Jobs = 0,
     tell: Callable[[str], None] = lambda _: None,
 ) -> Tuned:
-    """Try the grid, choose, and write the choice and all trials to the run folder.
+    """Try points of the grid, choose the best, and write the choice and all trials.
 
-    A point at which a site fails, as where training diverges, is reported and not chosen; to the
-    sampler it has score 0.
+    If training fails at a point, for example because it diverges, the point is reported and not
+    chosen; the sampler gets score 0 for it.
 
-    The simulation file declares the experiment's grid and, where they are None, ``trials`` (points
-    of the grid), ``folds`` of each seed's shuffling and ``seeds`` of each point. What decides, more
-    being better, is ``metric`` or that of the data set: a mean over the sites that have it, but
-    ``POOLED`` is of all sites' samples. ``jobs`` are the runs at once, 0 for one per core.
+    Args:
+        experiment: an experiment with a grid.
+        sources: the sources of settings.
+        sampler: ``grid`` or ``tpe``.
+        metric: the deciding metric, of which a higher value is better: a mean over the sites that
+            have it, or ``POOLED`` over all samples. None for the data set's.
+        trials: points to try; None for the simulation file's number, as for the next two.
+        folds: folds of each seed's shuffling.
+        seeds: seeds of each point.
+        jobs: number of runs at once; 0 for one per core; or Slurm's parameters.
+        tell: takes a line about the progress.
 
     Raises:
         FedsiloError: there is no grid, a setting is wrong, a run failed at every point, or Optuna
             is missing.
     """
     plan = _plan(experiment, sources, sampler, {"trials": trials, "folds": folds, "seeds": seeds})
-    ranked, decides = _searched(plan, sampler, metric, jobs, tell)
+    ranked, decides = _run_search(plan, sampler, metric, jobs, tell)
     if ranked[0].failed:
-        raise RunFailedError(f"all {len(ranked)} points failed, the first with: {ranked[0].failed}")
+        raise RunFailedError(f"all {len(ranked)} points failed; the first one: {ranked[0].failed}")
     document = chosen_document(plan, ranked, decides, sampler)
     write_atomically(plan.folder / "chosen.json", json.dumps(document, indent=2) + "\n")
     return Tuned(decides, ranked, document, plan.folder)
@@ -130,7 +136,7 @@ def tune(
 
 @dataclass(frozen=True)
 class Plan:
-    """What is searched, and how: the experiment's settings, its grid, and the budget."""
+    """The plan of a search: the experiment's settings, its grid, and the budget."""
 
     experiment: str
     base: RunSettings
@@ -139,12 +145,12 @@ class Plan:
 
     @property
     def folder(self) -> Path:
-        """Where the choice and all trials are written."""
+        """The folder of the choice and of all trials."""
         return Path(self.base.common.out) / f"tune-{self.experiment}"
 
     @property
     def rules(self) -> dict[str, SettingRule]:
-        """What each setting of the grid may be."""
+        """The rule of each setting in the grid: its type and range."""
         parts = (self.base.common, self.base.own)
         return {k: rule_of(type(p), k) for p in parts for k in as_mapping(p) if k in self.grid}
 
@@ -152,7 +158,7 @@ class Plan:
 def _plan(
     experiment: str, sources: RunSources, sampler: str, given: Mapping[str, int | None]
 ) -> Plan:
-    """Return what is searched; what is ``given`` of the budget goes before the file's.
+    """Plan a search; the parts of the budget in ``given`` override the simulation file's.
 
     Raises:
         SettingError: the grid is too small, or a setting is wrong or set twice.
@@ -162,29 +168,31 @@ def _plan(
     budget = replace(read_section(file, "tuning", Tuning), **own)
     grid = find_experiment(file, experiment).grid
     refuse_small(grid, sampler, budget.trials, experiment)
-    base, _ = planned(experiment, sources)
-    budget = _folded(budget, base.common.dataset)
+    base, _ = plan_run(experiment, sources)
+    budget = _fit_folds(budget, base.common.dataset)
     if twice := [text for text in sources.changes if text.partition("=")[0].strip() in grid]:
-        raise SettingError(f"--set {', '.join(twice)}: the grid of this experiment decides that")
+        raise SettingError(
+            f"--set {', '.join(twice)}: the grid of this experiment has this setting; remove --set"
+        )
     return Plan(experiment, base, grid, budget)
 
 
-def _folded(budget: Tuning, dataset: str) -> Tuning:
+def _fit_folds(budget: Tuning, dataset: str) -> Tuning:
     """Return the budget with one fold for a data set that has its own validation part."""
     if "val-folds" not in data_set(dataset).settings:
         return replace(budget, folds=1)
     if budget.folds < 2:
         raise SettingError(
-            f"--folds is {budget.folds}; data set '{dataset}' has no validation part but its "
-            "folds: it must be at least 2"
+            f"--folds must be at least 2, because data set '{dataset}' has no validation part of "
+            f"its own, but is {budget.folds}"
         )
     return budget
 
 
-def _searched(
+def _run_search(
     plan: Plan, sampler: str, metric: str | None, jobs: Jobs, tell: Callable[[str], None]
 ) -> tuple[list[Point], str]:
-    """Run the search and write trials.csv; return the points, best first, and what decides."""
+    """Run the search and write trials.csv; return the points, best first, and their metric."""
     base, budget, data = plan.base, plan.budget, data_fingerprint(plan.base.common)
     search = Search(plan.grid, sampler, budget.trials)
     points: list[dict[str, Value]] = []
@@ -200,7 +208,7 @@ def _searched(
         points, groups, summaries = [*points, *batch], [*groups, *tried], [*summaries, *found]
         decides = metric or deciding_metric(data_set(base.common.dataset).headline, summaries)
         _refuse_unmeasured(decides, summaries)
-        search.tell([point.score for point in _scored(batch, found, decides)])
+        search.tell([point.score for point in _score_points(batch, found, decides)])
         write_atomically(plan.folder / "trials.csv", _csv(groups, summaries, decides))
     return ranking(points, summaries, decides), decides
 
@@ -208,7 +216,7 @@ def _searched(
 def _trials(
     base: Mapping[str, Value], point: Mapping[str, Value], budget: Tuning, data: str
 ) -> list[Trial]:
-    """Return the runs of one point: every fold of every seed's shuffling."""
+    """Build the trials of one point: every fold of every seed's shuffling."""
     trials = []
     for seed, fold in product(range(budget.seeds), range(budget.folds)):
         folds = {"val-folds": budget.folds, "val-fold": fold, "fold-seed": seed, "use-test": False}
@@ -224,21 +232,24 @@ def _trials(
 def _refuse_unmeasured(metric: str, summaries: Summaries) -> None:
     means = _validation_means(summaries)
     if lacking := sum(metric not in figures for figures in means):
-        why = "it needs two classes, and at no site as many validation samples of both"
+        why = "it needs two classes, with different numbers of validation samples at every site"
         raise SettingError(
-            f"--metric {metric}: {lacking} of {len(means)} runs have no such validation figure"
-            f"{f' ({why})' if metric == POOLED else ''}; all runs are kept: name another metric"
+            f"--metric {metric}: {lacking} of {len(means)} runs lack this validation metric"
+            f"{f' ({why})' if metric == POOLED else ''}: name another metric; all runs are kept"
         )
 
 
 def _validation_means(summaries: Summaries) -> list[Mapping[str, float]]:
-    """Return the mean validation figures of all runs that did not fail."""
+    """Return the mean validation metrics of each run that did not fail."""
     ran = [summary for summary in chain(*summaries) if FAILED not in summary]
     return [summary["validation"]["mean"] for summary in ran]
 
 
 def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
-    """Return the first of ``headline`` that every run has: a fold of one class has no AUC."""
+    """Return the first metric in ``headline`` that every run has, else accuracy.
+
+    A run may lack a metric; for example, a fold with one class has no AUC.
+    """
     means = _validation_means(summaries)
     return next(
         (metric for metric in headline if all(metric in figures for figures in means)), "accuracy"
@@ -248,15 +259,15 @@ def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
 def ranking(
     points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
 ) -> list[Point]:
-    """Return the points, best first: by mean score over sites, equals by loss; failed ones last."""
-    scored = _scored(points, summaries, metric)
+    """Sort the points, best first: by score with six decimals, then by loss; failed ones last."""
+    scored = _score_points(points, summaries, metric)
     return sorted(scored, key=lambda p: (bool(p.failed), -round(p.score, 6), p.loss))
 
 
-def _scored(
+def _score_points(
     points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
 ) -> list[Point]:
-    """Return the points with what they reached, in their order."""
+    """Return the points with their scores, in the given order."""
     scored = []
     for settings, runs in zip(points, summaries, strict=True):
         if failed := [run[FAILED] for run in runs if FAILED in run]:
@@ -286,13 +297,13 @@ def _pieces(budget: Tuning) -> str:
 def chosen_document(
     plan: Plan, ranked: Sequence[Point], metric: str, sampler: str = "grid"
 ) -> dict[str, Any]:
-    """Return chosen.json: what was chosen, why, what else was tried, and what to be wary of."""
+    """Build chosen.json: the choice with its reason, all points, and warnings."""
     best, second = ranked[0], next((p for p in ranked[1:] if not p.failed), None)
     of = "pooled validation balanced-accuracy" if metric == POOLED else ""
     why = (
         f"best {of or f'mean validation {metric} over sites'}, {best.score:.4f} (standard error "
         f"{best.error:.4f}), of {counted(len(ranked), 'point')} on {_pieces(plan.budget)}; "
-        "no test figure was used"
+        "no test metric was used"
     )
     if second is not None:
         why += f"; the next one has {second.score:.4f}"
@@ -313,7 +324,7 @@ def chosen_document(
 
 
 def _csv(groups: Sequence[Sequence[Trial]], summaries: Summaries, metric: str) -> str:
-    """Return a row per run: label, figures with all digits, seconds, digest, file; or why none."""
+    """Build trials.csv: a row per run with its label and metrics, or the reason of its failure."""
     records = []
     for trial, summary in zip(chain(*groups), chain(*summaries), strict=True):
         cells = dict(trial.label)

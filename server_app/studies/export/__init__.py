@@ -1,4 +1,4 @@
-"""Export a finished run's model in forms that other programs read, with its model card.
+"""Exports a finished run's model in formats that other programs read, with a model card.
 
-It imports predict and records.
+Imports predict and records of this room.
 """

@@ -1,8 +1,8 @@
-"""``model-card.md``: a model card filled from its run directory, in Hugging Face's form.
+"""``model-card.md``: a model card filled from the run directory, in Hugging Face's format.
 
 Its sections are those of Mitchell et al. (Model Cards for Model Reporting, FAT* 2019).
 
-What only a person can know, such as its intended use and its licence, is left open and says so.
+Facts that only a person knows, such as the intended use and the licence, are marked as open.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ from fedsilo.server_app.studies.finished_site import sites_of
 from fedsilo.server_app.studies.report.clinic import class_outcomes, final_figures
 from fedsilo.server_app.studies.report.headline import facts as facts_of
 from fedsilo.server_app.studies.report.headline import limit, result
-from fedsilo.server_app.studies.report.numbers import NONE, at_most, floored, with_interval
+from fedsilo.server_app.studies.report.numbers import NONE, at_most, hide_small_count, with_interval
 from fedsilo.server_app.studies.report.page import environment
 from fedsilo.server_app.studies.report.runs import ReportedRun, reported_runs
 
-_USAGE = Path(__file__).parent / "templates" / "usage.yaml"  # of a program of each format
-_FEW = 100  # test samples: with fewer an interval is wide
+_USAGE = Path(__file__).parent / "templates" / "usage.yaml"  # instructions for each export format
+_FEW = 100  # test samples; with fewer, the card warns that intervals are wide
 _SPLITS = ("train", "val", "test")
 _SHOWN = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error", "loss")
 
 
 def card(run_dir: Path, site: str | None = None, out: Path | None = None) -> str:
-    """Return the card of a finished run's model; nothing but the run directory is needed.
+    """Build the card of a finished run's model from the run directory.
 
-    It describes the own model of ``site``; without one that of all sites, or every site's. With
-    ``out``, a file that must not exist, it is written there too.
+    The card describes the model of ``site``; if None, the shared model or every site's model. If
+    ``out`` is given, the card is also written to that file, which must not exist.
 
     Raises:
-        FedsiloError: the run has not ended, there is no such site, or the file exists already.
+        FedsiloError: the run has not ended, the run has no such site, or the file exists.
     """
     run = finished_run(run_dir)
     sites_of(run_dir, [site] if site else [])
@@ -61,15 +61,15 @@ def card(run_dir: Path, site: str | None = None, out: Path | None = None) -> str
 def card_text(
     run: FinishedRun, site: str | None, form: str = "", facts: Mapping[str, str] = {}
 ) -> str:
-    """Return the card of the model of ``site`` (None: of every site).
+    """Build the card of the model of ``site``; None for every site.
 
-    ``form`` is the format of an exported program, or empty; ``facts`` say more about its file.
+    ``form`` is the format of an exported program, or empty; ``facts`` describe its file.
     """
     templates = environment("export", html=False)
     (reported,) = reported_runs([run.path])
     run, floor = reported, reported.floor
     sites = [site] if site else list(run.silos)
-    metrics = _shown(run, sites)
+    metrics = _choose_metrics(run, sites)
     guarantee = run.summary["privacy"]["guarantee"]
     data: dict[str, Any] = {
         "front_matter": Markdown(_front_matter(run, sites)),
@@ -87,7 +87,7 @@ def card_text(
                 name,
                 known["distribution"],
                 *(_samples(known, split, floor) for split in _SPLITS),
-                floored(known["dropped"], floor) if reported.trust == SERVER else NONE,
+                hide_small_count(known["dropped"], floor) if reported.trust == SERVER else NONE,
             ]
             for name, known in sorted(run.silos.items(), key=lambda one: -_size(one[1], "train"))
         ],
@@ -113,25 +113,25 @@ def card_text(
         "facts": {name: markdown_code(value) for name, value in facts.items()},
         "settings": _changed_settings(run),
     }
-    # Texts of the run directory: nothing of them is markup in the card
+    # The texts come from the run directory, so none of them may act as markup in the card
     return templates.get_template("model-card.md.j2").render(as_markdown(data))
 
 
 def _size(known: Mapping[str, Any], split: str) -> int:
-    """Return how many samples a site has, 0 where the number may not be shown."""
+    """Return the number of a site's samples in a split; 0 if it may not be shown."""
     return known["sizes"].get(split) or 0
 
 
 def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
-    """Return how many samples a split has, 'n/a' where the site does not tell at all."""
-    return floored(known["sizes"][split], floor) if split in known["sizes"] else NONE
+    """Format the number of samples in a split; 'n/a' if the site does not report it."""
+    return hide_small_count(known["sizes"][split], floor) if split in known["sizes"] else NONE
 
 
 def _by_class(run: ReportedRun, site: str) -> Iterator[list[str]]:
-    """Yield a row for each class of a site whose figures may be shown."""
+    """Yield a row for each class of a site whose metrics may be shown."""
     counts = run.silos[site]["label_counts"].get("test", [])
     figures = final_figures(run).get(site, {})
-    # At 'trust: sums' no count of a single site is there
+    # At 'trust: sums' the run has no counts of single sites
     names = run.class_names(site) if counts else []
     for one in class_outcomes(figures, names, counts, _size(run.silos[site], "test")):
         row = [site, one.name, *one.cells()]
@@ -140,12 +140,12 @@ def _by_class(run: ReportedRun, site: str) -> Iterator[list[str]]:
 
 
 def _plain(name: str) -> str:
-    """Leave out of a name what is markup where the front matter is shown as text."""
+    """Remove characters from a name that would be markup if the front matter is shown as text."""
     return "".join(c for c in name if c.isalnum() or c in "-_.: ")
 
 
 def _front_matter(run: FinishedRun, sites: Sequence[str]) -> str:
-    """Return the metadata that Hugging Face reads, as YAML."""
+    """Build the metadata for Hugging Face, as YAML."""
     from huggingface_hub import EvalResult, ModelCardData
 
     summary, table = run.summary, data_set(run.summary["dataset"]).is_table
@@ -161,9 +161,9 @@ def _front_matter(run: FinishedRun, sites: Sequence[str]) -> str:
             metric_value=summary["sites"][site][metric],
         )
         for site in sites
-        for metric in _shown(run, [site])
+        for metric in _choose_metrics(run, [site])
     ]
-    # No licence is filled in: what the weights may be used for is a person's decision
+    # No licence is filled in, because a person must decide how the weights may be used
     return ModelCardData(
         library_name="fedsilo",
         pipeline_tag=task,
@@ -174,30 +174,30 @@ def _front_matter(run: FinishedRun, sites: Sequence[str]) -> str:
 
 
 def _terms_of(name: str) -> str:
-    """Return the terms on which a data set may be used, in words."""
+    """Describe the terms under which a data set may be used."""
     data = data_set(name)
     if known := data.licence:
         return f"licence {known.licence} ({known.url}); {known.terms or 'no further terms'}"
     if data.origin == "made-up":
-        return "made up by fedsilo, no patient is in it"
-    return "the sites' own, on the terms of each site"
+        return "made up by fedsilo, without any patient"
+    return "data of the sites, under the terms of each site"
 
 
 def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
-    """Return what differential privacy a run gives, in Markdown."""
+    """Describe a run's differential privacy, in Markdown."""
     if isinstance(guarantee, str):
         return f"ε: **none** ({guarantee})"
     spent, delta = at_most(guarantee["epsilon"]), guarantee["delta"]
     return f"ε: **{spent}** at δ {delta:g} ({markdown_text(guarantee['of'])})"
 
 
-def _shown(run: FinishedRun, sites: Sequence[str]) -> list[str]:
+def _choose_metrics(run: FinishedRun, sites: Sequence[str]) -> list[str]:
     measured: set[str] = set().union(*(run.summary["sites"].get(site, {}) for site in sites))
     return [metric for metric in _SHOWN if metric in measured]
 
 
 def _cell(run: FinishedRun, site: str, metric: str) -> str:
-    """Return a metric, with its interval if there is one."""
+    """Format a metric, with its 95 % interval for accuracy and two-class AUC."""
     value = run.summary["sites"].get(site, {}).get(metric)
     if value is None:
         return NONE

@@ -1,6 +1,6 @@
-"""``fedsilo export``: a finished run's model as one program, with test vectors and a model card.
+"""``fedsilo export``: writes a finished run's model as a program, with test vectors and a card.
 
-The folder is written at once, and only if the program answers as fedsilo does.
+The folder appears complete or not at all, and only if the program's answers equal fedsilo's.
 """
 
 import json
@@ -29,18 +29,18 @@ from fedsilo.server_app.studies.predict.model import open_model
 
 CARD = "model-card.md"
 VECTORS_FILE = "test-vectors.safetensors"
-# By format, what writes the program
+# Format -> function that writes the program
 _WRITERS: Mapping[str, Callable[[Program, Path], float]] = {"pt2": write_pt2, "onnx": write_onnx}
 FORMATS = tuple(_WRITERS)
 
 
 @dataclass(frozen=True)
 class Export:
-    """What was exported."""
+    """The result of an export."""
 
     folder: Path
-    difference: float  # the largest, of its probabilities from fedsilo's on the test vectors
-    interface: Mapping[str, Any]  # what the program takes and returns
+    difference: float  # largest difference of a probability from fedsilo's, on the test vectors
+    interface: Mapping[str, Any]  # types, shapes and meanings of the inputs and outputs
 
     def lines(self) -> list[str]:
         """Return a summary for a terminal."""
@@ -48,7 +48,7 @@ class Export:
         return [
             f"takes {taken['type']} {_shape(taken)}: {taken['meaning']}",
             f"answers {_shape(given)}: {given['meaning']}",
-            f"differs from fedsilo's own by {self.difference:.1e} at most ({TOLERANCE:g} allowed)",
+            f"differs from fedsilo by at most {self.difference:.1e} (allowed: {TOLERANCE:g})",
             str(self.folder),
         ]
 
@@ -66,11 +66,11 @@ def export(
     ``out`` is the folder to write, which must not exist, or None for one in the run directory.
 
     Raises:
-        FedsiloError: the model cannot be opened or written in this form, the program answers
-            differently, or the folder exists already.
+        FedsiloError: the model cannot be opened or written in this format, the program's answers
+            differ, or the folder exists.
     """
     if form not in FORMATS:
-        raise SettingError(f"--format is '{form}'; it must be one of {', '.join(FORMATS)}")
+        raise SettingError(f"--format must be one of {', '.join(FORMATS)}, but is '{form}'")
     folder = out or run_dir / f"export-{form}{f'-{site}' if site else ''}"
     refuse_target(folder, "another --out")
     model = open_model(run_dir, site, data_dir, state_dir)
@@ -88,7 +88,7 @@ def export(
 
 
 def _write_about(program: Program, folder: Path, difference: float) -> None:
-    """Write what goes in and out, and the vectors that show whether a program works."""
+    """Write program.json on inputs and outputs, and the test vectors."""
     model = program.model
     about = program.interface() | {
         "run": model.run.path.resolve().name,

@@ -1,7 +1,7 @@
-"""The program that is exported, its test vectors, and the formats that it is written in.
+"""Builds the exported program and its test vectors, and writes each format.
 
-A written program is read back and compared with our own answers. Test vectors are made up: no
-patient's row or image leaves with a model.
+A written program is read back and its answers are compared with ours. Test vectors are made up, so
+that no patient's row or image leaves with a model.
 """
 
 import copy
@@ -26,8 +26,8 @@ from fedsilo.models.networks.probability_model import ProbabilityModel
 from fedsilo.server_app.studies.predict.model import SiteModel
 
 VECTORS = 8
-_SIZES = (VECTORS, 1, 3)  # sizes of batches that a program is tried with
-TOLERANCE = 1e-4  # of a probability
+_SIZES = (VECTORS, 1, 3)  # batch sizes with which a program is tested
+TOLERANCE = 1e-4  # largest allowed difference of a probability
 INPUTS, PROBABILITIES = "inputs", "probabilities"
 _CPU = Compute(torch.device("cpu"), bf16=False)
 
@@ -37,27 +37,31 @@ class Program:
     """A model ready to be exported, on the CPU."""
 
     model: SiteModel
-    module: ProbabilityModel  # from inputs to probabilities
+    module: ProbabilityModel  # maps inputs to class probabilities
     vectors: Tensor  # (8, *input_shape), made-up inputs
     answers: Tensor  # (8, classes), fedsilo's own predictions for them, without dropout
 
     def difference(self, answers: Tensor, of: int = VECTORS) -> float:
-        """Return the largest difference of answers (of, classes) to the first vectors from ours.
+        """Return the largest difference of ``answers`` from ours on the first ``of`` vectors.
+
+        Args:
+            answers: probabilities of shape (of, classes).
+            of: the number of vectors.
 
         Raises:
-            ExportError: it exceeds the tolerance.
+            ExportError: the difference exceeds the tolerance.
         """
         most = (answers.double() - self.answers[:of].double()).abs().max().item()
         if not most <= TOLERANCE:
             raise ExportError(
-                f"the exported program's probabilities differ by {most:.2g} from fedsilo's, and "
-                f"{TOLERANCE:g} is the most: nothing was written; report it with the versions of "
-                "'fedsilo settings'"
+                f"the exported program's probabilities differ by {most:.2g} from fedsilo's, but "
+                f"only {TOLERANCE:g} is allowed: nothing was written; report it with the versions "
+                "of 'fedsilo settings'"
             )
         return most
 
     def interface(self) -> dict[str, Any]:
-        """Return what goes in and what comes out, for JSON."""
+        """Describe the inputs and outputs, for JSON."""
         silo, pixels = self.model.silo, self.model.pixel_figures()
         return {
             "inputs": {
@@ -78,18 +82,18 @@ class Program:
 
 
 def open_program(model: SiteModel) -> Program:
-    """Return a model's program; the model itself is not changed."""
+    """Build a model's program; the model itself is not changed."""
     network = copy.deepcopy(model.network).cpu()
     module = ProbabilityModel(network, model.silo.figures, model.pixel_figures())
     module.requires_grad_(False)
     vectors = made_up_inputs(model)
-    # The silo's own preparation, not the module's: the two are to be compared
-    logits = over_batches(network, _prepared(model, vectors), _CPU, network)
+    # Prepared as by the silo and not by the module, because the answers of the two are compared
+    logits = over_batches(network, _prepare(model, vectors), _CPU, network)
     return Program(model, module, vectors, torch.softmax(logits, dim=1))
 
 
 def made_up_inputs(model: SiteModel) -> Tensor:
-    """Return eight synthetic inputs: noise, or numbers around a table's means with one missing."""
+    """Make eight synthetic inputs: noise, or numbers around a table's means with one missing."""
     rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
     shape = (VECTORS, *model.silo.task.input_shape)
     if figures := model.silo.figures:
@@ -103,8 +107,8 @@ def made_up_inputs(model: SiteModel) -> Tensor:
     return 255 * torch.rand(shape, generator=rng)
 
 
-def _prepared(model: SiteModel, vectors: Tensor) -> Tensor:
-    """Return raw inputs prepared as a silo of the run does it."""
+def _prepare(model: SiteModel, vectors: Tensor) -> Tensor:
+    """Prepare raw inputs as a silo of the run does: standardise a table, or normalise pixels."""
     if figures := model.silo.figures:
         return standardise(vectors, figures)
     if pixels := model.pixel_figures():
@@ -122,17 +126,17 @@ def _meaning(vectors: Tensor, pixels: bool) -> str:
     return "pixels 0 to 255, of this size" + ("" if pixels else ", as they are read")
 
 
-def exported(program: Program) -> ExportedProgram:
-    """Return the program as torch.export has it, for batches of any size.
+def trace_program(program: Program) -> ExportedProgram:
+    """Trace the program with torch.export, for batches of any size.
 
     Raises:
-        ExportError: the network holds something that cannot be exported.
+        ExportError: a part of the network cannot be exported.
     """
     batch = {INPUTS: {0: Dim("batch", min=1)}}
     try:
         with torch.no_grad(), _quiet():
             return torch.export.export(program.module, (program.vectors,), dynamic_shapes=batch)
-    except Exception as error:  # the tracer raises nearly anything
+    except Exception as error:  # the tracer raises errors of nearly any type
         raise ExportError(_cannot("pt2", error)) from error
 
 
@@ -140,10 +144,10 @@ def write_pt2(program: Program, path: Path) -> float:
     """Write the program for PyTorch, and return the largest difference of its answers from ours.
 
     Raises:
-        ExportError: it cannot be exported, or the difference is too large.
+        ExportError: the program cannot be exported, or the difference is too large.
     """
     with _quiet():
-        torch.export.save(exported(program), path)
+        torch.export.save(trace_program(program), path)
         read: Any = torch.export.load(path).module()
     with torch.no_grad():
         return max(program.difference(read(program.vectors[:n]), n) for n in _SIZES)
@@ -159,7 +163,7 @@ def write_onnx(program: Program, path: Path) -> float:
     with needs_extra("format 'onnx'", "onnx"):
         import onnxruntime
         import onnxscript  # noqa: F401  # torch's ONNX exporter needs it
-    traced = exported(program)
+    traced = trace_program(program)
     try:
         with torch.no_grad(), _quiet():
             torch.onnx.export(
@@ -176,7 +180,7 @@ def write_onnx(program: Program, path: Path) -> float:
         answers = [
             session.run([PROBABILITIES], {INPUTS: program.vectors[:n].numpy()})[0] for n in _SIZES
         ]
-    except Exception as error:  # the converter and the runtime raise nearly anything
+    except Exception as error:  # converter and runtime raise errors of nearly any type
         raise ExportError(_cannot("onnx", error)) from error
     pairs = zip(answers, _SIZES, strict=True)
     return max(program.difference(torch.from_numpy(answer), n) for answer, n in pairs)
@@ -189,7 +193,7 @@ def _cannot(name: str, error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep the exporters' own messages, which are for their authors, off the terminal."""
+    """Hide the exporters' messages, because they are meant for the exporters' authors."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
     before = [logger.level for logger in loggers]
     for logger in loggers:

@@ -1,4 +1,4 @@
-"""Pictures of finished runs.
+"""Draws pictures of finished runs.
 
-Stands on config and records.
+Imports config and records of this room.
 """

@@ -1,6 +1,6 @@
-"""``fedsilo attention``: where a run's ViT looked on its most certain images, site by site.
+"""``fedsilo attention``: draws a ViT's attention on its most certain images of each site.
 
-It runs where the images are, as ``fedsilo explain`` does; nothing is sent.
+It runs on the machine that has the images, as ``fedsilo explain`` does; nothing is sent.
 """
 
 from __future__ import annotations
@@ -32,10 +32,12 @@ def attention(
     state_dir: Path | None = None,
     out: Path | None = None,
 ) -> Iterator[Path | str]:
-    """Draw, per site, where the model looked on its most certain images of each class.
+    """Draw for each site the model's attention on its most certain images of each class.
 
-    Yield the place of each sheet, or a line that says that a site has no images of the split. All
-    sites are drawn if none is named, and of each class so many ``images`` at most.
+    All sites are drawn if ``sites`` is empty, with at most ``images`` images per class.
+
+    Yields:
+        The path of each sheet, or a line about a site that has no images in the split.
 
     Raises:
         FedsiloError: the run has not ended, or its network is no ViT.
@@ -44,8 +46,8 @@ def attention(
         lab = finished_site(run_dir, name, data_dir, state_dir, split=split)
         if lab.common.network != "vit":
             raise SettingError(
-                f"{run_dir} is a run of network '{lab.common.network}', which has no "
-                "attention to draw"
+                f"{run_dir} has network '{lab.common.network}', but only a ViT has attention to "
+                "draw: name a run of network 'vit'"
             )
         network = cast("PromptedViT", lab.open())
         held, classes = lab.silo.splits()[split], lab.silo.class_names()
@@ -53,7 +55,7 @@ def attention(
             yield f"site {name} has no {split} images"
             continue
         sheet = most_certain_explanations(network, held, lab.compute, classes, images)
-        title = f"{name}: most certain {split} images of each class, and where it looked"
+        title = f"{name}: most certain {split} images of each class, with the model's attention"
         path = (out or run_dir) / f"attention-{name}.png"
         write_picture(path, draw_sheet(sheet, classes, title, images))
         yield path
@@ -62,10 +64,10 @@ def attention(
 def draw_sheet(
     sheet: Sequence[Sequence[ImageExplanation]], classes: Sequence[str], title: str, columns: int
 ) -> Figure:
-    """Return two rows per class: its images, and below them the maps over them.
+    """Draw two rows per class: the images, and below them the images with their maps.
 
-    ``sheet`` has per class explanations of up to ``columns`` of its images. An answer that is not
-    the image's class has another colour.
+    ``sheet`` has for each class the explanations of up to ``columns`` images. A wrong prediction
+    has another colour.
     """
     width = max(0.8 + 1.7 * columns, 0.085 * len(title))
     figure = new_figure(width, 0.9 + 3.5 * len(classes))
@@ -80,7 +82,7 @@ def draw_sheet(
             draw_image(above, explanation.image)
             draw_map(below, explanation.image, explanation.saliency)
             answer, (measure, value) = explanation.answer(), explanation.uncertainty()
-            caption = f"{name}: said {classes[answer]}\n{measure} {value:.2f}"
+            caption = f"{name}: predicted {classes[answer]}\n{measure} {value:.2f}"
             above.set_title(caption, fontsize="x-small", color=BLACK if answer == label else WRONG)
     figure.suptitle(title, fontsize="medium")
     return figure

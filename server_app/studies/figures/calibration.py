@@ -1,4 +1,4 @@
-"""Pictures that every run can have: who has which labels, and whether certainty can be trusted."""
+"""Draws the labels of each site, and how reliable the model's certainty is."""
 
 from __future__ import annotations
 
@@ -19,11 +19,15 @@ if TYPE_CHECKING:
 
 NDArray = npt.NDArray[Any]
 
-_LEGEND = 18  # names that find room beside a picture
+_LEGEND = 18  # names for which a legend beside the picture has room
 
 
 def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return the reliability diagram, and accuracy against vacuity, over all sites' samples."""
+    """Draw the reliability diagram, and accuracy against vacuity, over all sites' samples.
+
+    Returns:
+        File name -> figure.
+    """
     figure = new_figure(11.5, 4.6)
     left, right = figure.subplots(1, 2)
     _draw_bins(left, document["reliability"], "confidence")
@@ -33,13 +37,20 @@ def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
     right.set_title("Accuracy against vacuity", fontsize="medium")
     handles, _ = left.get_legend_handles_labels()
     figure.legend(handles=handles, fontsize="small", loc="outside right upper")
-    figure.suptitle("Test samples by what the model says of its own certainty", fontsize="medium")
+    figure.suptitle("Accuracy on test samples by the model's own certainty", fontsize="medium")
     return {"evidence.png": figure}
 
 
 def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
-    """Draw a bar per filled bin of all sites, and a line per site, of many for the worst five."""
-    shown = list(sites) if len(sites) <= MANY else worst({s: _right(sites[s]) for s in sites})
+    """Draw a bar for each filled bin over all sites, and a line per site.
+
+    With more than twenty sites, only the five least accurate have a line.
+    """
+    shown = (
+        list(sites)
+        if len(sites) <= MANY
+        else worst({s: _compute_accuracy(sites[s]) for s in sites})
+    )
     for site, style in line_styles(shown).items():
         filled = [cell for cell in sites[site].values() if cell["count"]]
         axes.plot(
@@ -51,7 +62,7 @@ def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
             alpha=0.8,
             **style.options(),
         )
-    _draw_total(axes, _summed(sites))
+    _draw_total(axes, _sum_over_sites(sites))
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.02)
     axes.set_xlabel(f"{label}; numbers: samples")
@@ -59,14 +70,14 @@ def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
     axes.grid(alpha=0.3)
 
 
-def _right(bins: Mapping[str, Any]) -> float:
-    """Return a site's share of right answers."""
+def _compute_accuracy(bins: Mapping[str, Any]) -> float:
+    """Return a site's accuracy; 1 if it has no samples."""
     count = sum(cell["count"] for cell in bins.values())
     return sum(cell["right"] for cell in bins.values()) / count if count else 1.0
 
 
-def _summed(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
-    """Return bin -> samples, right ones, and the samples' sum of certainty, over all sites."""
+def _sum_over_sites(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
+    """Sum over sites: bin -> number of samples, correct predictions, sum of certainties."""
     total: dict[str, tuple[float, float, float]] = {}
     for bins in sites.values():
         for place, cell in bins.items():
@@ -80,7 +91,7 @@ def _summed(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
 
 
 def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> None:
-    """Draw the accuracy of each filled bin as a bar, and its number of samples at their mean."""
+    """Draw each filled bin's accuracy as a bar, and its number of samples at the mean certainty."""
     for place, (count, right, weighted) in total.items():
         if not count:
             continue
@@ -97,16 +108,20 @@ def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> 
             f"{count:.0f}",
             ha="center",
             fontsize="x-small",
-            zorder=3,  # lines of sites that are always wrong run here
+            zorder=3,  # above the lines of sites whose accuracy is 0
             bbox={"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"},
         )
 
 
 def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return how many samples of which class each site has (FedEvPrompt, figure 2)."""
+    """Draw the number of samples in each class at each site (FedEvPrompt, figure 2).
+
+    Returns:
+        File name -> figure; empty if a site does not report its label counts.
+    """
     sites = list(silos)
     if not all(silos[site]["label_counts"] for site in sites):
-        return {}  # hospitals that tell sums alone do not say
+        return {}  # at trust 'sums', hospitals do not report label counts
     counts = np.array([np.sum([*silos[s]["label_counts"].values()], axis=0) for s in sites])
     names: Sequence[str] = silos[sites[0]].get("classes") or [
         f"class {label}" for label in range(counts.shape[1])
@@ -119,7 +134,7 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     coloured = colours(names) if len(names) <= len(CATEGORIES) else shades(names)
     for label, (name, colour) in enumerate(coloured.items()):
         heights = counts[:, label]
-        # Shades run on from label to label, so that some names are enough for many classes
+        # Shades change gradually from class to class, so a few names in the legend are enough
         shown = name if label % named_every == 0 else None
         axes.bar(sites, heights, bottom=bottom, label=shown, color=colour, edgecolor="white")
         bottom += heights
@@ -128,12 +143,15 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     axes.set_ylabel("samples, all splits")
     axes.set_xticks(range(len(sites)), sites, rotation=40, ha="right", fontsize="small")
     figure.legend(fontsize="small", loc="outside right upper", reverse=True)
-    axes.set_title("What each hospital holds", fontsize="medium")
+    axes.set_title("Samples of each hospital by class", fontsize="medium")
     return {"distribution.png": figure}
 
 
 def _spread_of_labels(counts: NDArray, names: Sequence[str]) -> Figure:
-    """Return sites by size, and how many of a class a site has; counts are (sites, classes)."""
+    """Draw the sites by size, and the spread of each class over sites.
+
+    ``counts`` has shape (sites, classes).
+    """
     figure = new_figure(11.5, 4.2)
     left, right = figure.subplots(1, 2)
     sizes = np.sort(counts.sum(axis=1))[::-1]
@@ -143,6 +161,6 @@ def _spread_of_labels(counts: NDArray, names: Sequence[str]) -> Figure:
     right.boxplot(counts, whis=(5, 95), showfliers=False)
     right.set_xticks(range(1, len(names) + 1), names, rotation=40, ha="right", fontsize="small")
     right.set_ylabel("samples of the class at a site")
-    right.set_title("median, half and nine tenths of sites", fontsize="small")
-    figure.suptitle("What the hospitals hold", fontsize="medium")
+    right.set_title("median, middle half and middle 90 % of sites", fontsize="small")
+    figure.suptitle("Samples of the hospitals by class", fontsize="medium")
     return figure

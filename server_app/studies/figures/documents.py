@@ -1,4 +1,4 @@
-"""Pictures of the JSON documents that some methods write: routing, cross, forgotten, buffer."""
+"""Draws the JSON documents that some methods write: routing, cross, forgotten, buffer."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 Matrix = Sequence[Sequence[float]]
 
 _SHARES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
-_NARROWEST = 0.01  # of a violin's part: many patients may have the same weight
+_NARROWEST = 0.01  # smallest height of a violin's part, because many patients may share a weight
 _QUANTILES = {"whislo": "q05", "q1": "q25", "med": "q50", "q3": "q75", "whishi": "q95"}
 
 _OF_VIOLIN = {"mean": "mean", "median": "q50", "min": "q05", "max": "q95"}
 
 
 def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return the pictures of a routing.json: file name -> figure."""
+    """Draw the pictures of a routing.json: file name -> figure."""
     experts = document["experts"]
     sites = {site: weights for site, weights in document["sites"].items() if weights}
     figures = {"prototype-distances.png": _draw_distances(experts, document["prototype distances"])}
@@ -38,7 +38,10 @@ def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
-    """Draw a panel per hospital, a violin per expert, from 5 to 95 percent, its box within."""
+    """Draw a panel per hospital, and in it for each expert a violin with a box.
+
+    A violin covers the weights from the 5th to the 95th percentile.
+    """
     figure, panels = panel_grid(len(sites), 4, (2.6, 2.8), (1.6, 0.8), sharey=True)
     for axes, (site, weights) in zip(panels, sites.items(), strict=True):
         _draw_panel(axes, site, [weights[expert] for expert in experts])
@@ -46,15 +49,15 @@ def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
         axes.tick_params(axis="x", labelsize="small")
     figure.supylabel("router's weight of a test sample")
     figure.suptitle(
-        "Which experts a hospital's patients are routed to (violin: from 5 to 95 %, as wide as "
-        "patients are many, by five quantiles; box: quartiles; cross: mean)",
+        "The experts to which a hospital's patients are routed (violin: 5th to 95th percentile, "
+        "width shows the density of patients, from five quantiles; box: quartiles; cross: mean)",
         fontsize="medium",
     )
     return figure
 
 
 def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -> None:
-    """Draw a hospital's boxes, of too few samples the means alone."""
+    """Draw a hospital's violins and boxes; with too few samples, only the means."""
     positions = list(range(1, len(weights) + 1))
     if "q50" in weights[0]:
         boxes = [
@@ -84,10 +87,10 @@ def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -
 
 
 def violin(weight: Mapping[str, float]) -> dict[str, Any]:
-    """Return a violin of a distribution's quantiles, as matplotlib's ``Axes.violin`` takes it.
+    """Build a violin for matplotlib's ``Axes.violin`` from a distribution's quantiles.
 
-    Between two quantiles its width is the share of patients there over their distance. More than
-    the five quantiles does not leave a hospital, so a violin is not smoother than they are.
+    Between two quantiles, the width is the share of patients there divided by the distance of the
+    quantiles. Only five quantiles leave a hospital, so the violin cannot be smoother.
     """
     heights: list[float] = []
     widths: list[float] = []
@@ -114,7 +117,7 @@ def _draw_matrix(weights: Matrix, sites: Sequence[str], experts: Sequence[str]) 
 def _draw_distances(experts: Sequence[str], distances: Mapping[str, Matrix]) -> Figure:
     size = len(experts)
     figure = new_figure(4 + 1.4 * size, 2 + 0.6 * size)
-    titles = {"input": "of standardised features", "embedded": "as the router embeds them"}
+    titles = {"input": "between standardised features", "embedded": "between router embeddings"}
     for axes, (kind, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
         annotated_heat_map(axes, distances[kind], experts, experts, title)
     figure.suptitle("Distances between the hospitals' prototypes", fontsize="medium")
@@ -122,9 +125,9 @@ def _draw_distances(experts: Sequence[str], distances: Mapping[str, Matrix]) -> 
 
 
 def draw_cross(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return ``cross.png``: a heat map per metric, from 0 to 1, of each hospital's model at each.
+    """Draw ``cross.png``: for each metric, a heat map of every hospital's model at every hospital.
 
-    A cell without a value is empty.
+    Colours range from 0 to 1. A cell without a value is empty.
     """
     size = max(len(matrix["trained"]) for matrix in document.values())
     figure = new_figure((1.8 + 0.75 * size) * len(document), 2.2 + 0.6 * size)
@@ -139,7 +142,7 @@ def draw_cross(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return ``forgotten.png``: a line per site, the share of its samples over epochs.
+    """Draw ``forgotten.png``: a line per site with its share of forgotten samples over epochs.
 
     Under ``epochs`` the document has epoch (from 0, as text) -> site -> share.
     """
@@ -156,14 +159,14 @@ def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
     axes.set_xlabel("epoch")
     axes.set_ylabel("forgotten training samples, %")
     axes.set_ylim(bottom=0)
-    title = f"{document['variant']}: right by the local model, wrong by the average of all"
+    title = f"{document['variant']}: correct by the local model, but wrong by the averaged model"
     figure.suptitle(title, fontsize="medium")
     line_legend(figure, styles)
     return {"forgotten.png": figure}
 
 
 def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return ``buffer.png``, a contact sheet: a row per site, a block of M maps per class."""
+    """Draw ``buffer.png``, a contact sheet: a row per site, a block of M maps per class."""
     sites, first_columns, width = document["sites"], *_blocks(document["sites"])
     figure = new_figure(1.4 + 0.9 * width, 1.2 + 0.95 * len(sites))
     panels = figure.subplots(len(sites), width, squeeze=False)
@@ -181,14 +184,17 @@ def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
                 panels[row, first + offset].imshow(grid, cmap=SALIENCY)
     figure.suptitle(
         "Attention buffer: rollout maps that each hospital\n"
-        "chose to send (each in its own colours)",
+        "chose to send (each map has its own colour scale)",
         fontsize="medium",
     )
     return {"buffer.png": figure}
 
 
 def _blocks(sites: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, int], int]:
-    """Return class -> first column of its block, as wide as any site needs, and all columns."""
+    """Return the first column of each class's block, and the total number of columns.
+
+    A block is as wide as the site with the most maps of the class needs.
+    """
     first_columns: dict[str, int] = {}
     column = 0
     for label in sorted({label for maps in sites.values() for label in maps}, key=int):

@@ -1,8 +1,8 @@
-"""``fedsilo embeddings``: runs' embeddings of all sites' samples, as t-SNE and as two numbers.
+"""``fedsilo embeddings``: shows the embeddings of all sites' samples by t-SNE and two numbers.
 
-t-SNE (van der Maaten and Hinton 2008) as the Fed-Align-CL paper's figures 4 and 6. How well
-the site can be predicted from the embeddings measures the domain shift that is left in them, and
-how well the class can, their use. It runs where the data are; nothing is sent.
+t-SNE (van der Maaten and Hinton 2008) is used as in figures 4 and 6 of the Fed-Align-CL paper. If
+the site can be predicted from embeddings, they still contain domain shift; if the class can be
+predicted, they are useful. It runs on the machine that has the data; nothing is sent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from fedsilo.server_app.studies.figures.panels import panel_grid, run_title
 from fedsilo.server_app.studies.finished_site import (
     finished_settings,
     naming,
-    opened,
+    open_site,
     refuse_shared_state,
     sites_of,
 )
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _FOLDS = 5
-_FEWEST = 4  # samples: of fewer there is no neighbourhood to keep
-_MARKERS = "oxs^vDP*+<"  # of class 0, 1, ...
+_FEWEST = 4  # samples; t-SNE of fewer has no neighbourhoods to preserve
+_MARKERS = "oxs^vDP*+<"  # markers of class 0, 1, ...
 
 Array = npt.NDArray[Any]
 
@@ -49,27 +49,27 @@ class Cloud:
 
     sites: list[str]
     classes: list[str]
-    site: Array  # (n,) each sample's site, by number
-    row: Array  # (n,) its row in the site's split
-    label: Array  # (n,) its class
-    values: Array  # (n, c) its embedding
-    own_models: bool  # whether sites embed with models of their own: axes have nothing in common
+    site: Array  # (n,) index of each sample's site in ``sites``
+    row: Array  # (n,) row of each sample in the site's split
+    label: Array  # (n,) class of each sample
+    values: Array  # (n, c) embedding of each sample
+    own_models: bool  # whether each site has its own model; then the axes are not comparable
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which samples are embedded, and by what."""
+    """The samples to embed, and the layer that embeds them."""
 
-    sites: Sequence[str] = ()  # none for all of a run
+    sites: Sequence[str] = ()  # empty for all sites of a run
     split: str = "test"
-    layer: str = EMBEDDING  # of the network, one of ``LAYERS``
-    limit: int | None = None  # samples per site, or None for all
-    seed: int = 0  # of the choice up to the limit, of t-SNE and of the folds
+    layer: str = EMBEDDING  # the network's layer, one of ``LAYERS``
+    limit: int | None = None  # samples per site; None for all
+    seed: int = 0  # seed for the choice of samples, for t-SNE and for the folds
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A cloud on the plane: a run's title, the points (n, 2), and ``separability``."""
+    """A cloud drawn on the plane: title, points of shape (n, 2), numbers of ``separability``."""
 
     title: str
     cloud: Cloud
@@ -77,7 +77,7 @@ class Panel:
     numbers: dict[str, float | None]
 
     def lines(self) -> list[str]:
-        """Return the numbers in two lines, with a third where each site has its own model."""
+        """Return the numbers in two lines, with a third line if each site has its own model."""
         site, largest, auc = self.numbers.values()
         lines = [
             "site: too few samples or sites"
@@ -88,7 +88,7 @@ class Panel:
             else f"class predicted from embedding: AUC {auc:.2f}",
         ]
         if self.cloud.own_models:
-            lines.append("a model per site: they differ by model as well")
+            lines.append("each site has its own model, so sites differ by model as well")
         return lines
 
 
@@ -99,14 +99,14 @@ def embeddings(
     state_dir: Path | None = None,
     tell: Callable[[str], None] = print,
 ) -> list[Panel]:
-    """Return what the models of one or several runs make of all sites' samples, a panel per run.
+    """Embed all sites' samples by the models of one or several runs; return a panel per run.
 
-    ``tell`` is called with a line for each site without samples of the split.
+    ``tell`` takes a line for each site without samples in the split.
 
     Raises:
-        FedsiloError: a run has not ended, mixes several networks, or holds too few samples.
+        FedsiloError: a run has not ended, mixes several networks, or has too few samples.
     """
-    # Before anything is computed: have all the runs ended?
+    # Raises an error for an unfinished run before the long computation begins
     titles = [run_title(run, finished_settings(run, data_dir)) for run in run_dirs]
     panels = []
     for run_dir, title in zip(run_dirs, titles, strict=True):
@@ -114,7 +114,7 @@ def embeddings(
             sites = sites_of(run_dir, selection.sites)
             refuse_shared_state(state_dir, run_dirs, len(sites))
             opened_sites = (
-                opened(run_dir, site, data_dir, state_dir, selection.split) for site in sites
+                open_site(run_dir, site, data_dir, state_dir, selection.split) for site in sites
             )
             cloud = gather(opened_sites, selection, tell)
             points = on_plane(cloud.values, selection.seed)
@@ -127,9 +127,9 @@ def gather(
     selection: Selection,
     tell: Callable[[str], None],
 ) -> Cloud:
-    """Return the embeddings of sites' samples, each by the network that the site has.
+    """Embed the samples of each site by the site's network.
 
-    Sites are opened one after the other; ``tell`` is that of ``embeddings``.
+    Sites are opened one after another; ``tell`` is that of ``embeddings``.
 
     Raises:
         FedsiloError: a run has not ended, or its model mixes several networks.
@@ -144,7 +144,7 @@ def gather(
         if not len(split):
             tell(f"site {site} has no {selection.split} samples")
             continue
-        rows = _chosen(len(split), selection.limit, selection.seed, site)
+        rows = _choose_rows(len(split), selection.limit, selection.seed, site)
         probe = split.inputs[:1] if probe is None else probe
         values, of_probe = (
             embed(network, inputs, method.compute, selection.layer)
@@ -159,13 +159,13 @@ def gather(
     columns = zip(*parts.values(), strict=True)
     row, label, embedded = (torch.cat(column).numpy() for column in columns)
     site_of = np.repeat(np.arange(len(parts)), [len(rows) for rows, *_ in parts.values()])
-    # Models that embed one sample differently are not one model
+    # Networks that embed the same probe differently are different models
     own_models = not all(torch.allclose(probed[0], other, atol=1e-5) for other in probed)
     return Cloud(list(parts), classes, site_of, row, label, embedded, own_models)
 
 
-def _chosen(count: int, limit: int | None, seed: int, site: str) -> Tensor:
-    """Return the rows to embed, in order: all, or ``limit`` of them, the same of every run."""
+def _choose_rows(count: int, limit: int | None, seed: int, site: str) -> Tensor:
+    """Choose the rows to embed, in order: all, or ``limit`` of them, the same in every run."""
     if limit is None or limit >= count:
         return torch.arange(count)
     rng = generator(seed, "embeddings", site)
@@ -173,20 +173,20 @@ def _chosen(count: int, limit: int | None, seed: int, site: str) -> Tensor:
 
 
 def on_plane(values: Array, seed: int) -> Array:
-    """Return the t-SNE (n, 2) of embeddings (n, c), perplexity min(30, (n - 1) / 3).
+    """Compute the t-SNE (n, 2) of embeddings (n, c), with perplexity min(30, (n - 1) / 3).
 
     Raises:
-        DataError: there are fewer than four.
+        DataError: there are fewer than four embeddings.
     """
     from sklearn.manifold import TSNE
     from threadpoolctl import threadpool_limits
 
     count = len(values)
     if count < _FEWEST:
-        raise DataError(f"t-SNE needs at least {_FEWEST} samples, and there are {count}")
-    # Principal components cannot start what has one dimension, or where all samples are alike
+        raise DataError(f"t-SNE needs at least {_FEWEST} samples, but there are only {count}")
+    # Principal components do not exist for a single dimension, or if all samples are equal
     varied = values.shape[1] > 1 and values.std(axis=0).max() > 0
-    with threadpool_limits(1):  # sums of several threads would move points from run to run
+    with threadpool_limits(1):  # several threads would add in another order and move the points
         planner = TSNE(
             perplexity=min(30.0, (count - 1) / 3),
             init="pca" if varied else "random",
@@ -196,34 +196,37 @@ def on_plane(values: Array, seed: int) -> Array:
 
 
 def separability(cloud: Cloud, seed: int) -> dict[str, float | None]:
-    """Return how well embeddings predict site and class, by five-fold cross-validation.
+    """Measure how well embeddings predict site and class, by five-fold cross-validation.
 
-    A logistic regression on standardised embeddings: ``site accuracy``, ``largest site``, the
-    share of the site with most samples, and ``label AUC`` (of several classes the mean of each
-    against the rest). Sites and classes of fewer than five samples are left out; where fewer than
-    two are left the numbers are None.
+    The predictor is a logistic regression on standardised embeddings. Sites and classes with fewer
+    than five samples are left out.
+
+    Returns:
+        ``site accuracy``; ``largest site``, the share of the site with the most samples; and
+        ``label AUC``, for several classes the mean over each class against the rest. A number is
+        None if fewer than two sites or classes remain.
     """
     numbers: dict[str, float | None] = dict.fromkeys(("site accuracy", "largest site", "label AUC"))
     kept = _frequent(cloud.site)
     if kept.any():
-        numbers["site accuracy"] = _validated(
+        numbers["site accuracy"] = _cross_validate(
             cloud.values[kept], cloud.site[kept], "accuracy", seed
         )
         numbers["largest site"] = float(np.bincount(cloud.site[kept]).max() / kept.sum())
     kept = _frequent(cloud.label)
     if kept.any():
         scoring = "roc_auc" if len(np.unique(cloud.label[kept])) == 2 else "roc_auc_ovr"
-        numbers["label AUC"] = _validated(cloud.values[kept], cloud.label[kept], scoring, seed)
+        numbers["label AUC"] = _cross_validate(cloud.values[kept], cloud.label[kept], scoring, seed)
     return numbers
 
 
 def _frequent(targets: Array) -> Array:
-    """Return (n,) which samples are of a target with enough of them; none if one target is left."""
+    """Mark the samples (n,) whose target has at least five; none if only one target has."""
     enough = np.bincount(targets) >= _FOLDS
     return np.asarray(enough[targets] & (enough.sum() > 1))
 
 
-def _validated(values: Array, targets: Array, scoring: str, seed: int) -> float:
+def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> float:
     from sklearn.linear_model import LogisticRegression
     from sklearn.model_selection import StratifiedKFold, cross_val_score
     from sklearn.pipeline import make_pipeline
@@ -237,7 +240,7 @@ def _validated(values: Array, targets: Array, scoring: str, seed: int) -> float:
 
 
 def document(panel: Panel, selection: Selection) -> dict[str, Any]:
-    """Return embeddings.json: what was selected, the numbers, and a point per sample."""
+    """Build embeddings.json: the selection, the numbers, and a point per sample."""
     cloud = panel.cloud
     columns = zip(cloud.site, cloud.row, cloud.label, panel.points, strict=True)
     return {
@@ -262,7 +265,7 @@ def document(panel: Panel, selection: Selection) -> dict[str, Any]:
 
 
 def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
-    """Return the picture: axes per run, a colour per site, a marker per class."""
+    """Draw the panels: axes for each run, a colour for each site, a marker for each class."""
     from matplotlib.lines import Line2D
 
     columns = 2 if len(panels) == 4 else min(3, len(panels))
@@ -284,7 +287,7 @@ def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
 
 def _draw_panel(axes: Axes, panel: Panel, shades: Sequence[Any]) -> None:
     cloud = panel.cloud
-    # In random order, or the last site would hide the others
+    # The points are drawn in random order, because the last site would hide the others
     order = np.random.default_rng(0).permutation(len(panel.points))
     for label in range(len(cloud.classes)):
         chosen = order[cloud.label[order] == label]

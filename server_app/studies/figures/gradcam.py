@@ -1,4 +1,4 @@
-"""``fedsilo gradcam``: where runs' convolutional networks find a class in a site's images.
+"""``fedsilo gradcam``: draws the image regions by which convolutional networks find a class.
 
 It runs where the images are, as ``fedsilo explain`` does; nothing is sent.
 """
@@ -27,7 +27,7 @@ from fedsilo.server_app.studies.figures.panels import new_figure, run_title
 from fedsilo.server_app.studies.finished_site import (
     finished_settings,
     naming,
-    opened,
+    open_site,
     refuse_shared_state,
 )
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Column:
-    """What one run made of the images: its title and an explanation of each row."""
+    """One run's column of the sheet: its title and an explanation of each image."""
 
     title: str
     explanations: list[ImageExplanation]
@@ -46,18 +46,18 @@ class Column:
 
 @dataclass(frozen=True)
 class GradCamSheet:
-    """What runs made of the same images."""
+    """Explanations of the same images by several runs."""
 
     title: str
     columns: list[Column]  # one per run
     truths: list[int]  # the images' classes
-    reasons: list[str] = field(default_factory=list)  # why each is shown, empty where it was named
+    reasons: list[str] = field(default_factory=list)  # each image's scenario; empty if named by row
 
 
 def by_scenario(truths: Tensor, answers: Sequence[Tensor], each: int) -> list[tuple[int, str]]:
-    """Return rows by who is right about them, at most ``each`` of every scenario and class.
+    """Choose rows by which runs predict them correctly, at most ``each`` per scenario and class.
 
-    ``truths`` are the classes (n,), ``answers`` what each run says (n,).
+    ``truths`` are the classes (n,), ``answers`` the predicted classes (n,) of each run.
 
     The scenarios are Fed-Align-CL's (section V-d and figure 5): all runs are right, all are wrong,
     the first alone is right ("ours against the federated ones"), the second is right and the first
@@ -90,11 +90,11 @@ def gradcam(
     data_dir: Path | None = None,
     state_dir: Path | None = None,
 ) -> GradCamSheet:
-    """Return where the networks of one or several runs find a class in a site's images.
+    """Explain by Grad-CAM how the networks of one or several runs find a class in images.
 
-    The runs are on the same data, and the site's must be here. ``rows`` are of the split, from 0;
-    in place of them ``scenarios`` says how many are chosen of each scenario and class. Without a
-    ``label`` the class is what each network says of each image.
+    All runs must have the same data, and the site's data must be on this machine. ``rows`` are rows
+    of the split, counted from 0; instead, ``scenarios`` gives the number of images per scenario and
+    class. Without a ``label``, the class is each network's prediction for each image.
 
     Raises:
         FedsiloError: a run has not ended, has no convolutional network or other images, or there is
@@ -103,16 +103,18 @@ def gradcam(
     refuse_shared_state(state_dir, run_dirs, 1)
     if scenarios and len(run_dirs) < 2:
         raise SettingError("--scenarios compares runs by which is right: name two runs or more")
-    # Before anything is computed: have all the runs ended?
+    # Raises an error for an unfinished run before the long computation begins
     titles = [run_title(run, finished_settings(run, data_dir)) for run in run_dirs]
     runs: list[tuple[Lab, SiteNetwork]] = []
     for run_dir in run_dirs:
         with naming(run_dir):
-            method, network = opened(run_dir, site, data_dir, state_dir, split)
+            method, network = open_site(run_dir, site, data_dir, state_dir, split)
             runs.append((method, network))
             _refuse_other_images(runs[0][0].silo, method.silo, split)
             last_maps(network)
-    chosen = _chosen(runs, scenarios, split) if scenarios else [(row, "") for row in rows]
+    chosen = (
+        _choose_by_scenario(runs, scenarios, split) if scenarios else [(row, "") for row in rows]
+    )
     columns: list[Column] = []
     for run_dir, title, (method, network) in zip(run_dirs, titles, runs, strict=True):
         with naming(run_dir):
@@ -124,7 +126,7 @@ def gradcam(
     return GradCamSheet(f"{site}: {subject}", columns, truths, reasons)
 
 
-def _chosen(
+def _choose_by_scenario(
     runs: Sequence[tuple[Lab, SiteNetwork]], each: int, split: str
 ) -> list[tuple[int, str]]:
     held = runs[0][0].silo.splits()[split]
@@ -143,7 +145,7 @@ def _explanations(
 ) -> list[ImageExplanation]:
     names = list(method.silo.class_names())
     if wanted is not None and wanted not in names:
-        raise SettingError(f"--class is '{wanted}'; the classes are {', '.join(names)}")
+        raise SettingError(f"--class must be one of {', '.join(names)}, but is '{wanted}'")
     label = None if wanted is None else names.index(wanted)
     held, explanations = method.silo.splits()[split], []
     for row in rows:
@@ -182,13 +184,13 @@ def draw_sheet(sheet: GradCamSheet) -> Figure:
 
 
 def _answer(explanation: ImageExplanation) -> str:
-    """Return what a network said, and where that differs the class that is drawn."""
+    """Format a network's prediction, and the class of the map if it is another one."""
     answer, drawn = explanation.answer(), explanation.saliency.label
     classes, shares = explanation.classes, explanation.probabilities
-    caption = f"says {classes[answer]}: {shares[answer]:.2f}"
+    caption = f"predicts {classes[answer]}: {shares[answer]:.2f}"
     if drawn is not None and drawn != answer:
         caption += f"\nmap of {classes[drawn]}: {shares[drawn]:.2f}"
-    return caption if explanation.saliency.values.any() else f"{caption}\n(nothing speaks for it)"
+    return caption if explanation.saliency.values.any() else f"{caption}\n(no region supports it)"
 
 
 def _caption(axes: Axes, text: str, colour: str = BLACK) -> None:
@@ -200,6 +202,6 @@ def _refuse_other_images(first: Silo, silo: Silo, split: str) -> None:
     same = first.fingerprints[split] == silo.fingerprints[split]
     if not same or first.class_names() != silo.class_names():
         raise SettingError(
-            f"its {split} images or classes of site {silo.name} are not those of the first run: "
-            "name runs with the same data settings"
+            f"the {split} images or classes of site {silo.name} differ from those of the first "
+            "run: name runs with the same data settings"
         )

@@ -1,4 +1,4 @@
-"""``fedsilo histograms``: how the sites' images differ in brightness, as stored and as seen.
+"""``fedsilo histograms``: draws the brightness of each site's images, as stored and as seen.
 
 The Fed-Align-CL paper's figure 1 (right). It runs where the images are; only what is drawn leaves
 the site. Background, which differs in extent more than tissue differs in brightness, is left
@@ -53,9 +53,9 @@ class SiteHistograms:
     """The intensities of a run's sites."""
 
     title: str  # the data set and split
-    stored: Histograms  # of the pixels as stored, on 0..1
-    seen: Histograms  # of what networks are given
-    labels: dict[str, str]  # how each site is called in a legend
+    stored: Histograms  # histograms of the stored pixels, scaled to 0..1
+    seen: Histograms  # histograms of the network's inputs
+    labels: dict[str, str]  # site -> its name in the legend
 
 
 def histograms(

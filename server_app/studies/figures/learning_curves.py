@@ -77,7 +77,7 @@ _CONTRIBUTIONS = {"norm": "norm of update", "cosine": "cosine to the model's ste
 _ONE_ROW = 4  # panels at most
 _DPI = 120
 
-# JSON file of a run -> what draws it
+# JSON file of a run -> function that draws it
 _DRAWN_BY: Mapping[str, Callable[[Any], Mapping[str, Figure]]] = {
     "silos.json": draw_distribution,
     "cross.json": draw_cross,
@@ -133,15 +133,15 @@ def draw_pictures(directory: RunDirectory, say: Callable[[str], None]) -> None:
             draw()
         except Exception as error:  # matplotlib's own, a full disk: the run has ended well
             say(
-                f"{name} cannot be drawn ({reason_of(error)}): the run is complete without; "
-                f"'fedsilo plot {as_word(directory.path)}' tries again"
+                f"cannot draw {name} ({reason_of(error)}); the run is complete without it; to try "
+                f"again: fedsilo plot {as_word(directory.path)}"
             )
 
 
 def draw_curves(directory: RunDirectory) -> list[Path]:
-    """Draw ``curves.png`` from the run's own files: test figures, without such validation ones.
+    """Draw ``curves.png`` from the run's files: test metrics, or validation metrics without those.
 
-    If sites sent updates, ``contributions.png`` has each site's in each round.
+    If sites sent updates, ``contributions.png`` shows each site's update in each round.
 
     Raises:
         RunDirectoryError: the run has not ended.
@@ -165,7 +165,7 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
         }
         title = "Each site's update, round by round"
         figures["contributions.png"] = _draw_lines(title, updates, _CONTRIBUTIONS["cosine"])
-    return _written(directory, figures)
+    return _write_pictures(directory, figures)
 
 
 def _draw_lines(
@@ -215,14 +215,14 @@ def _draw_document(directory: RunDirectory, name: str) -> list[Path]:
         figures = _DRAWN_BY[name](directory.read_json(name))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise RunDirectoryError(
-            f"{directory.path / name} cannot be drawn ({type(error).__name__}): it is not of "
-            "this version's form; was it altered, or written by another version?"
+            f"cannot draw {directory.path / name} ({type(error).__name__}): the file has another "
+            "form; was it altered, or written by another version of fedsilo?"
         ) from None
-    return _written(directory, figures)
+    return _write_pictures(directory, figures)
 
 
-def _written(directory: RunDirectory, figures: Mapping[str, Figure]) -> list[Path]:
-    """Write pictures, file name -> figure, and return their places."""
+def _write_pictures(directory: RunDirectory, figures: Mapping[str, Figure]) -> list[Path]:
+    """Write pictures, file name -> figure, and return their paths."""
     for name, figure in figures.items():
         write_picture(directory.path / name, figure)
     return [directory.path / name for name in figures]

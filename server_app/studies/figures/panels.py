@@ -1,4 +1,4 @@
-"""What the pictures of runs share: figures without pyplot, grids of panels, a title."""
+"""Common parts of the pictures of runs: figures without pyplot, grids of panels, a title."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def panel_grid(
     margin: tuple[float, float] = (0.0, 0.0),
     **shared: Any,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with so many panels, in rows of at most ``columns``.
+    """Return a figure with ``count`` panels, in rows of at most ``columns``.
 
-    A panel is so wide and so high, in inches, and the figure by the margin more than its panels.
-    ``shared`` is ``sharex`` and ``sharey``.
+    ``panel`` is the width and height of a panel in inches; ``margin`` is added to the size of the
+    whole figure. ``shared`` are ``sharex`` and ``sharey`` of matplotlib.
     """
     columns = min(columns, count)
     rows = -(-count // columns)

@@ -19,7 +19,7 @@ Series = Mapping[Any, float]
 
 _LABELLED = 16  # lines up to which each has its weight written on it
 _ONE_PANEL = 10  # lines that can be distinguished in one panel
-_STRETCH = 1.16  # of the circle, where the names are
+_STRETCH = 1.16  # names stand on a circle larger than the sites' circle by this factor
 
 
 def draw_topology(document: Mapping[str, Any]) -> dict[str, Figure]:
@@ -46,8 +46,8 @@ def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
     for place, (title, lines) in zip(axes, panels.items(), strict=True):
         _draw_lines(place, title, lines, styles)
     for place in axes[-columns:]:
-        place.tick_params(labelbottom=True)  # where there is no panel below
-    figure.suptitle("How close neighbours' feature maps are (EMD weights of distillation)")
+        place.tick_params(labelbottom=True)  # shared axes hide the labels if no panel is below
+    figure.suptitle("Closeness of neighbours' feature maps (EMD weights of distillation)")
     figure.supxlabel("round", fontsize="medium")
     figure.supylabel("EMD weight, mean of the round", fontsize="medium")
     line_legend(figure, styles, "edge" if one else "teacher from")
@@ -175,7 +175,7 @@ def _draw_sites(axes: Axes, points: Mapping[str, Point]) -> None:
 
 
 def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
-    """Say what is drawn, with the weights if they are not on the lines."""
+    """Build the title, with the weights if they are not written on the lines."""
     low, high = min(weights), max(weights)
     kind = "expected weight" if "matchings" in document else "weight"
     start = f"{document['kind']}, {len(weights)} link{'s' if len(weights) > 1 else ''}"

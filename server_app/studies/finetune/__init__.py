@@ -1,4 +1,4 @@
-"""Train a finished run's model on a task of its own.
+"""Fine-tunes a finished run's model for a new task.
 
-It imports run, compare and figures.
+Imports run, compare and figures of this room.
 """

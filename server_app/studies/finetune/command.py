@@ -1,4 +1,4 @@
-"""``fedsilo finetune``: a run's model on a new task, compared with the same network from scratch.
+"""``fedsilo finetune``: trains a run's model on a new task, beside the same network from scratch.
 
 All networks are trained on the pooled training images of the sites on this machine. Validation
 images choose the epoch; test images are read once, for the metrics of that epoch.
@@ -69,8 +69,8 @@ def _study(request: FinetuneRequest, sources: Sequence[Source]) -> Study:
     labels = [source.label for source in sources]
     if twice := sorted({label for label in labels if labels.count(label) > 1}):
         raise SettingError(
-            f"two of --weights are named '{twice[0]}': rename the folder of one, so that their "
-            "lines can be distinguished"
+            f"two of --weights are named '{twice[0]}', so their rows would look alike: rename one "
+            "of the folders"
         )
     network = network_of(request.task, request.network, sources, distil=request.distil_epochs > 0)
     run_models = [source for source in sources if isinstance(source, RunModel)]
@@ -107,14 +107,14 @@ def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
 def start(
     study: Study, source: Source | None, seed: int
 ) -> tuple[nn.Module, TransferReport | DistilReport | None]:
-    """Return a network initialised by ``source`` (None: the seed alone), and what it took from it.
+    """Build a network initialised by ``source`` (None: only by the seed), and report the transfer.
 
-    The seed's own values are the same for every start: starts differ only in what they took.
+    The seed's values are the same for every start, so starts differ only in the transferred arrays.
 
     Raises:
-        SettingError: nothing of the weights fits.
+        SettingError: no array of the weights fits.
     """
-    settings = _seeded(study.settings, seed)
+    settings = _with_seed(study.settings, seed)
     network = study.downstream.build(settings, study.data.task)
     if source is None:
         return study.compute.place(network), None
@@ -128,7 +128,7 @@ def start(
     return study.compute.place(network), taken
 
 
-def _seeded(settings: CommonSettings, seed: int) -> CommonSettings:
+def _with_seed(settings: CommonSettings, seed: int) -> CommonSettings:
     """Return settings with the seed of weights and batches; the data keep their own."""
     return replace(settings, seed=derive_seed(seed, "finetune") % 2**31)
 
@@ -140,13 +140,13 @@ def train(study: Study, network: nn.Module, seed: int) -> Trained:
         SiteError: training diverged.
     """
     began, task, compute = time.monotonic(), study.downstream, study.compute
-    settings, data = _seeded(study.settings, seed), study.data
+    settings, data = _with_seed(study.settings, seed), study.data
     curves: list[tuple[int, str, str, float]] = []
     best: tuple[tuple[float, float], int, dict[str, float], dict[str, Tensor]] | None = None
     course = (network, task.objective(network), data.train, settings, compute)
     losses = cosine_epochs(*course, epochs=study.epochs, purpose="finetune")
     for epoch, loss in enumerate(losses, start=1):
-        val = task.measured(network, data.val, settings, compute)
+        val = task.measure_split(network, data.val, settings, compute)
         if not math.isfinite(val["loss"]):
             raise SiteError(
                 "training diverged, validation loss is not finite: lower 'learning-rate'"
@@ -161,6 +161,6 @@ def train(study: Study, network: nn.Module, seed: int) -> Trained:
     assert best is not None, "there is at least one epoch"
     _, epoch, val, arrays = best
     network.load_state_dict(arrays)
-    test = task.measured(network, data.test, settings, compute)
+    test = task.measure_split(network, data.test, settings, compute)
     seconds = time.monotonic() - began
     return Trained(seed, epoch, val, test, tuple(curves), arrays, seconds)

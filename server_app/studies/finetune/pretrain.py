@@ -1,4 +1,4 @@
-"""``fedsilo pretrain``: train a ViT of an experiment's size centrally, on public images.
+"""``fedsilo pretrain``: trains a ViT of an experiment's size centrally, on public images.
 
 The images are the data set's public part, which shares no lesion with any silo. The weights go to
 the file that the experiment's ``backbone-weights`` names, where its runs find them.
@@ -32,12 +32,12 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.experiments import read_section, simulation_file
 from fedsilo.server_app.config.resources import cores
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import plan_run
 from fedsilo.server_app.studies.finetune.request import refuse_target
 
 _SHAPE = keys_with(CommonSettings, "shape")
 _FEWEST = 20  # public images
-_HELD_OUT = 10  # one in so many public images is never trained on; accuracy is measured on these
+_HELD_OUT = 10  # one in ten public images is held out from training to measure accuracy
 
 
 @dataclass(frozen=True)
@@ -68,12 +68,12 @@ def pretrain(
     Raises:
         FedsiloError: the experiment has no ViT or no public part, or training diverged.
     """
-    common = planned(experiment, sources)[0].common
+    common = plan_run(experiment, sources)[0].common
     recipe = read_section(simulation_file(sources.file), "pretraining", Pretraining)
     if common.network != "vit" or not isinstance(data_set(common.dataset), ImageDataSet):
         raise SettingError(
-            f"experiment '{experiment}' is of network '{common.network}' on data set "
-            f"'{common.dataset}': there is no ViT to train on public images"
+            f"experiment '{experiment}' has network '{common.network}' on data set "
+            f"'{common.dataset}', but pretraining needs a ViT and public images: name another"
         )
     target = weights or _named_file(common)
     refuse_target(target, "--save-as FILE")
@@ -104,7 +104,7 @@ def _public(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
     public = chosen.public(common, places)
     if len(public) < _FEWEST:
         raise DataError(
-            f"the public part of '{common.dataset}' has {len(public)} images and at least "
+            f"the public part of '{common.dataset}' has {len(public)} images, but at least "
             f"{_FEWEST} are needed: raise 'public-share'"
         )
     return public, len(chosen.classes(common, places))
@@ -187,7 +187,7 @@ class _Trainer:
         loss = 0.0
         shuffled = self.trained[torch.randperm(len(self.trained), generator=self.order)]
         for chosen in torch.split(shuffled, self.recipe.batch_size):
-            images = augmented(self.public.inputs[chosen], self.order)
+            images = augment(self.public.inputs[chosen], self.order)
             loss += self._step(images, self.public.labels[chosen])
             self.schedule.step()
         return loss / self.steps
@@ -225,9 +225,9 @@ class _Trainer:
 
 
 def class_weights(labels: Tensor, classes: int) -> Tensor:
-    """Return weights (classes,), the inverse root of each class's frequency, with mean 1.
+    """Compute weights (classes,), the inverse root of each class's frequency, with mean 1.
 
-    Seven of ten dermoscopic images are nevi: without weights the other classes are hardly learnt.
+    Seven of ten dermoscopic images are nevi, so without weights other classes are hardly learnt.
     A class without images has weight 0.
     """
     counts = torch.bincount(labels, minlength=classes).float()
@@ -235,11 +235,12 @@ def class_weights(labels: Tensor, classes: int) -> Tensor:
     return weights / weights[counts > 0].mean()
 
 
-def augmented(images: Tensor, generator: torch.Generator) -> Tensor:
-    """Return 8-bit images (n, 3, side, side), turned, mirrored, cropped, in other light.
+def augment(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Augment 8-bit images (n, 3, side, side): turn, mirror, crop, and change the light.
 
-    A lesion has no upright: each image is turned by a multiple of 90 degrees and mirrored. A crop
-    of 60 to 100 % of the area is resized; brightness and contrast change by up to 20 %.
+    A lesion has no upright position, so each image is turned by a multiple of 90 degrees and half
+    are mirrored. A crop of 60 to 100 % of the area is resized; brightness and contrast change by up
+    to 20 %.
     """
     from torchvision.transforms.v2 import functional as change
 

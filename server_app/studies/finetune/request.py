@@ -1,6 +1,6 @@
-"""What ``fedsilo finetune`` is asked to do, and what it starts from: runs' models, other weights.
+"""The request of ``fedsilo finetune``, and its starting points: models of runs, other weights.
 
-``FinetuneRequest.check`` refuses what it can before anything is opened.
+``FinetuneRequest.check`` refuses errors that can be found before anything is opened.
 """
 
 import os
@@ -22,7 +22,7 @@ from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.arguments import refuse_below
 from fedsilo.server_app.studies.finished_site import (
     finished_settings,
-    opened,
+    open_site,
     refuse_other_backbone,
 )
 
@@ -39,10 +39,10 @@ class FinetuneRequest:
     """One call of fine-tuning."""
 
     task: str  # classification or segmentation
-    weights: Sequence[str]  # what to start from: run directories, files, timm:NAME or scratch
+    weights: Sequence[str]  # starting points: run directories, files, timm:NAME or scratch
     out: Path  # the folder to write; it must not exist
     dataset: str | None = None  # None: the first run's
-    sites: Sequence[str] = ()  # whose images are pooled, or empty for all sites
+    sites: Sequence[str] = ()  # the sites with the images to pool; empty for all sites
     network: str | None = None  # None: the first of the task that takes the weights
     epochs: int = 20
     seeds: int = 3  # how many, from 0
@@ -61,23 +61,25 @@ class FinetuneRequest:
             refuse_below(1, name, getattr(self, name))
         if self.distil_epochs < 0:
             raise SettingError(
-                f"--distil-epochs is {self.distil_epochs}; it must be 0 or more: give 5, or leave "
-                "it out"
+                f"--distil-epochs must be at least 0, but is {self.distil_epochs}: give 5, or "
+                "remove it"
             )
         if twice := {weights for weights in self.weights if self.weights.count(weights) > 1}:
             raise SettingError(f"--weights names {', '.join(sorted(twice))} twice: name each once")
         if self.from_site and not any(Path(name).expanduser().is_dir() for name in self.weights):
-            raise SettingError("--from-site is a site of a run, and --weights names none")
+            raise SettingError(
+                "--from-site needs a run, but --weights names none: name a run directory"
+            )
         refuse_target(self.out, "another --out")
 
 
 def refuse_target(target: Path, instead: str) -> None:
-    """Raise a SettingError for a file or folder that exists or could not be written.
+    """Raise a SettingError if a target exists or its folder cannot be written.
 
-    ``instead`` names the option that gives another.
+    ``instead`` names the option by which the user can choose another target.
     """
     if target.exists():
-        raise SettingError(f"{target} exists already: remove it, or give {instead}")
+        raise SettingError(f"{target} already exists: remove it, or give {instead}")
     target.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(target.parent, os.W_OK):
         raise SettingError(f"{target.parent} cannot be written to: give {instead}")
@@ -89,7 +91,7 @@ class RunModel:
 
     label: str  # the run's name, with the site's if the model is a site's own
     common: CommonSettings  # the run's, with this machine's data directory
-    arrays: Mapping[str, Tensor]  # by name, on the CPU
+    arrays: Mapping[str, Tensor]  # name -> array on the CPU
     classes: Classes
     has_backbone: bool  # a ViT's is among the arrays; else it is that of 'backbone-weights'
 
@@ -112,10 +114,10 @@ Source: TypeAlias = RunModel | PretrainedWeights
 
 
 def open_start(weights: str, request: FinetuneRequest) -> Source | None:
-    """Return what ``--weights`` names, or None for scratch.
+    """Open the model or the weights that ``--weights`` names; None for scratch.
 
     Raises:
-        FedsiloError: it names nothing, or a run that has not ended or has no such model.
+        FedsiloError: ``weights`` names nothing, or a run that has not ended or has no such model.
     """
     if weights == SCRATCH:
         return None
@@ -130,8 +132,8 @@ def open_start(weights: str, request: FinetuneRequest) -> Source | None:
     if path.is_file():
         return PretrainedWeights(path.name, str(path.resolve()))
     raise SettingError(
-        f"--weights is '{weights}', and there is no such run directory or file: name one, a ViT of "
-        f"timm with 'timm:' before it, or '{SCRATCH}'"
+        f"--weights is '{weights}', but no such run directory or file exists: name one, a ViT of "
+        f"timm as timm:NAME, or '{SCRATCH}'"
     )
 
 
@@ -147,11 +149,13 @@ def open_run_model(run_dir: Path, request: FinetuneRequest) -> RunModel:
     common = finished_settings(run_dir, request.data_dir).common
     sites = RunDirectory(run_dir).read_json("silos.json")
     if data_set(common.dataset).is_table:
-        raise SettingError(f"{run_dir} is a run on a table, and fine-tuning is of images")
+        raise SettingError(
+            f"{run_dir} is a run on a table, but fine-tuning needs images: name another run"
+        )
     label = run_dir.resolve().name
     if request.from_site:
         label = f"{label}, {request.from_site}"
-        network = opened(run_dir, request.from_site, request.data_dir, request.state_dir)[1]
+        network = open_site(run_dir, request.from_site, request.data_dir, request.state_dir)[1]
         state = cast(nn.Module, network).state_dict()
         arrays = {name: array.cpu() for name, array in state.items()}
     else:
@@ -172,8 +176,8 @@ def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
     path = run_dir / "model.safetensors"
     if not path.is_file():
         raise SettingError(
-            f"{run_dir}: method '{common.method}' has no shared model; name the site whose own is "
-            "meant by --from-site"
+            f"{run_dir}: method '{common.method}' has no shared model; choose a site's model by "
+            "--from-site"
         )
     arrays, _ = load_state(path)
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -184,11 +188,11 @@ def _refuse_no_encoder(run_dir: Path, common: CommonSettings, arrays: Mapping[st
     if not any(name.startswith(_ENCODER) for name in arrays):
         raise SettingError(
             f"{run_dir}: the model of method '{common.method}' holds no encoder "
-            f"({', '.join(list(arrays)[:3])}, ...); name the site whose own is meant by --from-site"
+            f"({', '.join(list(arrays)[:3])}, ...); choose a site's model by --from-site"
         )
     prompts_only = not any(name.startswith("encoder.") for name in arrays)
     if prompts_only and common.backbone_weights == "random":
         raise SettingError(
-            f"{run_dir}: its ViT is frozen and random, the run has trained no encoder: name a run "
-            "with 'train-backbone', or with 'backbone-weights'"
+            f"{run_dir}: its ViT is frozen and random, so the run has trained no encoder: name a "
+            "run with 'train-backbone', or with 'backbone-weights'"
         )

@@ -1,4 +1,4 @@
-"""What ``fedsilo finetune`` writes: a table, finetune.json, CSV files, the model and overlays."""
+"""Writes the results of ``fedsilo finetune``: table, finetune.json, CSV files, model, overlays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from fedsilo.models.measures.segmentation_metrics import image_dice, overlaps
 from fedsilo.server_app.studies.compare.tables import Spread, rich_table, spread_cell
 from fedsilo.server_app.studies.figures.learning_curves import write_picture
 from fedsilo.server_app.studies.figures.panels import new_figure
-from fedsilo.server_app.studies.finetune.settings import used
+from fedsilo.server_app.studies.finetune.settings import used_settings
 from fedsilo.server_app.studies.finetune.tasks import Segmentation, Study, Trained, predicted_masks
 from fedsilo.server_app.studies.finetune.transfer import DistilReport, TransferReport
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 class StartResult:
     """The outcome of one start: a line of the table."""
 
-    label: str  # what it started from
-    method: str  # the run's, or empty if it was not a run
-    transfer: TransferReport | DistilReport | None  # None: from scratch
-    trained: tuple[Trained, ...]  # by seed
+    label: str  # name of the starting point
+    method: str  # the method of the run; empty if the start was no run
+    transfer: TransferReport | DistilReport | None  # None if it started from scratch
+    trained: tuple[Trained, ...]  # one result per seed
 
     def row(self, metric: str) -> Spread | None:
         """Return a test metric over the seeds that have it, or None if none has."""
@@ -52,7 +52,7 @@ class StartResult:
 
 @dataclass(frozen=True)
 class FinetuneResult:
-    """What fine-tuning returns: the study, and each of its starts."""
+    """The result of fine-tuning: the study, and the result of each start."""
 
     study: Study
     starts: tuple[StartResult, ...]
@@ -82,7 +82,7 @@ def write_results(folder: Path, study: Study, starts: Sequence[StartResult], ima
         "network": study.downstream.network,
         "weights": starts[0].label,
         "seed": best.seed,
-        "settings": used(study.settings),
+        "settings": used_settings(study.settings),
     }
     arrays = {name: tensor.numpy() for name, tensor in best.arrays.items()}
     save_state(folder / "model.safetensors", arrays, facts)
@@ -142,7 +142,7 @@ def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
         "epochs": study.epochs,
         "epoch chosen by": f"val {task.headline}",
         "definitions": dict(task.definitions),
-        "settings": used(study.settings),
+        "settings": used_settings(study.settings),
         "lines": [_start_document(result) for result in starts],
     }
 
@@ -157,7 +157,7 @@ def _start_document(result: StartResult) -> dict[str, Any]:
         "taken": asdict(took) if isinstance(took, TransferReport) else None,
         "distilled": asdict(took) if isinstance(took, DistilReport) else None,
         "mean": {metric: row.mean for metric, row in rows.items()},
-        # A single seed has no spread, and 0 would look like one
+        # A single seed has no spread, but 0 would look like one
         "sd": {metric: row.sd for metric, row in rows.items() if row.seeds > 1},
         "seeds": [
             {key: getattr(trained, key) for key in ("seed", "epoch", "val", "test")}
@@ -180,8 +180,11 @@ def spread(origin: Sequence[str], count: int) -> list[int]:
     return sorted(turns.sort_values(kind="stable").index[:count].tolist())
 
 
-def coloured(predicted: Tensor, mask: Tensor) -> Tensor:
-    """Return the overlay (h, w, 4) of a predicted and a true mask (h, w), transparent elsewhere."""
+def colour_masks(predicted: Tensor, mask: Tensor) -> Tensor:
+    """Colour hits, false alarms and misses of a predicted mask (h, w): an overlay (h, w, 4).
+
+    Pixels in neither mask are transparent.
+    """
     marked, true = predicted.bool(), mask.bool()
     layer = torch.zeros(*mask.shape, 4)
     for chosen, colour in ((marked & true, HIT), (marked & ~true, FALSE), (~marked & true, MISSED)):
@@ -211,7 +214,7 @@ def draw_overlays(
         for axes, (label, marked) in zip(others, predicted.items(), strict=True):
             value = float(dice[label][row])
             caption = "(rightly none)" if value != value else f"Dice {value:.2f}"
-            _panel(axes, images[row], coloured(marked[row], masks[row]), caption)
+            _panel(axes, images[row], colour_masks(marked[row], masks[row]), caption)
     for axes, head in zip(panels[0], ["image", "truth", *predicted], strict=True):
         axes.set_title(head, fontsize="small", wrap=True)
     patches = [Patch(color=colour, label=name) for name, colour in _LEGEND.items()]

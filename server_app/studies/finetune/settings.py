@@ -1,4 +1,4 @@
-"""The settings of fine-tuning: a run's network and data, our recipe, and the user's changes."""
+"""Builds the settings of fine-tuning from a run's settings, our recipe and the user's changes."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,10 +29,10 @@ from fedsilo.server_app.studies.finetune.request import (
     Source,
 )
 
-# By network for segmentation: the run's network whose weights it takes, if any
+# Network for segmentation -> the run's network whose weights it accepts, or empty
 RUN_NETWORK = {"unet": "conv", "vit": "vit", "swin": "", "transunet": "vit", "swinunet": ""}
 _LEARNERS = ("unet", "swin", "swinunet")  # a run's ViT can be distilled into these
-_DISTIL = "give --distil-epochs to have it learn that ViT's tokens first, "
+_DISTIL = "give --distil-epochs to let it learn that ViT's tokens first, "
 _CLASSIFIERS = ("conv", "vgg16-bn", "resnet22", "vit")
 
 _FILES = keys_with(CommonSettings, "files")
@@ -67,27 +67,27 @@ def network_of(
     network = wanted or ""
     if network and network not in of_task:
         known = ", ".join(of_task)
-        raise SettingError(f"--network is '{network}'; for {task} it is one of {known}")
+        raise SettingError(f"--network for {task} must be one of {known}, but is '{network}'")
     if distil and not any(_distils(network, source) for source in sources):
         raise SettingError(
             "--distil-epochs is for a run of a ViT and a --network that does not take it "
-            f"({', '.join(_LEARNERS)}): leave it out, or name such a run and network"
+            f"({', '.join(_LEARNERS)}): remove it, or name such a run and network"
         )
     for source in sources:
         if distil and _distils(network, source):
             continue
         fitting = [name for name, taken in of_task.items() if taken == source.network]
-        weights = f"the weights of {source.label}, which are of network '{source.network}'"
+        weights = f"the weights of {source.label} (network '{source.network}')"
         if not fitting:
             runs = " or ".join(sorted({*of_task.values()} - {""}))
             raise SettingError(
-                f"no network for {task} takes {weights}: name a run of {runs}, or take --weights "
+                f"no network for {task} accepts {weights}: name a run of {runs}, or give --weights "
                 "scratch"
             )
         if network and network not in fitting:
             learn = _DISTIL if _distils(network, source) else ""
             raise SettingError(
-                f"network '{network}' does not take {weights}: leave out --network, {learn}or take "
+                f"network '{network}' does not accept {weights}: remove --network, {learn}or give "
                 "--weights scratch"
             )
         network = network or fitting[0]
@@ -119,7 +119,7 @@ def settings_of(
     first = as_mapping(run_models[0].common) if run_models else {}
     dataset = str(request.dataset or first.get("dataset", ""))
     if not dataset:
-        raise SettingError("no run is named whose data set could be taken: give --dataset")
+        raise SettingError("without a run, the data set is unknown: give --dataset")
     changes = dict(parse_assignment(text) for text in request.changes)
     partition = str({**first, **changes}.get("partition", "own"))
     of_data = _of_data(dataset, partition, request.task)
@@ -134,7 +134,7 @@ def settings_of(
     cut_again = partition != "own" and of_data >= cut_keys(partition)
     if "val-folds" in of_data and not values.get("val-folds") and not cut_again:
         values["val-folds"] = _VALIDATION_FOLDS
-    settings = build(CommonSettings, _resolved(values | changes, request))
+    settings = build(CommonSettings, _complete_values(values | changes, request))
     check_data_settings(settings)
     if not changes.keys() & {"val-folds", "val-fold"}:
         places = find_places(settings.data_dir, settings.cache_dir)
@@ -148,8 +148,8 @@ def settings_of(
     return settings
 
 
-def _resolved(values: dict[str, Value], request: FinetuneRequest) -> dict[str, Value]:
-    """Return ``values`` with the request's device and data directory, and absolute paths."""
+def _complete_values(values: dict[str, Value], request: FinetuneRequest) -> dict[str, Value]:
+    """Add the request's device and data directory to ``values``, and make paths absolute."""
     if request.device is not None:
         values["device"] = request.device
     if request.data_dir is not None:
@@ -169,7 +169,7 @@ def _of_data(dataset: str, partition: str, task: str) -> frozenset[str]:
     return _OF_DATA | own_keys | cut_keys(partition)
 
 
-def used(settings: CommonSettings) -> dict[str, Value]:
+def used_settings(settings: CommonSettings) -> dict[str, Value]:
     """Return the settings that concern data, network or training here."""
     of_data = _of_data(settings.dataset, settings.partition, CLASSIFICATION)
     keys = _OF_NETWORK | _OF_TRAINING | of_data

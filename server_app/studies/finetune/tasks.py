@@ -29,7 +29,7 @@ from fedsilo.server_app.studies.finished_site import chosen_of
 
 _MISSING = {
     "train": "no training images",
-    "val": "no validation images, by which the epoch is chosen: set 'val-folds'",
+    "val": "no validation images, which are needed to choose the epoch: set 'val-folds'",
     "test": "no test images: set 'test-folds', or 'use-test' to true",
 }
 
@@ -60,7 +60,7 @@ def chosen_sites(settings: CommonSettings, wanted: Sequence[str]) -> list[str]:
     """
     if data_set(settings.dataset).is_table:
         raise SettingError(
-            f"fine-tuning is of images, and data set '{settings.dataset}' is a table: name another "
+            f"fine-tuning needs images, but data set '{settings.dataset}' is a table: name another "
             "by --dataset"
         )
     sites = chosen_of(silo_names(settings), wanted, f"'{settings.dataset}'")
@@ -112,12 +112,12 @@ def _check_masks(where: str, split: Split) -> None:
     images, masks = tuple(split.inputs.shape), tuple(split.labels.shape)
     if masks != (images[0], *images[2:]):
         raise DataError(
-            f"{where}: {images[0]} images are {images[2]}x{images[3]} pixels, and their masks "
-            f"{masks}: a mask must have its image's size"
+            f"{where}: a mask must have its image's size, but {images[0]} images are "
+            f"{images[2]}x{images[3]} pixels and their masks {masks}: resize the masks"
         )
     if len(split) and (value := int(split.labels.max())) > 1:
         raise DataError(
-            f"{where}: a mask holds {value}; it must be 0 on the background and 1 on the catheter"
+            f"{where}: a mask must be 0 on the background and 1 on the catheter, but has {value}"
         )
 
 
@@ -142,9 +142,9 @@ class Downstream:
     data = staticmethod(pooled_labels)
     headline = "accuracy"  # the metric whose validation value chooses the epoch
     shown: ClassVar = ("accuracy", "balanced-accuracy", "auc", "loss")  # the metrics of the table
-    definitions: ClassVar = {  # what is measured and minimised
+    definitions: ClassVar = {  # metric -> its definition for finetune.json
         "training loss": "mean cross-entropy",
-        "accuracy": "share of the images whose most probable class is theirs",
+        "accuracy": "share of the images whose most probable class is the true one",
         "balanced-accuracy": "mean recall over the classes that occur",
         "auc": "mean AUC of each class against the rest; for two classes, that of the second",
         "loss": "mean negative log-likelihood, nats",
@@ -165,10 +165,10 @@ class Downstream:
         """Return the loss of a batch."""
         return cast(TokenClassifier, network).loss
 
-    def measured(
+    def measure_split(
         self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
     ) -> dict[str, float]:
-        """Return the metrics of a split, ``loss`` among them; without dropout."""
+        """Measure the metrics on a split, including ``loss``, without dropout."""
         return measure(cast(SiteNetwork, network), split, settings, compute, ("finetune",))
 
 
@@ -203,10 +203,10 @@ class Segmentation(Downstream):
         """Return cross-entropy plus soft Dice."""
         return lambda inputs, masks: segmentation_loss(network(inputs), masks)
 
-    def measured(
+    def measure_split(
         self, network: nn.Module, split: Split, settings: CommonSettings, compute: Compute
     ) -> dict[str, float]:
-        """Return Dice and its like (see ``segmentation_metrics``)."""
+        """Measure ``loss`` and the metrics of ``segmentation_metrics`` on a split."""
         predicted, losses, start = list[Tensor](), list[float](), 0
         with torch.no_grad(), compute.autocast():
             for logits in _logits(network, split.inputs, compute):

@@ -1,4 +1,4 @@
-"""How weights go into a new network: copied array by array, or distilled; and what is reported."""
+"""Transfers weights into a new network, by copying arrays or by distillation, and reports it."""
 
 import dataclasses
 from collections.abc import Mapping, Sequence
@@ -28,17 +28,17 @@ _HEAD, _BACKBONE = "head.", "encoder.vit."
 
 @dataclass(frozen=True)
 class TransferReport:
-    """What a network took from pretrained weights."""
+    """The report on arrays that a network took from pretrained weights."""
 
     arrays: int  # how many arrays of the encoder it took,
-    of: int  # of how many
+    of: int  # number of all arrays in the encoder
     share: float  # the share of the encoder's numbers in them
     left: tuple[str, ...]  # arrays of the encoder that keep the seed's values
     head: bool = False  # whether the head is the run's
     backbone: str = ""  # the frozen backbone loaded with the run's arrays, or empty
 
     def summary(self) -> str:
-        """Return it in one line."""
+        """Return the report in one line."""
         share = f"{100 * self.share:.1f} % of its numbers"
         parts = [f"gives {self.arrays} of the encoder's {self.of} arrays, {share}"]
         if self.backbone:
@@ -148,9 +148,9 @@ def _head(state: Mapping[str, Tensor], run_model: RunModel) -> dict[str, Tensor]
 
 @dataclass(frozen=True)
 class DistilReport:
-    """How a network learned a ViT's tokens."""
+    """The report on a network that learned a ViT's tokens by distillation."""
 
-    losses: tuple[float, ...]  # by epoch: the share of the tokens' variance left unexplained
+    losses: tuple[float, ...]  # each epoch's share of the tokens' variance left unexplained
 
     def summary(self) -> str:
         """Return it in one line."""

@@ -1,4 +1,4 @@
-"""``fedsilo monitor``: whether new cases are still like those that a model was trained on.
+"""``fedsilo monitor``: checks whether new cases still resemble a model's training data.
 
-It imports predict, report and records; it runs where the data are and sends nothing.
+Imports predict, report and records of this room. It runs where the data are and sends nothing.
 """

@@ -1,4 +1,4 @@
-"""The checks: each a value, the limit beyond which it is an alarm, and what they mean."""
+"""The checks of new cases, each with a value and the limit beyond which it is an alarm."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from fedsilo.models.measures.drift import LARGE, population_stability_index, psi
 from fedsilo.models.measures.intervals import Estimate, wilson
 from fedsilo.server_app.studies.report.numbers import with_interval
 
-_CELLS = 10  # of a numeric feature, equally full in training
+_CELLS = 10  # most cells of a numeric feature, with equally many training samples each
 Array = npt.NDArray[np.float64]
 
 
@@ -23,10 +23,10 @@ Array = npt.NDArray[np.float64]
 class Check:
     """One check of new cases."""
 
-    name: str  # what is checked
-    value: str  # what was found, as text
-    limit: str  # when it is an alarm, as text
-    alarm: bool  # whether it is
+    name: str  # name of the check
+    value: str  # the measured value as text
+    limit: str  # the rule for an alarm as text
+    alarm: bool  # whether the value is beyond the limit
 
     def line(self) -> str:
         """Return it in one line."""
@@ -36,10 +36,13 @@ class Check:
 def drift_checks(
     names: Sequence[str], training: Tensor, new: Tensor, floor: int
 ) -> Iterator[Check]:
-    """Yield a check of each feature that has two cells of at least ``floor`` training samples.
+    """Yield a check for each feature with two or more cells of ``floor`` training samples each.
 
-    A level of a category is called ``column=level``. ``training`` (n, features) is of the site's
-    samples, ``new`` (m, features) of the new ones, with NaN where a value is missing.
+    Args:
+        names: names of the features; a level of a category is called ``column=level``.
+        training: the site's training samples (n, features), NaN for a missing value.
+        new: the new cases (m, features), NaN for a missing value.
+        floor: the smallest number of training samples in a cell.
     """
     by_column = groupby(range(len(names)), lambda at: (_column(names[at]), "=" in names[at]))
     columns = [list(places) for _, places in by_column]
@@ -87,7 +90,7 @@ def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | 
         for rows in (old, now)
     ]
     more = [[count] * any(lacking) for count in lacking]
-    return _merged(counts[0].tolist() + more[0], counts[1].tolist() + more[1], floor)
+    return _merge_cells(counts[0].tolist() + more[0], counts[1].tolist() + more[1], floor)
 
 
 def _levels(rows: Array) -> Array:
@@ -96,8 +99,12 @@ def _levels(rows: Array) -> Array:
     return lifted
 
 
-def _merged(old: list[int], now: list[int], floor: int) -> tuple[list[int], list[int]] | None:
-    """Merge each cell of fewer training samples than the floor with the one before it."""
+def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int], list[int]] | None:
+    """Merge each cell with fewer than ``floor`` training samples with the cell before it.
+
+    Returns:
+        The training and the new counts by cell; None if fewer than two cells remain.
+    """
     kept: list[list[int]] = []
     for pair in zip(old, now, strict=True):
         if kept and (pair[0] < floor or kept[-1][0] < floor):
@@ -110,7 +117,10 @@ def _merged(old: list[int], now: list[int], floor: int) -> tuple[list[int], list
 
 
 def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> Check:
-    """Return whether sets (n, classes) bool hold the class of labels (n,) as often as promised."""
+    """Check that prediction sets contain the true class as often as promised.
+
+    ``sets`` are bool (n, classes), ``labels`` the true classes (n,).
+    """
     right, n = int(sets.gather(1, labels[:, None]).sum()), len(labels)
     around = wilson(right, n)
     return Check(
@@ -122,12 +132,12 @@ def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> Check:
 
 
 def certainty_check(probabilities: Tensor, labels: Tensor) -> Check:
-    """Return whether the model is as often right as its probabilities (n, classes) say."""
+    """Check that the model's accuracy agrees with its probabilities (n, classes)."""
     confidence, predicted = probabilities.max(dim=1)
     right, n, said = int((predicted == labels).sum()), len(labels), confidence.mean().item()
     around = wilson(right, n)
     return Check(
-        "calibration: mean confidence and share that is right",
+        "calibration: mean confidence and accuracy",
         f"{said:.3f} and {with_interval(Estimate(right / n, around))}",
         "alarm if the mean confidence is outside the 95 % interval",
         not around.low <= said <= around.high,
@@ -135,7 +145,7 @@ def certainty_check(probabilities: Tensor, labels: Tensor) -> Check:
 
 
 def accuracy_check(predicted: Tensor, labels: Tensor, before: float) -> Check:
-    """Return whether the model is right less often than in the run's test, ``before``."""
+    """Check that the model's accuracy is not below ``before``, its accuracy in the run's test."""
     right, n = int(torch.eq(predicted, labels).sum()), len(labels)
     around = wilson(right, n)
     return Check(

@@ -1,4 +1,4 @@
-"""The decision curve: whether acting on the model does more good than acting on all or nobody."""
+"""The decision curve: compares acting on the model with acting on everybody or on nobody."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from fedsilo.server_app.studies.report.page import Block, Picture, Pictures, Sec
 from fedsilo.server_app.studies.report.pictures import curves
 
 _THRESHOLDS = [percent / 100 for percent in range(5, 100, 5)]
-_EVEN = 0.5  # from which on the second class is the answer
-_LOWEST = -0.15  # acting on all falls without end: what is below is not drawn
-_TITLE = "Whether acting on it does good"
+_EVEN = 0.5  # from this probability on, the second class is the prediction
+_LOWEST = -0.15  # the curve for acting on all falls without limit, so it is cut off here
+_TITLE = "Benefit of acting on the model"
 
 
 def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
-    """Yield thresholds of scores (n,) between and beyond which at least ``floor`` patients are.
+    """Yield thresholds of scores (n,), with at least ``floor`` patients between two of them.
 
-    Two nearer ones would give away what the model said of the few between them. 0.5 counts as one
-    of them, as sensitivity and specificity by class are shown for it.
+    Closer thresholds would reveal the model's predictions for the few patients between them. 0.5
+    counts as a threshold, because sensitivity and specificity are shown for it.
     """
     before = 0.0
     for threshold in _THRESHOLDS:
@@ -36,9 +36,11 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
 
 
 def decision_section(found: Examined) -> Section:
-    """Return the curve and its table, or why there is none."""
+    """Build the section with the curve and its table, or with the reason why there is none."""
     if len(found.classes) != 2:
-        return Section(_TITLE, [Text(["A decision curve is of two classes; this run has more."])])
+        return Section(
+            _TITLE, [Text(["A decision curve needs two classes, but this run has more."])]
+        )
     scores, ill = found.probabilities[:, 1], found.labels == 1
     n, rows = len(scores), list[tuple[float, float, float]]()
     for threshold in thresholds(scores, found.floor):
@@ -55,10 +57,11 @@ def _blocks(found: Examined, rows: list[tuple[float, float, float]]) -> Iterator
     name = found.classes[1]
     yield Text(
         [
-            f"A threshold is the probability of '{name}' from which somebody acts. Its odds say "
-            "how bad a miss is next to a false alarm: 9 times as bad at 0.1, as bad at 0.5. Net "
-            "benefit is true positives a patient, less false alarms weighted by these odds. The "
-            "model is of use where it is above acting on everybody and above 0, acting on nobody."
+            f"A threshold is the probability of '{name}' from which somebody acts. It states how "
+            "bad a miss is compared with a false alarm: 9 times as bad at 0.1, equally bad at 0.5. "
+            "Net benefit is the number of true positives per patient, minus the false alarms "
+            "weighted by the threshold's odds. The model is useful at a threshold if its net "
+            "benefit is above that of acting on everybody and above 0, that of acting on nobody."
         ]
     )
     lines = {
@@ -67,12 +70,12 @@ def _blocks(found: Examined, rows: list[tuple[float, float, float]]) -> Iterator
         "nobody": {round(100 * at): 0.0 for at, *_ in rows},
     }
     best = [f"{at:g}" for at, model, everybody in rows if model > max(0.0, everybody)]
-    said = f"The model is above both at the thresholds {', '.join(best) or 'none'}."
+    said = f"Thresholds at which the model is above both: {', '.join(best) or 'none'}."
     svg = curves("decision", lines, line_styles(list(lines)), "net benefit", "threshold in percent")
     yield Pictures([Picture(svg, f"Net benefit by threshold. {said}", said)])
     table = [[f"{at:g}", f"{model:.3f}", f"{everybody:.3f}"] for at, model, everybody in rows]
     note = (
         f"Vickers and Elkin 2006; {len(found.labels)} test patients of {', '.join(found.sites)}. "
-        f"Between two thresholds are at least {found.floor} patients."
+        f"At least {found.floor} patients lie between two thresholds."
     )
     yield Table("Net benefit", ("threshold", "the model", "acting on all"), table, note)

@@ -1,4 +1,4 @@
-"""What the clinic report adds where the data are: groups of patients, and the decision curve."""
+"""Adds groups of patients and the decision curve to the clinic report; needs the sites' data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fedsilo.server_app.studies.monitor.decisions import decision_section
 from fedsilo.server_app.studies.monitor.groups import Column, Examined, group_section
 from fedsilo.server_app.studies.predict.inputs import open_inputs, table_schema
 from fedsilo.server_app.studies.predict.model import SiteModel, open_model
-from fedsilo.server_app.studies.predict.prediction import predicted
+from fedsilo.server_app.studies.predict.prediction import predict_inputs
 from fedsilo.server_app.studies.predict.request import PredictRequest
 from fedsilo.server_app.studies.report.page import Section, Text
 from fedsilo.server_app.studies.report.shown import ShownRun
@@ -32,11 +32,12 @@ def examine(
     """
     level = run.settings.common.trust
     if level != SERVER:
-        why = f"At 'trust: {level}' no figure of single test patients leaves a site: none is shown."
+        why = f"At 'trust: {level}' no metrics of patient groups leave a site, so none are shown."
         return [Section(_TITLE, [Text([why])])]
     sites = [site for site in run.silos if site not in run.withheld]
     if not sites:
-        return [Section(_TITLE, [Text([f"Each site has a class of fewer than {run.floor}."])])]
+        why = f"Every site has a class with fewer than {run.floor} test patients."
+        return [Section(_TITLE, [Text([why])])]
     models = [open_model(run.path, site, data_dir) for site in sites]
     columns = [_column(models[0], name) for name in by]
     found = _together(run, models)
@@ -48,7 +49,7 @@ def _together(run: ShownRun, models: Sequence[SiteModel]) -> Examined:
     probabilities, labels, rows = [], [], []
     for model in models:
         inputs = open_inputs(model, PredictRequest(run.path, model.site, split="test"))
-        probabilities.append(predicted(model, inputs).own)
+        probabilities.append(predict_inputs(model, inputs).own)
         labels.append(model.samples("test").labels)
         if (read := inputs.read) is not None:
             rows.append(read)
@@ -65,12 +66,14 @@ def _together(run: ShownRun, models: Sequence[SiteModel]) -> Examined:
 def _column(model: SiteModel, name: str) -> Column:
     """Return a column of the run's table, and where its values are among the features."""
     if not model.silo.features:
-        raise SettingError(f"--by '{name}' is a column of a table, and the run's data are images")
+        raise SettingError(
+            f"--by '{name}' names a column of a table, but the run's data are images: remove --by"
+        )
     features, schema = model.silo.features, table_schema(model)
     columns = {column.name: column for column in schema.columns if column.kind != "ignored"}
     if name not in columns:
         raise SettingError(
-            f"--by '{name}' is not a column of the table, which has {', '.join(columns)}"
+            f"--by must be a column of the table ({', '.join(columns)}), but is '{name}'"
         )
     places = [n for n, one in enumerate(features) if one == name or one.startswith(f"{name}=")]
     levels = tuple(columns[name].levels)

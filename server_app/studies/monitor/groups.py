@@ -1,4 +1,4 @@
-"""Figures by group of patients, each group with enough patients of each class."""
+"""Metrics by group of patients, where each group has enough patients in each class."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from fedsilo.server_app.studies.report.pictures import estimates
 
 @dataclass(frozen=True)
 class Examined:
-    """Test samples of the sites whose figures are all shown, together."""
+    """Test samples of all sites whose metrics may be shown, together."""
 
     sites: Sequence[str]  # their names
     classes: Sequence[str]
@@ -31,10 +31,10 @@ class Examined:
 class Column:
     """A column by which patients are grouped."""
 
-    name: str  # the column's
-    places: Sequence[int]  # of its values among the features: one, or one a level but the first
-    levels: Sequence[str]  # of a categorical column
-    edges: Sequence[float]  # of a numeric one, between the groups
+    name: str  # name of the column
+    places: Sequence[int]  # indices of its features: one, or one per level except the first
+    levels: Sequence[str]  # levels of a categorical column, otherwise empty
+    edges: Sequence[float]  # edges between the groups of a numeric column, otherwise empty
 
     def groups(self, rows: Tensor) -> tuple[Tensor, list[str]]:
         """Return each row's group (n,), and the groups' names; missing values are one more."""
@@ -60,7 +60,7 @@ class Group:
     right: tuple[int, ...]
 
     def is_enough(self, floor: int) -> bool:
-        """Return whether its figures may be shown, and give no smaller figure away."""
+        """Tell whether the group's metrics may be shown without revealing a smaller count."""
         if len(self.counts) == 2:
             return min(self.counts) >= floor
         samples, right = sum(self.counts), sum(self.right)
@@ -85,8 +85,8 @@ def _both(one: str, other: str) -> str:
     return f"{one} or {other}"
 
 
-def grouped(found: Examined, column: Column) -> list[Group]:
-    """Return the groups of a column; too small ones, empty ones too, are merged with the next."""
+def group_patients(found: Examined, column: Column) -> list[Group]:
+    """Group patients by a column; a group that is too small or empty is merged with the next."""
     assert found.rows is not None, "a column is of a table"
     place_of, names = column.groups(found.rows)
     hits = found.probabilities.argmax(dim=1) == found.labels
@@ -96,11 +96,11 @@ def grouped(found: Examined, column: Column) -> list[Group]:
         of_class = [inside & (found.labels == label) for label in classes]
         counts = tuple(int(one.sum()) for one in of_class)
         groups.append(Group(name, counts, tuple(int((one & hits).sum()) for one in of_class)))
-    return merged(groups, found.floor)
+    return merge_small_groups(groups, found.floor)
 
 
-def merged(groups: Sequence[Group], floor: int) -> list[Group]:
-    """Return groups that are enough: each that is not is merged with the next one."""
+def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
+    """Merge each group that is too small with the next one, and the last with the one before."""
     kept: list[Group] = []
     for group in groups:
         if kept and not kept[-1].is_enough(floor):
@@ -114,16 +114,16 @@ def merged(groups: Sequence[Group], floor: int) -> list[Group]:
 
 
 def group_section(found: Examined, column: Column) -> Section:
-    """Return the figures by group of a column."""
-    groups, title = grouped(found, column), f"By {column.name}"
+    """Build the section with the metrics by group of a column."""
+    groups, title = group_patients(found, column), f"By {column.name}"
     if len(groups) < 2:
         why = f"There are no two groups with {found.floor} patients of each class."
         return Section(title, [Text([why])])
     drawn = {group.name: of_share(sum(group.right), sum(group.counts)) for group in groups}
     said = "; ".join(f"{n}: {with_interval(e)}" for n, e in drawn.items())
-    label = "share of test patients that is right"
+    label = "share of test patients predicted correctly"
     svg = estimates(f"by-{column.name}", {"accuracy": drawn}, label)
-    picture = Picture(svg, f"Accuracy by {column.name}. {said}.", f"Right, by {column.name}.")
+    picture = Picture(svg, f"Accuracy by {column.name}. {said}.", f"Accuracy by {column.name}.")
     return Section(title, [Pictures([picture]), _table(found, column, groups)])
 
 
@@ -137,12 +137,12 @@ def _table(found: Examined, column: Column, groups: Sequence[Group]) -> Table:
         cells = [_cell(right, samples), *(_cell(r, n) for r, n in by_class)]
         rows.append([group.name, str(samples), *cells])
     note = (
-        f"Test patients of {', '.join(found.sites)}; in brackets 95 % intervals (Wilson). Groups "
-        f"of fewer than {found.floor} patients of a class are merged with a neighbour. Many groups "
-        "are compared: one that differs may do so by chance."
+        f"Test patients of {', '.join(found.sites)}; in brackets 95 % intervals (Wilson). A group "
+        f"with fewer than {found.floor} patients in a class is merged with its neighbour. Many "
+        "groups are compared, so a single difference may be due to chance."
     )
     if binary:
-        note += f" Sensitivity is of '{found.classes[1]}'."
+        note += f" Sensitivity is for class '{found.classes[1]}'."
     return Table(f"By {column.name}", (column.name, "patients", "accuracy", *names), rows, note)
 
 

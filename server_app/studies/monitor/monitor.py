@@ -12,7 +12,7 @@ from torch import Tensor
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.contract.versions import FEDSILO
-from fedsilo.server_app.records.many_sites import listed
+from fedsilo.server_app.records.many_sites import join_names
 from fedsilo.server_app.studies.monitor.checks import (
     Check,
     accuracy_check,
@@ -27,7 +27,7 @@ from fedsilo.server_app.studies.predict.calibration import (
     open_calibration,
 )
 from fedsilo.server_app.studies.predict.model import SiteModel, open_model
-from fedsilo.server_app.studies.predict.prediction import predicted
+from fedsilo.server_app.studies.predict.prediction import predict_inputs
 from fedsilo.server_app.studies.report.page import Facts, Items, Section, Table, Text, page
 from fedsilo.server_app.studies.report.shown import ShownRun
 
@@ -37,11 +37,11 @@ _OF_IMAGES = ("brightness", "contrast")  # features, in place of a table's
 
 @dataclass(frozen=True)
 class Monitored:
-    """What the checks of new cases found."""
+    """The result of all checks of new cases."""
 
-    facts: Sequence[tuple[str, str]]  # what was checked against what
+    facts: Sequence[tuple[str, str]]  # run, method, data and new cases, for the page
     checks: Sequence[Check]
-    missing: Sequence[str]  # what was not checked, and why
+    missing: Sequence[str]  # a line for each check that was not possible, with the reason
 
     @property
     def alarms(self) -> list[Check]:
@@ -58,16 +58,16 @@ class Monitored:
         return f"{len(self.alarms)} of {len(self.checks)} checks are beyond their limit: {names}."
 
     def lines(self) -> list[str]:
-        """Return it for a terminal."""
+        """Return the lines for a terminal: each check, each missing check, and the verdict."""
         missing = [f"not checked: {why}" for why in self.missing]
         return [*(check.line() for check in self.checks), *missing, self.verdict()]
 
     def page(self) -> str:
-        """Return it as a page."""
+        """Return the result as an HTML page."""
         rows = [(c.name, c.value, c.limit, "ALARM" if c.alarm else "ok") for c in self.checks]
         note = (
-            "PSI: population stability index, 0 for the same distribution. Its limit is 0.25, or "
-            "higher where so few cases reach that by chance."
+            "PSI: population stability index, 0 for equal distributions. Its limit is 0.25, or "
+            "higher if there are so few cases that chance alone reaches 0.25."
         )
         verdict = Text([self.verdict()], warning=bool(self.alarms))
         table = Table("New cases", ("check", "found", "limit", ""), rows, note)
@@ -75,7 +75,7 @@ class Monitored:
         if self.missing:
             sections.append(Section("What was not checked", [Items(self.missing)]))
         foot = "Not for clinical use. Written by fedsilo, research software."
-        return page("Is the model still fit for these cases?", sections, foot=foot)
+        return page("Does the model still suit these cases?", sections, foot=foot)
 
 
 def monitor(
@@ -100,12 +100,12 @@ def monitor(
         raise DataError(f"{data} does not exist: name new cases by --data")
     model = open_model(run_dir, site, data_dir)
     new, floor = open_new_data(model, data), ShownRun(run_dir).floor
-    found = predicted(model, new.inputs)
+    found = predict_inputs(model, new.inputs)
     kept = new.inputs.kept()
     if len(kept) < floor:
         raise DataError(
-            f"{data} has {len(kept)} cases that can be used, and a check takes {floor} "
-            "('sums-min-count'): gather more"
+            f"{data} has {len(kept)} cases that can be used, but a check needs {floor} "
+            "('sums-min-count'): collect more cases"
         )
     labels = new.labels[kept]
     checks = [*_drift(model, new, floor)]
@@ -147,11 +147,12 @@ def _missing(model: SiteModel, drift: Sequence[Check], labelled: int, floor: int
         columns = dict.fromkeys(n.partition("=")[0] for n in model.silo.features or _OF_IMAGES)
         checked = {check.name for check in drift}
         if others := [name for name in columns if f"distribution of {name}" not in checked]:
-            yield f"the distribution of {listed(others)}: no two cells of {floor} training samples"
+            said = join_names(others)
+            yield f"the distribution of {said}: no two cells with {floor} training samples"
     if labelled < floor:
         yield (
-            f"coverage, calibration and accuracy: {labelled} cases have a label, and the floor is "
-            f"{floor}"
+            f"coverage, calibration and accuracy: {labelled} cases have a label, but {floor} are "
+            "needed"
         )
 
 
@@ -169,7 +170,7 @@ def _of_labelled(
     coverage: float,
     before: float | None,
 ) -> Iterator[Check]:
-    probabilities = calibration.tempered(own) if calibration else own
+    probabilities = calibration.apply_temperature(own) if calibration else own
     if calibration:
         yield coverage_check(calibration.sets(own, coverage), labels, coverage)
     yield certainty_check(probabilities, labels)

@@ -1,4 +1,4 @@
-"""New cases as a model reads them, with their labels where the file has some."""
+"""Reads new cases for a model, with their labels if the file has some."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,13 +47,13 @@ def open_new_data(model: SiteModel, data: Path) -> NewData:
         by_name = dict(_of_table(data, schema, _by_label(schema.classes)))
     else:
         inputs = open_inputs(model, PredictRequest(path, manifest=data))
-        by_name = dict(_of_manifest(data, _by_label(_listed(model))))
+        by_name = dict(_of_manifest(data, _by_label(_read_class_labels(model))))
     labels = [by_name.get(name, -1) for name in inputs.names]
     return NewData(inputs, torch.tensor(labels))
 
 
-def _listed(model: SiteModel) -> Mapping[str, Sequence[str]]:
-    """Return the labels of each class of images as their data set declares them."""
+def _read_class_labels(model: SiteModel) -> Mapping[str, Sequence[str]]:
+    """Return the labels that the data set declares for each class of images."""
     data, common = data_set(model.common.dataset), model.common
     if isinstance(data, ImageDataSet):
         return data.classes(common, find_places(common.data_dir, common.cache_dir))

@@ -1,4 +1,4 @@
-"""Use a finished run's model: predict new cases, and calibrate the predictions.
+"""Uses a finished run's model: predicts new cases, and calibrates the predictions.
 
-It imports finetune, figures and records; it runs where the data are and sends nothing.
+Imports finetune, figures and records of this room. It runs where the data are and sends nothing.
 """

@@ -1,4 +1,4 @@
-"""What a model predicts for inputs: a table of answers, and a summary for a terminal."""
+"""The predictions of a model: a table for a CSV file, and a summary for a terminal."""
 
 from __future__ import annotations
 
@@ -18,33 +18,33 @@ from fedsilo.server_app.studies.predict.novelty import CaseNovelty
 _LISTED = 10  # faults on a terminal
 _SEPARATOR = "|"  # between the classes of a set
 COLUMNS = {
-    "id": "of the column that --id names",
-    "predicted": "the class of the largest probability",
+    "id": "the value of the column that --id names",
+    "predicted": "the class with the largest probability",
     "p.<class>": "probability, at the calibration's temperature if one was applied",
-    "entropy": "of the model's own probabilities, the mean over its dropout passes, in nats",
+    "entropy": "entropy in nats of the model's own probabilities, the mean over dropout passes",
     "vacuity": "for an evidential model, 0 to 1; 1 means no evidence",
     "weight.<site>": "for a mixture, the router's weight of that site's expert",
     "set": f"classes of the prediction set, '{_SEPARATOR}' between them; it may be empty",
-    "imputed": "columns of the table whose value is missing, and replaced by the mean",
-    "novelty": "how far the case is from the training samples; above 1 it is unusual",
-    "unusual": "why it is unusual, and therefore not answered unless --answer-all is given",
-    "truth": "the row's own class, if it is known",
-    "fault": "why nothing was predicted",
+    "imputed": "columns of the table whose missing value was replaced by the mean",
+    "novelty": "distance of the case from the training samples; above 1 it is unusual",
+    "unusual": "the reason why it is unusual, and so not answered unless --answer-all is given",
+    "truth": "the true class, if it is known",
+    "fault": "the reason why nothing was predicted",
 }
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """What a model predicts for inputs, in their order; k of them could be read."""
+    """The predictions of a model for inputs, in their order; k of them could be read."""
 
     inputs: Inputs
     classes: tuple[str, ...]
     own: Tensor  # (k, classes) float64, the model's own probabilities
     probabilities: Tensor  # the same, at the calibration's temperature if one was applied
-    statistics: Mapping[str, Tensor]  # what else the method says about each input, (k,) by name
+    statistics: Mapping[str, Tensor]  # further numbers of the method: name -> (k,)
     sets: Tensor | None  # (k, classes) bool, the prediction sets, or None if none were asked for
-    features: Sequence[str] = ()  # of a table
-    novelty: CaseNovelty | str = ""  # how new each input is, or why that is not known
+    features: Sequence[str] = ()  # names of a table's features; empty for images
+    novelty: CaseNovelty | str = ""  # novelty of each input, or the reason why it is unknown
     answers_all: bool = True  # whether inputs that are unlike the training samples are answered
     document: Mapping[str, Any] = field(default_factory=dict)  # the JSON beside the CSV file
 
@@ -54,7 +54,7 @@ class Predictions:
         return self.inputs.faults
 
     def answered(self) -> list[bool]:
-        """Return whether each input without a fault is answered, as unusual ones are not."""
+        """Tell for each input without a fault whether it is answered; unusual ones are not."""
         if self.answers_all or isinstance(self.novelty, str):
             return [True] * len(self.own)
         return [not unusual for unusual in self.novelty.unusual().tolist()]
@@ -89,7 +89,7 @@ class Predictions:
     def _marks(self) -> dict[str, list[Any]]:
         """Return the columns that say what is imputed and what is unlike the training samples."""
         marks: dict[str, list[Any]] = {}
-        if any(imputed := self.inputs.imputed(self.features)):
+        if any(imputed := self.inputs.imputed_columns(self.features)):
             marks["imputed"] = [", ".join(names) for names in imputed]
         if not isinstance(self.novelty, str):
             marks["novelty"] = self.novelty.scores().tolist()
@@ -109,23 +109,23 @@ class Predictions:
         if self.sets is not None:
             sizes = self.sets.sum(dim=1).double()
             lines.append(
-                f"classes in a set: {sizes.mean().item():.2f} on average; their coverage holds for "
-                "cases like the calibration's, not for unusual ones"
+                f"classes per prediction set: {sizes.mean().item():.2f} on average; the coverage "
+                "holds for cases like those of the calibration, but not for unusual ones"
             )
         metrics = self.document.get("figures", {})
         return [*lines, *(f"{name}: {value:.4f}" for name, value in metrics.items())]
 
     def _novelty(self, answered: int) -> list[str]:
-        """Return how many cases are unlike the training samples, and by what that is known."""
+        """Summarise how many cases are unlike the training samples, and how that was measured."""
         if isinstance(self.novelty, str):
-            return [f"whether a case is like the training samples is not known: {self.novelty}"]
+            return [f"novelty is unknown: {self.novelty}"]
         count = int(self.novelty.unusual().sum())
-        back = "" if answered == len(self.own) else ", not answered: --answer-all does"
-        marked = [f"{count} unlike the training samples{back}; column 'unusual' says why"]
+        back = "" if answered == len(self.own) else ", so not answered (to answer: --answer-all)"
+        marked = [f"{count} unlike the training samples{back}; column 'unusual' has the reasons"]
         return [*(marked if count else []), *self.novelty.reference.lines()]
 
     def _faults(self) -> list[str]:
-        """Return how many inputs have no prediction, and why the first of them have none."""
+        """List the number of inputs without a prediction, and the reasons for the first ten."""
         faults, inputs = self.inputs.faults, self.inputs
         if not faults:
             return []
@@ -134,4 +134,4 @@ class Predictions:
             f"  {inputs.key} {inputs.names[place]}{ids[place]}: {one_line(faults[place], 200)}"
             for place in sorted(faults)[:_LISTED]
         ]
-        return [f"{len(faults)} without a prediction: column 'fault' says why", *shown]
+        return [f"{len(faults)} without a prediction; column 'fault' has the reasons", *shown]

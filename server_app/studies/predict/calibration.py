@@ -1,4 +1,4 @@
-"""``fedsilo calibrate``: what a site's validation rows say about how sure a model may be.
+"""``fedsilo calibrate``: calibrates a model's probabilities on a site's validation rows.
 
 It fits a temperature for the probabilities, and keeps the scores that decide prediction sets. The
 scores use the model's own probabilities, so that fitting the temperature takes nothing from their
@@ -34,7 +34,7 @@ _MINIMUM = 10  # rows that a temperature is fitted to
 
 @dataclass(frozen=True)
 class Calibration:
-    """What a site's validation rows say about a model."""
+    """A model's calibration on a site's validation rows."""
 
     run: str  # the run directory's name
     site: str
@@ -54,22 +54,22 @@ class Calibration:
         limit = threshold(torch.tensor(self.scores, dtype=torch.float64), coverage)
         if math.isinf(limit):
             raise SettingError(
-                f"--coverage {coverage:g} takes {rows_needed(coverage)} validation rows, and site "
-                f"{self.site} was calibrated on {self.rows}: ask for less, or cut more by "
+                f"--coverage {coverage:g} needs {rows_needed(coverage)} validation rows, but site "
+                f"{self.site} was calibrated on {self.rows}: lower --coverage, or get more rows by "
                 "'val-folds' in a new run"
             )
         return limit
 
     def sets(self, probabilities: Tensor, coverage: float) -> Tensor:
-        """Return which classes are in the sets, from the model's own probabilities (n, classes)."""
+        """Build the prediction sets, bool (n, classes), from the model's own probabilities."""
         return prediction_sets(probabilities, self.threshold(coverage))
 
-    def tempered(self, probabilities: Tensor) -> Tensor:
-        """Return the model's own probabilities (n, classes) at the temperature."""
+    def apply_temperature(self, probabilities: Tensor) -> Tensor:
+        """Apply the temperature to the model's own probabilities (n, classes)."""
         return apply_temperature(probabilities, self.temperature)
 
     def lines(self, coverage: float) -> list[str]:
-        """Return what the calibration says and what it does not, a sentence each."""
+        """Describe the calibration and its limits, a sentence each."""
         low, high = coverage_range(self.rows, coverage)
         return [
             f"site {self.site}, {self.rows} validation rows: temperature {self.temperature:.3f}, "
@@ -113,20 +113,20 @@ def calibrate(
     check_coverage(coverage)
     if out is not None:
         refuse_target(out, "another --out")
-    found = _calibrated(open_model(run_dir, site, data_dir, state_dir), coverage)
+    found = _calibrate_model(open_model(run_dir, site, data_dir, state_dir), coverage)
     content = _FORM.dump_json(found, indent=2).decode() + "\n"
     write_atomically(out or calibration_path(run_dir, site), content, mode=0o600)
     return found
 
 
-def _calibrated(model: SiteModel, coverage: float) -> Calibration:
+def _calibrate_model(model: SiteModel, coverage: float) -> Calibration:
     refuse_other_rows(model, SPLIT)
     own = model.silo.splits()[SPLIT]
     needed = max(_MINIMUM, rows_needed(coverage))
     if len(own) < needed:
         raise DataError(
-            f"site {model.site} has {len(own)} validation rows, and a calibration for coverage "
-            f"{coverage:g} takes {needed}: start a run with 'val-folds', or ask for less"
+            f"site {model.site} has {len(own)} validation rows, but a calibration for coverage "
+            f"{coverage:g} needs {needed}: start a run with 'val-folds', or lower the coverage"
         )
     probabilities = model.probabilities(in_batches(own.inputs), SPLIT)
     temperature = fit_temperature(probabilities, own.labels)

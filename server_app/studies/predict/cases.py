@@ -24,7 +24,7 @@ from fedsilo.server_app.studies.predict.model import SiteModel
 from fedsilo.server_app.studies.predict.reasons import Reasons, reasons_of
 from fedsilo.server_app.studies.predict.values import ValueTexts
 from fedsilo.server_app.studies.report.clinic import TITLE, WARNING, final_figures
-from fedsilo.server_app.studies.report.page import rendered
+from fedsilo.server_app.studies.report.page import render_page
 from fedsilo.server_app.studies.report.shown import ShownRun
 
 MOST = 200  # cases that a page shows
@@ -48,14 +48,14 @@ _LIMITS = (
 
 @dataclass(frozen=True)
 class _Context:
-    """What all cases of a page share."""
+    """The data that all cases of a page share."""
 
     model: SiteModel
     found: Predictions
     kept: Mapping[int, int]  # place of an input -> that among the readable ones
     reasons: Reasons
     reliability: Sequence[Bin]
-    texts: ValueTexts | None  # of a table
+    texts: ValueTexts | None  # formats the values of a table; None for images
 
 
 def cases_page(model: SiteModel, found: Predictions) -> str:
@@ -69,7 +69,7 @@ def cases_page(model: SiteModel, found: Predictions) -> str:
     rest = len(order) - len(shown)
     document = found.document
     summary = model.run.summary
-    return rendered(
+    return render_page(
         "cases.html",
         "Cases and predictions",
         {
@@ -89,7 +89,7 @@ def cases_page(model: SiteModel, found: Predictions) -> str:
 
 
 def _order(found: Predictions, place: int, kept: Mapping[int, int]) -> tuple[int, float, int]:
-    """Return by what the inputs are sorted."""
+    """Return the sort key of an input: its state, then novelty or certainty, then its place."""
     state = _state(found, kept.get(place))
     first = 0.0
     if state == "unusual":
@@ -119,7 +119,7 @@ def _name(found: Predictions, place: int) -> str:
 
 
 def _case(context: _Context, place: int) -> dict[str, Any]:
-    """Return what the template says of a case."""
+    """Build the template variables for a case."""
     found, name = context.found, _name(context.found, place)
     index = context.kept.get(place)
     state = _state(found, index)
@@ -167,7 +167,7 @@ def _bin(context: _Context, index: int) -> Bin | None:
 
 
 def _notes(context: _Context, index: int, answered: bool) -> list[str]:
-    """Return what else is said of a case, a sentence each."""
+    """Return the further notes on a case, a sentence each."""
     found, notes = context.found, []
     if answered and (alike := _bin(context, index)):
         span = wilson(alike.right, alike.count)
@@ -251,10 +251,10 @@ def _facts(
 
 
 def _missing(context: _Context) -> list[str]:
-    """Return what the page cannot say, a sentence each."""
+    """Return the limits of the page, a sentence each."""
     novelty, said = context.found.novelty, []
     if isinstance(novelty, str):
-        said.append(f"Whether a case is like the training samples is not known: {novelty}.")
+        said.append(f"It is not known whether a case is like the training samples: {novelty}.")
     else:
         said += [f"{line[0].upper()}{line[1:]}." for line in novelty.reference.lines()]
     if context.texts and context.model.common.trust == NOBODY:

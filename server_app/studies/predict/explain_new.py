@@ -1,4 +1,4 @@
-"""``fedsilo explain --table`` and ``--image``: why a model answers as it does for a new case."""
+"""``fedsilo explain --table`` and ``--image``: explains a model's prediction for a new case."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def explain_new(
     data_dir: Path | None = None,
     state_dir: Path | None = None,
 ) -> Explanation:
-    """Return why the model of a finished run answers as it does for one new case.
+    """Explain the prediction of a finished run's model for one new case.
 
     The case is a row, from 0, of a table as ``predict`` takes them, or an image. The site's data
     must be here.
@@ -42,7 +42,9 @@ def explain_new(
         DataError: the row or the image cannot be used.
     """
     if table is not None and image is not None:
-        raise SettingError("--table and --image are given: an explanation is of one case")
+        raise SettingError(
+            "an explanation is for one case, but --table and --image are given: remove one"
+        )
     model = open_model(run_dir, site, data_dir, state_dir)
     refuse_table_or_images(model, table=table is not None)
     found = _row(model, table, row) if table else _image(model, image or Path())

@@ -1,4 +1,4 @@
-"""What is predicted: image files read a batch at a time, rows of a table, or a site's split."""
+"""The inputs to predict: image files read batch by batch, rows of a table, or a site's split."""
 
 import os
 from abc import ABC, abstractmethod
@@ -40,24 +40,24 @@ _AHEAD = 64  # files that are decoded while the network computes
 
 @dataclass(kw_only=True)
 class Inputs(ABC):
-    """What is predicted, in order."""
+    """The inputs to predict, in order."""
 
-    key: str  # what an input is called by: file, line or row
+    key: str  # the kind of an input's name: file, line or row
     names: Sequence[str]
-    source: Mapping[str, Any]  # where they came from, for the document
+    source: Mapping[str, Any]  # files or split of the inputs, for the document
     # Place among the inputs -> why it could not be read; complete once all were read
     faults: dict[int, str] = field(default_factory=dict)
     truth: Tensor | None = None  # (n,) the classes, if known
     ids: Sequence[str] = ()  # (n,) what the user calls each, if a column of ids is named
-    notes: Sequence[str] = ()  # what a user should know of how they were read, a sentence each
+    notes: Sequence[str] = ()  # remarks for the user on the reading, a sentence each
     read: Tensor | None = None  # (k, features) of a table before it is standardised, with NaN
 
     @abstractmethod
     def batches(self) -> Iterator[Tensor]:
         """Yield the readable inputs (batch, *input_shape) as a silo holds them."""
 
-    def watched(self, watch: Watch) -> Iterator[Tensor]:
-        """Yield the batches, and tell ``watch`` after each how many inputs have been read."""
+    def watch_batches(self, watch: Watch) -> Iterator[Tensor]:
+        """Yield the batches; after each, call ``watch`` with the number of inputs read so far."""
         done, total = 0, len(self.names)
         for batch in self.batches():
             done += len(batch)
@@ -65,8 +65,8 @@ class Inputs(ABC):
             yield batch
         watch(total, total)
 
-    def imputed(self, features: Sequence[str]) -> list[tuple[str, ...]]:
-        """Return, of each readable row of a table, the columns whose value is missing."""
+    def imputed_columns(self, features: Sequence[str]) -> list[tuple[str, ...]]:
+        """Return the columns with a missing value, for each readable row of a table."""
         if self.read is None:
             return []
         names = [name.partition("=")[0] for name in features]
@@ -107,7 +107,7 @@ class FileInputs(Inputs):
         size, batch = batch_size(self.numbers), list[npt.NDArray[Any]]()
         # Several threads may round products of small pictures differently
         with threadpool_limits(1, user_api="blas"):
-            for place, image in enumerate(self._decoded()):
+            for place, image in enumerate(self._decode_files()):
                 if isinstance(image, str):
                     self.faults[place] = image
                     continue
@@ -123,7 +123,7 @@ class FileInputs(Inputs):
         if batch:
             yield torch.from_numpy(np.stack(batch))
 
-    def _decoded(self) -> Iterator[npt.NDArray[Any] | str]:
+    def _decode_files(self) -> Iterator[npt.NDArray[Any] | str]:
         """Yield each file's image, or why there is none."""
         with ThreadPoolExecutor(1) as pool:
             paths, waiting = iter(self.paths), list[Future[npt.NDArray[Any] | str]]()
@@ -177,7 +177,7 @@ def file_inputs(request: PredictRequest, reader: ImageReader, numbers: int) -> F
 def files_of(request: PredictRequest) -> Mapping[str, Path]:
     """Return the image files that a request names, by their names; errors as ``file_inputs``."""
     if request.manifest is not None:
-        return _listed(request.manifest)
+        return _read_manifest(request.manifest)
     if request.images is None:
         raise SettingError("no images are named: give --images or --manifest")
     return _found(request.images)
@@ -250,7 +250,7 @@ def as_cell(name: str) -> str:
     return f"./{name}" if name[:1] in ("=", "+", "-", "@") else name
 
 
-def _listed(manifest: Path) -> dict[str, Path]:
+def _read_manifest(manifest: Path) -> dict[str, Path]:
     """Return the files that a manifest lists, by name, in its order."""
     files: dict[str, Path] = {}
     for number, row in read_rows(manifest, ("path",), _MANIFEST):

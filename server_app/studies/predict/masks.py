@@ -40,7 +40,7 @@ _DOCUMENT = "finetune.json"
 
 @dataclass(frozen=True)
 class MaskPredictions:
-    """Where masks were written."""
+    """The files of predicted masks."""
 
     folder: Path
     shares: Mapping[str, float]  # file -> share of its pixels on the catheter
@@ -71,7 +71,7 @@ def predict_masks(
     if request.out is None:
         raise SettingError("masks are written to a folder: name one by --out")
     refuse_target(request.out, "another --out")
-    document, arrays, digest = _opened(request.run_dir)
+    document, arrays, digest = _open_folder(request.run_dir)
     settings = _settings(document, request.data_dir)
     numbers = (settings.image_size or 512) ** 2
     inputs = file_inputs(request, image_reader("", settings), numbers)
@@ -84,7 +84,7 @@ def predict_masks(
     def fill(folder: Path) -> None:
         network: nn.Module | None = None
         masks: list[Tensor] = []
-        for batch in inputs.watched(watch):
+        for batch in inputs.watch_batches(watch):
             network = network or _network(document, settings, arrays, batch)
             masks += predicted_masks(network, batch, compute_of(settings)).unbind()
         for place, mask in zip(inputs.kept(), masks, strict=True):
@@ -100,7 +100,7 @@ def predict_masks(
     return MaskPredictions(request.out, shares, faults)
 
 
-def _opened(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Tensor], str]:
+def _open_folder(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Tensor], str]:
     """Return finetune's document, and the arrays of its model with their digest.
 
     Raises:

@@ -37,8 +37,8 @@ class SiteModel:
     """A site's model after a finished run."""
 
     run: FinishedRun
-    lab: Lab  # what the run's method has at hand at the site, after the last round
-    measured: Measured  # what the final metrics are of, in eval mode, on the device
+    lab: Lab  # the site's lab of the run's method, after the last round
+    measured: Measured  # the measured network in eval mode, on the device
     own: bool  # True if it is this site's alone; else every site has the same
 
     @property
@@ -128,7 +128,7 @@ def open_model(
         raise RunDirectoryError(f"{run_dir} is a file: name the run's directory")
     run = finished_run(run_dir)
     if site is not None:
-        return _opened(run, sites_of(run_dir, [site])[0], data_dir, state_dir, best)
+        return _open_lab(run, sites_of(run_dir, [site])[0], data_dir, state_dir, best)
     if state_dir is not None:
         raise SettingError(f"--state-dir {state_dir} is one site's state: name the site by --site")
     shared = best or (run_dir / MODEL).is_file()
@@ -146,13 +146,13 @@ def _at_first_site(run: FinishedRun, data_dir: Path | None, best: bool) -> SiteM
     errors: list[DataError] = []
     for site in sites_of(run.path):
         try:
-            return _opened(run, site, data_dir, None, best)
+            return _open_lab(run, site, data_dir, None, best)
         except DataError as error:
             errors.append(error)
     raise errors[0]
 
 
-def _opened(
+def _open_lab(
     run: FinishedRun, site: str, data_dir: Path | None, state_dir: Path | None, best: bool
 ) -> SiteModel:
     lab = finished_site(run.path, site, data_dir, state_dir, best)

@@ -35,26 +35,26 @@ from fedsilo.models.measures.novelty import (
 from fedsilo.server_app.studies.finished_site import sites_of
 from fedsilo.server_app.studies.predict.model import SiteModel
 
-SHARE = 0.05  # of held-out samples that may be taken for unusual
+SHARE = 0.05  # share of held-out samples that may count as unusual
 _SURE = 45  # held-out samples: as 0.95^45 is below 0.1, one is beyond the share nine times in ten
-_IMAGES = 300  # of which features are computed, for training samples and for held-out ones
-_SITES = 50  # whose samples are read
+_IMAGES = 300  # most images whose features are computed, each for training and held-out samples
+_SITES = 50  # most sites whose samples are read
 
 
 @dataclass(frozen=True)
 class Reference:
-    """Where a model was trained, as far as is known here."""
+    """The training data of a model, as far as this machine knows them."""
 
-    sites: tuple[str, ...]  # whose samples it rests on
+    sites: tuple[str, ...]  # sites whose samples are the reference
     known: Familiar
     limit: float | None  # the score beyond which a case is unusual; None: too few held-out samples
     held: int  # held-out samples that decided the limit
-    split: str  # which they are
+    split: str  # split of the held-out samples
     rows: Floats  # (n, f), a table's training rows as they were read, NaN where one is missing
-    others: str  # what is not known of other sites, or empty
+    others: str  # a sentence on sites whose training data are unknown here, or empty
 
     def lines(self) -> list[str]:
-        """Return what it rests on and what it does not know, a sentence each."""
+        """Describe the reference and its gaps, a sentence each."""
         limit = (
             f"its limit on {self.held} {self.split} samples: nine times in ten at most {SHARE:.0%} "
             "of such samples are beyond it"
@@ -74,7 +74,7 @@ class Reference:
         return [basis, self.others] if self.others else [basis]
 
     def novelty(self, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
-        """Return how new cases (k, f) are: rows as the network gets them, or features of images.
+        """Score the novelty of cases (k, f): rows as the network gets them, or image features.
 
         ``missing`` (k, f) says which values are imputed.
         """
@@ -107,7 +107,7 @@ class CaseNovelty:
         return self.found.score / (self.reference.limit or 1.0)
 
     def unusual(self) -> Booleans:
-        """Return which cases are beyond the limit, (k,); none, if there is no limit."""
+        """Mark the cases beyond the limit, bool (k,); without a limit, none."""
         limit = self.reference.limit
         beyond: Booleans = self.found.score > (np.inf if limit is None else limit)
         return beyond
@@ -123,7 +123,7 @@ class CaseNovelty:
         ]
 
     def reasons(self, features: Sequence[str]) -> list[str]:
-        """Return why each case is unusual, or an empty text."""
+        """Explain for each case why it is unusual; empty if it is not."""
         limit, unusual = self.reference.limit or np.inf, self.unusual()
         texts = []
         for place, columns in enumerate(self.columns(features)):
@@ -214,7 +214,7 @@ def _spread(split: Split, count: int) -> Split:
 
 
 def _others(model: SiteModel, sites: Sequence[str]) -> str:
-    """Return what is not known here of where the model was trained, or an empty text."""
+    """Describe the sites whose training data are unknown here; empty if there are none."""
     others = [site for site in model.run.silos if site not in sites]
     if not others or model.own:
         return ""

@@ -69,7 +69,7 @@ def predict(request: PredictRequest, watch: Watch = lambda done, total: None) ->
         calibration = open_calibration(model, request.calibration)
     inputs, reference = open_inputs(model, request), reference_of(model, request.site)
     given = calibration, request.coverage, reference, request.answer_all
-    found = predicted(model, inputs, *given, watch=watch)
+    found = predict_inputs(model, inputs, *given, watch=watch)
     for path, content in _files(model, found, request).items():
         write_atomically(path, content, 0o600)
     return found
@@ -78,7 +78,7 @@ def predict(request: PredictRequest, watch: Watch = lambda done, total: None) ->
 def _files(
     model: SiteModel, found: Predictions, request: PredictRequest
 ) -> dict[Path, bytes | str]:
-    """Return what is written, all made before the first is."""
+    """Build all files to write, path -> text, before the first is written."""
     files: dict[Path, bytes | str] = {}
     if request.html is not None:
         from fedsilo.server_app.studies.predict.cases import cases_page  # matplotlib, captum
@@ -90,7 +90,7 @@ def _files(
     return files
 
 
-def predicted(
+def predict_inputs(
     model: SiteModel,
     inputs: Inputs,
     calibration: Calibration | None = None,
@@ -99,7 +99,7 @@ def predicted(
     answer_all: bool = False,
     watch: Watch = lambda done, total: None,
 ) -> Predictions:
-    """Return what a model predicts, with sets if there are a calibration and a coverage.
+    """Predict inputs by a model, with prediction sets if a calibration and a coverage are given.
 
     Every row of a split, whose classes are known, is answered.
 
@@ -117,7 +117,7 @@ def predicted(
         return said | features
 
     collected = _Collected(of_samples)
-    own = model.probabilities(inputs.watched(watch), split, collected)
+    own = model.probabilities(inputs.watch_batches(watch), split, collected)
     sets = calibration.sets(own, coverage) if calibration and coverage is not None else None
     statistics = collected.columns()
     novelty: CaseNovelty | str
@@ -133,7 +133,7 @@ def predicted(
         inputs,
         model.classes,
         own,
-        calibration.tempered(own) if calibration else own,
+        calibration.apply_temperature(own) if calibration else own,
         statistics,
         sets,
         model.silo.features,

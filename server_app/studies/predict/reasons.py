@@ -1,4 +1,4 @@
-"""What spoke for the answers of a page's cases: columns' Shapley values, or maps over images."""
+"""Explains the predictions of a page's cases: Shapley values of columns, or maps over images."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Reasons:
     adds: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
     # The image and the image with its map, as PNG, and in words
     pictures: Mapping[int, tuple[bytes, str]] = field(default_factory=dict)
-    limits: Sequence[str] = ()  # what they are and what they leave out, a sentence each
+    limits: Sequence[str] = ()  # meaning and limits of the explanations, a sentence each
 
     def picture(self, index: int) -> dict[str, str]:
         """Return a case's picture as the template takes it."""

@@ -1,4 +1,4 @@
-"""What ``fedsilo predict`` is asked to do, and what it refuses before it opens anything."""
+"""The request of ``fedsilo predict``, with the checks before anything is opened."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ class PredictRequest:
     """One call of ``predict``, with one of ``images``, ``manifest``, ``table`` and ``split``."""
 
     run_dir: Path
-    site: str | None = None  # whose model, or None for the model of all sites
+    site: str | None = None  # the site with the model; None for the model of all sites
     images: Path | None = None  # a folder of image files
     manifest: Path | None = None  # a CSV file whose column "path" names image files
     table: Path | None = None  # a CSV, Excel or Parquet file of rows, with or without labels
@@ -23,8 +23,8 @@ class PredictRequest:
     split: str | None = None  # train, val or test of the site's own data
     out: Path | None = None  # the CSV file to write, which must not exist, or None to write none
     html: Path | None = None  # the page of cases to write, or None to write none
-    coverage: float | None = None  # of the prediction sets, between 0 and 1, or None for no sets
-    calibration: Path | None = None  # from ``calibrate``, or None for the run directory's
+    coverage: float | None = None  # coverage of prediction sets, between 0 and 1; None for no sets
+    calibration: Path | None = None  # file of ``calibrate``; None for that in the run directory
     data_dir: Path | None = None  # None: the run's
     state_dir: Path | None = None  # the site's private state, or None for the run directory's
     answer_all: bool = False  # also cases that are unlike the training samples

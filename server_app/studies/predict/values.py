@@ -22,10 +22,10 @@ class Value:
 
     name: str
     text: str
-    usual: str  # in training, where enough patients are behind it
+    usual: str  # usual range in training, if enough patients support it
     mark: str  # imputed, or beyond the training values
-    adds: float  # to the probability of the answer; 0 where nothing is explained
-    share: float  # of what the input that matters most adds, from -1 to 1
+    adds: float  # contribution to the probability of the prediction; 0 without an explanation
+    share: float  # contribution relative to the input that matters most, from -1 to 1
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class ValueTexts:
 
     schema: TableSchema
     training: Floats  # (n, f) rows as they were read, NaN where a value is missing; n may be 0
-    figures: FeatureStatistics  # by which rows are standardised; its means replace missing values
+    figures: FeatureStatistics  # means and deviations for standardising; means replace missing ones
     floor: int  # fewest patients that a statement about training rows rests on
 
     def of(self, row: Floats, unusual: Sequence[str], adds: Mapping[str, float]) -> Iterator[Value]:
@@ -84,7 +84,7 @@ class ValueTexts:
 
     @cached_property
     def _secret(self) -> int:
-        """What decides which further count is hidden: the same for the same training rows."""
+        """The key by which a further count is hidden: the same for the same training rows."""
         return secret_of(self.training.tobytes())
 
     def _common(self, column: str, names: Sequence[str], counts: Sequence[int]) -> str:

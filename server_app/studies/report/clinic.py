@@ -31,7 +31,7 @@ _DRAWN_CLASSES = 6
 
 
 def clinic_data(run: ReportedRun, extra: Sequence[Section] = ()) -> dict[str, Any]:
-    """Return what ``clinic.html`` says of a run, with sections made where the data are."""
+    """Build the template variables of ``clinic.html``, with sections that need the data."""
     figures = final_figures(run)
     outcomes = {
         site: class_outcomes(by_name, run.class_names(site), *_test_counts(run, site))

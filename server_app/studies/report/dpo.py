@@ -29,7 +29,7 @@ _NO_LIMITS = ("site", "audit_log")
 
 
 def dpo_data(run: ReportedRun, log: AuditLog | None) -> dict[str, Any]:
-    """Return what ``dpo.html`` says of a run, with a hospital's own log if there is one."""
+    """Build the template variables of ``dpo.html``, with a hospital's own log if one is given."""
     privacy = run.summary["privacy"]
     return {
         **taking_part(run),
@@ -89,7 +89,10 @@ def _hiding(run: ReportedRun) -> set[str]:
 
 
 def _bound(run: ReportedRun, most: str) -> str:
-    """Return what a hiding site sent as the most of any site, which of one site is its own."""
+    """Bound the bytes of a hidden site by the largest number of any site.
+
+    With a single site, the bound is its own number.
+    """
     return f"up to {most}" if len(run.silos) > 1 else "not shown"
 
 
@@ -171,7 +174,7 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
 
 
 def site_file_data(file: SiteFile) -> dict[str, Any]:
-    """Return what ``dpo.html`` says of a hospital's own site file."""
+    """Build the template variables of ``dpo.html`` for a hospital's own site file."""
     limits = [f for f in fields(SiteFile) if "rule" in f.metadata and f.name not in _NO_LIMITS]
     return {
         "site": file.site or "the site",

@@ -1,4 +1,4 @@
-"""What flows where in a run: short sentences by level of trust, and a picture of it."""
+"""Describes the data flows of a run in short sentences by level of trust, and in a picture."""
 
 import itertools
 import re
@@ -15,7 +15,7 @@ from fedsilo.models.figures.palette import BLUE, GREEN, ORANGE
 from fedsilo.server_app.records.summary import ALWAYS_LEAVES, BY_TRUST
 from fedsilo.server_app.studies.report.page import Picture, environment
 
-_WORDS = 25  # in a sentence at most
+_WORDS = 25  # most words in a sentence
 _START = 30  # characters by which a sentence is known, also one of an earlier version
 _OUTSIDE = r"(?![^(]*\))"  # brackets
 _STOPS = re.compile(rf"; {_OUTSIDE}|(?<=[a-z)])\. ")
@@ -30,7 +30,7 @@ def _texts() -> Mapping[str, Any]:
 
 
 def sentences(level: str, leaves: Sequence[str]) -> dict[str, list[str]]:
-    """Return what leaves a site at the start, with each reply, at the end, and by the method.
+    """Describe the data that leave a site at the start, in replies, at the end, by the method.
 
     ``leaves`` are the sentences of ``privacy.json``; those of the method itself are split.
     """

@@ -30,12 +30,12 @@ _UNTOLD: Mapping[str, str] = {
 
 
 def head_of(run: ReportedRun) -> dict[str, Any]:
-    """Return what the template ``head.html`` says of a run."""
+    """Build the template variables of ``head.html`` for a run."""
     return {"name": run.name, "facts": facts(run), "result": result(run), "limit": limit(run)}
 
 
 def facts(run: ReportedRun) -> list[tuple[str, str]]:
-    """Return what ran: names and values."""
+    """Return the facts of a run, such as its method and rounds, as pairs (name, value)."""
     summary = run.summary
     done, asked = summary["rounds"], run.decisive["rounds"]
     rounds = counted(done, "round") + (f" of at most {asked}" if done != asked else "")
@@ -77,7 +77,7 @@ def result(run: ReportedRun, site: str | None = None) -> str:
 
     It is of the own model of ``site``; without one of all sites' test samples.
     """
-    if tested := _tested(run, site):
+    if tested := _count_tested(run, site):
         samples = sum(n for n, _ in tested.values())
         found = sum(round(accuracy * n) for n, accuracy in tested.values())
         right = min(max(found, 0), samples)
@@ -104,7 +104,7 @@ def _noise(run: ReportedRun) -> str:
     return " It includes the hospitals' noise; the interval does not."
 
 
-def _tested(run: ReportedRun, only: str | None) -> dict[str, tuple[int, float]]:
+def _count_tested(run: ReportedRun, only: str | None) -> dict[str, tuple[int, float]]:
     """Return the number of test samples and the accuracy of each site that shows both."""
     return {
         site: (samples, figures["accuracy"])
@@ -116,7 +116,7 @@ def _tested(run: ReportedRun, only: str | None) -> dict[str, tuple[int, float]]:
 
 
 def _beside_guessing(run: ReportedRun, sites: Sequence[str]) -> str:
-    """Return what the same class for all would reach at these sites, if their classes are shown."""
+    """Return the accuracy of always predicting one class at these sites, if it may be shown."""
     counts = [run.silos[site]["label_counts"].get("test", []) for site in sites]
     if run.trust == NOBODY or not all(counts) or any(None in row for row in counts):
         return ""
@@ -134,7 +134,7 @@ def limit(run: ReportedRun, site: str | None = None) -> str:
         return _UNTOLD[run.trust]
     if not run.whole.summary["sites"]:
         return f"No hospital measured it on test {run.noun(2)}."
-    tested = _tested(run, site)
+    tested = _count_tested(run, site)
     start = "It was measured only at the hospitals that trained it"
     if not tested:
         return f"{start}, on too few {run.noun(2)} to show a figure of one hospital."

@@ -32,7 +32,7 @@ def at_most(bound: float) -> str:
     return f"{math.ceil(100 * bound) / 100:,.2f}"
 
 
-def floored(count: int | None, floor: int) -> str:
+def hide_small_count(count: int | None, floor: int) -> str:
     """Return a count of patients, or that it is below the floor."""
     return f"< {floor}" if count is None else f"{count:,}"
 

@@ -79,10 +79,10 @@ class Section:
 
 def page(title: str, sections: Sequence[Section], *, subtitle: str = "", foot: str = "") -> str:
     """Return a page of sections whose titles differ."""
-    return rendered("sections.html", title, {"sections": sections}, subtitle=subtitle, foot=foot)
+    return render_page("sections.html", title, {"sections": sections}, subtitle=subtitle, foot=foot)
 
 
-def rendered(
+def render_page(
     template: str, title: str, data: Mapping[str, Any], *, subtitle: str = "", foot: str = ""
 ) -> str:
     """Return a page whose body is a template; more than two sections get a table of contents.
@@ -111,7 +111,7 @@ def is_number(cell: str) -> bool:
 
 @cache
 def environment(folder: str = "report", *, html: bool = True) -> Environment:
-    """Return what renders the templates of a folder of ``studies``, of pages or of other text."""
+    """Build the environment that renders the templates in a folder of ``studies``."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(

@@ -42,7 +42,7 @@ def curves(
         axes.plot(list(line), list(line.values()), label=short_label(title), **look)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(label)
-    return _finished(figure, axes, name, over, legend=len(lines) > 1)
+    return _finish_picture(figure, axes, name, over, legend=len(lines) > 1)
 
 
 def estimates(
@@ -79,7 +79,7 @@ def estimates(
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_yticks(range(len(rows)), [short_label(row) for row in rows])
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    return _finished(figure, axes, name, label, legend=len(series) > 1)
+    return _finish_picture(figure, axes, name, label, legend=len(series) > 1)
 
 
 def scatter(
@@ -100,7 +100,7 @@ def scatter(
         label_ = short_label(title)
         axes.plot(x, y, style.marker, color=style.color, markersize=7, label=label_, alpha=0.8)
     axes.set_ylabel(label)
-    return _finished(figure, axes, name, over, legend=True)
+    return _finish_picture(figure, axes, name, over, legend=True)
 
 
 def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) -> str:
@@ -119,13 +119,13 @@ def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) ->
         capsize=3,
         linewidth=1,
     )
-    for number, one in enumerate(found):  # of near bins two numbers, one above the other
+    for number, one in enumerate(found):  # numbers alternate in height, so near bins do not overlap
         look: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": "small"}
         axes.annotate(f"{one.count}", (one.mean, 0.0), (0, 3 + 9 * (number % 2)), **look)
     axes.set_xlim(0, 1)
     axes.set_ylim(0, 1.03)
     axes.set_ylabel("share of right answers")
-    return _finished(figure, axes, name, label)
+    return _finish_picture(figure, axes, name, label)
 
 
 def short_label(name: str) -> str:
@@ -144,7 +144,9 @@ def _panel(height: float) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _finished(figure: Figure, axes: Axes, name: str, over: str, *, legend: bool = False) -> str:
+def _finish_picture(
+    figure: Figure, axes: Axes, name: str, over: str, *, legend: bool = False
+) -> str:
     """Return a panel as SVG, ``over`` below its axis and a legend below all."""
     axes.set_xlabel(over, loc="right")  # long names of rows leave no room in the middle
     if legend:
@@ -153,7 +155,7 @@ def _finished(figure: Figure, axes: Axes, name: str, over: str, *, legend: bool 
 
 
 def _reach(figures: Sequence[Estimate]) -> list[list[float]]:
-    """Return how far each interval reaches down and up from its figure, as error bars want it."""
+    """Return the distances from each value down and up to its interval's ends, for error bars."""
     spans = [figure.interval or Interval(figure.value, figure.value) for figure in figures]
     return [
         [max(0.0, f.value - s.low) for f, s in zip(figures, spans, strict=True)],

@@ -9,7 +9,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.studies.report.clinic import INTERVALS, TITLE, WARNING, clinic_data
 from fedsilo.server_app.studies.report.dpo import dpo_data, site_file_data
 from fedsilo.server_app.studies.report.hospital_files import read_audit_log, read_own_site_file
-from fedsilo.server_app.studies.report.page import Section, rendered
+from fedsilo.server_app.studies.report.page import Section, render_page
 from fedsilo.server_app.studies.report.research import research_data
 from fedsilo.server_app.studies.report.runs import ReportedRun, reported_runs
 from fedsilo.server_app.studies.report.shown import ShownRun
@@ -28,7 +28,7 @@ _NAMED = 4
 
 @dataclass(frozen=True, kw_only=True)
 class ReportOptions:
-    """What a report is to be."""
+    """The options of a report."""
 
     reader: Reader = "research"
     audit_log: Path | None = None  # a hospital's own, for ``dpo``
@@ -65,7 +65,7 @@ def report(folders: Sequence[Path], options: ReportOptions) -> str:
     runs = reported_runs(folders)
     names = [run.name for run in runs]
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return rendered(
+    return render_page(
         f"{options.reader}.html",
         _TITLES[options.reader],
         _data(runs, options),
@@ -93,7 +93,7 @@ def write_report(
 
 
 def _data(runs: Sequence[ReportedRun], options: ReportOptions) -> dict[str, Any]:
-    """Return what the reader's template needs."""
+    """Build the variables of the reader's template."""
     if options.reader == "research":
         return research_data(runs)
     prefixes = [""] if len(runs) == 1 else [f"{run.name}: " for run in runs]

@@ -38,14 +38,14 @@ from fedsilo.server_app.studies.report.page import Picture
 from fedsilo.server_app.studies.report.pictures import curves, estimates, scatter
 from fedsilo.server_app.studies.report.runs import ReportedRun, experiments_of, taking_part
 
-_PAIRS = 15  # of experiments whose differences are drawn
+_PAIRS = 15  # most pairs of experiments whose differences are drawn
 _NAMED = 6  # lines whose last value the description of a picture has; the table has all
 
 Runs = Sequence[ReportedRun]
 
 
 def research_data(runs: Runs) -> dict[str, Any]:
-    """Return what ``research.html`` says of one run, or of several that are compared."""
+    """Build the template variables of ``research.html`` for one run, or several to compare."""
     split = "test" if any(run.summary["mean"] for run in runs) else "val"
     first, experiments = runs[0], experiments_of(runs)
     seeds = {tuple(sorted(by_seed)) for by_seed in experiments.values()}
@@ -67,7 +67,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         "final": [*_final(runs, split)],
         "published": any(run.summary.get("published") for run in runs),
         "data_sets": [] if alone else data_sets,
-        "compared": [] if alone or len(data_sets) > 1 else [*_compared(runs, split)],
+        "compared": [] if alone or len(data_sets) > 1 else [*_compare_runs(runs, split)],
         "one_seed": max(map(len, seeds)) < 2,
         "paired": len(seeds) == 1,
         "same_split": same_split(runs),
@@ -180,7 +180,7 @@ def _final(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
             }
 
 
-def _compared(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
+def _compare_runs(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
     """Yield each headline metric of which more than one experiment has a value."""
     for metric in data_set(str(runs[0].summary["dataset"])).headline:
         samples = values_by_seed(_summaries(runs, split), metric)
@@ -286,11 +286,11 @@ def _result(runs: Runs, split: str) -> str:
 
 
 def _unequal(experiments: Mapping[str, Mapping[int, ReportedRun]]) -> list[str]:
-    """Return by experiment in what it is not on the terms of the first."""
+    """Return, per experiment, how its budget differs from the first one's."""
     budgets = {}
     for name, by_seed in experiments.items():
         runs = list(by_seed.values())
-        budgets[name] = budget_of(runs[0].settings).taken(runs)
+        budgets[name] = budget_of(runs[0].settings).with_costs(runs)
     return [f"{name}: {'; '.join(parts)}" for name, parts in Budgets(budgets).unlike().items()]
 
 

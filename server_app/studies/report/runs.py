@@ -15,7 +15,7 @@ from fedsilo.server_app.studies.compare.experiment_runs import (
     finished_runs,
     read_run,
 )
-from fedsilo.server_app.studies.report.numbers import floored
+from fedsilo.server_app.studies.report.numbers import hide_small_count
 from fedsilo.server_app.studies.report.shown import Counts, ShownRun
 
 _SEEDS = keys_with(CommonSettings, "seed")
@@ -28,8 +28,8 @@ class ReportedRun(ShownRun):
     No absolute path is among them: the page does not depend on the run's place.
     """
 
-    name: str  # of the run, one in its page
-    experiment: str  # of the runs that differ in their seed alone
+    name: str  # name of the run, unique on its page
+    experiment: str  # name that runs share if they differ only in their seed
 
     @cached_property
     def decisive(self) -> Mapping[str, Value]:
@@ -57,7 +57,7 @@ class ReportedRun(ShownRun):
         return found
 
     def noun(self, number: int) -> str:
-        """Return what a sample is: a row of a table is a patient."""
+        """Return the word for a sample: a row of a table is a patient."""
         one = "patient" if data_set(str(self.summary["dataset"])).is_table else "image"
         return one if number == 1 else f"{one}s"
 
@@ -118,7 +118,7 @@ _MANY_CLASSES = 8  # a table of more columns cannot be read
 
 
 def taking_part(run: ReportedRun) -> dict[str, Any]:
-    """Return what ``sites.html`` says of a run."""
+    """Build the template variables of ``sites.html`` for a run."""
     silos, failed, floor = run.silos, run.summary["failures"], run.floor
     names = run.all_classes()
     splits = [s for s in _SPLIT_NAMES if any(facts["sizes"].get(s) for facts in silos.values())]
@@ -133,15 +133,15 @@ def taking_part(run: ReportedRun) -> dict[str, Any]:
         "sizes": [
             [
                 site,
-                *(floored(facts["sizes"].get(split), floor) for split in splits),
-                *([floored(facts["dropped"], floor)] if told else []),
+                *(hide_small_count(facts["sizes"].get(split), floor) for split in splits),
+                *([hide_small_count(facts["dropped"], floor)] if told else []),
             ]
             for site, facts in silos.items()
             if splits
         ],
         "class_names": names,
         "by_class": [
-            [site, *(floored(count, floor) for count in counts)]
+            [site, *(hide_small_count(count, floor) for count in counts)]
             for site, facts in silos.items()
             if "test" in splits
             and len(names) <= _MANY_CLASSES

@@ -111,7 +111,7 @@ class ShownRun(FinishedRun):
     @cached_property
     def withheld(self) -> list[str]:
         """Sites of whose test samples some figure is not shown because of the floor."""
-        return [site for site in self.silos if self._hidden(site, "test") != frozenset()]
+        return [site for site in self.silos if self._find_hidden(site, "test") != frozenset()]
 
     def _of_summary(self, values: Figures, split: str) -> dict[str, dict[str, float]]:
         last = int(self.whole.summary["rounds"])
@@ -145,7 +145,7 @@ class ShownRun(FinishedRun):
         counts = self._by_split[site, split]
         return counts or [None] * len(self.whole.silos[site]["label_counts"][split])
 
-    def _hidden(self, site: str, split: str) -> frozenset[int] | None:
+    def _find_hidden(self, site: str, split: str) -> frozenset[int] | None:
         """Return the classes whose count is hidden, None if no figure of the split is shown."""
         if (site, split) not in self._by_split:
             return frozenset()  # no count came: what did is of several sites together
@@ -164,7 +164,7 @@ class ShownRun(FinishedRun):
         name = _OTHERS_MODELS.sub("", metric)
         if self.settings.common.trust == NOBODY and metric not in _OF_NOBODY:
             return False
-        hidden = self._hidden(site, split)
+        hidden = self._find_hidden(site, split)
         if not hidden:
             return hidden is not None
         if read.is_of_family and read.word == CLASS:

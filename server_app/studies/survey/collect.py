@@ -25,7 +25,7 @@ from fedsilo.models.contract.site_facts import SPLITS
 from fedsilo.models.contract.survey import Count, Measured, Survey
 from fedsilo.server_app.config.operator_files import operator_terms
 from fedsilo.server_app.config.settings import RunSettings
-from fedsilo.server_app.records.run_directory import RunDirectory, named, open_run_directory
+from fedsilo.server_app.records.run_directory import RunDirectory, open_run_directory, with_run_name
 from fedsilo.server_app.studies.report.numbers import edge_names
 from fedsilo.strategies.meeting.survey import Surveyed, survey_sites
 
@@ -56,14 +56,14 @@ def _answer(parts: dict[str, Any]) -> Survey:
 
 
 class SurveyDocument(BaseModel):
-    """What a survey found: ``survey.json`` read back."""
+    """The result of a survey, read from ``survey.json``."""
 
     version: Literal[1]
     run: str
     dataset: str
     asked: str  # when
     sites: dict[str, Annotated[Survey, BeforeValidator(_answer)]]  # the answers
-    distances: dict[str, Distances]  # by split
+    distances: dict[str, Distances]  # split -> distances
     refused: tuple[str, ...]  # why others gave no answer
 
 
@@ -73,7 +73,7 @@ def run_survey(grid: Grid, settings: RunSettings, say: Say = print) -> RunDirect
     Raises:
         FedsiloError: no site answers, or the directory exists already; nothing is written then.
     """
-    settings = named(settings)
+    settings = with_run_name(settings)
     common = settings.common
     directory = open_run_directory(common.out, common.run_name, resume=False)
     surveyed = survey_sites(grid, common, silo_count(common), operator_terms(common).registry)

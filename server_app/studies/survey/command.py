@@ -10,7 +10,7 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.deploy import run as deployed
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.inline_engine import inline_grid
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import plan_run
 from fedsilo.server_app.studies.survey.collect import FILE, read_survey_document, run_survey
 from fedsilo.server_app.studies.survey.page import survey_page
 
@@ -41,7 +41,7 @@ def survey(
     if deployment is not None:
         folder = deployed.run(experiment, deployment, sources, say, overrides=overrides)
     else:
-        settings, resources = planned(
+        settings, resources = plan_run(
             experiment, sources, supernodes=supernodes, overrides=overrides
         )
         with inline_grid(settings, int(resources["num-supernodes"])) as grid:

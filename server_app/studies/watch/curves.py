@@ -22,13 +22,13 @@ def run_curves(folder: Path) -> list[Picture]:
     files = [folder / name for name in ("metrics.csv", "traffic.csv")]
     try:
         written = tuple(file.stat().st_mtime_ns for file in files)
-        return _drawn(folder, written)
+        return _draw_pictures(folder, written)
     except (OSError, RunDirectoryError):  # rows are being written: the next look has them
         return []
 
 
 @lru_cache(maxsize=2)
-def _drawn(folder: Path, written: tuple[int, ...]) -> list[Picture]:
+def _draw_pictures(folder: Path, written: tuple[int, ...]) -> list[Picture]:
     """Draw once a round: the page is loaded every two seconds."""
     run = FinishedRun(folder)
     metrics, answers = run.metrics, [row for row in run.traffic if row["phase"] != "hello"]
@@ -50,16 +50,16 @@ def _drawn(folder: Path, written: tuple[int, ...]) -> list[Picture]:
 
 def _mean(rows: Rows, split: str, metric: str) -> dict[int, float]:
     chosen = [row for row in rows if row["split"] == split and row["metric"] == metric]
-    values = _grouped(chosen, "round", "value")
+    values = _group_values(chosen, "round", "value")
     return {int(at): sum(found) / len(found) for at, found in values.items()}
 
 
 def _megabytes(answers: Rows, column: str) -> dict[int, float]:
-    values = _grouped(answers, "round", column)
+    values = _group_values(answers, "round", column)
     return {int(at): sum(found) / 1e6 for at, found in values.items()}
 
 
-def _grouped(rows: Rows, key: str, column: str) -> dict[str, list[float]]:
+def _group_values(rows: Rows, key: str, column: str) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for row in rows:
         found.setdefault(row[key], []).append(float(row[column]))
@@ -78,7 +78,7 @@ def _curve(name: str, lines: Lines, label: str) -> Picture | None:
 def _slowest(answers: Rows) -> Picture | None:
     """Return a picture of the sites whose work took longest, by the seconds that they report."""
     worked = [row for row in answers if float(row["seconds"])]
-    seconds = _grouped(worked, "site", "seconds")
+    seconds = _group_values(worked, "site", "seconds")
     means = {site: sum(found) / len(found) for site, found in seconds.items()}
     slowest = sorted(means, key=lambda site: -means[site])[:_SLOWEST]
     if not slowest:

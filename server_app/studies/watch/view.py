@@ -95,16 +95,16 @@ def follow(look: Look, console: Console, every: float = _EVERY) -> None:
         FedsiloError: the run has disappeared.
     """
     view = look()
-    with Live(rendered(view), console=console, auto_refresh=False, transient=False) as live:
+    with Live(render_view(view), console=console, auto_refresh=False, transient=False) as live:
         while view.members or not (view.run and view.run.over):
             time.sleep(every)
             view = look()
-            live.update(rendered(view), refresh=True)
+            live.update(render_view(view), refresh=True)
     if not console.is_terminal:
         console.print()  # rich leaves out the end of the last line there
 
 
-def rendered(view: View) -> Group:
+def render_view(view: View) -> Group:
     """Return a view for the terminal: a line, and a table of the sites."""
     parts: list[Text | Table] = [Text(view.line())]
     if rows := view.site_rows():

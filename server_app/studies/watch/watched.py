@@ -51,7 +51,7 @@ class Watched:
         return max(0.0, self.moment - self.progress.updated.timestamp())
 
     def state(self) -> str:
-        """Return what has become of the run, and what to do."""
+        """Describe the state of the run, and what to do next."""
         again = f"'fedsilo resume {as_word(self.folder)}' continues it"
         if self.gone:
             return f"its process was killed: {again}"
@@ -100,7 +100,7 @@ class Watched:
 
 
 def look_at(folder: Path) -> Watched:
-    """Return what a run directory says now.
+    """Read the present state of a run directory.
 
     Raises:
         RunDirectoryError: it is not a run directory, or of another version of fedsilo.

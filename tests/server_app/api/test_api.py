@@ -114,7 +114,9 @@ def test_what_is_not_there_is_told_in_a_line(hearts: Path, tmp_path: Path) -> No
         simulate("nothing", out=tmp_path)
     with pytest.raises(SettingError, match="unknown experiment 'nothing'"):  # a name, no letters
         crossvalidate("nothing", out=tmp_path)
-    with pytest.raises(SettingError, match="a DataFrame is not a path: write it to a file"):
+    with pytest.raises(
+        SettingError, match="expected a path, but got a DataFrame: write it to a file"
+    ):
         predict(run, table=run.metrics)  # type: ignore[arg-type]
     with pytest.raises(SettingError, match="no-such-key"):
         compare(["local-digits"], settings={"no-such-key": 1}, out=tmp_path)

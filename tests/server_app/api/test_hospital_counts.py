@@ -30,7 +30,7 @@ def test_one_command_pays_for_another_draw_which_the_next_run_makes(tmp_path: Pa
     assert f"train {sum(bad['train'])}, " in line
     assert "noise 900" in line
     *_, told = counts(node_config=node_config(tmp_path), draw_again=True)
-    assert "draws them again with noise 4; epsilon" in told
+    assert "draws the counts again with noise 4; epsilon" in told
     assert ledger(tmp_path).releases() == {(4.0, 1.0): 1, (900.0, 1.0): 1}
     new = told_counts(EXACT, DATA, 4.0, ledger(tmp_path))
     assert abs(sum(new["train"]) - 30) < 40
@@ -47,5 +47,5 @@ def test_a_draw_above_the_cap_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_hospital_without_a_cap_has_no_noisy_counts(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="counts have noise at a hospital that has"):
+    with pytest.raises(SettingError, match="only a hospital with"):
         list(counts(node_config=[f'site="north" state-dir="{tmp_path}" trust="server"']))

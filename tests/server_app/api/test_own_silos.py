@@ -20,7 +20,7 @@ from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.api import Run, checking, hugging_face, predict, resume, simulate, survey
-from fedsilo.server_app.api.own_silos import written
+from fedsilo.server_app.api.own_silos import write_to_cache
 from fedsilo.server_app.records.checkpoints import CheckpointHook
 from tests.support.data_folders import write_sorted
 
@@ -118,7 +118,7 @@ def run_of(folder: Path, silos: object, method: str = "fedavg", **more: Any) -> 
 
 def read(folder: Path, silos: object, label: str = "ill", missing: str = "drop") -> list[Silo]:
     """Return silos as a run has them, without a run."""
-    dataset, data = written(silos, label, missing, folder / "cache")
+    dataset, data = write_to_cache(silos, label, missing, folder / "cache")
     settings = CommonSettings(
         dataset=dataset,
         data_dir=str(data),
@@ -163,7 +163,7 @@ def test_own_data_of_each_form_are_silos_of_the_names_that_they_are_given(
 
 def test_the_same_data_are_written_once_for_their_owner_alone(tmp_path: Path) -> None:
     first, again, other = (
-        written(silos, "ill", "drop", tmp_path)[1]
+        write_to_cache(silos, "ill", "drop", tmp_path)[1]
         for silos in (frames(), frames(), {"north": frame(seed=9), "south": frame()})
     )
     assert first == again != other
@@ -225,7 +225,8 @@ def test_a_label_of_the_hub_that_stands_for_none_is_no_class(
         [{"picture": Image.new("L", (20, 20), i), "ill": y} for i, y in enumerate(labels)]
     )
     with pytest.raises(
-        DataError, match=r"^silo 'data', sample 16 has no label of one class: leave it out$"
+        DataError,
+        match=r"^silo 'data', sample 16 must have a label of one class: leave the sample out$",
     ):
         read(tmp_path, pictures)
 
@@ -309,25 +310,34 @@ def test_own_data_are_surveyed_examined_and_predicted_as_any(form: str, tmp_path
             "silo 'a' has no column 'ill' of labels, but age, kind",
         ),
         ({"a": "patients.csv"}, "silo 'a' is of type str: give a DataFrame, a pair"),
-        ({}, "silos names no silo: give a DataFrame"),
+        ({}, "silos is empty: give at least one silo, each a DataFrame"),
         ({"a b": frame()}, "site 'a b' is not a plain name"),
         ({"a": frame(), "b": images(4, 16, 16)}, "silo 'a' is tables and 'b' is arrays"),
         ({"a": (np.zeros((4, 16, 16)), [0, 1])}, r"samples \(4, 16, 16\) and labels \(2,\)"),
         ({"a": (np.zeros((4, 16, 16), int), [0, 1, 0, 1])}, "silo 'a': x is int64"),
-        ({"train": frame(), "test": frame()}, "named train, test, which are parts and no hospit"),
+        (
+            {"train": frame(), "test": frame()},
+            "named train, test, but these are parts of a data set",
+        ),
         ({"a": (np.zeros((4, 2)), None)}, r"silo 'a' has samples \(4, 2\) and labels \(1,\)"),
         ({"a": ([[1, 2], [3]], [0, 1])}, "silo 'a' is not an array .*inhomogeneous"),
-        ({"a": (images(2, 16, 16)[0], [0, np.nan])}, "silo 'a', sample 1 has no label of one cl"),
-        ({"a": (images(2, 16, 16)[0], [None, "x"])}, "silo 'a', sample 0 has no label of one cl"),
+        (
+            {"a": (images(2, 16, 16)[0], [0, np.nan])},
+            "silo 'a', sample 1 must have a label of one cl",
+        ),
+        (
+            {"a": (images(2, 16, 16)[0], [None, "x"])},
+            "silo 'a', sample 0 must have a label of one cl",
+        ),
         ({"a": Pairs((Image.new("I;16", (9, 9)), 0))}, "sample 0 is not a picture of 8 bits"),
         (
             {"a": Pairs((Image.new("L", (9, 9)), 0), (None, 1))},
             "sample 1 is not a picture of 8 bits",
         ),
-        ({"a": Pairs((Image.new("L", (9, 9)), [0, 1]))}, "sample 0 has no label of one class"),
+        ({"a": Pairs((Image.new("L", (9, 9)), [0, 1]))}, "sample 0 must have a label of one class"),
         ({"a": frame().rename(columns={"age": "age>=5"})}, "^column 'age>=5' has '=' in its name"),
         ({"a": frame()[["ill"]]}, "^no column is 'numeric' or 'categorical'$"),
-        ({1: frame(), "1": frame()}, "silos names one silo twice, by a number and by a text"),
+        ({1: frame(), "1": frame()}, "silos has a name twice, as a number and as a text"),
         (
             {"a": (images(4, 16, 16)[0].astype(object), [0, 1, 0, 1])},
             r"^silo 'a': x is object \(4, 16, 16\), and must be 8-bit numbers or floats",
@@ -340,7 +350,7 @@ def test_own_data_are_surveyed_examined_and_predicted_as_any(form: str, tmp_path
         ({"a": Pairs(*[(Image.new("L", (9, 9)), "x\ny")] * 2)}, "is not a folder's name: rename"),
         ({"a": Pairs(*[(Image.new("L", (9, 9)), "x")] * 2)}, "^silos have one class, 'x': a clas"),
         ({"a": EMPTY, "b": Pictures(8)}, "^silo 'a' is empty: leave it out$"),
-        ({"a": Pictures(0)}, "silo 'a' gives no pairs of a sample and its label, or is empty"),
+        ({"a": Pictures(0)}, "silo 'a' must have pairs of a sample and its label"),
     ],
 )
 def test_data_that_cannot_be_used_are_refused_in_a_line_before_a_run_begins(
@@ -354,10 +364,10 @@ def test_data_that_cannot_be_used_are_refused_in_a_line_before_a_run_begins(
 
 
 def test_a_network_that_sites_cannot_build_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match="network is neither a name nor a function or class"):
+    with pytest.raises(SettingError, match="network must be a name, or a function or class"):
         run_of(tmp_path, frames(), label="ill", network=lambda: None)
     of_script = type("Net", (), {"__module__": "__main__"})
-    with pytest.raises(SettingError, match=r"network 'Net' is defined in the script that runs"):
+    with pytest.raises(SettingError, match=r"network 'Net' is defined in the running script"):
         run_of(tmp_path, frames(), label="ill", network=of_script)
 
 
@@ -366,5 +376,5 @@ def test_what_is_missing_is_left_out_or_imputed_as_is_said(tmp_path: Path) -> No
     for missing, rows in (("drop", 30), ("impute", 40)):
         (silo,) = read(tmp_path, {"north": gaps}, missing=missing)
         assert sum(map(len, silo.splits().values())) == rows
-    with pytest.raises(SettingError, match="missing is 'zero'; it must be 'drop' or 'impute'"):
+    with pytest.raises(SettingError, match="missing must be 'drop' or 'impute', but is 'zero'"):
         read(tmp_path, {"north": gaps}, missing="zero")

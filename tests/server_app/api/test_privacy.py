@@ -12,7 +12,7 @@ SETTINGS = {"rounds": 3, "local-steps": 2, "batch-size": 50, "evaluate-every": 0
 def test_plan_tells_steps_rate_and_a_noise_that_stays_within_the_budget() -> None:
     head, line = plan("fedavg-heart", samples=[200], epsilon=[2.0], settings=SETTINGS)
     assert head.startswith("200 training samples: 6 steps in 3 rounds, each with 0.25 of the")
-    assert "; 1 releases of measurements and one of counts" in head
+    assert "; 1 releases of metrics and, at a hospital, one of sample counts" in head
     found = re.search(r"epsilon 2 at delta 1e-05: .*noise-multiplier=([\d.]+)$", line)
     assert found is not None
     noise = float(found[1])
@@ -46,5 +46,5 @@ def test_plan_refuses_numbers_that_cannot_be(samples: list[int], budgets: list[f
 
 @pytest.mark.parametrize("delta", [0.0, 1.0, 2.0, -1e-5, float("nan")])
 def test_plan_refuses_a_delta_that_is_no_probability(delta: float) -> None:
-    with pytest.raises(SettingError, match="it must be above 0 and below 1, such as 1e-05"):
+    with pytest.raises(SettingError, match="must be above 0 and below 1, such as 1e-05, but is"):
         list(plan("fedavg-heart", samples=[5], delta=delta))

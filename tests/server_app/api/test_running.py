@@ -15,7 +15,7 @@ def test_new_makes_files_and_refuses_a_folder_with_content(tmp_path: Path) -> No
     assert said[:-1] == [str(folder / name) for name in names]
     assert sorted(path.name for path in folder.iterdir()) == names
     assert len(list(experiments(file=folder / "simulation.yaml"))) == 3, "a method, two experiments"
-    with pytest.raises(RunDirectoryError, match="is not empty: choose another name"):
+    with pytest.raises(RunDirectoryError, match="already has files in it: choose another name"):
         list(new(folder))
     (tmp_path / "empty").mkdir()
     assert list(new(tmp_path / "empty"))

@@ -44,7 +44,7 @@ def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -
         (["compare", "uefl-digits", "--jobs", "-1"], "at least 0"),
         (
             ["compare", "uefl-digits", "--jobs", "2", "--slurm", "mem_gb=4"],
-            "--slurm belongs to --jobs slurm, and --jobs is 2",
+            "--slurm needs --jobs slurm, but --jobs is 2",
         ),
         (
             ["compare", "uefl-digits", "--jobs", "slurm", "--slurm", "mem_gb"],
@@ -53,7 +53,7 @@ def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -
         (["pretrain", "nothere"], "unknown experiment 'nothere': 'fedsilo experiments' lists"),
         (["fetch", "mnist"], "give --data-dir, or set $FEDSILO_DATA"),
         (["compare", "uefl-digits", "--jobs", "many"], "a number of at least 0, or slurm"),
-        (["crossvalidate", "local-heart", "--folds", "1"], "--folds is 1; it must be at least 2"),
+        (["crossvalidate", "local-heart", "--folds", "1"], "--folds must be at least 2, but is 1"),
         (["crossvalidate", "local-heart", "--repeats", "0"], "--repeats is 0; it must be at"),
         (
             ["crossvalidate", "local-heart", "--jobs", "-1"],
@@ -67,7 +67,7 @@ def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -
         (["tune", "local-hart"], "did you mean 'local-heart'"),
         (["tune", "local-digits"], "declares a grid of 0 points"),
         (["tune", "local-heart", "--file", "nowhere.yaml"], "nowhere.yaml is missing"),
-        (["explain", "nowhere", "--site", "va", "--row", "0"], "summary.json is not there"),
+        (["explain", "nowhere", "--site", "va", "--row", "0"], "summary.json is missing"),
         (["simulate", "uefl-digits", "--set", "data-dir=5"], "'data-dir' is 5 (int)"),
         (["simulate", "uefl-digits", "--name", " "], "must be a plain name"),
         (["fetch", "digits", "--data-dir", "x"], "nothing to fetch"),

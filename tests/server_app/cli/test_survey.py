@@ -114,6 +114,6 @@ def test_a_run_does_not_survey_and_a_survey_is_no_run(
 ) -> None:
     told = ("--set", "purpose=survey", "--out", str(tmp_path), "--engine", "inline")
     assert main(["simulate", "fedavg-digits", *told]) == 1
-    assert "run 'fedsilo survey'" in capsys.readouterr().err
+    assert "use 'fedsilo survey'" in capsys.readouterr().err
     assert main(["watch", str(folder), "--once"]) == 1
     assert main(["resume", str(folder)]) == 1

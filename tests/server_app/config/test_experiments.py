@@ -94,7 +94,7 @@ def test_an_experiment_takes_over_its_base(tmp_path: Path) -> None:
             "experiments: {a: {config: {1: 2}}}",
             "'a', '(config|grid)', '1' must be a text",
         ),
-        ("experiments: {a: {config: {rounds: [1]}}}", r"setting 'rounds' is \[1\]; it must be"),
+        ("experiments: {a: {config: {rounds: [1]}}}", r"setting 'rounds' must be .* but is \[1\]"),
         (
             "experiments: {a: {grid: {1: [2]}}}",
             "'a', '(config|grid)', '1' must be a text",

@@ -14,7 +14,7 @@ from fedsilo.server_app.config.resources import check_device, check_resources, w
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
 def test_a_gpu_by_number_is_refused_with_the_reason(share: float) -> None:
-    with pytest.raises(SettingError, match="'cuda:1': a client in a process of its own sees only"):
+    with pytest.raises(SettingError, match="'cuda:1', but a client process sees only"):
         check_device("cuda:1", share)
 
 
@@ -31,7 +31,9 @@ def test_a_gpu_that_is_seen_and_not_used_is_told(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: there)
     check_device("auto", 0.0)
-    assert ("there is a GPU, and clients train on the CPU" in capsys.readouterr().err) == there
+    assert (
+        "this machine has a GPU, but clients train on the CPU" in capsys.readouterr().err
+    ) == there
     check_device("auto", 0.5)
     check_device("cpu", 0.0)
     assert capsys.readouterr().err == ""

@@ -13,7 +13,7 @@ from fedsilo.server_app.config.settings import (
     RunConfig,
     differences,
     flat_values,
-    grouped,
+    group_settings,
     known_defaults,
     parse_assignment,
     read_run_config,
@@ -46,15 +46,15 @@ def test_missing_keys_take_their_defaults_and_methods_get_their_own() -> None:
         ({"method": "zz"}, f"unknown method 'zz': 'fedsilo methods' lists all {len(METHODS)}"),
         ({"dataset": "minst"}, "did you mean 'mnist'"),
         ({"network": "resnet"}, "one of auto, conv, vgg16-bn, resnet22, vit, logistic, mlp"),
-        ({"method": "fedavg", "uefl.gamma": 0.9}, "'uefl.gamma' is not one of method 'fedavg'"),
-        ({"silos": 3, "min-sites": 4}, "'min-sites' is 4, more than there are silos"),
+        ({"method": "fedavg", "uefl.gamma": 0.9}, "method 'fedavg' has no setting 'uefl.gamma'"),
+        ({"silos": 3, "min-sites": 4}, "'min-sites' must be at most the number of silos, 3"),
         ({"device": "cuda:x"}, "it must be a text, auto, cpu, cuda or cuda:N"),
         ({"dropout": 0}, "settings 'dropout' (0) and 'mc-passes' (20) must be above 0"),
         ({"mc-passes": 0}, "settings 'dropout' (0.1) and 'mc-passes' (0) must be above 0"),
         ({"standardise": "site"}, "'standardise' has no effect with data set 'digits': remove it"),
         ({"dataset": "heart", "silos": 4}, "'silos' has no effect with data set 'heart'"),
         ({"dataset": "heart", "test-folds": 1}, "'test-folds' is 1; it must be 0 or at least 2"),
-        ({"dataset": "heart", "min-sites": 5}, "more than there are silos (4)"),
+        ({"dataset": "heart", "min-sites": 5}, "at most the number of silos, 4, but is 5"),
         ({"rounds": 5, "uefl.iteration-rounds": 6}, "no codebook would ever be extended"),
     ],
 )
@@ -136,7 +136,7 @@ def test_a_group_that_no_method_has_is_refused_with_the_groups_that_there_are() 
 
 
 def test_another_methods_group_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"'uefl\.gamma' is not one of method 'fedavg'"):
+    with pytest.raises(SettingError, match=r"method 'fedavg' has no setting 'uefl\.gamma'"):
         resolve({"method": "fedavg", "uefl.gamma": 0.7})
 
 
@@ -144,8 +144,8 @@ def test_groups_are_tables_in_toml(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text('method = "uefl"\n[uefl]\ngamma = 0.5\n')
     assert read_toml(file) == {"method": "uefl", "uefl.gamma": 0.5}
-    assert grouped({"rounds": 3, "uefl.gamma": 0.5}) == {"rounds": 3, "uefl": {"gamma": 0.5}}
-    assert flat_values(grouped(known_defaults()), "") == known_defaults()
+    assert group_settings({"rounds": 3, "uefl.gamma": 0.5}) == {"rounds": 3, "uefl": {"gamma": 0.5}}
+    assert flat_values(group_settings(known_defaults()), "") == known_defaults()
 
 
 def test_a_key_without_its_group_is_refused_with_the_whole_key() -> None:
@@ -162,7 +162,7 @@ def test_a_run_directory_of_an_earlier_version_is_refused_in_one_line(
     with pytest.raises(RunDirectoryError) as caught:
         read_run_config(config)
     assert str(caught.value) == (
-        f"{tmp_path} was made by another version of fedsilo: start a new run"
+        f"{tmp_path} was written by another version of fedsilo: start a new run"
     )
     config.write_text(f"format = {RUN_FORMAT}\nrounds = 3\n[launch]\nengine = 'ray'\n")
     assert read_run_config(config) == RunConfig({"rounds": 3}, {"engine": "ray"}, {})

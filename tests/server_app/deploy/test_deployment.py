@@ -100,12 +100,16 @@ def test_the_registry_binds_each_name_to_its_key_and_the_server_reads_it(
     done = subprocess.run(said, capture_output=True, text=True, check=True)
     assert json.loads(planned.registry.read_text())["west"]["key"] == done.stdout.split()[1]
     (planned.secrets / "west.pub").write_text("no key")
-    with pytest.raises(DeploymentError, match=r"west\.pub is not a public key of OpenSSH form"):
+    with pytest.raises(DeploymentError, match=r"west\.pub cannot be read, or is no public key"):
         registered.write_registry()
 
 
 @pytest.mark.parametrize(
-    ("sites", "told"), [(["a", "b", "a"], "site 'a' is named twice"), ([], "no site is named")]
+    ("sites", "told"),
+    [
+        (["a", "b", "a"], "site 'a' is named twice"),
+        ([], "needs at least one site, but none is named"),
+    ],
 )
 def test_two_hospitals_of_one_name_are_refused(sites: list[str], told: str, tmp_path: Path) -> None:
     with pytest.raises(SettingError, match=told):
@@ -126,9 +130,9 @@ def test_a_damaged_file_is_told(content: str, tmp_path: Path) -> None:
     [
         (["up", "picsr-heart", "--sites", "3"], "has no effect with data set 'heart'"),
         (["up", "--site", "a", "--site", "a"], "site 'a' is named twice"),
-        (["up", "--site", "a", "--site", "http"], "site 'http' cannot be a name"),
-        (["up", "--site", "../elsewhere"], "site '../elsewhere' cannot be a name"),
-        (["up", "--node-config", "site=x"], "node config 'site' is each site's own"),
+        (["up", "--site", "a", "--site", "http"], "'http' cannot be the name of a site"),
+        (["up", "--site", "../elsewhere"], "'../elsewhere' cannot be the name of a site"),
+        (["up", "--node-config", "site=x"], "node config 'site' differs between sites"),
         (["up", "--node-config", "allow-folds"], "write key=value"),
         (["status"], "there is no deployment"),
         (["down"], "there is no deployment"),
@@ -147,10 +151,10 @@ def test_bad_input_starts_nothing_and_leaves_nothing(
 @pytest.mark.parametrize(
     ("asked", "told"),
     [
-        (["--sites", "3"], "--sites is 3, and the deployment in"),
-        (["--site", "east"], "--site is east, and the deployment in"),
-        (["--device", "cuda"], "--node-config device is cuda, and the deployment in"),
-        (["--node-config", 'site-file="/x.yaml"'], "--node-config site-file is /x.yaml, and"),
+        (["--sites", "3"], "--sites is 3, but the deployment in"),
+        (["--site", "east"], "--site is east, but the deployment in"),
+        (["--device", "cuda"], "--node-config device is cuda, but the deployment in"),
+        (["--node-config", 'site-file="/x.yaml"'], "--node-config site-file is /x.yaml, but"),
     ],
 )
 def test_what_a_deployment_was_not_made_with_is_refused(
@@ -212,7 +216,9 @@ def test_a_key_that_others_may_read_starts_nothing(
     (planned.secrets / "north.key").write_text("key")
     (planned.secrets / "north.key").chmod(0o640)
     assert main(["deploy", "up", "--deployment", str(planned.folder)]) == 1
-    assert "north.key has mode 640, others may read it: chmod 600" in capsys.readouterr().err
+    assert (
+        "north.key has mode 640, so other users may read it: chmod 600" in capsys.readouterr().err
+    )
     assert read_deployment(planned.folder).started == {}
 
 
@@ -226,9 +232,9 @@ def test_logs_of_an_unknown_member_name_the_known(
     assert "north has not run yet" in capsys.readouterr().err
     planned.with_node("far", "5")
     assert main(["deploy", "logs", "far", "--deployment", str(planned.folder)]) == 1
-    assert "far has a machine of its own, where its log is" in capsys.readouterr().err
+    assert "far runs on another machine: read its log" in capsys.readouterr().err
     assert main(["deploy", "logs", "--lines", "0", "--deployment", str(planned.folder)]) == 1
-    assert "--lines is 0; it must be at least 1" in capsys.readouterr().err
+    assert "--lines must be at least 1, but is 0" in capsys.readouterr().err
 
 
 def test_a_call_that_fails_as_the_certificate_has_ended_says_so(

@@ -31,13 +31,16 @@ def test_an_option_with_yaml_in_it_stays_one_text() -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (RuleOptions(), "nothing says whom north trusts: give --trust server, sums, nobody"),
+        (
+            RuleOptions(),
+            "north has no level of trust: give --trust with one of server, sums, nobody",
+        ),
         (RuleOptions("friends"), "these rules cannot be used: setting 'trust'"),
         (RuleOptions("sums", methods=["fedavgg"]), "unknown method 'fedavgg'"),
         (RuleOptions("sums", more=["max-rounds"]), "must be KEY=VALUE"),
         (RuleOptions("sums", more=["max-round=3"]), "did you mean 'max-rounds'"),
-        (RuleOptions("sums", more=["trust=server"]), "said by another option"),
-        (RuleOptions("sums", more=["site=south"]), "said by another option"),
+        (RuleOptions("sums", more=["trust=server"]), "set by another option"),
+        (RuleOptions("sums", more=["site=south"]), "set by another option"),
         (RuleOptions("sums", more=["max-rounds=3\ntrust: server"]), "--rule max-rounds"),
         (RuleOptions("sums", more=["max-rounds=[1"]), "--rule max-rounds"),
     ],
@@ -59,7 +62,7 @@ def test_options_that_cannot_be_used_write_nothing(options: RuleOptions, said: s
         ('"trust": server\n', RuleOptions("sums"), "has 'trust' \"server\", but the option says"),
         ("? trust\n: server\n", RuleOptions("sums"), "but the option says"),
         ("trust: &a server\naudit-log: /*a\n", RuleOptions("nobody"), "but the option says"),
-        ("", RuleOptions(), "nothing says whom north trusts"),
+        ("", RuleOptions(), "north has no level of trust"),
         ("trust: sums\n", RuleOptions(more=["max-rounds=3"]), "has no 'max-rounds'"),
         ("trust: sums\n", RuleOptions(methods=["fedavg"]), "has 'methods' [\"*\"]"),
     ],

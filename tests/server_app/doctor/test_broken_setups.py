@@ -181,12 +181,14 @@ SITES = {
         *("authority", "cannot be read", "make a new one"),
     ),
     "another authority": Broken(
-        _of_others("ca.crt"), "server", "is not to be trusted", "ask the server's operator"
+        _of_others("ca.crt"), "server", "cannot be trusted", "ask the server's operator"
     ),
     "another host": Broken(
-        _other_host, "server", "IP address mismatch", "ask the server's operator, send nothing"
+        _other_host, "server", "IP address mismatch", "send nothing, and ask the server's operator"
     ),
-    "server silent": Broken(_silent, "server", "does not answer", "ask whether it runs"),
+    "server silent": Broken(
+        _silent, "server", "does not answer", "ask the operator whether it runs"
+    ),
     "no TLS": Broken(_plain, "server", "does not speak TLS", "the port of its Fleet API"),
     "no port": Broken(
         _options(superlink="fl.example.org"), "server", "address is 'fl.example.org'", "host:port"
@@ -201,7 +203,12 @@ SITES = {
     ),
     "key missing": Broken(_unlink("secrets/north.key"), "key", "is missing", "copy the file"),
     "key world-readable": Broken(
-        *(_mode("north.key", 0o644), "key", "has mode 644, others may read it", "chmod 600"),
+        *(
+            _mode("north.key", 0o644),
+            "key",
+            "has mode 644, so other users may read it",
+            "chmod 600",
+        ),
         _mode("north.key", 0o600),
     ),
     "key of another kind": Broken(
@@ -220,10 +227,10 @@ SITES = {
             "state/.own/north/known-keys.json",
             json.dumps({"south": {"compared": "a", "day": "2026-01-02", "received": "b"}}),
         ),
-        *("signing", "south signs by key b, but a was compared", "by telephone"),
+        *("signing", "south signs with key b, but a was compared", "by telephone"),
     ),
     "port taken": Broken(_listening("port", ""), "port", "is taken by process", "another port"),
-    "no disk": Broken(_free("disk", free=10**8), "disk", "has 0.10 GB free", "make room"),
+    "no disk": Broken(_free("disk", free=10**8), "disk", "has 0.10 GB free", "free some space"),
     "no file can be written": Broken(
         _node(state_dir="/proc/fedsilo"), "disk", "/proc", "another disk"
     ),
@@ -231,7 +238,7 @@ SITES = {
         _free("memory", available=10**8), "memory", "0.1 GB of memory are free", "raise the"
     ),
     "no memory for a message": Broken(
-        *(_node(max_memory=100), "memory", "gives a message 0.1 GB", "raise it in the site file"),
+        *(_node(max_memory=100), "memory", "allows a message 0.1 GB", "in the site file"),
         _node(max_memory=0),
     ),
     "data folder empty": Broken(_no_data, "data folder", "is empty", "copy the data there"),
@@ -298,7 +305,7 @@ SITES = {
         _other_flower, "software", "flwr 1.20.0", "pip install 'flwr[simulation]>=1.39,<1.40'"
     ),
     "key not registered": Broken(
-        _options(node=8), "admission", "no registration of this key at its SuperLink", "newest kit"
+        _options(node=8), "admission", "no registration of this key", "newest kit"
     ),
 }
 SERVERS = {
@@ -313,7 +320,9 @@ SERVERS = {
     "certificate of another authority": Broken(
         _of_others("server.crt"), "certificate", "was not signed by", "use the pair"
     ),
-    "key of another": Broken(_of_others("server.key"), "key", "is not the key", "mount the pair"),
+    "key of another": Broken(
+        _of_others("server.key"), "key", "is not the key", "mount a key with its"
+    ),
     "key world-readable": Broken(
         *(_mode("server.key", 0o604), "key", "mode 604", "chmod 600"),
         _mode("server.key", 0o600),
@@ -322,7 +331,7 @@ SERVERS = {
         _listening("fleet", "127.0.0.1:{}"), "fleet port", "is taken by process", "another port"
     ),
     "control port open": Broken(
-        *(_options(control="0.0.0.0:8000"), "control port", "anyone there could start", "--host"),
+        *(_options(control="0.0.0.0:8000"), "control port", "where anyone could start", "--host"),
     ),
     "database that is none": Broken(
         _write("superlink.db", "hello, I am a text"), "database", "no SQLite", "another file"
@@ -334,9 +343,9 @@ SERVERS = {
         lambda one, request: request.getfixturevalue("monkeypatch").setattr(
             "fedsilo.server_app.doctor.server.commit_seconds", lambda _: [0.1, 0.4, 0.9]
         ),
-        *("database", "takes 900 ms", "a disk of its own"),
+        *("database", "takes 900 ms", "on a local disk"),
     ),
-    "no disk": Broken(_free("disk", free=10**9), "disk", "1.00 GB free", "make room"),
+    "no disk": Broken(_free("disk", free=10**9), "disk", "1.00 GB free", "free some space"),
     "hospital not in the registry": Broken(
         _options(hospitals=(("east", None),)),
         "registry",
@@ -344,7 +353,7 @@ SERVERS = {
         "deploy renew east",
     ),
     "another key registered": Broken(
-        _copy("south.pub", "north.pub"), "registry", "another key of north", "deploy renew north"
+        _copy("south.pub", "north.pub"), "registry", "the key of north", "deploy renew north"
     ),
     "registry damaged": Broken(
         _write("registry.json", '{"north": 3}'),
@@ -418,7 +427,7 @@ def test_a_gpu_that_is_not_there_is_named(hospital: Hospital) -> None:
     hospital.run = None
     (told,) = (finding for finding in hospital.found() if finding.check == "gpu")
     assert told.status is Status.FAILED
-    assert "set it to cpu" in told.fix
+    assert "set 'device' to cpu" in told.fix
 
 
 def test_nothing_is_left_at_the_site_but_its_decoded_data(

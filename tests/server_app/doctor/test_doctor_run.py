@@ -68,7 +68,9 @@ def test_who_cannot_take_part_fails_and_the_others_are_listed(
     failed = {f["check"]: f for f in found if f["status"] == "FAILED"}
     assert "s2a has not agreed" in failed["sites"]["said"]
     assert "doctor site" in failed["sites"]["fix"]
-    assert failed["enough"]["said"].startswith("2 of 3 sites can take part and 3 are needed")
+    assert failed["enough"]["said"].startswith(
+        "2 of 3 sites can take part, but 'min-sites' needs 3"
+    )
     assert [f["about"] for f in found if f["check"] == "sites" and f["status"] == "PASSED"] == [
         "s1a",
         "s3a",

@@ -20,9 +20,9 @@ from fedsilo.server_app.doctor.findings import (
     document,
     examine,
     exit_code,
-    given,
     last_line,
     lines_of,
+    require,
 )
 
 
@@ -54,7 +54,7 @@ def test_a_check_is_skipped_if_one_that_it_needs_has_not_passed() -> None:
     [
         (Refused("a", "b"), "a", "b"),
         (DataError("a: do b"), "a: do b", ""),
-        (OSError(28, "No space left", "/x"), "/x: No space left", "see that this user"),
+        (OSError(28, "No space left", "/x"), "/x: No space left", "let this user"),
         (ValueError("two\nlines"), "(ValueError: two lines)", "report it to fedsilo's makers"),
     ],
 )
@@ -74,10 +74,10 @@ def test_what_is_skipped_says_why() -> None:
 
 
 def test_given_nothing_skips_and_something_is_returned() -> None:
-    assert given(Path("key"), "no key is named") == Path("key")
+    assert require(Path("key"), "no key is named") == Path("key")
     for nothing in (None, "", []):
         with pytest.raises(Skipped, match="no key is named"):
-            given(nothing, "no key is named")
+            require(nothing, "no key is named")
 
 
 @pytest.mark.parametrize(

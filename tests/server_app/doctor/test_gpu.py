@@ -57,7 +57,7 @@ def test_a_gpu_without_room_and_one_too_many_are_named(monkeypatch: pytest.Monke
 def test_wheels_without_code_for_a_gpu_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     _machine(monkeypatch, 10**10)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (6, 1))
-    with pytest.raises(Refused, match=r"capability 6.1, and PyTorch .* was built for sm_75"):
+    with pytest.raises(Refused, match=r"capability 6.1, but PyTorch .* was built for sm_75"):
         gpu.look("cuda")
 
 

@@ -58,7 +58,7 @@ def test_a_certificate_must_hold_today_and_for_this_host(
         if said:
             with pytest.raises(Refused, match=said) as told:
                 handshake(address, authority)
-            assert str(told.value).startswith(f"server {address} is not to be trusted")
+            assert str(told.value).startswith(f"server {address} cannot be trusted")
         else:
             handshake(address, authority)
 

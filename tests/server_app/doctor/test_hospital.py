@@ -200,7 +200,7 @@ def test_a_renewed_kit_replaces_the_nodes_key_alone_and_says_so(
     text = "\n".join(said)
     assert f"kit {read_kit(new).code} of north replaces kit {read_kit(kit).code}" in text
     assert "made: 2026-01-02T00:00:00 becomes 2026-03-01T00:00:00" in text
-    assert "node.key is another one" in text
+    assert "node.key is replaced" in text
     assert "ca.crt" not in text
     assert (home / "node.key").read_bytes() == (other / "south.key").read_bytes()
     assert setup.rules.trust == "sums"
@@ -216,11 +216,11 @@ def test_a_second_start_is_refused_here_and_elsewhere(
 ) -> None:
     ready(_request(kit), _agree)
     lock = hold(kit.parent / "north", "north")
-    _refused(_request(kit), "north runs already from")
+    _refused(_request(kit), "north already runs from")
     os.close(lock)
     ready(_request(kit), _agree)
     state = request.getfixturevalue("online")
-    _refused(_request(kit, folder=kit.parent / "there"), "north is connected to localhost:")
+    _refused(_request(kit, folder=kit.parent / "there"), "north is already connected to localhost:")
     assert state.beats == 0, "a heartbeat would keep a killed node online"
 
 
@@ -246,7 +246,7 @@ def test_doctor_looks_at_the_state_of_an_opened_kit_and_at_a_scratch_folder_for_
 
 
 def test_whom_a_hospital_trusts_must_be_said(kit: Path) -> None:
-    _refused(_request(kit, rules=RuleOptions()), "nothing says whom north trusts: give --trust")
+    _refused(_request(kit, rules=RuleOptions()), "north has no level of trust: give --trust")
 
 
 def test_a_key_that_the_superlink_does_not_know_is_refused(
@@ -260,7 +260,7 @@ def test_a_server_of_another_authority_and_one_that_is_silent_are_refused(
     tmp_path: Path, other_secrets: Path, fleet: int
 ) -> None:
     kit = _kit(tmp_path, other_secrets, f"localhost:{fleet}")
-    _refused(_request(kit), f"is not to be trusted with {kit}/ca.crt")
+    _refused(_request(kit), f"cannot be trusted by {kit}/ca.crt")
     _refused(_request(_kit(tmp_path, other_secrets, "localhost:1")), "does not answer")
 
 
@@ -269,10 +269,10 @@ def test_a_kit_of_another_server_does_not_replace_what_is_there(
 ) -> None:
     ready(_request(kit), _agree)
     other = _kit(kit.parent, secrets, f"127.0.0.1:{fleet}", "2026-03-01T00:00:00")
-    _refused(_request(other), "of another server than the kit in")
+    _refused(_request(other), "is for another server")
     south = _kit(kit.parent, secrets, f"localhost:{fleet}", site="south")
     home = kit.parent / "north"
-    _refused(_request(south, folder=home), "of another hospital than the kit in")
+    _refused(_request(south, folder=home), "is for another hospital")
 
 
 def test_an_expired_authority_is_refused(kit: Path, secrets: Path, fleet: int) -> None:
@@ -304,15 +304,15 @@ def test_the_command_becomes_the_node_and_keeps_the_lock(
     for answer in ("no\n", ""):
         monkeypatch.setattr("sys.stdin", io.StringIO(answer))
         assert main(words) == 1
-        assert "nothing was started, as you did not confirm" in capsys.readouterr().err
+        assert "nothing was started, because you did not confirm" in capsys.readouterr().err
         assert not (kit.parent / "north").exists()
     monkeypatch.setattr("sys.stdin", io.StringIO("yes\n"))
     assert main(words) == 0
     (command_,) = became
     assert 'device="cpu"' in command_[command_.index("--node-config") + 1]
-    assert f"north: kit {read_kit(kit).code} is opened in" in capsys.readouterr().out
+    assert f"north: kit {read_kit(kit).code} is open in" in capsys.readouterr().out
     assert main(words) == 1
-    assert "north runs already from" in capsys.readouterr().err
+    assert "north already runs from" in capsys.readouterr().err
 
 
 def test_doctor_takes_a_kit_and_leaves_nothing(

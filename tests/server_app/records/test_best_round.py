@@ -152,6 +152,6 @@ def run_until(folder: Path, values: list[Any], rounds: int) -> BestRound:
 def test_a_run_without_validation_samples_is_refused_before_it_trains(tmp_path: Path) -> None:
     loop, hook = loop_of(tmp_path, [0.5])
     hook.method.participants = Participants(facts_of({"a": 0}), {})
-    with pytest.raises(SettingError, match="no site has validation samples"):
+    with pytest.raises(SettingError, match="no site measures on validation samples"):
         loop.start(cast(Any, None), 1)
     assert loop.current().round == 0

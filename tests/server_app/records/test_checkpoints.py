@@ -83,7 +83,7 @@ def test_a_checkpoint_of_another_config_is_refused_and_the_difference_named(
     tmp_path: Path,
 ) -> None:
     _write(tmp_path, 1)
-    with pytest.raises(CheckpointError, match="another config: seed is 1 there and 2 here"):
+    with pytest.raises(CheckpointError, match="other settings: seed is 1 there and 2 here"):
         CheckpointHook(tmp_path, {"seed": 2}, []).resume()
 
 
@@ -95,7 +95,9 @@ def test_checkpoint_of_another_version_is_refused_in_a_line(lacking: str, tmp_pa
     for part in (facts, facts["hooks"], facts["hooks"]["records"]):
         part.pop(lacking, None)
     save_state(path, arrays, facts)
-    with pytest.raises(CheckpointError, match="is of another version of fedsilo") as refused:
+    with pytest.raises(
+        CheckpointError, match="was written by another version of fedsilo"
+    ) as refused:
         hook.resume()
     assert "\n" not in str(refused.value)
 

@@ -125,7 +125,7 @@ def test_a_file_that_leads_out_of_the_directory_is_not_read(tmp_path: Path) -> N
     run = tmp_path / "run"
     run.mkdir()
     (run / "summary.json").symlink_to(tmp_path / "secret")
-    with pytest.raises(RunDirectoryError, match="is a link to outside of the run directory"):
+    with pytest.raises(RunDirectoryError, match="is a link out of the run directory"):
         RunDirectory(run).read_json("summary.json")
 
 

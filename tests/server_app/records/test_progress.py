@@ -87,9 +87,9 @@ def test_without_a_file_there_is_none(tmp_path: Path) -> None:
         ('{"version": 1', "is damaged"),
         ("\udcff", "is damaged"),
         ("[" * 10**5, "is damaged"),
-        ("[]", "of another version"),
-        ('{"version": 2}', "of another version of fedsilo, or was altered (at 'version')"),
-        ('{"version": "' + "x" * 5000 + '"}', "of another version"),
+        ("[]", "by another version"),
+        ('{"version": 2}', "by another version of fedsilo, or was altered (at 'version')"),
+        ('{"version": "' + "x" * 5000 + '"}', "by another version"),
         ('{"version": 1}', "(at 'run')"),
         (made().model_dump_json(indent=2).replace('"round": 2', '"round": "two"'), "at 'round'"),
         (

@@ -59,7 +59,7 @@ def test_a_file_that_was_altered_is_not_gone_on_with(harm: str | None, tmp_path:
     file.path.unlink()
     if harm is not None:
         file.path.write_text(harm)
-    with pytest.raises(CheckpointError, match="it was altered") as told:
+    with pytest.raises(CheckpointError, match="was altered") as told:
         _file(tmp_path).restore(file.final)
     assert "\n" not in str(told.value)
 

@@ -11,11 +11,11 @@ from fedsilo.server_app.records.recorder import GrowingCsv
 from fedsilo.server_app.records.run_directory import (
     RunDirectory,
     config_document,
-    named,
     only_writer,
     open_run_directory,
     runs_folder,
     with_free_name,
+    with_run_name,
 )
 
 
@@ -38,10 +38,12 @@ def test_a_name_that_exists_gets_the_next_free_number(
     (tmp_path / "run-2").mkdir()
     assert capsys.readouterr().out == ""
     assert name_of() == "run-3"
-    assert capsys.readouterr().out == f"fedsilo: {tmp_path / 'run'} exists; this run is run-3\n"
+    assert (
+        capsys.readouterr().out == f"fedsilo: {tmp_path / 'run'} exists; this run is named run-3\n"
+    )
     (tmp_path / "run" / "config.toml").touch()
     assert name_of() == "run-3"
-    assert f"'fedsilo resume {tmp_path / 'run'}' continues it" in capsys.readouterr().out
+    assert f"to continue: fedsilo resume {tmp_path / 'run'}" in capsys.readouterr().out
     assert name_of(resume=True) == "run"
     assert name_of(**{"run-name": ".."}) == ".."  # refused when it is opened
 
@@ -110,8 +112,8 @@ def test_a_summary_that_is_not_there_says_that_the_run_has_not_ended(tmp_path: P
 
 def test_named_makes_a_name_of_method_data_and_seed_unless_one_is_given() -> None:
     settings = resolve({"method": "uefl", "dataset": "digits", "seed": 3})
-    assert named(settings).common.run_name.startswith("uefl-digits-seed3-")
-    assert named(resolve({"run-name": "mine"})).common.run_name == "mine"
+    assert with_run_name(settings).common.run_name.startswith("uefl-digits-seed3-")
+    assert with_run_name(resolve({"run-name": "mine"})).common.run_name == "mine"
 
 
 def test_a_damaged_or_missing_file_is_named(tmp_path: Path) -> None:

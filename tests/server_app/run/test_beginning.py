@@ -55,5 +55,5 @@ def test_a_run_of_real_sites_says_that_it_clips_and_goes_on_from_its_own_config(
             found = run(InlineGrid(APP.app, settings.as_mapping(), nodes), settings)
         assert found.read_json("summary.json")["aggregation"] == "norm-clip"
         said = capsys.readouterr().out
-        assert "aggregation: norm-clip, as sites are real and the run names none" in said
+        assert "aggregation: norm-clip, because the sites are real and the run sets none" in said
         (found.path / "summary.json").unlink()

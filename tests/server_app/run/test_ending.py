@@ -28,7 +28,7 @@ def test_published_numbers_are_in_the_summary_and_the_table(
     assert directory.read_json(SUMMARY)["published"] == {"all": {"accuracy": 0.951}}
     printed = capsys.readouterr().out
     assert "0.951" in printed
-    assert "published: the paper's own numbers, measured in its own setting" in printed
+    assert "published: the numbers from the paper, measured in the paper's own setting" in printed
 
 
 def test_documents_are_made_when_all_that_a_run_is_for_is_there(

@@ -9,7 +9,7 @@ import pytest
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.run.arguments import Sources, run_sources
-from fedsilo.server_app.run.planning import planned
+from fedsilo.server_app.run.planning import plan_run
 
 _NETS = "from torch import nn\n\n\ndef build(shape, classes):\n    return nn.Linear(1, classes)\n"
 
@@ -36,7 +36,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     ids=str,
 )
 def test_a_file_is_a_module_whose_digest_the_run_has(files: Path, given: Sources) -> None:
-    common = planned("fedavg-digits", run_sources(given))[0].common
+    common = plan_run("fedavg-digits", run_sources(given))[0].common
     assert (common.network, common.plugin) == ("ward_nets:build", str(files / "ward_nets.py"))
     digest = hashlib.sha256(_NETS.encode()).hexdigest()
     assert common.plugin_digests == f"ward_nets={digest}"
@@ -45,7 +45,7 @@ def test_a_file_is_a_module_whose_digest_the_run_has(files: Path, given: Sources
 def test_files_of_several_plugs_are_all_there(files: Path) -> None:
     settings = {"network": "ward_nets.py:build", "partition": "ward_cuts:cut"}
     sources = run_sources({"plugin": "ward_cuts.py", "settings": settings})
-    common = planned("fedavg-digits", sources)[0].common
+    common = plan_run("fedavg-digits", sources)[0].common
     assert common.plugin == f"{files / 'ward_cuts.py'}, {files / 'ward_nets.py'}"
     assert [pin.partition("=")[0] for pin in common.plugin_digests.split(", ")] == [
         "ward_cuts",
@@ -55,7 +55,7 @@ def test_files_of_several_plugs_are_all_there(files: Path) -> None:
 
 def test_timms_networks_are_no_plugs() -> None:
     sources = run_sources({"settings": {"network": "timm:resnet18"}})
-    assert planned("fedavg-digits", sources)[0].common.plugin_digests == ""
+    assert plan_run("fedavg-digits", sources)[0].common.plugin_digests == ""
 
 
 @pytest.mark.parametrize(
@@ -74,4 +74,4 @@ def test_what_is_no_plug_is_refused_before_anything_begins(
     settings: dict[str, str], told: str
 ) -> None:
     with pytest.raises(SettingError, match=told):
-        planned("fedavg-digits", run_sources({"settings": settings}))
+        plan_run("fedavg-digits", run_sources({"settings": settings}))

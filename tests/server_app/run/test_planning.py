@@ -49,7 +49,9 @@ def test_engine_auto_takes_this_process_for_little_work_and_on_one_core(
     assert engine_for(common, wanted, engine, address) == chosen
     said = capsys.readouterr().out
     assert said.count("\n") == (engine == "auto" and chosen != "ray")
-    several = "(--engine processes: side by side)" in said  # offered where there can be several
+    several = (
+        "(to train side by side: --engine processes)" in said
+    )  # offered where there can be several
     assert several == (engine == "auto" and chosen == "inline" and cores > 1)
 
 

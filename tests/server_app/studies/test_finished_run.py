@@ -19,7 +19,10 @@ def test_a_run_has_ended_when_its_summary_is_there(tmp_path: Path) -> None:
     assert not has_ended(tmp_path)
     with pytest.raises(RunDirectoryError) as caught:
         finished_run(tmp_path)
-    assert str(caught.value) == f"the run in {tmp_path} has not ended: 'fedsilo resume {tmp_path}'"
+    assert (
+        str(caught.value)
+        == f"the run in {tmp_path} has not ended: continue it by 'fedsilo resume {tmp_path}'"
+    )
     directory = RunDirectory(tmp_path)
     directory.write_json("summary.json", SUMMARY)
     (tmp_path / "metrics.csv").write_text("round,site,split,metric,value\n1,a,test,loss,0.5\n")
@@ -39,7 +42,7 @@ def test_a_folder_that_is_missing_is_not_a_run_that_can_be_resumed(tmp_path: Pat
 def test_a_file_that_is_missing_is_told_when_it_is_asked_for(tmp_path: Path) -> None:
     RunDirectory(tmp_path).write_json("summary.json", {})
     run = finished_run(tmp_path)
-    with pytest.raises(RunDirectoryError, match=r"silos.json is not there"):
+    with pytest.raises(RunDirectoryError, match=r"silos.json is missing"):
         _ = run.silos
 
 

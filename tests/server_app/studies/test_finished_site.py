@@ -26,7 +26,7 @@ def test_what_goes_wrong_with_a_run_names_it_once() -> None:
 @pytest.mark.parametrize(("runs", "sites"), [(2, 1), (1, 2)])
 def test_one_folder_of_state_is_for_one_site_of_one_run(runs: int, sites: int) -> None:
     folders = [Path(str(number)) for number in range(runs)]
-    with pytest.raises(SettingError, match="state is the state of one site in one run"):
+    with pytest.raises(SettingError, match="state holds the state of one site in one run"):
         refuse_shared_state(Path("state"), folders, sites)
     refuse_shared_state(Path("state"), folders[:1], 1)
     refuse_shared_state(None, folders, sites)
@@ -41,5 +41,5 @@ def test_sites_are_those_of_the_run_in_its_order(tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_not_ended_has_no_settings_to_open_it_with(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match=r"summary.json is not there"):
+    with pytest.raises(RunDirectoryError, match=r"summary.json is missing"):
         finished_settings(tmp_path, None)

@@ -72,5 +72,5 @@ def test_a_finished_runs_model_is_a_plain_network(
 def test_no_beta_at_all_is_refused_before_a_run_starts(tiny: Tiny) -> None:
     with pytest.raises(SettingError, match=r"'cdl.divergence-beta' is 0\.0; .*above 0"):
         resolve(tiny("cdl", divergence_beta=0.0))
-    with pytest.raises(SettingError, match=r"'cdl\.divergence-beta' is not one of method 'ring'"):
+    with pytest.raises(SettingError, match=r"method 'ring' has no setting 'cdl\.divergence-beta'"):
         resolve(tiny("ring") | {"cdl.divergence-beta": 0.4})

@@ -61,5 +61,7 @@ def test_the_proximal_term_changes_what_the_sites_send(spied_run: Run, tiny: Tin
 def test_no_mu_at_all_is_refused_before_a_run_starts(tiny: Tiny) -> None:
     with pytest.raises(SettingError, match=r"'fedprox.proximal-mu' is 0\.0; .*above 0"):
         resolve(tiny("fedprox", proximal_mu=0.0))
-    with pytest.raises(SettingError, match=r"'fedprox\.proximal-mu' is not one of method 'fedavg'"):
+    with pytest.raises(
+        SettingError, match=r"method 'fedavg' has no setting 'fedprox\.proximal-mu'"
+    ):
         resolve(tiny("fedavg") | {"fedprox.proximal-mu": 0.5})

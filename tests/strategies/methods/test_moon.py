@@ -125,5 +125,5 @@ def test_with_differential_privacy_the_head_is_noised_with_the_rest(
 def test_no_mu_at_all_is_refused_before_a_run_starts(tiny: Tiny) -> None:
     with pytest.raises(SettingError, match=r"'moon.contrast-mu' is 0\.0; .*above 0"):
         resolve(tiny("moon", contrast_mu=0.0))
-    with pytest.raises(SettingError, match=r"'moon\.contrast-mu' is not one of method 'fedavg'"):
+    with pytest.raises(SettingError, match=r"method 'fedavg' has no setting 'moon\.contrast-mu'"):
         resolve(tiny("fedavg") | {"moon.contrast-mu": 0.5})

@@ -24,7 +24,7 @@ DIGITS = Conditions(
     files=["initial-weights"],
     sites=("a", "b"),
 )
-MISSING_AND_MORE = "the sites are without b and with 2 that the paper does not have"
+MISSING_AND_MORE = "the sites are without b and with 2 more than in the paper"
 THERE: dict[str, Any] = {
     "dataset": "digits",
     "batch_size": 64,
@@ -47,8 +47,8 @@ def test_conditions_of_the_papers_setting_have_no_departures() -> None:
 @pytest.mark.parametrize(
     ("changes", "unlike"),
     [
-        ({"batch_size": 16}, "'batch-size' is 16 and not 32 or 64"),
-        ({"rounds": 4}, "'rounds' is 4 and not 5 or more"),
+        ({"batch_size": 16}, "'batch-size' is 16 but must be 32 or 64"),
+        ({"rounds": 4}, "'rounds' is 4 but must be at least 5"),
         ({"initial_weights": ""}, "'initial-weights' names no file"),
         ({"own": UEFLSettings(codes=4)}, "'uefl.codes' is 4 and not 8"),
         ({"sites": ("a",)}, "the sites are without b"),
@@ -58,7 +58,7 @@ def test_conditions_of_the_papers_setting_have_no_departures() -> None:
         ),
         (
             {"batch_size": 1, "rounds": 1},
-            "'batch-size' is 1 and not 32 or 64; 'rounds' is 1 and not 5 or more",
+            "'batch-size' is 1 but must be 32 or 64; 'rounds' is 1 but must be at least 5",
         ),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 import tomli_w
 
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.config.settings import RUN_FORMAT, grouped, read_run_config, resolve
+from fedsilo.server_app.config.settings import RUN_FORMAT, group_settings, read_run_config, resolve
 from fedsilo.server_app.records.published.numbers import Published, published_numbers
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.figures.learning_curves import draw_documents
@@ -17,7 +17,7 @@ HOSPITALS = ("cleveland", "hungary", "switzerland", "va")
 
 def _run(folder: Path, *sites: str, **changes: Any) -> RunDirectory:
     settings = resolve({"method": "picsr", "dataset": "heart"} | changes).as_mapping()
-    content = {"format": RUN_FORMAT, **grouped(settings)}
+    content = {"format": RUN_FORMAT, **group_settings(settings)}
     (folder / "config.toml").write_text(tomli_w.dumps(content))
     directory = RunDirectory(folder)
     silos = {site: {"label_counts": {"train": [3, 1]}, "classes": []} for site in sites}

@@ -14,7 +14,7 @@ from fedsilo.server_app.studies.api.drawing import parse_rows
 def test_rows_are_numbers_with_commas() -> None:
     assert parse_rows("0,3, 7") == [0, 3, 7]
     for wrong in ("", "0,,1", "-1", "a", "1.5"):
-        with pytest.raises(SettingError, match="must be rows counted from 0, such as 0,3,7"):
+        with pytest.raises(SettingError, match="must be row numbers counted from 0, such as 0,3,7"):
             parse_rows(wrong)
 
 

@@ -38,7 +38,7 @@ def test_budget_takes_means_over_seeds_of_sums_over_sites(tmp_path: Path) -> Non
         seconds = {"total": 2.0 * seed}
         run.write_json("summary.json", {"rounds": 2 + seed, "bytes": sent, "seconds": seconds})
         runs.append(run)
-    taken = Budget("digits", GIVEN).taken(runs)
+    taken = Budget("digits", GIVEN).with_costs(runs)
     assert (taken.steps, taken.samples) == (9.0, 90.0)  # 8 and 10
     assert (taken.down, taken.up, taken.seconds) == (10.5, 20.0, 1.0)
     assert taken.rounds_text() == "2 to 3 of 4"
@@ -52,7 +52,7 @@ def test_rows_of_an_earlier_version_took_steps_that_nobody_told(tmp_path: Path) 
     (tmp_path / "summary.json").write_text(
         '{"rounds": 4, "bytes": {"down": 1, "up": 1}, "seconds": {"total": 1}}'
     )
-    old = Budget("digits", GIVEN, 3).taken([FinishedRun(tmp_path)] * 2)
+    old = Budget("digits", GIVEN, 3).with_costs([FinishedRun(tmp_path)] * 2)
     assert old.cells()[1:3] == ["unknown", "unknown"]
     assert Budgets({"a": EQUAL, "b": old}).unlike() == {}
 
@@ -97,7 +97,7 @@ def test_refusal_names_both_rows_and_all_in_what_they_differ() -> None:
     other = Budget("digits", GIVEN | {"rounds": 2}, 0, (2, 2), 50.0, 1600.0)
     with pytest.raises(
         SettingError,
-        match=r"'b' is not on the terms of 'a': rounds 2, not 4; tuned over 0 points, not 3; "
+        match=r"'b' has another budget than 'a': rounds 2, not 4; tuned over 0 points, not 3; "
         "0.5 times the steps; do this",
     ):
         Budgets({"a": EQUAL, "b": other}).refuse_unequal("do this")

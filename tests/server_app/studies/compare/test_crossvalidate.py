@@ -280,8 +280,11 @@ def test_experiments_on_unequal_terms_are_refused_before_they_run_or_marked(
     arguments += ["--folds", "2", "--repeats", "1", "--out", str(tmp_path / "out")]
     arguments += ["--markdown", str(tmp_path / "t.md")]
     assert main(arguments) == 1
-    remark = "experiment 'longer' is not on the terms of 'averaged': rounds 3, not 2"
-    assert f"{remark}; give all the same, or mark the row by --unequal" in capsys.readouterr().err
+    remark = "experiment 'longer' has another budget than 'averaged': rounds 3, not 2"
+    assert (
+        f"{remark}; give all the same budget, or mark the row by --unequal"
+        in capsys.readouterr().err
+    )
     assert not (tmp_path / "out").exists()
     assert main([*arguments, "--unequal"]) == 0
     assert f"* {remark}" in capsys.readouterr().out.splitlines()
@@ -301,7 +304,7 @@ def test_an_experiment_that_ends_early_is_refused_and_its_runs_are_kept(
     arguments += ["--folds", "2", "--repeats", "1", "--out", str(tmp_path / "out")]
     assert main(arguments) == 1
     error = capsys.readouterr().err
-    assert "rounds, not 9 of 9; all runs are kept, and the same with --unequal marks" in error
+    assert "rounds, not 9 of 9; all runs are kept; repeat with --unequal" in error
     assert len(list((tmp_path / "out" / "crossvalidation").iterdir())) == 4
     assert main([*arguments, "--unequal"]) == 0
 
@@ -314,7 +317,10 @@ def test_images_have_no_folds_and_are_refused(
     out = tmp_path / "out"
     assert main(["crossvalidate", "images", "--file", str(file), "--out", str(out)]) == 1
     error = capsys.readouterr().err
-    assert "data set 'digits' has a split of its own and no folds: use 'fedsilo compare'" in error
+    assert (
+        "data set 'digits' has a fixed split, so it cannot be cut into folds: use 'fedsilo compare'"
+        in error
+    )
     assert not out.exists()
 
 
@@ -353,7 +359,7 @@ def test_experiments_on_other_data_are_not_compared(
         arguments = ["crossvalidate", one, two, "--file", str(file), "--out", str(out)]
         assert main(arguments) == 1
         error = capsys.readouterr().err
-        assert f"experiment '{two}' is on other data than '{one}'" in error
+        assert f"experiment '{two}' uses other data than '{one}'" in error
         assert error.count("\n") == 1
         assert not out.exists()
 

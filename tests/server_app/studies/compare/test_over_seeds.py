@@ -21,26 +21,26 @@ SILOS = [f"s{distribution}{letter}" for distribution in "123" for letter in "abc
 def test_a_finished_run_is_reused_and_one_with_other_settings_is_refused(tmp_path: Path) -> None:
     settings = resolve({"out": str(tmp_path), "run-name": "x-seed0", "seed": 0})
     job = Job("x", settings, 9, [])
-    assert not job.finished()
+    assert not job.is_finished()
     directory = RunDirectory(tmp_path / "x-seed0")
     directory.path.mkdir()
     (directory.path / "config.toml").write_text(config_document(settings, {}))
     fingerprints = {name: load_silo(name, settings.common).fingerprints for name in SILOS}
     silos = {name: {"fingerprints": found} for name, found in fingerprints.items()}
     directory.write_json("silos.json", silos)
-    assert not job.finished()
+    assert not job.is_finished()
     directory.write_json("summary.json", {})
-    assert job.finished()
+    assert job.is_finished()
     other = resolve({"out": str(tmp_path), "run-name": "x-seed0", "seed": 0, "rounds": 31})
     with pytest.raises(RunDirectoryError, match="rounds is 30 there and 31 here"):
-        Job("x", other, 9, []).finished()
-    with pytest.raises(RunDirectoryError, match="9 sites took part there and 3"):
-        Job("x", settings, 3, []).finished()
+        Job("x", other, 9, []).is_finished()
+    with pytest.raises(RunDirectoryError, match="9 sites took part, but 3"):
+        Job("x", settings, 3, []).is_finished()
     for name in ("s1b", "s3c"):
         silos[name] = {"fingerprints": fingerprints[name] | {"train": "ab"}}
     directory.write_json("silos.json", silos)
-    with pytest.raises(RunDirectoryError, match="it has other data of s1b, s3c; choose"):
-        job.finished()
+    with pytest.raises(RunDirectoryError, match="the data of s1b, s3c have changed; choose"):
+        job.is_finished()
 
 
 def _table(folder: Path, **labels: str) -> list[str]:
@@ -76,7 +76,7 @@ def test_a_run_on_tables_that_were_changed_since_is_refused(
     _table(tmp_path, one="01" * 12, two="001" * 8)
     assert main(command) == 1
     error = capsys.readouterr().err
-    assert "own-seed0 holds a run with other settings: it has other data of two" in error
+    assert "own-seed0 holds a run with other settings: the data of two have changed" in error
     assert error.count("\n") == 1
     assert (tmp_path / "t.csv").read_bytes() == before
 
@@ -102,7 +102,7 @@ def test_another_schema_over_the_same_rows_is_other_data(
     schema = tmp_path / "tables" / "schema.yaml"
     schema.write_text(schema.read_text() + "\npolicy: impute\n")
     assert main(command) == 1
-    assert "it has other data of one, two" in capsys.readouterr().err
+    assert "the data of one, two have changed" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("in_process")
@@ -112,7 +112,7 @@ def test_a_comparison_by_validation_figures_that_no_site_has_is_refused(
     command = [*_table(tmp_path, one="01" * 20, two="011" * 14), "--split", "val"]
     assert main(command) == 1
     error = capsys.readouterr().err
-    assert "no site has val samples to compare by: set 'val-folds', or use 'fedsilo tune'" in error
+    assert "no site has val samples, so there is nothing to compare" in error in error
     assert error.count("\n") == 1
     assert not (tmp_path / "t.csv").exists()
     assert main([*command, "--set", "val-folds=2", "--out", str(tmp_path / "folds")]) == 0
@@ -166,8 +166,8 @@ def test_tests_stand_below_the_table_and_in_the_markdown(
     written = (tmp_path / "t.md").read_text()
     assert f"\n{heading}\n\n| p | slow |\n| --- | --- |\n| fast | 7.05e-02 |\n" in written
     assert "times 1 pair (Bonferroni" in written
-    assert "not the split: p says nothing about other patients" in written
-    assert "'--paired' tests differences by seed" in written
+    assert "but not the split, so p says nothing about other patients" in written
+    assert "'--paired' tests the differences seed by seed" in written
     assert "| slow | all | " in written
     assert (tmp_path / "t-tests.csv").read_text().splitlines()[1:] == [
         "auc,ANOVA,all,all,6,0.070484,0.070484",
@@ -190,7 +190,7 @@ def test_means_are_over_the_sites_that_every_run_has(
     command += ["--metrics", "accuracy,entropy", "--csv", str(tmp_path / "t.csv")]
     command += ["--picture", str(picture)]
     assert main(command) == 0
-    assert "not every run has" not in capsys.readouterr().out
+    assert "some runs lack" not in capsys.readouterr().out
     assert picture.read_bytes().startswith(b"\x89PNG")
     table = tmp_path / "out" / "slow-seed1" / "metrics.csv"
     rows = table.read_text().splitlines()
@@ -204,7 +204,7 @@ def test_means_are_over_the_sites_that_every_run_has(
     table.with_name("summary.json").write_text(json.dumps(summary))
     assert main(command) == 0
     said = capsys.readouterr().out
-    assert "without figures that not every run has, of two\n" in said
+    assert "leave out metrics that some runs lack, at two\n" in said
     with (tmp_path / "t.csv").open() as file:
         found = {(r["experiment"], r["group"], r["metric"]): r for r in csv.DictReader(file)}
     for name in ("slow", "fast"):
@@ -228,7 +228,7 @@ def test_a_method_that_no_seed_changes_is_not_tested_and_says_so(
     recwarn.clear()
     assert main([*command, "--tests", "auc"]) == 0
     said = capsys.readouterr()
-    assert "one-way ANOVA n/a: no figure varies over seeds" in said.out
+    assert "one-way ANOVA n/a: no value varies over seeds" in said.out
     assert "n/a, there against here: neither varies over seeds" in said.out
     assert "arn" not in said.err
     assert not [warning for warning in recwarn if "scipy" in str(warning.filename)]
@@ -240,9 +240,15 @@ def test_a_method_that_no_seed_changes_is_not_tested_and_says_so(
     [
         (["own", "--tests", "auc"], "--tests compares experiments with one another"),
         (["own", "own", "--tests", "auc"], "name at least two different ones"),
-        (["own", "more", "--tests", "auc", "--seeds", "1"], "--seeds is 1: at least 2 are needed"),
+        (
+            ["own", "more", "--tests", "auc", "--seeds", "1"],
+            "needs at least 2 seeds, but --seeds is 1",
+        ),
         (["own", "more", "--paired"], "--paired has no effect without --tests"),
-        (["own", "mixed"], "of experiment 'mixed' continues over rounds and that of 'own' starts"),
+        (
+            ["own", "mixed"],
+            "of experiment 'mixed' continues over rounds, but that of 'own' restarts",
+        ),
         (["own", "digits", "--tests", "auc"], "'digits' is on data set 'digits' and 'own' on"),
     ],
 )
@@ -352,8 +358,10 @@ def test_rows_on_unequal_terms_are_refused_before_they_run_or_marked(
     command = _comparison(tmp_path, short="rounds: 1", long="rounds: 2, local-steps: 3")
     assert main(command) == 1
     error = capsys.readouterr().err
-    assert "experiment 'long' is not on the terms of 'short': rounds 2, not 1; local-steps" in error
-    assert "give all the same, or mark the row by --unequal" in error
+    assert (
+        "experiment 'long' has another budget than 'short': rounds 2, not 1; local-steps" in error
+    )
+    assert "give all the same budget, or mark the row by --unequal" in error
     assert error.count("\n") == 1
     assert not (tmp_path / "out").exists()
     assert main([*command, "--unequal"]) == 0
@@ -378,8 +386,8 @@ def test_a_row_that_took_more_than_its_settings_say_is_refused_once_that_is_know
     assert main(command) == 1
     said = capsys.readouterr()
     assert "2 runs, " in said.out
-    assert "'two' is not on the terms of 'one': 2 times the steps; 2 times the samples" in said.err
-    assert "all runs are kept, and the same with --unequal marks the row" in said.err
+    assert "'two' has another budget than 'one': 2 times the steps; 2 times the samples" in said.err
+    assert "all runs are kept; repeat with --unequal to mark the row" in said.err
     assert not (tmp_path / "t.md").exists()
     assert main([*command, "--unequal"]) == 0
     assert "runs, " not in capsys.readouterr().out, "all are there"
@@ -395,5 +403,5 @@ def test_rows_that_were_tuned_over_other_numbers_of_points_are_refused(
     file.write_text(f"{file.read_text()}    trials: 8\n")
     assert main(command) == 1
     assert (
-        "'two' is not on the terms of 'one': tuned over 8 points, not 0" in capsys.readouterr().err
+        "'two' has another budget than 'one': tuned over 8 points, not 0" in capsys.readouterr().err
     )

@@ -11,8 +11,8 @@ OTHER = Measured((2, 3), 0.6, (1 + 1 / 3) / 2)
 
 
 def test_right_answers_of_each_class_follow_from_the_two_accuracies() -> None:
-    assert [site.right() for site in (BOTH, ILL, OTHER)] == [(3, 3), (0, 4), (2, 1)]
-    assert Measured((5, 0), 0.8, None).right() == (4, 0)
+    assert [site.count_correct() for site in (BOTH, ILL, OTHER)] == [(3, 3), (0, 4), (2, 1)]
+    assert Measured((5, 0), 0.8, None).count_correct() == (4, 0)
 
 
 def test_pooled_each_sample_counts_once_of_its_class() -> None:
@@ -23,7 +23,7 @@ def test_pooled_each_sample_counts_once_of_its_class() -> None:
 
 
 def test_equal_classes_at_a_site_or_one_class_at_all_have_no_pooled_figure() -> None:
-    assert Measured((5, 5), 0.7, 0.7).right() is None
+    assert Measured((5, 5), 0.7, 0.7).count_correct() is None
     assert pooled_balanced_accuracy([BOTH, Measured((5, 5), 0.7, 0.7)]) is None
     assert pooled_balanced_accuracy([ILL]) is None
     assert pooled_balanced_accuracy([]) is None

@@ -115,6 +115,6 @@ def test_the_most_that_a_setting_may_be_is_no_end(most: float, told: int) -> Non
 def test_equal_bits_name_the_settings_that_changed_nothing() -> None:
     points = [{"a": 1, "b": 2}, {"a": 1, "b": 3}, {"a": 2, "b": 2}]
     (told,) = without_effect(["x", "x", "y"], points)
-    assert told == "equal bits though settings differ: b 2 and 3; these values changed nothing"
+    assert told == "these settings had no effect, the metrics are equal to the last bit: b 2 and 3"
     assert [*without_effect(["x", "y", "z"], points)] == []
     assert [*without_effect(["", "", ""], points)] == [], "no digest is known"

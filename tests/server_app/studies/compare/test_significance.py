@@ -112,11 +112,11 @@ def test_as_csv_each_test_has_p_before_and_after_correction() -> None:
 def test_without_any_spread_there_is_no_test_and_a_reason() -> None:
     same = {name: by_seed(0.7, 0.7, 0.7) for name in ("a", "b")} | {"c": by_seed(0.1, 0.1, 0.1)}
     tested = significance("auc", same, paired=False)
-    assert tested.anova == Outcome(None, why="no figure varies over seeds")
+    assert tested.anova == Outcome(None, why="no value varies over seeds")
     assert tested.lines()[1:] == [["b", "n/a", "-"], ["c", "n/a", "n/a"]]
     assert tested.reasons()[0] == "n/a, b against a: neither varies over seeds"
     assert len(tested.reasons()) == 3
-    assert "ANOVA n/a: no figure varies over seeds" in tested.heading("test")
+    assert "ANOVA n/a: no value varies over seeds" in tested.heading("test")
     assert "n/a, c against b" in markdown_tests([tested], "test", [])
 
 
@@ -153,7 +153,7 @@ def test_pairs_need_the_same_seeds() -> None:
     with pytest.raises(SettingError) as caught:
         significance("auc", samples, paired=True)
     assert str(caught.value) == (
-        "--paired: metric 'auc' is not there for the same seeds, 'a' has it for seeds 0, 1, 2 and "
+        "--paired needs metric 'auc' for the same seeds, but 'a' has it for seeds 0, 1, 2 and "
         "'b' has it for seeds 0, 1: leave out '--paired' or this metric"
     )
 
@@ -161,12 +161,12 @@ def test_pairs_need_the_same_seeds() -> None:
 def test_notes_say_what_seeds_vary_and_what_is_corrected_for() -> None:
     tested = significance("auc", THREE, paired=False)
     told = " ".join(notes(tested, 3, paired=False, same_split=True))
-    assert "t-tests over 3 seeds, times 3 pairs (Bonferroni" in told
+    assert "t-tests over 3 seeds, multiplied by the number of pairs, 3 (Bonferroni" in told
     assert "which these tests ignore; '--paired'" in told
-    assert "not the split: p says nothing about other patients" in told
+    assert "but not the split, so p says nothing about other patients" in told
     told = " ".join(notes(tested, 3, paired=True, same_split=False))
     assert "paired t-tests, by seed, over 3 seeds" in told
     assert "'--paired'" not in told
-    assert "and the split: training data overlap between splits, so p is too small" in told
+    assert "and the split; training data overlap between splits, so p is too small" in told
     (*_, told) = notes(tested, 3, paired=True, same_split=None)
-    assert told.endswith("whether they vary the split, these sites do not tell")
+    assert told.endswith("these sites do not report whether the split varies too")

@@ -119,7 +119,7 @@ def test_what_is_chosen_is_written_with_why_and_what_else_was_tried() -> None:
     assert [point["settings"] for point in document["ranking"]] == [{"seed": 2}, {"seed": 1}]
     assert document["metric"] == "accuracy"
     assert "best mean validation accuracy over sites, 0.8000" in document["why"]
-    assert "2 points on 3 folds, 1 seed; no test figure was used" in document["why"]
+    assert "2 points on 3 folds, 1 seed; no test metric was used" in document["why"]
     assert "the next one has 0.6000" in document["why"]
     alone = chosen_document(_plan(Tuning(trials=1), 1), ranked[1:], "accuracy")
     assert "next" not in alone["why"]
@@ -262,7 +262,7 @@ def test_a_search_whose_points_all_fail_chooses_none(
     simulation: Simulation, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _tune("hopeless", simulation(SEARCH), tmp_path / "out") == 1
-    assert "all 2 points failed, the first with: site " in capsys.readouterr().err
+    assert "all 2 points failed; the first one: site " in capsys.readouterr().err
     assert not (tmp_path / "out" / "tune-hopeless" / "chosen.json").exists()
 
 
@@ -274,7 +274,7 @@ def test_images_are_searched_on_their_own_validation_part(
     said = " ".join(capsys.readouterr().out.split())
     part = "the data set's own validation part, 1 seed"
     assert f"2 points, {part}: 2 runs on training data" in said
-    assert f"2 points on {part}; no test figure was used" in said
+    assert f"2 points on {part}; no test metric was used" in said
     with (tmp_path / "tune-images" / "trials.csv").open(newline="") as table:
         rows = list(csv.DictReader(table))
     assert [row["fold"] for row in rows] == ["0", "0"]
@@ -292,7 +292,7 @@ def test_a_setting_that_the_grid_decides_cannot_be_set(
     file, out = simulation(SEARCH), tmp_path / "out"
     assert _tune("heart", file, out, "--set", "rounds=1", "--set", change) == 1
     error = capsys.readouterr().err
-    assert f"--set {change}: the grid of this experiment decides that" in error
+    assert f"--set {change}: the grid of this experiment has this setting" in error
     assert not out.exists()
 
 
@@ -382,7 +382,7 @@ def test_a_named_metric_decides_and_is_pooled_over_the_sites_validation_patients
         assert 0 < float(row[pooled]) == summary["validation"]["mean"][pooled] <= 1
     assert _tune("images", file, tmp_path, "--metric", pooled) == 1
     error = capsys.readouterr().err
-    assert f"--metric {pooled}: 2 of 2 runs have no such validation figure" in error
+    assert f"--metric {pooled}: 2 of 2 runs lack this validation metric" in error
     assert error.count("\n") == 1
 
 
@@ -394,9 +394,9 @@ def test_points_of_equal_bits_are_warned_of(
     # No site has as many training rows as either batch
     assert _tune("idle", file, tmp_path) == 0
     said = " ".join(capsys.readouterr().out.split())
-    told = "warning: equal bits though settings differ: batch-size"
+    told = "the metrics are equal to the last bit: batch-size"
     assert told in said
-    assert "these values changed nothing" in said
+    assert "warning: these settings had no effect" in said
     document = json.loads((tmp_path / "tune-idle" / "chosen.json").read_text())
     assert len({point["digest"] for point in document["ranking"]}) == 1
     assert [warning for warning in document["warnings"] if warning.startswith("equal bits")]

@@ -30,7 +30,7 @@ def test_a_card_is_filled_from_the_run(finished: Path) -> None:
     assert parsed.data.pipeline_tag == "tabular-classification"
     assert parsed.data.license is None, "which is a person's to choose"
     assert "## Intended use\n\n**To be written by a person.**" in text
-    assert "made up by fedsilo, no patient is in it" in text
+    assert "made up by fedsilo, without any patient" in text
     assert "ε: **none** (no differential-privacy guarantee)" in text
     silos = json.loads((run / "silos.json").read_text())
     tests, right = silos["va"]["sizes"]["test"], summary["sites"]["va"]["accuracy"]

@@ -92,7 +92,7 @@ def test_embeddings_without_two_directions_are_drawn_too(values: Any) -> None:
 
 
 def test_too_few_samples_are_told_of() -> None:
-    with pytest.raises(DataError, match="needs at least 4 samples, and there are 3"):
+    with pytest.raises(DataError, match="needs at least 4 samples, but there are only 3"):
         on_plane(np.zeros((3, 2), dtype=np.float32), 0)
 
 
@@ -194,11 +194,11 @@ def test_a_site_that_fine_tuned_is_opened_with_its_own_weights(finished: Path) -
     [
         (["ensemble"], [], "ensemble: this model mixes 3 networks"),
         (["picsr"], [], "picsr: this model mixes 3 networks"),
-        (["fedavg"], ["--limit", "0"], "--limit is 0; it must be at least 1"),
+        (["fedavg"], ["--limit", "0"], "--limit must be at least 1, but is 0"),
         (["fedavg"], ["--site", "s1a", "--limit", "3"], "t-SNE needs at least 4 samples"),
-        (["fedavg"], ["--state-dir", "x"], "--state-dir x is the state of one site in one run"),
-        (["local"], ["--site", "s1a", "--state-dir", "x"], "x holds no site's own"),
-        (["fedavg", "nowhere"], [], "summary.json is not there: the run has not ended"),
+        (["fedavg"], ["--state-dir", "x"], "--state-dir x holds the state of one site in one run"),
+        (["local"], ["--site", "s1a", "--state-dir", "x"], "x holds no model of the site"),
+        (["fedavg", "nowhere"], [], "summary.json is missing: the run has not ended"),
     ],
 )
 def test_what_cannot_be_embedded_is_told_in_one_line(

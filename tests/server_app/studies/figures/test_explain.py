@@ -192,7 +192,7 @@ def test_a_new_image_is_explained_by_its_file(
     assert main([*words, str(tmp_path / "nowhere.png")]) == 1
     assert "nowhere.png is missing" in capsys.readouterr().err
     assert main([*words, "x.png", "--table", "y.csv"]) == 1
-    assert "an explanation is of one case" in capsys.readouterr().err
+    assert "an explanation is for one case" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_a_new_image_is_explained_by_its_file(
         ("picsr", "basel", 0, "there is no silo 'basel': 4 silos are cleveland, hungary,"),
         ("picsr", "va", 45, "site va has 45 test rows, counted from 0, but no row 45"),
         ("picsr", "va", -1, "there is no row -1"),
-        ("nowhere", "va", 0, "summary.json is not there: the run has not ended"),
+        ("nowhere", "va", 0, "summary.json is missing: the run has not ended"),
     ],
 )
 def test_what_cannot_be_explained_is_told_in_one_line(
@@ -351,7 +351,7 @@ def test_a_run_that_shares_nothing_without_the_sites_state_is_told_of(
     shutil.copytree(skin / "local", run)
     shutil.rmtree(run / "sites" / "bcn")
     assert _explain(run, "bcn", 0) == 1
-    assert f"{run / 'sites' / 'bcn'} holds no site's own" in capsys.readouterr().err
+    assert f"{run / 'sites' / 'bcn'} holds no model of the site" in capsys.readouterr().err
     assert _explain(run, "msk4", 0) == 0
 
 
@@ -412,7 +412,7 @@ def test_a_run_without_a_vit_has_no_attention(
 ) -> None:
     assert _attention(runs / "fedavg") == 1
     error = capsys.readouterr().err
-    assert "is a run of network 'auto', which has no attention to draw" in error
+    assert "has network 'auto', but only a ViT has attention to draw" in error
     assert error.count("\n") == 1
     assert not list((runs / "fedavg").glob("attention-*"))
 

@@ -35,7 +35,9 @@ def test_a_sheet_has_the_images_and_a_column_per_run() -> None:
     assert [axes.get_title() for axes in panels[1]] == ["", "", ""]
     assert [row[0].get_xlabel() for row in panels] == ["test row 3", "test row 3"]
     assert panels[0][1].get_xlabel() == "says yes: 0.80"
-    assert panels[1][1].get_xlabel() == "says no: 0.60\nmap of yes: 0.40\n(nothing speaks for it)"
+    assert (
+        panels[1][1].get_xlabel() == "predicts no: 0.60\nmap of yes: 0.40\n(no region supports it)"
+    )
     colours = [[axes.xaxis.label.get_color() for axes in row[1:]] for row in panels]
     assert colours == [[BLACK, BLACK], [WRONG, BLACK]]
 
@@ -118,16 +120,20 @@ def test_an_image_of_a_convolutional_network_is_explained(
     [
         (["vit"], ["--rows", "0"], "of a ViT 'fedsilo attention' draws where it looked"),
         (["ensemble"], ["--rows", "0"], "ensemble: this model mixes 3 networks"),
-        (["fedavg"], ["--rows", "0,15"], "site s2a has 15 test rows, counted from 0, but no"),
-        (["fedavg"], ["--rows", "x"], "--rows is 'x'; it must be rows counted from 0"),
+        (["fedavg"], ["--rows", "0,15"], "site s2a has 15 test rows, counted from 0"),
+        (["fedavg"], ["--rows", "x"], "--rows must be row numbers counted from 0"),
         (["fedavg"], ["--scenarios", "1"], "name two runs or more"),
-        (["fedavg"], ["--scenarios", "0"], "--scenarios is 0; it must be at least 1"),
-        (["fedavg"], ["--scenarios", "1", "--rows", "0"], "either --rows or --scenarios"),
-        (["fedavg"], [], "name images by either --rows or --scenarios"),
-        (["fedavg"], ["--rows", "0", "--class", "cat"], "--class is 'cat'; the classes are 0, 1,"),
-        (["fedavg", "local"], ["--rows", "0", "--state-dir", "x"], "--state-dir x is the state of"),
+        (["fedavg"], ["--scenarios", "0"], "--scenarios must be at least 1, but is 0"),
+        (["fedavg"], ["--scenarios", "1", "--rows", "0"], "either by --rows or by --scenarios"),
+        (["fedavg"], [], "choose images either by --rows or by --scenarios"),
+        (["fedavg"], ["--rows", "0", "--class", "cat"], "--class must be one of 0, 1,"),
+        (
+            ["fedavg", "local"],
+            ["--rows", "0", "--state-dir", "x"],
+            "--state-dir x holds the state of",
+        ),
         (["fedavg", "table"], ["--rows", "0"], "there is no silo 's2a'"),
-        (["nowhere"], ["--rows", "0"], "summary.json is not there: the run has not ended"),
+        (["nowhere"], ["--rows", "0"], "summary.json is missing: the run has not ended"),
     ],
 )
 def test_what_has_no_map_is_told_in_one_line(

@@ -232,7 +232,7 @@ def test_a_method_without_a_shared_model_gives_a_site_s_own(
     finetune: Finetune, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert finetune("classification", [finished / "local"]) == 1
-    assert "method 'local' has no shared model; name the site" in capsys.readouterr().err
+    assert "method 'local' has no shared model; choose a site's model" in capsys.readouterr().err
     assert finetune("classification", [finished / "local"], "--from-site", "s2a") == 0
     (line,) = read(tmp_path / "out")["lines"]
     assert line["weights"] == "local, s2a"
@@ -258,7 +258,7 @@ def test_a_network_that_takes_no_vit_learns_the_run_s_tokens_first(
 ) -> None:
     more = ("--network", network, "--set", "width=4")
     assert finetune("segmentation", [runs / "vit"], *more) == 1
-    assert "leave out --network, give --distil-epochs to have" in capsys.readouterr().err
+    assert "remove --network, give --distil-epochs to let" in capsys.readouterr().err
     assert finetune("segmentation", [runs / "vit", "scratch"], *more, "--distil-epochs", "2") == 0
     assert "vit: its ViT's tokens were distilled into the encoder for 2" in capsys.readouterr().out
     told = read(tmp_path / "out")
@@ -315,7 +315,7 @@ def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_besi
         run_inline(resolve({**values, "run-name": Path(weights).stem}), 4)
     one_site = ("--site", "human")
     assert finetune("segmentation", [tmp_path / "random"], *one_site) == 1
-    assert "its ViT is frozen and random, the run has trained no enc" in capsys.readouterr().err
+    assert "its ViT is frozen and random, so the run has trained no enc" in capsys.readouterr().err
     assert finetune("segmentation", [tmp_path / "backbone"], *one_site) == 0
     assert f"a backbone from '{file}', as the run's" in capsys.readouterr().out
     taken = read(tmp_path / "out")["lines"][0]["taken"]
@@ -328,15 +328,15 @@ def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_besi
 @pytest.mark.parametrize(
     ("task", "weights", "more", "told"),
     [
-        ("segmentation", ["scratch"], [], "no run is named whose data set could be taken"),
+        ("segmentation", ["scratch"], [], "without a run, the data set is unknown"),
         ("segmentation", ["fedavg"], [], "data set 'digits' has no masks: take one of angiogram"),
         ("segmentation", ["nowhere"], [], "nowhere', and there is no such run directory or file"),
         ("segmentation", ["fedavg"], ["--network", "vit"], "network 'vit' does not take the weig"),
-        ("segmentation", ["fedavg"], ["--network", "swin"], "of fedavg, which are of network 'co"),
+        ("segmentation", ["fedavg"], ["--network", "swin"], "of fedavg (network 'co"),
         ("segmentation", ["vit"], ["--from-site", "s2a", "--network", "unet"], "of network 'vit'"),
-        ("segmentation", ["fedavg"], ["--network", "transunet"], "which are of network 'conv'"),
+        ("segmentation", ["fedavg"], ["--network", "transunet"], "(network 'conv')"),
         ("segmentation", ["fedavg"], ["--distil-epochs", "2"], "is for a run of a ViT and a --net"),
-        ("segmentation", ["scratch"], ["--distil-epochs", "-1"], "is -1; it must be 0 or more"),
+        ("segmentation", ["scratch"], ["--distil-epochs", "-1"], "must be at least 0, but is -1"),
         ("segmentation", ["fedavg"], ["--network", "unt"], "is one of unet, vit, swin, transunet,"),
         ("classification", ["fedavg"], ["--network", "swin"], "one of conv, vgg16-bn, resnet22,"),
         ("classification", ["vit"], [], "method 'local' has no shared model"),
@@ -345,7 +345,7 @@ def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_besi
             "classification",
             ["table"],
             [],
-            "table is a run on a table, and fine-tuning is of images",
+            "table is a run on a table, but fine-tuning needs images",
         ),
         ("classification", ["fedavg"], ["--site", "s9a"], "no site 's9a' in 'digits': its sites"),
         (
@@ -376,10 +376,10 @@ def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_besi
         ("classification", ["fedavg"], ["--set", "network=vit"], "give --network instead"),
         ("classification", ["fedavg"], ["--set", "learning-rat=1"], "did you mean 'learning-rate"),
         ("classification", ["fedavg"], ["--set", "width=8"], "none of the"),
-        ("classification", ["fedavg"], ["--epochs", "0"], "--epochs is 0; it must be at least 1"),
-        ("classification", ["fedavg"], ["--seeds", "0"], "--seeds is 0; it must be at least 1"),
+        ("classification", ["fedavg"], ["--epochs", "0"], "--epochs must be at least 1, but is 0"),
+        ("classification", ["fedavg"], ["--seeds", "0"], "--seeds must be at least 1, but is 0"),
         ("classification", ["fedavg", "fedavg"], [], "fedavg twice: name each once"),
-        ("classification", ["scratch"], ["--from-site", "s1a"], "and --weights names none"),
+        ("classification", ["scratch"], ["--from-site", "s1a"], "but --weights names none"),
         ("classification", ["fedavg"], ["--device", "tpu"], "'device' is 'tpu'"),
     ],
 )
@@ -407,7 +407,7 @@ def test_a_folder_that_is_there_is_not_written_over(
 ) -> None:
     (tmp_path / "out").mkdir()
     assert finetune("classification", [finished / "fedavg"]) == 1
-    assert "out exists already: remove it, or give another --out" in capsys.readouterr().err
+    assert "out already exists: remove it, or give another --out" in capsys.readouterr().err
 
 
 def test_training_that_diverges_is_told_and_nothing_is_written(
@@ -464,7 +464,7 @@ def test_the_arrays_are_those_of_the_best_epoch(monkeypatch: pytest.MonkeyPatch)
         seen.append(cast(Dots, network).weight.item())
         return {"dice": next(order), "loss": 1.0}
 
-    monkeypatch.setattr(Segmentation, "measured", measured)
+    monkeypatch.setattr(Segmentation, "measure_split", measured)
     found = train(study(3), Dots(), 0)
     assert found.epoch == 2
     assert float(found.arrays["weight"]) == seen[1] == seen[3] != seen[2]

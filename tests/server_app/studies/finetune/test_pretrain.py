@@ -21,7 +21,7 @@ from fedsilo.server_app.config.experiments import find_experiment, read_section
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.run.inline_engine import run_inline
 from fedsilo.server_app.studies.finetune import pretrain
-from fedsilo.server_app.studies.finetune.pretrain import Pretraining, augmented, class_weights
+from fedsilo.server_app.studies.finetune.pretrain import Pretraining, augment, class_weights
 from fedsilo.server_app.studies.finished_site import finished_site
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -156,7 +156,7 @@ def test_no_public_image_is_in_any_silo_and_together_they_are_all_images(
 @pytest.fixture
 def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Let a step use an operation that has no deterministic form, as some do on a GPU alone."""
-    chosen, plain = compute.choose_compute, augmented
+    chosen, plain = compute.choose_compute, augment
 
     def choose(*arguments: Any) -> compute.Compute:
         torch.use_deterministic_algorithms(True, warn_only=arguments[3] == "warn")
@@ -167,7 +167,7 @@ def as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         return plain(*arguments)
 
     monkeypatch.setattr(compute, "choose_compute", choose)
-    monkeypatch.setattr(pretrain, "augmented", unlike)
+    monkeypatch.setattr(pretrain, "augment", unlike)
     yield
     torch.use_deterministic_algorithms(False)
 
@@ -217,8 +217,8 @@ def test_in_fp16_the_loss_is_scaled_and_the_gradients_are_not(
 @pytest.mark.parametrize(
     ("experiment", "more", "said"),
     [
-        ("digits", ["--save-as", "w"], "'digits' is of network 'auto' on data set 'digits': there"),
-        ("digits-vit", ["--save-as", "w"], "is of network 'vit' on data set 'digits': there is no"),
+        ("digits", ["--save-as", "w"], "'digits' has network 'auto' on data set 'digits', but"),
+        ("digits-vit", ["--save-as", "w"], "has network 'vit' on data set 'digits', but"),
         ("all-private", [], "setting 'public-share' is 0"),
         ("skin", ["--set", "backbone-weights=random"], "is 'random', which names no file: set it"),
         ("skin", ["--set", "backbone-weights=timm"], "is 'timm', which names no file"),
@@ -252,7 +252,7 @@ def test_weights_that_are_there_already_are_not_trained_over(
     weights = tmp_path / "w"
     weights.write_text("hours of training")
     assert pretrained("skin", "--save-as", str(weights)) == 1
-    assert f"{weights} exists already: remove it, or give --save-as" in capsys.readouterr().err
+    assert f"{weights} already exists: remove it, or give --save-as" in capsys.readouterr().err
     assert weights.read_text() == "hours of training"
 
 
@@ -336,7 +336,7 @@ def test_a_public_part_of_a_few_images_is_refused(
     out = str(file.parent / "w")
     assert pretrained("skin", "--save-as", out, "--set", "public-share=0.05") == 1
     error = capsys.readouterr().err
-    assert "images and at least 20 are needed: raise 'public-share'" in error
+    assert "images, but at least 20 are needed: raise 'public-share'" in error
     assert not (file.parent / "w").exists()
 
 
@@ -370,19 +370,19 @@ def draw(seed: int = 1) -> torch.Generator:
 def test_augmented_images_keep_shape_and_type_and_follow_the_generator() -> None:
     images = images_of(4)
     kept = images.clone()
-    first, again, other = (augmented(images, draw(seed)) for seed in (1, 1, 2))
+    first, again, other = (augment(images, draw(seed)) for seed in (1, 1, 2))
     assert first.shape == images.shape
     assert first.dtype == torch.uint8
     assert torch.equal(first, again)
     assert not torch.equal(first, other)
     assert torch.equal(images, kept), "the stored images are left as they are"
     twice = draw()
-    assert not torch.equal(augmented(images, twice), augmented(images, twice))
+    assert not torch.equal(augment(images, twice), augment(images, twice))
 
 
 def test_an_image_of_one_grey_stays_so_within_a_fifth_of_its_light() -> None:
     grey = torch.full((30, 3, 16, 16), 100, dtype=torch.uint8)
-    found = augmented(grey, draw())
+    found = augment(grey, draw())
     flat = found.flatten(1)
     assert (flat.amin(dim=1) == flat.amax(dim=1)).all()
     lights = flat[:, 0].tolist()
@@ -407,7 +407,7 @@ def test_without_crop_and_light_an_image_is_turned_and_mirrored_and_nothing_else
 ) -> None:
     images = images_of(2)
     forced(monkeypatch, turn, mirror, 1.0, 0.0, 0.0, 0.5, 0.5)
-    found = augmented(images, draw())
+    found = augment(images, draw())
     expected = torch.rot90(images, quarters, (2, 3))
     assert torch.equal(found, expected.flip(3) if mirror < 0.5 else expected)
 
@@ -420,7 +420,7 @@ def test_a_crop_keeps_at_least_three_fifths_of_the_area_and_the_corner_that_was_
     images = torch.zeros(1, 3, 16, 16, dtype=torch.uint8)
     images[:, :, 8:] = 200
     forced(monkeypatch, 0.0, 0.5, 0.0, 1.0, 0.0, 0.5, 0.5)
-    (found,) = augmented(images, draw())
+    (found,) = augment(images, draw())
     light = (found[0, :, 0] > 100).sum().item()
     assert light == pytest.approx(16 * 8 / 12, abs=1)
     assert (found[:, :, :1] == found).all(), "every column is the same"

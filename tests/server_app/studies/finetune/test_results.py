@@ -6,7 +6,7 @@ from fedsilo.server_app.studies.finetune.results import (
     FALSE,
     HIT,
     MISSED,
-    coloured,
+    colour_masks,
     draw_overlays,
     spread,
 )
@@ -22,7 +22,7 @@ def test_the_first_images_of_each_site_are_drawn_before_any_second() -> None:
 
 def test_hits_misses_and_false_marks_have_their_colours_and_the_rest_is_clear() -> None:
     found, truth = torch.tensor([[1, 1, 0, 0]]), torch.tensor([[1, 0, 1, 0]])
-    layer = coloured(found, truth)[0]
+    layer = colour_masks(found, truth)[0]
     for pixel, colour in zip(layer, (HIT, FALSE, MISSED), strict=False):
         assert torch.equal(pixel[:3], torch.tensor(colour))
         assert pixel[3] > 0

@@ -39,8 +39,14 @@ def masks_of(size: int, value: int) -> Tensor:
 @pytest.mark.parametrize(
     ("silos", "told"),
     [
-        ([silo("a", masks_of(3, 1))], "site a, train: 2 images are 4x4 pixels, and their masks"),
-        ([silo("a", masks_of(4, 255))], "a mask holds 255; it must be 0 on the background and 1"),
+        (
+            [silo("a", masks_of(3, 1))],
+            "site a, train: a mask must have its image's size, but 2 images",
+        ),
+        (
+            [silo("a", masks_of(4, 255))],
+            "a mask must be 0 on the background and 1 on the catheter, but has 255",
+        ),
         ([silo("a", masks_of(4, 0))], "no train image of angiogram-phantom has a mask that is not"),
         ([silo("a", masks_of(4, 1)), silo("b", masks_of(8, 1), 8)], "images of different sizes"),
         ([silo("a", masks_of(4, 1)[:0])], "a of angiogram-phantom: no training images"),

@@ -12,7 +12,13 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.studies.api.drawing import report
 from fedsilo.server_app.studies.monitor.decisions import decision_section, thresholds
 from fedsilo.server_app.studies.monitor.examined import _column, _together
-from fedsilo.server_app.studies.monitor.groups import Column, Examined, Group, grouped, merged
+from fedsilo.server_app.studies.monitor.groups import (
+    Column,
+    Examined,
+    Group,
+    group_patients,
+    merge_small_groups,
+)
 from fedsilo.server_app.studies.predict.model import open_model
 from fedsilo.server_app.studies.report.page import Table
 from fedsilo.server_app.studies.report.shown import ShownRun
@@ -37,27 +43,28 @@ def test_groups_have_the_floor_of_each_class_and_small_ones_are_merged() -> None
     ages = [30.0] * 4 + [45.0] * 2 + [55.0] * 4 + [70.0] * 1
     ill = [0, 0, 1, 1, 0, 0, 0, 1, 0, 1, 1]
     scores = [0.1, 0.9, 0.9, 0.1, 0.1, 0.1, 0.1, 0.9, 0.1, 0.9, 0.9]
-    young, old = grouped(_examined(ages, scores, ill), AGE)
+    young, old = group_patients(_examined(ages, scores, ill), AGE)
     assert (young.name, young.counts, young.right) == ("below 40", (2, 2), (1, 1))
     assert (old.name, old.counts, old.right) == ("from 40", (4, 3), (4, 3))
 
 
 def test_an_empty_group_is_merged_as_a_small_one_is() -> None:
     ages, ill = [45.0] * 4 + [70.0] * 4, [0, 0, 1, 1] * 2
-    young, old = grouped(_examined(ages, [0.1, 0.9] * 4, ill), AGE)
+    young, old = group_patients(_examined(ages, [0.1, 0.9] * 4, ill), AGE)
     assert (young.name, old.name) == ("below 50", "from 50"), "nobody is below 40 or in the fifties"
 
 
 def test_merged_groups_of_too_few_altogether_are_none() -> None:
-    assert merged([Group("a", (5, 1), (5, 0)), Group("b", (5, 0), (5, 0))], 2) == []
+    assert merge_small_groups([Group("a", (5, 1), (5, 0)), Group("b", (5, 0), (5, 0))], 2) == []
     assert [
-        g.name for g in merged([Group("1", (1, 3), (0, 0)), Group("2", (9, 9), (0, 0))], 2)
+        g.name
+        for g in merge_small_groups([Group("1", (1, 3), (0, 0)), Group("2", (9, 9), (0, 0))], 2)
     ] == ["1 or 2"]
 
 
 def test_group_of_several_classes_is_not_one_in_which_all_are_right() -> None:
     groups = [Group("a", (5, 5, 5), (5, 5, 5)), Group("b", (5, 5, 5), (2, 2, 2))]
-    assert [group.name for group in merged(groups, 10)] == ["a or b"]
+    assert [group.name for group in merge_small_groups(groups, 10)] == ["a or b"]
 
 
 def test_levels_of_a_category_are_their_own_groups() -> None:
@@ -101,11 +108,11 @@ def test_clinic_report_has_groups_and_decisions_of_sites_without_small_classes(
     run, out = hearts / "fedavg-seed0", tmp_path / "page.html"
     report([run], out, reader="clinic", by=["age", "sex", "cp"], decisions=True)
     html = out.read_text()
-    for title in ("By age", "By sex", "By cp", "Whether acting on it does good"):
+    for title in ("By age", "By sex", "By cp", "Benefit of acting on the model"):
         assert title in html
     assert "test patients of cleveland, hungary, va" in html
     assert "were not examined" not in html
-    said = "Its odds say how bad a miss is next to a false alarm"
+    said = "It states how bad a miss is compared with a false alarm"
     assert said in printed_text(html), "not a letter a line"
 
 
@@ -117,14 +124,12 @@ def test_clinic_report_at_trust_nobody_says_that_no_group_is_shown(
     config.write_text(config.read_text().replace('trust = "server"', 'trust = "nobody"'))
     out = tmp_path / "page.html"
     report([run], out, reader="clinic", by=["age"])
-    assert "no figure of single test patients leaves a site" in out.read_text()
+    assert "no metrics of patient groups leave a site" in out.read_text()
     assert "By age" not in out.read_text()
 
 
 def test_unknown_column_is_refused_with_those_there_are(hearts: Path, tmp_path: Path) -> None:
-    with pytest.raises(
-        SettingError, match="--by 'weight' is not a column of the table, which has age,"
-    ):
+    with pytest.raises(SettingError, match=r"--by must be a column of the table \(age,"):
         report([hearts / "fedavg-seed0"], tmp_path / "p.html", reader="clinic", by=["weight"])
     with pytest.raises(SettingError, match="belong to a report '--for clinic'"):
         report([hearts / "fedavg-seed0"], tmp_path / "p.html", by=["age"])
@@ -133,7 +138,7 @@ def test_unknown_column_is_refused_with_those_there_are(hearts: Path, tmp_path: 
 def test_patients_without_the_value_are_a_group_of_their_own() -> None:
     nan = float("nan")
     ages, ill = [45.0] * 4 + [70.0] * 4 + [nan] * 4, [0, 0, 1, 1] * 3
-    young, old, unknown = grouped(_examined(ages, [0.1, 0.9] * 6, ill), AGE)
+    young, old, unknown = group_patients(_examined(ages, [0.1, 0.9] * 6, ill), AGE)
     assert (young.name, old.name, unknown.name) == ("below 50", "from 50", "not known")
     assert [group.counts for group in (young, old, unknown)] == [(2, 2)] * 3
     column = Column("cp", [0, 1], ("1", "2", "3"), ())

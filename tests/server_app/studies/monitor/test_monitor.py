@@ -86,7 +86,7 @@ def test_monitor_of_too_few_cases_is_refused(
 ) -> None:
     data = _new(tmp_path, "cleveland", rows=9)
     assert _run(hearts / "fedavg-seed0", "--data", data) == 1
-    assert "9 cases that can be used, and a check takes 10" in capsys.readouterr().err
+    assert "9 cases that can be used, but a check needs 10" in capsys.readouterr().err
 
 
 def test_labels_of_a_manifest_are_found_also_for_names_like_formulas(

@@ -74,7 +74,7 @@ def test_too_few_rows_are_refused_with_how_many_it_takes(
 ) -> None:
     words = ["calibrate", str(run), "--out", str(tmp_path / "c.json"), "--site"]
     told = refusal([*words, "va", "--coverage", "0.99"], capsys)
-    assert "validation rows, and a calibration for coverage 0.99 takes 99" in told
+    assert "validation rows, but a calibration for coverage 0.99 needs 99" in told
     none = [word.replace("heart-synthetic", "none") for word in words]
     assert "has 0 validation rows" in refusal([*none, "va"], capsys)
     assert "--coverage is 1.0; it must be" in refusal([*words, "va", "--coverage", "1"], capsys)

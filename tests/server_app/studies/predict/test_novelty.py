@@ -15,7 +15,7 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.studies.predict.inputs import open_inputs
 from fedsilo.server_app.studies.predict.model import open_model
 from fedsilo.server_app.studies.predict.novelty import CaseNovelty, Reference, reference_of
-from fedsilo.server_app.studies.predict.prediction import predict, predicted
+from fedsilo.server_app.studies.predict.prediction import predict, predict_inputs
 from fedsilo.server_app.studies.predict.request import PredictRequest
 from tests.server_app.studies.predict.test_data_sets import run_of
 from tests.support.data_folders import write_images
@@ -78,7 +78,7 @@ def test_fifty_odd_patients_are_each_refused_or_marked_and_none_is_answered(
         writer.writeheader()
         writer.writerows([USUAL, *odd])
     request = PredictRequest(hearts, table=tmp_path / "odd.csv")
-    frame = predicted(model, open_inputs(model, request), reference=reference).frame()
+    frame = predict_inputs(model, open_inputs(model, request), reference=reference).frame()
     assert not frame["unusual"][0], "a usual patient"
     assert frame["predicted"][0] in model.classes
     rest = frame.iloc[1:]
@@ -108,7 +108,10 @@ def test_an_unusual_case_is_answered_and_still_marked_if_all_are_asked_for(
     )
     assert held.frame()["predicted"].isna().all()
     assert held.document["novelty"]["not answered"] == 1
-    assert "1 unlike the training samples, not answered: --answer-all does" in held.lines()[1]
+    assert (
+        "1 unlike the training samples, so not answered (to answer: --answer-all)"
+        in held.lines()[1]
+    )
     assert answered.frame()["predicted"].notna().all()
     assert "beyond the training values: age" in answered.frame()["unusual"][0]
     assert answered.frame()["novelty"][0] > 1
@@ -140,7 +143,7 @@ def test_of_the_samples_that_set_the_limit_at_most_5_percent_are_beyond_it_and_a
     marked, total = 0, 0
     for site in reference.sites:
         model = open_model(hearts, site)
-        found = predicted(
+        found = predict_inputs(
             model, open_inputs(model, PredictRequest(hearts, split="val")), reference=reference
         )
         frame = found.frame()
@@ -187,4 +190,4 @@ def test_what_is_not_known_of_other_sites_is_said(
 def test_a_mixture_of_networks_says_that_novelty_of_images_is_not_known(finished: Path) -> None:
     found = predict(PredictRequest(finished / "picsr", site="s2a", split="test"))
     assert "mixes" in found.document["novelty"]["not known"]
-    assert "is not known: this model mixes" in "\n".join(found.lines())
+    assert "is unknown: this model mixes" in "\n".join(found.lines())

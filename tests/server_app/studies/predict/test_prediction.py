@@ -345,7 +345,7 @@ def test_a_run_that_has_not_ended_is_refused(
 ) -> None:
     directory = inline_run(tiny("fedavg", rounds=1))
     (directory.path / "summary.json").unlink()
-    with pytest.raises(RunDirectoryError, match="has not ended: 'fedsilo resume"):
+    with pytest.raises(RunDirectoryError, match="has not ended: continue it by 'fedsilo resume"):
         predict(PredictRequest(directory.path, split="test"))
 
 

@@ -48,7 +48,7 @@ def test_research_finds_settings_curves_tests_and_cost(hearts: Path) -> None:
     html = report([hearts], ReportOptions())
     summary = json.loads((hearts / "fedavg-seed0" / "summary.json").read_text())
     assert '<th scope="row">fedavg-seed1</th>' in html
-    assert "In what the runs differ" in html
+    assert "Settings that differ between runs" in html
     assert html.count("<svg") >= 3 + 1
     assert "one-way ANOVA F(1, 2)" in html
     assert "paired by seed" in html
@@ -281,7 +281,7 @@ def test_a_folder_without_a_finished_run_is_refused(hearts: Path, tmp_path: Path
         report([tmp_path], ReportOptions())
     unfinished = shutil.copytree(hearts / "local-seed0", tmp_path / "run")
     (unfinished / "summary.json").unlink()
-    with pytest.raises(RunDirectoryError, match="has not ended: 'fedsilo resume"):
+    with pytest.raises(RunDirectoryError, match="has not ended: continue it by 'fedsilo resume"):
         report([unfinished], ReportOptions())
 
 
