@@ -113,7 +113,8 @@ class _Cells:
             self.widest = max(self.widest, self.column)
         else:
             return
-        cells = self.row * max(1, self.widest)  # a row without cells is a list as well
+        # A row without cells is a list as well
+        cells = self.row * max(1, self.widest)
         if cells > self.most:
             check_unpacked(self.path, CELL_BYTES * cells)
 
