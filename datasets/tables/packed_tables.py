@@ -48,7 +48,7 @@ def check_parquet(path: Path) -> list[str]:
                 # A list is one row and any number of values
                 values += chunk.num_values  # of lists there are more than rows
                 size += chunk.total_uncompressed_size
-                # Of values of a fixed length their length, else 0
+                # A length is stated of values of a fixed one, else 0
                 size += chunk.num_values * about.schema.column(column).length
                 if chunk.physical_type == _BYTES and chunk.path_in_schema in flat:
                     texts.add(chunk.path_in_schema)
