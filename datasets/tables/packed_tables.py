@@ -49,7 +49,7 @@ def check_parquet(path: Path) -> list[str]:
                 # rows
                 values += chunk.num_values
                 size += chunk.total_uncompressed_size
-                # Of values of a fixed length their length, else 0
+                # A length is stated of values of a fixed one, else 0
                 size += chunk.num_values * about.schema.column(column).length
                 if chunk.physical_type == _BYTES and chunk.path_in_schema in flat:
                     texts.add(chunk.path_in_schema)
@@ -115,7 +115,8 @@ class _Cells:
             self.widest = max(self.widest, self.column)
         else:
             return
-        cells = self.row * max(1, self.widest)  # a row without cells is a list as well
+        # A row without cells is a list as well
+        cells = self.row * max(1, self.widest)
         if cells > self.most:
             check_unpacked(self.path, CELL_BYTES * cells)
 
