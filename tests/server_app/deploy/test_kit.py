@@ -65,7 +65,7 @@ def test_a_kit_that_others_may_read_or_that_is_none_is_refused(kit: Path, tmp_pa
     kit.write_bytes(kit.read_bytes()[:1000])
     with pytest.raises(KitError, match="is not a readable zip"):
         read_kit(kit)
-    with pytest.raises(KitError, match="there is no"):
+    with pytest.raises(KitError, match="does not exist"):
         read_kit(tmp_path / "none.zip")
 
 

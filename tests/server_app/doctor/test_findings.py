@@ -116,5 +116,5 @@ def test_a_containers_bound_counts_and_what_is_only_cached_makes_room(
     monkeypatch.setattr(psutil, "virtual_memory", lambda: free)
     assert machine.memory(1.0) == f"{left / 1e9:.1f} GB free"
     if left < 1e18:
-        with pytest.raises(Refused, match=r"2.5 GB of memory are free.*container's bound"):
+        with pytest.raises(Refused, match=r"2.5 GB of memory are free.*container's limit"):
             machine.memory(2.6)

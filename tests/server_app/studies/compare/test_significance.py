@@ -154,7 +154,7 @@ def test_pairs_need_the_same_seeds() -> None:
         significance("auc", samples, paired=True)
     assert str(caught.value) == (
         "--paired needs metric 'auc' for the same seeds, but 'a' has it for seeds 0, 1, 2 and "
-        "'b' has it for seeds 0, 1: leave out '--paired' or this metric"
+        "'b' has it for seeds 0, 1: remove '--paired' or this metric"
     )
 
 
