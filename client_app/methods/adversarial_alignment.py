@@ -64,7 +64,7 @@ class Aligner:
     # The others' discriminators, on the device; empty to use the complement of the site's own
     rivals: Sequence[Discriminator] = ()
     # Adds to embeddings (n, c) what they would leave with, or None if nothing
-    add_noise: Callable[[Tensor], Tensor] | None = None
+    noised: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, inputs: Tensor, optimiser: Optimizer) -> None:
         """Take the steps for a batch of inputs (batch, *input_shape), as the data set holds them.

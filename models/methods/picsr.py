@@ -86,7 +86,7 @@ class PICSRSettings(OwnSettings):
             raise SettingError(
                 "setting 'standardise' must be 'pooled' or 'declared', but is 'site': with "
                 "statistics of its own every site has the mean sample 0, so that all prototypes "
-                "are equal"
+                "are equal; set it to 'pooled' or 'declared'"
             )
         sums_leave = common.standardise == "pooled" and is_table
         if sums_leave and self.prototype_min_count > common.sums_min_count:

@@ -21,7 +21,7 @@ def test_grid_of_two_pixels_has_their_middles() -> None:
 def test_round_blob_covers_its_own_area_and_is_half_at_its_edge() -> None:
     weight = Blob(0.2, -0.1, 0.5, soft=0.02).soft_mask(256)
     assert 4 * weight.mean() == pytest.approx(np.pi * 0.5**2, rel=0.01)
-    assert Blob(0, 0, 0.5).soft_mask(2)[0, 0] < 0.5 < Blob(0, 0, 0.75).weight(2)[0, 0]
+    assert Blob(0, 0, 0.5).soft_mask(2)[0, 0] < 0.5 < Blob(0, 0, 0.75).soft_mask(2)[0, 0]
 
 
 def test_lobed_blob_reaches_further_at_its_lobes_than_between_them() -> None:
