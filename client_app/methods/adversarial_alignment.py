@@ -112,7 +112,7 @@ class Aligner:
     def _confuse(self, own: Tensor, share: float) -> None:
         """Add the gradients of the alignment loss to the feature extractor's (eq. 3)."""
         if self.rivals:
-            sent = self.add_noise(own) if self.add_noise else own
+            sent = self.noised(own) if self.noised else own
             loss = paired_alignment_loss(self.discriminator, self.rivals, own, sent)
         else:
             loss = alignment_loss(self.discriminator, own)
@@ -152,7 +152,7 @@ def open_aligner(
             )
             for site in (others if settings.align_target == "others" else ())
         ],
-        add_noise=partial(add_noise, settings=settings, rng=rng)
+        noised=partial(add_noise, settings=settings, rng=rng)
         if settings.noise_variance
         else None,
     )
