@@ -23,9 +23,7 @@ def look(device: str) -> Passed:
     if not torch.cuda.is_available():
         if device == "auto":
             raise Skipped("PyTorch finds no GPU and 'device' is auto, so the CPU is used")
-        raise Refused(
-            f"'device' is {device}, but {_why_none()}", "fix that, or set 'device' to cpu"
-        )
+        raise Refused(f"'device' is {device}, but {_why_none()}", "fix that, or use the cpu")
     index = int(device.partition(":")[2] or 0)
     if index >= (count := torch.cuda.device_count()):
         raise Refused(

@@ -114,7 +114,7 @@ def memory(least: float, most: float = 0.0) -> str:
     if most and most < least:
         raise Refused(
             f"'max-memory' allows a message {most:g} GB, but PyTorch itself needs {least:g} GB",
-            "raise 'max-memory' in the site file or the node config",
+            "raise it in the site file or the node config",
         )
     if free < least:
         fault = f"{free:.1f} GB of memory are free, but a message needs at least {least:g} GB"

@@ -185,7 +185,7 @@ def _build_killed_reply(message: Message) -> Message:
     """Build the error reply of a site whose process died at each try."""
     reason = (
         f"its process was killed {_DEATHS} times while it answered, perhaps for lack of memory: "
-        "raise 'client-resources-num-cpus', so that fewer run at once, or use --engine inline"
+        "give sites more with 'client-resources-num-cpus', or use --engine inline"
     )
     reply = Message(Error(0, reason), reply_to=message)
     reply.metadata.__dict__["_message_id"] = f"reply-{message.metadata.message_id}"

@@ -55,7 +55,7 @@ class Calibration:
         if math.isinf(limit):
             raise SettingError(
                 f"--coverage {coverage:g} needs {rows_needed(coverage)} validation rows, but site "
-                f"{self.site} was calibrated on {self.rows}: lower --coverage, or get more rows by "
+                f"{self.site} was calibrated on {self.rows}: ask for less, or cut more by "
                 "'val-folds' in a new run"
             )
         return limit

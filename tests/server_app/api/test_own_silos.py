@@ -240,7 +240,7 @@ def test_a_part_of_the_hub_without_labels_is_left_out_and_told(
         )
         for part, labels in {"train": [0, 1, None, 0, 1], "test": [-1, -1]}.items()
     }
-    monkeypatch.setattr(hugging_face, "_loaded", lambda name: parts)
+    monkeypatch.setattr(hugging_face, "_load_parts", lambda name: parts)
     lines = [*hugging_face.fetch_named("some/set", tmp_path, "ill")]
     assert "left out: 3 samples without a label" in lines
     assert f"{tmp_path}/some--set: 4 train" in lines
@@ -250,7 +250,7 @@ def test_a_part_of_the_hub_without_labels_is_left_out_and_told(
         f"{folder}/{c}/{i:06}.png"
         for c, i in zip(["cat"] * 2 + ["dog"] * 2, (0, 2, 1, 3), strict=True)
     ]
-    monkeypatch.setattr(hugging_face, "_loaded", lambda name: {"test": parts["test"]})
+    monkeypatch.setattr(hugging_face, "_load_parts", lambda name: {"test": parts["test"]})
     with pytest.raises(DataError, match="data set 'other' has no sample with a label"):
         list(hugging_face.fetch_named("other", tmp_path, "ill"))
 

@@ -427,7 +427,7 @@ def test_a_gpu_that_is_not_there_is_named(hospital: Hospital) -> None:
     hospital.run = None
     (told,) = (finding for finding in hospital.found() if finding.check == "gpu")
     assert told.status is Status.FAILED
-    assert "set 'device' to cpu" in told.fix
+    assert "use the cpu" in told.fix
 
 
 def test_nothing_is_left_at_the_site_but_its_decoded_data(

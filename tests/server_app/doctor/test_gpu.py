@@ -65,7 +65,7 @@ def test_wheels_without_code_for_a_gpu_are_named(monkeypatch: pytest.MonkeyPatch
 def test_without_a_gpu_auto_is_skipped_and_cuda_refused() -> None:
     with pytest.raises(Skipped, match="the CPU is"):
         gpu.look("auto")
-    with pytest.raises(Refused, match="set it to cpu"):
+    with pytest.raises(Refused, match="use the cpu"):
         gpu.look("cuda")
 
 

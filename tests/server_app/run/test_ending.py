@@ -56,7 +56,7 @@ def test_method_whose_document_is_no_json_loses_that_alone(
     directory = run_inline(resolve(tiny("fedavg", out=str(tmp_path), rounds=1)), 3)
     assert directory.read_json(SUMMARY)["rounds"] == 1, "its rounds cannot be run again for free"
     assert not (directory.path / "own.json").exists()
-    assert "own.json cannot be written (TypeError" in " ".join(capsys.readouterr().out.split())
+    assert "cannot write own.json (TypeError" in " ".join(capsys.readouterr().out.split())
 
 
 def test_method_without_documents_today_costs_no_run(
@@ -69,7 +69,7 @@ def test_method_without_documents_today_costs_no_run(
     directory = run_inline(resolve(tiny("fedavg", out=str(tmp_path), rounds=1)), 3)
     assert directory.has_ended()
     printed = " ".join(capsys.readouterr().out.split())
-    assert "the method's documents cannot be written (KeyError" in printed
+    assert "cannot write the method's documents (KeyError" in printed
 
 
 def test_killed_between_summary_and_documents_the_run_writes_them_when_it_is_resumed(

@@ -35,7 +35,7 @@ def test_a_run_has_ended_when_its_summary_is_there(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_missing_is_not_a_run_that_can_be_resumed(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match=r"there is no run directory .*/none: name one"):
+    with pytest.raises(RunDirectoryError, match="does not exist"):
         finished_run(tmp_path / "none")
 
 
