@@ -152,9 +152,7 @@ def open_aligner(
             )
             for site in (others if settings.align_target == "others" else ())
         ],
-        noised=partial(add_noise, settings=settings, rng=rng)
-        if settings.noise_variance
-        else None,
+        noised=partial(add_noise, settings=settings, rng=rng) if settings.noise_variance else None,
     )
 
 

@@ -16,7 +16,14 @@ _NAME = 80  # characters of one name in a list of names
 _KEPT = "\n\t"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Markup of Markdown and HTML, and what begins a link by itself in GitHub's Markdown
-_MARKUP = re.compile(r"[\\`*_\[\]~&@]|<(?=\S)|:(?=//)|(?<=www)\.|(?<=mailto):|(?<=xmpp):|^[#+=>-]")
+_INLINE = r"[\\`*_\[\]~&@]|<(?=\S)|:(?=//)|(?<=www)\.|(?<=mailto):|(?<=xmpp):"
+# At the start of a line also what begins a heading, a list or a quotation
+_MARKUP = re.compile(rf"{_INLINE}|^[#+=>-]")
+_CELL_MARKUP = re.compile(rf"{_INLINE}|\|")
+# What a cell keeps: a star by itself, and an interval of numbers unless what follows could make a
+# link of it
+_NUMBER = r"[+-]?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|nan|inf)"
+_NO_MARKUP = re.compile(rf"(\[{_NUMBER}, {_NUMBER}\](?![\[(:])|(?<!\S)\*(?!\S))")
 
 
 def one_line(text: object, longest: int = LONGEST) -> str:
@@ -124,6 +131,18 @@ def markdown_text(text: str) -> str:
     """Escape a text so that Markdown shows it on one line, without links, pictures and HTML."""
     line = " ".join(terminal_text(text).split())
     return _MARKUP.sub(r"\\\g<0>", line)
+
+
+def markdown_cell(text: str) -> str:
+    """Escape a text so that Markdown shows it as it is in a cell of a table.
+
+    Signs, intervals of numbers and a star that marks a row stay as they are: a cell begins no list,
+    brackets around two numbers are no link, and a star between spaces emphasises nothing.
+    """
+    line = " ".join(terminal_text(text).split())
+    parts = _NO_MARKUP.split(line)  # every second part is none
+    parts[::2] = [_CELL_MARKUP.sub(r"\\\g<0>", part) for part in parts[::2]]
+    return "".join(parts)
 
 
 def markdown_code(text: object) -> Markdown:

@@ -38,3 +38,18 @@ SUMMARY: dict[str, Any] = {
         "epsilon": "none",
     },
 }
+
+
+def silo(**changes: Any) -> dict[str, Any]:
+    """Return what silos.json has of one site, with other values of some keys."""
+    return SILO | _keys(changes)
+
+
+def summary(**changes: Any) -> dict[str, Any]:
+    """Return the content of summary.json, with other values of some keys."""
+    return SUMMARY | _keys(changes)
+
+
+def _keys(changes: dict[str, Any]) -> dict[str, Any]:
+    """Write names of arguments as keys; only ``label_counts`` has no hyphen in its file."""
+    return {key if key in SILO else key.replace("_", "-"): value for key, value in changes.items()}

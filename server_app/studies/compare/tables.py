@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from rich.table import Table
 
-from fedsilo.models.contract.one_line import counted, markdown_text
+from fedsilo.models.contract.one_line import counted, markdown_cell
 
 TIDY = ("experiment", "method", "seed", "group", "metric", "value", "published", "published_sd")
 FIGURE = ["experiment", "group", "metric"]  # the columns that identify a value over seeds
@@ -190,14 +190,9 @@ def rich_table(
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> str:
     """Build a Markdown table from lines of cells, of which the first has the column titles."""
-    columns, *body = [[_markdown_cell(cell) for cell in line] for line in lines]
+    columns, *body = [[markdown_cell(cell) for cell in line] for line in lines]
     rows = [columns, ["---"] * len(columns), *body]
     return "".join(f"| {' | '.join(line)} |\n" for line in rows)
-
-
-def _markdown_cell(text: str) -> str:
-    """Escape the cell of a Markdown table, because hospitals choose some of the texts."""
-    return markdown_text(text).replace("|", "\\|")
 
 
 def seconds_text(seconds: float) -> str:

@@ -1,8 +1,10 @@
+import html
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from markdown_it import MarkdownIt
 
 from fedsilo.models.contract.errors import DataError, FedsiloError
 from fedsilo.models.contract.one_line import (
@@ -10,6 +12,7 @@ from fedsilo.models.contract.one_line import (
     as_word,
     format_count,
     join_names,
+    markdown_cell,
     one_line,
     printable,
     quote_value,
@@ -73,3 +76,54 @@ def test_one_of_a_noun_is_singular_and_a_hiss_gets_its_e() -> None:
 def test_a_path_with_a_space_is_one_word_and_one_below_here_is_relative() -> None:
     assert as_word(Path("/runs of today/a")) == "'/runs of today/a'"
     assert as_word(Path.cwd() / "runs" / "a") == "runs/a"
+
+
+def cell_as_html(text: str) -> str:
+    """Return what a Markdown reader makes of a cell between two others."""
+    table = (
+        f"| a | b | c |\n| --- | --- | --- |\n| (x) | {markdown_cell(text)} | (https://e.org) |\n"
+    )
+    shown = MarkdownIt("commonmark").enable("table").render(table)
+    return shown.rpartition("<td>(x)</td>\n<td>")[2].partition("</td>\n<td>(https://e.org)</td>")[0]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "+0.233 (1 run)",
+        "-0.1",
+        "-",
+        "+",
+        "0.700 [0.600, 0.800]",
+        "+0.200 [-0.100, +0.500] p=0.040",
+        "[nan, 1e-05]",
+        "long *",
+        "1. p < 0.05 > 0",
+    ],
+)
+def test_numbers_intervals_and_signs_stay_as_they_are_in_a_cell(text: str) -> None:
+    assert markdown_cell(text) == text
+    assert cell_as_html(text) == html.escape(text, quote=False)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[0.6, 0.8](https://e.org)",
+        "![0.6, 0.8](https://e.org)",
+        "[[0.6, 0.8]](https://e.org)",
+        "[0.6, 0.8][0.6, 0.8]",
+        "[x](javascript:alert(1))",
+        "<img src=x onerror=alert(1)>",
+        "**b** *i* _u_ `c` a|b",
+        "* * a *b*",
+        "\\[0.6, 0.8] \\| \\<b>",
+    ],
+)
+def test_what_could_be_markup_is_shown_as_it_is_in_a_cell(text: str) -> None:
+    assert cell_as_html(text) == html.escape(text, quote=False)
+
+
+@given(st.text(st.sampled_from("[]0, 1(!:)*_`<b>|\\~+-&#x"), max_size=30))
+def test_no_text_of_markup_and_numbers_is_anything_else_in_a_cell(text: str) -> None:
+    assert html.unescape(cell_as_html(text)) == " ".join(text.split())

@@ -267,11 +267,13 @@ def test_labels_of_pictures_are_classes_whatever_number_they_are(
 def test_a_picture_is_turned_as_its_file_would_be(tmp_path: Path) -> None:
     left = np.zeros((16, 16), np.uint8)
     left[:, :8] = 255
+    others = [Image.new("L", (16, 16), 10 * number) for number in range(1, 8)]
     exif = Image.Exif()
     exif[0x112] = 6  # a quarter clockwise
     Image.fromarray(left).save(tmp_path / "a.jpg", exif=exif)
     picture = Image.open(tmp_path / "a.jpg")
-    (silo,) = read(tmp_path, {"north": Pairs(*[(picture, i % 2) for i in range(8)])})
+    pairs = [(one, i % 2) for i, one in enumerate([picture, *others])]
+    (silo,) = read(tmp_path, {"north": Pairs(*pairs)})
     upright = decode_image(tmp_path / "a.jpg", 16)
     assert upright[0, 0].min() > 200 > 50 > upright[0, 15].max()
     assert np.array_equal(silo.train.inputs[0].numpy(), upright)

@@ -190,7 +190,8 @@ def test_settings_and_experiments_are_listed(capsys: pytest.CaptureFixture[str])
     assert "gamma = 0.3" in capsys.readouterr().out
     assert main(["experiments"]) == 0
     listed = capsys.readouterr().out
-    assert re.search(r"^uefl: UEFL, .*\n  uefl-digits +digits, 9 silos", listed, re.MULTILINE)
+    line = r"^uefl: UEFL \(Zhang.* 2025\): .*\n  uefl-digits +digits, 9 silos"
+    assert re.search(line, listed, re.MULTILINE)
 
 
 def test_runs_lie_where_out_or_the_environment_says(

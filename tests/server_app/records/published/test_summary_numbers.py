@@ -11,6 +11,7 @@ from fedsilo.server_app.config.settings import RUN_FORMAT, group_settings, read_
 from fedsilo.server_app.records.published.numbers import Published, published_numbers
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.figures.learning_curves import draw_documents
+from tests.support.run_files import silo
 
 HOSPITALS = ("cleveland", "hungary", "switzerland", "va")
 
@@ -20,7 +21,7 @@ def _run(folder: Path, *sites: str, **changes: Any) -> RunDirectory:
     content = {"format": RUN_FORMAT, **group_settings(settings)}
     (folder / "config.toml").write_text(tomli_w.dumps(content))
     directory = RunDirectory(folder)
-    silos = {site: {"label_counts": {"train": [3, 1]}, "classes": []} for site in sites}
+    silos = {site: silo(label_counts={"train": [3, 1]}, classes=[]) for site in sites}
     directory.write_json("silos.json", silos)
     return directory
 

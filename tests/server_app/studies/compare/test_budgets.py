@@ -11,6 +11,7 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import config_document
 from fedsilo.server_app.studies.compare.budgets import Budget, Budgets, budget_of, tuned_over
 from fedsilo.server_app.studies.finished_run import FinishedRun
+from tests.support.run_files import SUMMARY, summary
 
 GIVEN = {"rounds": 4, "network": "conv", "local-steps": 9}
 EQUAL = Budget("digits", GIVEN, 3, (4, 4), 100.0, 1600.0)
@@ -35,8 +36,8 @@ def test_budget_takes_means_over_seeds_of_sums_over_sites(tmp_path: Path) -> Non
         header = "round,phase,site,bytes_down,bytes_up,seconds,steps,samples"
         (run.path / "traffic.csv").write_text("\n".join([header, *rows]) + "\n")
         sent = {"down": 10 + seed, "up": 20}
-        seconds = {"total": 2.0 * seed}
-        run.write_json("summary.json", {"rounds": 2 + seed, "bytes": sent, "seconds": seconds})
+        seconds = SUMMARY["seconds"] | {"total": 2.0 * seed}
+        run.write_json("summary.json", summary(rounds=2 + seed, bytes=sent, seconds=seconds))
         runs.append(run)
     taken = Budget("digits", GIVEN).with_costs(runs)
     assert (taken.steps, taken.samples) == (9.0, 90.0)  # 8 and 10
@@ -49,9 +50,7 @@ def test_rows_of_an_earlier_version_took_steps_that_nobody_told(tmp_path: Path) 
     (tmp_path / "traffic.csv").write_text(
         "round,phase,site,bytes_down,bytes_up,seconds\n1,train,a,9,9,0.5\n"
     )
-    (tmp_path / "summary.json").write_text(
-        '{"rounds": 4, "bytes": {"down": 1, "up": 1}, "seconds": {"total": 1}}'
-    )
+    (tmp_path / "summary.json").write_text(json.dumps(summary(rounds=4)))
     old = Budget("digits", GIVEN, 3).with_costs([FinishedRun(tmp_path)] * 2)
     assert old.cells()[1:3] == ["unknown", "unknown"]
     assert Budgets({"a": EQUAL, "b": old}).unlike() == {}

@@ -14,6 +14,7 @@ from fedsilo.server_app.records.run_directory import RunDirectory, config_docume
 from fedsilo.server_app.studies.compare.over_seeds import Job, _results
 from fedsilo.server_app.studies.compare.tables import over_seeds
 from fedsilo.server_app.studies.finished_run import FinishedRun, same_split
+from tests.support.run_files import silo, summary
 
 SILOS = [f"s{distribution}{letter}" for distribution in "123" for letter in "abc"]
 
@@ -26,10 +27,10 @@ def test_a_finished_run_is_reused_and_one_with_other_settings_is_refused(tmp_pat
     directory.path.mkdir()
     (directory.path / "config.toml").write_text(config_document(settings, {}))
     fingerprints = {name: load_silo(name, settings.common).fingerprints for name in SILOS}
-    silos = {name: {"fingerprints": found} for name, found in fingerprints.items()}
+    silos = {name: silo(fingerprints=found) for name, found in fingerprints.items()}
     directory.write_json("silos.json", silos)
     assert not job.is_finished()
-    directory.write_json("summary.json", {})
+    directory.write_json("summary.json", summary())
     assert job.is_finished()
     other = resolve({"out": str(tmp_path), "run-name": "x-seed0", "seed": 0, "rounds": 31})
     with pytest.raises(RunDirectoryError, match="rounds is 30 there and 31 here"):
@@ -37,7 +38,7 @@ def test_a_finished_run_is_reused_and_one_with_other_settings_is_refused(tmp_pat
     with pytest.raises(RunDirectoryError, match="9 sites took part, but 3"):
         Job("x", settings, 3, []).is_finished()
     for name in ("s1b", "s3c"):
-        silos[name] = {"fingerprints": fingerprints[name] | {"train": "ab"}}
+        silos[name] = silo(fingerprints=fingerprints[name] | {"train": "ab"})
     directory.write_json("silos.json", silos)
     with pytest.raises(RunDirectoryError, match="the data of s1b, s3c have changed; choose"):
         job.is_finished()
@@ -321,7 +322,7 @@ def test_splits_of_their_own_that_are_all_the_same_are_refused_before_anything_r
 def _run_of(folder: Path, digests: dict[str, str], counts: tuple[int, int] = (1, 1)) -> FinishedRun:
     directory = RunDirectory(folder)
     directory.path.mkdir()
-    facts = {"fingerprints": digests, "distribution": "d", "label_counts": {"test": counts}}
+    facts = silo(fingerprints=digests, distribution="d", label_counts={"test": counts})
     directory.write_json("silos.json", {"one": facts})
     return FinishedRun(folder)
 

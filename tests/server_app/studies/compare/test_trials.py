@@ -11,6 +11,7 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.studies.compare import trials
 from fedsilo.server_app.studies.compare.trials import Trial, run_trials
+from tests.support.run_files import summary
 
 LOCAL: dict[str, Value] = {
     "method": "local",
@@ -58,7 +59,7 @@ def test_summaries_that_are_there_come_back_in_the_order_of_the_trials(
     monkeypatch.setattr(trials, "_run", never)
     wanted = [_trial(seed=seed) for seed in (3, 1, 2, 1)]
     for trial in wanted:
-        (tmp_path / f"{trial.key()}.json").write_text(json.dumps(dict(trial.label)))
+        (tmp_path / f"{trial.key()}.json").write_text(json.dumps(summary(**trial.label)))
     assert [found["seed"] for found in run_trials(wanted, tmp_path, 2)] == [3, 1, 2, 1]
     assert multiprocessing.active_children() == []
 

@@ -72,6 +72,7 @@ def test_the_weights_go_where_the_experiment_looks_for_them_and_its_run_begins_w
     file: Path,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cache = f"cache-dir={tmp_path / 'cache'}"
     assert pretrained("skin", "--set", cache) == 0
@@ -88,6 +89,8 @@ def test_the_weights_go_where_the_experiment_looks_for_them_and_its_run_begins_w
     assert not [name for name in arrays if name.startswith("head")], "the classifier is thrown away"
     changes = {"cache-dir": str(tmp_path / "cache"), "out": str(tmp_path), "run-name": "run"}
     directory = run_inline(settings_of(file, **changes), 6)
+    # Who reads a run has a cache of their own, whatever its settings name
+    monkeypatch.setenv("FEDSILO_CACHE", str(tmp_path / "cache"))
     network = cast(Any, finished_site(directory.path, "bcn", None, None).open())
     state = network.vit.state_dict()
     assert state.keys() == arrays.keys()
