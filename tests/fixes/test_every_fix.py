@@ -35,7 +35,7 @@ ELSEWHERE = {
         "tests/client_app/privacy/test_secure_aggregation.py"
     ),
     "sites weigh themselves by their own samples": "tests/test_secure_end_to_end.py",
-    "of the others, and {x} are to be borne": "tests/attacks/test_secure_sums.py",
+    "of the others, but this hospital requires": "tests/attacks/test_secure_sums.py",
     "needs at least {x} sites, but there are": "tests/strategies/loop/test_robust.py",
     "needs at least three sites": "tests/test_secure_end_to_end.py",
     "needs more than the sum of the sites' arrays": "tests/test_secure_end_to_end.py",

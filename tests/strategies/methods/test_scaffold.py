@@ -83,5 +83,7 @@ def test_a_secret_sum_gives_the_weights_and_controls_of_an_open_one(
     shutil.rmtree(tmp_path / "sites")  # kept under other settings
     summed = spied_run(secret)[1].state.arrays
     assert any(name.startswith("control/") and array.any() for name, array in summed.items())
+    # These tiny sites weigh little of the 16,384 samples by which a sum is scaled, so a mean is
+    # rounded to about 4e-6; a control variate is that over 0.01 times the steps
     for name, array in opened.items():
-        np.testing.assert_allclose(summed[name], array, atol=1e-5)
+        np.testing.assert_allclose(summed[name], array, atol=1e-3)
