@@ -89,7 +89,7 @@ def test_the_command_writes_a_card_and_leaves_one_that_is_there(
     assert capsys.readouterr().out == f"{tmp_path / 'card.md'}\n"
     assert (tmp_path / "card.md").read_text().startswith("---\nlibrary_name: fedsilo\n")
     assert main(words) == 1
-    assert "exists already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
     assert main(["card", str(finished / "vit"), "--site", "nobody"]) == 1
     assert "there is no site 'nobody'" in capsys.readouterr().err
     assert not (finished / "vit" / "model-card.md").exists()

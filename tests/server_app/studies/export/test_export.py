@@ -188,7 +188,7 @@ def test_what_cannot_be_exported_is_told_in_a_line_and_leaves_nothing(
         assert "pip install 'fedsilo[onnx]'" in refusal(words, capsys)
     assert list(tmp_path.iterdir()) == []
     (tmp_path / "out").mkdir()
-    assert "exists already" in refusal(["export", str(runs["mlp"]), *out], capsys)
+    assert "already exists" in refusal(["export", str(runs["mlp"]), *out], capsys)
 
 
 def test_a_program_that_answers_otherwise_is_refused(

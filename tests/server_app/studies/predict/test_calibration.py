@@ -80,7 +80,7 @@ def test_too_few_rows_are_refused_with_how_many_it_takes(
     assert "--coverage is 1.0; it must be" in refusal([*words, "va", "--coverage", "1"], capsys)
     assert not (tmp_path / "c.json").exists()
     (tmp_path / "c.json").write_text("mine")
-    assert "c.json exists already" in refusal([*words, "va"], capsys)
+    assert "c.json already exists" in refusal([*words, "va"], capsys)
 
 
 def test_a_calibration_of_another_model_or_a_damaged_one_is_refused(

@@ -181,5 +181,5 @@ def test_the_page_fits_a_window_and_loads_nothing(width: int, page: str, tables:
 
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "a.html").touch()
-    with pytest.raises(SettingError, match=r"a\.html exists already"):
+    with pytest.raises(SettingError, match=r"a\.html already exists"):
         PredictRequest(tmp_path, split="test", html=tmp_path / "a.html").check()

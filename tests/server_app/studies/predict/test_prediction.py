@@ -307,7 +307,7 @@ def test_a_file_that_is_there_is_left_alone(
         (tmp_path / name).write_text("mine")
         words = ["--split", "test", "--out", str(tmp_path / "out.csv")]
         assert main(["predict", str(finished / "fedavg"), *words]) == 1
-        assert f"{name} exists already" in capsys.readouterr().err
+        assert f"{name} already exists" in capsys.readouterr().err
         assert (tmp_path / name).read_text() == "mine"
         (tmp_path / name).unlink()
 
