@@ -435,7 +435,7 @@ def test_an_early_stop_is_no_failure(hearts: Path, tmp_path: Path) -> None:
         html = report([run], ReportOptions(reader=reader))
         assert "as its settings ask for: stopped early after round 2" in html
         assert html.count("stopped early after round 2") == 1
-        assert "What the run went on without" not in html
+        assert "What the run continued without" not in html
         assert "Every site answered every message." in html
 
 
