@@ -63,7 +63,7 @@ def chosen_sites(settings: CommonSettings, wanted: Sequence[str]) -> list[str]:
             f"fine-tuning needs images, but data set '{settings.dataset}' is a table: name another "
             "by --dataset"
         )
-    sites = chosen_of(silo_names(settings), wanted, f"'{settings.dataset}'")
+    sites = chosen_of(silo_names(settings), wanted, f"data set '{settings.dataset}'")
     if not sites:
         raise DataError(f"data set '{settings.dataset}' has no sites on this machine")
     return sites

@@ -36,7 +36,7 @@ def test_sites_are_those_of_the_run_in_its_order(tmp_path: Path) -> None:
     (tmp_path / "silos.json").write_text(json.dumps(dict.fromkeys("bac", SILO)))
     assert sites_of(tmp_path) == ["b", "a", "c"]
     assert sites_of(tmp_path, ["c", "b"]) == ["b", "c"]
-    with pytest.raises(SettingError, match=r"no site 'd' in .*: its sites are b, a, c"):
+    with pytest.raises(SettingError, match=r" has no site 'd': choose one of b, a, c"):
         sites_of(tmp_path, ["d"])
 
 

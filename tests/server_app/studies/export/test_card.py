@@ -91,7 +91,7 @@ def test_the_command_writes_a_card_and_leaves_one_that_is_there(
     assert main(words) == 1
     assert "already exists" in capsys.readouterr().err
     assert main(["card", str(finished / "vit"), "--site", "nobody"]) == 1
-    assert "there is no site 'nobody'" in capsys.readouterr().err
+    assert "has no site 'nobody'" in capsys.readouterr().err
     assert not (finished / "vit" / "model-card.md").exists()
 
 

@@ -120,7 +120,7 @@ def test_the_command_draws_the_training_images_of_all_sites(
     ("run", "more", "told"),
     [
         ("table", [], "is a table, which has no pixels to draw histograms of"),
-        ("fedavg", ["--site", "basel"], "there is no site 'basel' in "),
+        ("fedavg", ["--site", "basel"], " has no site 'basel': choose one of "),
         ("nowhere", [], "summary.json is missing: the run has not ended"),
     ],
 )

@@ -214,7 +214,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
             "--split test --coverage 0.9",
             "calibration-s1a.json does not exist: run 'fed",
         ),
-        ("fedavg", "--split test --site nobody", "there is no site 'nobody'"),
+        ("fedavg", "--split test --site nobody", "has no site 'nobody'"),
         ("fedavg", "--split test --id patient", "--id 'patient' is a column of a table: give"),
         ("fedavg", "--images nowhere", "nowhere is not a folder"),
         ("fedavg", "--table x.csv", "data set 'digits' is images: give files by --images"),
