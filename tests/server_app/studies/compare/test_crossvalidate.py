@@ -130,7 +130,7 @@ def test_a_single_run_has_neither_interval_nor_p_value() -> None:
     lines = csv_text(rows).splitlines()
     assert lines[1] == "a,,x,accuracy,0.733000,,,,1"
     assert lines[5] == "a,b,x,accuracy,0.233000,,,,1"
-    assert "| a less b | +0.233 (1 run) | +0.233 (1 run) |" in markdown_text(rows, ("accuracy",))
+    assert "| a - b | +0.233 (1 run) | +0.233 (1 run) |" in markdown_text(rows, ("accuracy",))
 
 
 def test_figures_stay_between_0_and_1_and_differences_may_go_beyond() -> None:
@@ -176,7 +176,7 @@ def test_markdown_has_a_table_per_metric_with_figures_then_differences() -> None
         "| --- | --- | --- |",
         "| a | 0.700 [0.600, 0.800] | 0.750 [0.650, 0.850] |",
         "| b | 0.500 [0.400, 0.600] |  |",
-        "| a less b | +0.200 [-0.100, +0.500] p=0.040 |  |",
+        "| a - b | +0.200 [-0.100, +0.500] p=0.040 |  |",
     ]
     assert second.splitlines()[2:] == [
         "| experiment | x |",
@@ -191,7 +191,7 @@ def test_csv_and_the_terminals_table_hold_the_same() -> None:
     assert lines[4] == "a,b,x,accuracy,0.200000,-0.100000,0.500000,0.040000,10"
     assert len(lines) == 6
     columns = {str(c.header): list(c.cells) for c in metric_table(TABLE, "accuracy").columns}
-    assert columns["experiment"] == ["a", "b", "a less b"]
+    assert columns["experiment"] == ["a", "b", "a - b"]
     assert columns["all"] == ["0.750\n[0.650, 0.850]", "", ""], "an interval has its own line"
 
 
@@ -264,7 +264,7 @@ def test_two_experiments_are_cross_validated_on_the_same_splits(
     assert order == ["cleveland", "hungary", "switzerland", "va", "all"]
     auc = {row["group"]: row["runs"] for row in table if row["metric"] == "auc"}
     assert auc == {"cleveland": "2", "hungary": "2", "switzerland": "1", "va": "2", "all": "2"}
-    assert (tmp_path / "t.md").read_text().count("| averaged less alone |") == 5
+    assert (tmp_path / "t.md").read_text().count("| averaged - alone |") == 5
     assert main(arguments) == 0
     again = {path: path.stat().st_mtime_ns for path in (tmp_path / "crossvalidation").iterdir()}
     assert again == kept
@@ -290,7 +290,7 @@ def test_experiments_on_unequal_terms_are_refused_before_they_run_or_marked(
     assert f"* {remark}" in capsys.readouterr().out.splitlines()
     text = (tmp_path / "t.md").read_text()
     assert text.endswith(f"\n* {remark}\n")
-    assert "| averaged less longer * |" in text
+    assert "| averaged - longer * |" in text
 
 
 @pytest.mark.usefixtures("in_process")

@@ -10,7 +10,7 @@ from fedsilo.server_app.studies.compare.experiment_runs import finished_runs
 
 
 def test_folders_of_runs_are_looked_into_and_unfinished_runs_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="is not a run directory and has none"):
+    with pytest.raises(RunDirectoryError, match="is no run directory and has none"):
         finished_runs([tmp_path])
     (tmp_path / "a-seed0").mkdir()
     (tmp_path / "a-seed0" / "config.toml").write_text(f"format = {RUN_FORMAT}\n")

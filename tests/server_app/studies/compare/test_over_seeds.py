@@ -250,7 +250,7 @@ def test_a_method_that_no_seed_changes_is_not_tested_and_says_so(
             ["own", "mixed"],
             "of experiment 'mixed' continues over rounds, but that of 'own' restarts",
         ),
-        (["own", "digits", "--tests", "auc"], "'digits' is on data set 'digits' and 'own' on"),
+        (["own", "digits", "--tests", "auc"], "experiment 'digits' uses data set 'digits'"),
     ],
 )
 def test_what_cannot_be_tested_is_refused_before_anything_runs(

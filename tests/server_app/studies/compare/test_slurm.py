@@ -31,7 +31,7 @@ def test_jobs_are_a_number_or_slurm_with_its_parameters() -> None:
 
 @pytest.mark.parametrize("text", ["-1", "many", "1.5", "", "9999999"])
 def test_other_jobs_are_refused(text: str) -> None:
-    with pytest.raises(SettingError, match="a number of at least 0, or slurm"):
+    with pytest.raises(SettingError, match="--jobs must be a number, at least 0, or slurm"):
         read_jobs(text, [])
 
 
@@ -60,7 +60,7 @@ def test_each_run_is_a_job_of_its_own(tmp_path: Path) -> None:
 
 def test_a_job_that_fails_is_told_with_its_log(tmp_path: Path) -> None:
     with (
-        pytest.raises(RunFailedError, match=r"ZeroDivisionError: number 1; its log is .*slurm"),
+        pytest.raises(RunFailedError, match=r"ZeroDivisionError: number 1; read its log .*slurm"),
         SlurmPool(LOCAL, tmp_path) as pool,
     ):
         run_missing(pool, _falling, [1], lambda *_: None)

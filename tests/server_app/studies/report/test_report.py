@@ -69,7 +69,7 @@ def test_runs_of_one_name_that_differ_in_more_than_the_seed_stand_apart(
     html = report([tmp_path / "one", tmp_path / "two"], ReportOptions())
     assert "one/fedavg-seed0" in html
     assert "two/fedavg-seed0" in html
-    assert "One seed each" in html
+    assert "Each experiment has one seed" in html
 
 
 def test_the_clinic_finds_what_is_found_and_missed_with_intervals(hearts: Path) -> None:
@@ -277,7 +277,7 @@ def test_a_site_file_that_cannot_be_used_is_refused(hearts: Path, tmp_path: Path
 
 
 def test_a_folder_without_a_finished_run_is_refused(hearts: Path, tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="is not a run directory and has none"):
+    with pytest.raises(RunDirectoryError, match="is no run directory and has none"):
         report([tmp_path], ReportOptions())
     unfinished = shutil.copytree(hearts / "local-seed0", tmp_path / "run")
     (unfinished / "summary.json").unlink()
