@@ -234,7 +234,7 @@ def refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
             "--split test",
             "is a file: name the run's",
         ),
-        ("nowhere", "--split test", "there is no run directory"),
+        ("nowhere", "--split test", "nowhere does not exist: name one that does"),
     ],
 )
 def test_what_cannot_be_predicted_is_told_in_a_line(
