@@ -50,7 +50,7 @@ def test_a_sheet_has_two_rows_per_class_an_image_and_its_map_below_it() -> None:
             expected = Figure().subplots()
             draw_map(expected, explanation.image, explanation.saliency)
             assert np.allclose(shown(lower.images[1]), shown(expected.images[1]))
-            assert upper.get_title() == f"{NAMES[label]}: said {NAMES[label]}\nvacuity 0.25"
+            assert upper.get_title() == f"{NAMES[label]}: predicted {NAMES[label]}\nvacuity 0.25"
 
 
 def test_an_answer_that_is_wrong_stands_in_another_colour() -> None:
@@ -58,16 +58,16 @@ def test_an_answer_that_is_wrong_stands_in_another_colour() -> None:
     rows, _ = panels(sheet, 2)
     titles = [panel.title for row in rows for panel in row if panel.get_title()]
     assert [title.get_text().splitlines()[0] for title in titles] == [
-        "other: said other",
-        "other: said nevus",
-        "nevus: said other",
+        "other: predicted other",
+        "other: predicted nevus",
+        "nevus: predicted other",
     ]
     assert [title.get_color() == WRONG for title in titles] == [False, True, True]
 
 
 def test_a_network_without_evidence_is_named_with_its_doubt() -> None:
     rows, _ = panels([[explained(51, 0.25, vacuity=None)], []], 1)
-    assert rows[0][0].get_title() == "other: said other\ndoubt 0.25"
+    assert rows[0][0].get_title() == "other: predicted other\ndoubt 0.25"
 
 
 def test_fewer_images_than_asked_for_leave_panels_empty() -> None:

@@ -155,7 +155,7 @@ def test_the_command_draws_runs_and_writes_each_ones_points(
         assert rows[run.name] == {name: f"{found[name]:.6f}" for name in numbers}
         assert found["largest site"] == pytest.approx(1 / 3)
         assert (found["split"], found["layer"], found["seed"]) == ("test", "embedding", 0)
-    assert sum("a model per site" in line for line in lines) == 2
+    assert sum("each site has its own model" in line for line in lines) == 2
 
 
 def test_a_limit_takes_the_same_rows_of_every_run(finished: Path, tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_a_new_image_is_explained_by_its_file(
     [
         ("picsr", "basel", 0, "there is no silo 'basel': 4 silos are cleveland, hungary,"),
         ("picsr", "va", 45, "site va has 45 test rows, counted from 0, but no row 45"),
-        ("picsr", "va", -1, "there is no row -1"),
+        ("picsr", "va", -1, "site va has 45 test rows, counted from 0, but no row -1"),
         ("nowhere", "va", 0, "summary.json is missing: the run has not ended"),
     ],
 )
@@ -330,7 +330,7 @@ def test_a_state_that_lies_elsewhere_is_named_by_an_option(skin: Path, tmp_path:
     ("site", "row", "split", "told"),
     [
         ("bcn", 9, "test", "site bcn has 9 test rows, counted from 0, but no row 9"),
-        ("bcn", -1, "test", "there is no row -1"),
+        ("bcn", -1, "test", "site bcn has 9 test rows, counted from 0, but no row -1"),
         ("bcn", 0, "val", "site bcn has 0 val rows"),
         ("basel", 0, "test", "there is no silo 'basel'"),
     ],
@@ -403,7 +403,7 @@ def test_no_images_are_no_picture(
     images: str, skin: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert _attention(skin / "fedevprompt", f"--images={images}") == 1
-    told = f"fedsilo: error[setting]: --images is {images}; it must be at least 1\n"
+    told = f"fedsilo: error[setting]: --images must be at least 1, but is {images}\n"
     assert capsys.readouterr().err == told
 
 

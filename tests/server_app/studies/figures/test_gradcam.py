@@ -34,7 +34,7 @@ def test_a_sheet_has_the_images_and_a_column_per_run() -> None:
     assert [axes.get_title() for axes in panels[0]] == ["image", "first\nFedAvg", "second\nLocal"]
     assert [axes.get_title() for axes in panels[1]] == ["", "", ""]
     assert [row[0].get_xlabel() for row in panels] == ["test row 3", "test row 3"]
-    assert panels[0][1].get_xlabel() == "says yes: 0.80"
+    assert panels[0][1].get_xlabel() == "predicts yes: 0.80"
     assert (
         panels[1][1].get_xlabel() == "predicts no: 0.60\nmap of yes: 0.40\n(no region supports it)"
     )
