@@ -166,7 +166,7 @@ def test_tests_stand_below_the_table_and_in_the_markdown(
     assert "median (min to max) over 3 seeds" in said
     written = (tmp_path / "t.md").read_text()
     assert f"\n{heading}\n\n| p | slow |\n| --- | --- |\n| fast | 7.05e-02 |\n" in written
-    assert "times 1 pair (Bonferroni" in written
+    assert "multiplied by the number of pairs, 1 (Bonferroni" in written
     assert "but not the split, so p says nothing about other patients" in written
     assert "'--paired' tests the differences seed by seed" in written
     assert "| slow | all | " in written
