@@ -52,17 +52,20 @@ def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -
         ),
         (["pretrain", "nothere"], "unknown experiment 'nothere': 'fedsilo experiments' lists"),
         (["fetch", "mnist"], "give --data-dir, or set $FEDSILO_DATA"),
-        (["compare", "uefl-digits", "--jobs", "many"], "a number of at least 0, or slurm"),
+        (["compare", "uefl-digits", "--jobs", "many"], "at least 0, or slurm, but is 'many'"),
         (["crossvalidate", "local-heart", "--folds", "1"], "--folds must be at least 2, but is 1"),
-        (["crossvalidate", "local-heart", "--repeats", "0"], "--repeats is 0; it must be at"),
+        (
+            ["crossvalidate", "local-heart", "--repeats", "0"],
+            "--repeats must be at least 1, but is 0",
+        ),
         (
             ["crossvalidate", "local-heart", "--jobs", "-1"],
-            "--jobs is '-1'; it must be a number",
+            "at least 0, or slurm, but is '-1'",
         ),
         (["crossvalidate", "local-hart"], "did you mean 'local-heart'"),
         (
             ["tune", "local-heart", "--jobs", "-1"],
-            "--jobs is '-1'; it must be a number",
+            "at least 0, or slurm, but is '-1'",
         ),
         (["tune", "local-hart"], "did you mean 'local-heart'"),
         (["tune", "local-digits"], "declares a grid of 0 points"),
@@ -73,7 +76,7 @@ def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -
         (["fetch", "digits", "--data-dir", "x"], "nothing to fetch"),
         # By Ray, which takes half a minute to start and did not
         (["simulate", "fedavg-mnist-cpu", "--set", "data-dir=/nowhere"], "ubyte.gz is missing in"),
-        (["resume", "nowhere"], "is not a run directory"),
+        (["resume", "nowhere"], "nowhere has no config.toml"),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_1(

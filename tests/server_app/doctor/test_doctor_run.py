@@ -95,7 +95,7 @@ def test_sites_that_cannot_be_met_are_asked_once_and_fail_once(
     assert found["sites"]["said"] == "0 SuperNodes are connected after 60 s"
     for check in ("enough", "method"):
         assert (found[check]["status"], found[check]["said"]) == (
-            *("SKIPPED", "the sites could not be met"),
+            *("SKIPPED", "the sites could not be asked"),
         )
 
 

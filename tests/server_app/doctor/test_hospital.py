@@ -253,7 +253,7 @@ def test_a_key_that_the_superlink_does_not_know_is_refused(
     tmp_path: Path, secrets: Path, fleet: int
 ) -> None:
     kit = _kit(tmp_path, secrets, f"localhost:{fleet}", node="8")
-    _refused(_request(kit), "has no registration of this key at its SuperLink")
+    _refused(_request(kit), "has no registration of this key")
 
 
 def test_a_server_of_another_authority_and_one_that_is_silent_are_refused(
