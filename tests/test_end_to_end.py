@@ -281,7 +281,7 @@ def test_a_picture_that_cannot_be_drawn_costs_no_run(
     said: list[str] = []
     draw_pictures(directory, said.append)
     assert len(said) == 1, said
-    assert "cannot draw metrics.csv (no picture today)" in said[0]
+    assert "cannot draw metrics.csv (RunDirectoryError: no picture today)" in said[0]
     assert directory.read_json("summary.json")["rounds"] == 2
     assert (directory.path / "distribution.png").is_file(), "the other pictures are drawn"
 

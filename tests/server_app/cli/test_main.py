@@ -140,7 +140,7 @@ def test_a_name_that_exists_gets_a_number_and_the_old_run_is_left_alone(
     (tmp_path / "run").mkdir()
     assert main(_simulate(tiny, tmp_path)) == 0
     said = capsys.readouterr().out
-    assert f"fedsilo: {tmp_path / 'run'} exists; this run is run-2\n" in said
+    assert f"fedsilo: {tmp_path / 'run'} exists; this run is named run-2\n" in said
     assert "fedsilo report" in said
     assert list((tmp_path / "run").iterdir()) == []
     assert (tmp_path / "run-2" / "summary.json").is_file()
