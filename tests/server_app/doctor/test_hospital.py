@@ -291,7 +291,7 @@ def test_data_that_are_not_there_are_refused(kit: Path) -> None:
 def test_the_folder_of_a_kit_that_was_altered_starts_nothing(kit: Path) -> None:
     ready(_request(kit), _agree)
     (kit.parent / "north" / "ca.crt").write_text("other")
-    with pytest.raises(KitError, match=r"was altered: ca\.crt is not as sealed"):
+    with pytest.raises(KitError, match=r"was altered: ca\.crt does not match the seal"):
         ready(_request(kit), _agree)
 
 
