@@ -110,7 +110,8 @@ def _machine(monkeypatch: pytest.MonkeyPatch, driver: Callable[..., Any], built:
         (_fails, "sm_90", "update its driver, or set 'device' to cpu"),
         (
             *(_works, "sm_75"),
-            "install a PyTorch build that supports it (pytorch.org/get-started)",
+            "install a PyTorch build that supports it (pytorch.org/get-started), or set 'device' "
+            "to cpu",
         ),
     ],
 )

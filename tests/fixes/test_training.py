@@ -159,7 +159,7 @@ CASES = [
         fedavg(secure_aggregation="secagg", clip_norm=1.0, trust="sums", **STOPPED),
         {
             "remove 'early-stopping-metric'": {"early-stopping-metric": GONE},
-            "take one of accuracy": {"early-stopping-metric": "accuracy"},
+            "at trust 'sums' choose accuracy": {"early-stopping-metric": "accuracy"},
         },
     ),
     Case(

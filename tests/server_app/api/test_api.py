@@ -104,7 +104,7 @@ def test_what_is_not_there_is_told_in_a_line(hearts: Path, tmp_path: Path) -> No
     run = load_run(hearts / "fedavg-seed0")
     with pytest.raises(RunDirectoryError, match="has not ended"):
         load_run(tmp_path)
-    with pytest.raises(SettingError, match="there is no site 'vaa'"):
+    with pytest.raises(SettingError, match="has no site 'vaa'"):
         run.predictions("vaa")
     with pytest.raises(SettingError, match="there is no split 'tests'"):
         run.predictions("va", "tests")

@@ -36,7 +36,7 @@ def test_experiments_are_listed_under_a_line_about_their_method(tmp_path: Path) 
         "  f: {minutes: 3, config: {method: star, dataset: heart}}\n  g: {base: f}\n"
     )
     assert [*experiments(file=file)] == [
-        "my_method: a plug",
+        "my_method: a plugin",
         "  e    table, own silos, 7 rounds",
         "ring: Ring (Marfoq et al. 2020): each silo averages its model with its predecessor's.",
         "  bcd  digits, 9 silos, 30 rounds",

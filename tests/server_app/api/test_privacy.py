@@ -11,7 +11,7 @@ SETTINGS = {"rounds": 3, "local-steps": 2, "batch-size": 50, "evaluate-every": 0
 
 def test_plan_tells_steps_rate_and_a_noise_that_stays_within_the_budget() -> None:
     head, line = plan("fedavg-heart", samples=[200], epsilon=[2.0], settings=SETTINGS)
-    assert head.startswith("200 training samples: 6 steps in 3 rounds, each with 0.25 of the")
+    assert head.startswith("200 training samples: 6 steps in 3 rounds, each with 25.0% of the")
     assert "; 1 releases of metrics and, at a hospital, one of sample counts" in head
     found = re.search(r"epsilon 2 at delta 1e-05: .*noise-multiplier=([\d.]+)$", line)
     assert found is not None

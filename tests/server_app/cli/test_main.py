@@ -52,17 +52,20 @@ def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -
         ),
         (["pretrain", "nothere"], "unknown experiment 'nothere': 'fedsilo experiments' lists"),
         (["fetch", "mnist"], "give --data-dir, or set $FEDSILO_DATA"),
-        (["compare", "uefl-digits", "--jobs", "many"], "a number of at least 0, or slurm"),
+        (["compare", "uefl-digits", "--jobs", "many"], "at least 0, or slurm, but is 'many'"),
         (["crossvalidate", "local-heart", "--folds", "1"], "--folds must be at least 2, but is 1"),
-        (["crossvalidate", "local-heart", "--repeats", "0"], "--repeats is 0; it must be at"),
+        (
+            ["crossvalidate", "local-heart", "--repeats", "0"],
+            "--repeats must be at least 1, but is 0",
+        ),
         (
             ["crossvalidate", "local-heart", "--jobs", "-1"],
-            "--jobs is '-1'; it must be a number",
+            "at least 0, or slurm, but is '-1'",
         ),
         (["crossvalidate", "local-hart"], "did you mean 'local-heart'"),
         (
             ["tune", "local-heart", "--jobs", "-1"],
-            "--jobs is '-1'; it must be a number",
+            "at least 0, or slurm, but is '-1'",
         ),
         (["tune", "local-hart"], "did you mean 'local-heart'"),
         (["tune", "local-digits"], "declares a grid of 0 points"),
@@ -73,7 +76,7 @@ def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -
         (["fetch", "digits", "--data-dir", "x"], "nothing to fetch"),
         # By Ray, which takes half a minute to start and did not
         (["simulate", "fedavg-mnist-cpu", "--set", "data-dir=/nowhere"], "ubyte.gz is missing in"),
-        (["resume", "nowhere"], "is not a run directory"),
+        (["resume", "nowhere"], "nowhere has no config.toml"),
     ],
 )
 def test_an_error_is_one_line_and_exit_code_1(
@@ -137,7 +140,7 @@ def test_a_name_that_exists_gets_a_number_and_the_old_run_is_left_alone(
     (tmp_path / "run").mkdir()
     assert main(_simulate(tiny, tmp_path)) == 0
     said = capsys.readouterr().out
-    assert f"fedsilo: {tmp_path / 'run'} exists; this run is run-2\n" in said
+    assert f"fedsilo: {tmp_path / 'run'} exists; this run is named run-2\n" in said
     assert "fedsilo report" in said
     assert list((tmp_path / "run").iterdir()) == []
     assert (tmp_path / "run-2" / "summary.json").is_file()

@@ -229,7 +229,7 @@ def test_logs_of_an_unknown_member_name_the_known(
     assert main(["deploy", "logs", "nort", "--deployment", str(planned.folder)]) == 1
     assert "did you mean 'north'" in capsys.readouterr().err
     assert main(["deploy", "logs", "north", "--deployment", str(planned.folder)]) == 1
-    assert "north has not run yet" in capsys.readouterr().err
+    assert "because it has not run yet" in capsys.readouterr().err
     planned.with_node("far", "5")
     assert main(["deploy", "logs", "far", "--deployment", str(planned.folder)]) == 1
     assert "far runs on another machine: read its log" in capsys.readouterr().err

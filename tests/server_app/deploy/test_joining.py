@@ -167,7 +167,7 @@ def test_a_host_that_is_none_is_refused(host: str) -> None:
     if not host:
         assert request.address == ""
         return
-    with pytest.raises(FedsiloError, match="give a name or address"):
+    with pytest.raises(FedsiloError, match="--host must be a name or an address"):
         _ = request.address
 
 

@@ -46,7 +46,7 @@ def test_it_prints_roster_splits_and_what_leaves_and_leaves_nothing(
     assert _run() == 0
     said = capsys.readouterr().out
     assert "s1a: D1: 36 train, 4 val, 10 test; labels: train [" in said
-    assert "3 of 3 sites can take part, 3 are needed" in said
+    assert "3 of 3 sites can take part; 3 are needed" in said
     assert "leaves each site: all weights" in said
     assert said.endswith("6 passed, 0 failed, 1 skipped\n")
     assert list(tmp_path.iterdir()) == []
@@ -95,7 +95,7 @@ def test_sites_that_cannot_be_met_are_asked_once_and_fail_once(
     assert found["sites"]["said"] == "0 SuperNodes are connected after 60 s"
     for check in ("enough", "method"):
         assert (found[check]["status"], found[check]["said"]) == (
-            *("SKIPPED", "the sites could not be met"),
+            *("SKIPPED", "the sites could not be asked"),
         )
 
 

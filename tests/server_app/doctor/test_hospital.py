@@ -253,7 +253,7 @@ def test_a_key_that_the_superlink_does_not_know_is_refused(
     tmp_path: Path, secrets: Path, fleet: int
 ) -> None:
     kit = _kit(tmp_path, secrets, f"localhost:{fleet}", node="8")
-    _refused(_request(kit), "has no registration of this key at its SuperLink")
+    _refused(_request(kit), "has no registration of this key")
 
 
 def test_a_server_of_another_authority_and_one_that_is_silent_are_refused(
@@ -291,7 +291,7 @@ def test_data_that_are_not_there_are_refused(kit: Path) -> None:
 def test_the_folder_of_a_kit_that_was_altered_starts_nothing(kit: Path) -> None:
     ready(_request(kit), _agree)
     (kit.parent / "north" / "ca.crt").write_text("other")
-    with pytest.raises(KitError, match=r"was altered: ca\.crt is not as sealed"):
+    with pytest.raises(KitError, match=r"was altered: ca\.crt does not match the seal"):
         ready(_request(kit), _agree)
 
 

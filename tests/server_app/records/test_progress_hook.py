@@ -133,7 +133,7 @@ def test_a_run_without_a_site_names_it(
     assert seen == [{"s2a": "metric 'num-examples' is missing"}] * 2
 
 
-@pytest.mark.parametrize("broken", ["write_progress", "listed"])
+@pytest.mark.parametrize("broken", ["write_progress", "join_names"])
 def test_no_failure_of_it_reaches_the_run(
     tiny: Tiny,
     inline_run: InlineRun,

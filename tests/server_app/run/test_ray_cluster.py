@@ -37,7 +37,7 @@ def test_without_an_address_ray_starts_a_cluster_of_its_own() -> None:
     assert unused_cluster({}) is unused_cluster({"RAY_ADDRESS": "local"}) is None
     told = unused_cluster({"RAY_ADDRESS": "10.0.0.1:6379"})
     assert told is not None
-    assert "10.0.0.1:6379, which is not used" in told
+    assert "10.0.0.1:6379, but this run does not use it" in told
 
 
 def test_what_sites_read_of_the_environment_travels() -> None:

@@ -52,6 +52,8 @@ def test_processes_that_do_not_fit_into_memory_are_refused(monkeypatch: pytest.M
     with_free(1.7e9)
     ready.refuse_little_memory(RESOURCES)
     with_free(1.5e9)
-    with pytest.raises(SettingError, match=r"4 processes, which need about 1.6 GB, and 1.5 GB"):
+    with pytest.raises(
+        SettingError, match=r"4 processes, which need about 1.6 GB of memory, but 1.5 GB"
+    ):
         ready.refuse_little_memory(RESOURCES)
     ready.refuse_little_memory(RESOURCES | {"num-supernodes": 3})

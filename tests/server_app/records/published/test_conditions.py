@@ -47,10 +47,10 @@ def test_conditions_of_the_papers_setting_have_no_departures() -> None:
 @pytest.mark.parametrize(
     ("changes", "unlike"),
     [
-        ({"batch_size": 16}, "'batch-size' is 16 but must be 32 or 64"),
-        ({"rounds": 4}, "'rounds' is 4 but must be at least 5"),
+        ({"batch_size": 16}, "'batch-size' is 16, but must be 32 or 64"),
+        ({"rounds": 4}, "'rounds' is 4, but must be at least 5"),
         ({"initial_weights": ""}, "'initial-weights' names no file"),
-        ({"own": UEFLSettings(codes=4)}, "'uefl.codes' is 4 and not 8"),
+        ({"own": UEFLSettings(codes=4)}, "'uefl.codes' is 4, but must be 8"),
         ({"sites": ("a",)}, "the sites are without b"),
         (
             {"sites": ("a", "c", "d")},
@@ -58,7 +58,7 @@ def test_conditions_of_the_papers_setting_have_no_departures() -> None:
         ),
         (
             {"batch_size": 1, "rounds": 1},
-            "'batch-size' is 1 but must be 32 or 64; 'rounds' is 1 but must be at least 5",
+            "'batch-size' is 1, but must be 32 or 64; 'rounds' is 1, but must be at least 5",
         ),
     ],
 )
@@ -90,7 +90,7 @@ def test_published_numbers_of_many_rows_name_how_the_nearest_differs() -> None:
         rounds=60,
     )
     found = published_numbers(as_mapping(there) | as_mapping(UEFLSettings(codes=64)), [])
-    assert found.unlike == "'uefl.codes' is 64 and not 32"
+    assert found.unlike == "'uefl.codes' is 64, but must be 32"
 
 
 def test_every_experiment_at_a_papers_size_has_its_numbers() -> None:

@@ -109,7 +109,7 @@ def test_method_that_is_not_in_the_table_has_no_numbers() -> None:
 
 def test_variant_without_the_papers_noise_has_no_numbers() -> None:
     silent = found_of("Fed", {"noise_variance": 0.0})
-    assert silent == Published(unlike="'fedaligncl.noise-variance' is 0.0 and not 0.001")
+    assert silent == Published(unlike="'fedaligncl.noise-variance' is 0.0, but must be 0.001")
 
 
 def test_cross_has_single_models_and_those_of_the_other_sites() -> None:
