@@ -122,7 +122,7 @@ def test_without_agreed_counts_who_weighs_nearly_everything_is_named(
     lying(thousandfold)
     inline_run(tiny("fedavg", rounds=1, min_sites=2))
     told = " ".join(capsys.readouterr().out.split())
-    assert "site s3a says that it has 36000 of 36072 training samples" in told
+    assert "site s3a states that it has 36000 of all 36072 training samples" in told
     assert "('site-weights')" in told
 
 
@@ -373,7 +373,7 @@ def test_a_run_goes_on_with_sites_that_withhold_measurements(
     assert summary["failures"] == []
     assert list(summary["sites"]) == ([] if everyone else ["s1a", "s2a"])
     said = capsys.readouterr().out
-    assert f"site s3a: it withholds its measurements on {told}" in said
+    assert f"site s3a: it withholds its metrics on {told}" in said
     assert ("train loss" in said) == (not everyone or "train" in measured)
     assert "nan" not in said
 

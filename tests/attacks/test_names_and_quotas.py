@@ -133,4 +133,5 @@ def test_no_settings_beside_the_runs_open_a_state_of_other_settings(hospital: Ma
     for carried in ("", '{"seed": 1}'):
         site = hospital(method="local", unchecked={"seed": 2, "plugin-settings": carried})
         assert site.send(TRAIN, round=2) is None
-    assert "'plugin-settings' 'plugin-settings' .*'seed'" in site.refusals[0]
+    assert "'plugin-settings'" in site.refusals[0]
+    assert "'seed'" in site.refusals[0]
