@@ -43,7 +43,7 @@ def supernode_command(given: argparse.Namespace, environment: Mapping[str, str])
         node_config=[f"{key}={json.dumps(value)}" for key, value in node.items()],
     )
     setup = ready(request, _show, (lambda _: None) if given.print else refuse_failing)
-    _show([f"{setup.name} signs in secure sums by key {own_code(setup.own_folder)}"])
+    _show([f"{setup.name}: signs secure sums with key {own_code(setup.own_folder)}"])
     return command(setup, HEALTH_ADDRESS)
 
 

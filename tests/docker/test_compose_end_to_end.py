@@ -309,7 +309,7 @@ def suspicious(path: Path, names: set[str]) -> bool:
     ("image", "words", "said"),
     [
         ("hospital", (), "hospital: data directory /data is empty"),
-        ("hospital", ("-v", "/etc:/data:ro"), "hospital: there is no /run/secrets/kit.zip"),
+        ("hospital", ("-v", "/etc:/data:ro"), "hospital: /run/secrets/kit.zip does not exist"),
         ("server", (), "server: FEDSILO_HOST is not set"),
     ],
 )

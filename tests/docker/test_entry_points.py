@@ -155,7 +155,7 @@ def test_a_hospital_refuses_what_is_missing(hospital: Runner, place: Path) -> No
     (place / "kit.zip").chmod(0o644)
     refused(hospital(), "has mode 644, so other users may read the private key in it")
     (place / "kit.zip").unlink()
-    refused(hospital(), f"there is no {place / 'kit.zip'}")
+    refused(hospital(), f"{place / 'kit.zip'} does not exist")
     (place / "data" / "table.csv").unlink()
     refused(hospital(), f"data directory {place / 'data'} is empty")
     (place / "data").rmdir()
@@ -183,7 +183,7 @@ def test_a_server_makes_its_deployment_once_and_starts_a_superlink(
 
 def test_a_server_refuses_another_host_or_none(server: Runner, place: Path) -> None:
     refused(server(""), "FEDSILO_HOST is not set: give the name")
-    refused(server("a b"), "--host is 'a b'")
+    refused(server("a b"), "without :PORT, but is 'a b'")
     server()
     refused(server("other.example.org"), "has fl.example.org:9092")
     shutil.rmtree(place / "state")

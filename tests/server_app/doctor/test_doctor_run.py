@@ -153,7 +153,7 @@ def test_a_run_whose_purpose_is_to_meet_writes_what_the_sites_report(tmp_path: P
         (["site", "--node-config", "site='a"], "--node-config cannot be read"),
         (
             ["site", "--node-config", 'site="a"', "--deployment", "x"],
-            "the deployment decides --node-config",
+            "--node-config comes from the deployment",
         ),
     ],
 )

@@ -50,9 +50,7 @@ def test_a_gpu_without_room_and_one_too_many_are_named(monkeypatch: pytest.Monke
     _machine(monkeypatch, 10**9)
     with pytest.raises(Refused, match=r"GPU 0 has 1.0 of 80.0 GB free.*nvidia-smi"):
         gpu.look("auto")
-    with pytest.raises(
-        Refused, match=r"'device' is cuda:1, but PyTorch finds only 1 GPUs: "
-    ):
+    with pytest.raises(Refused, match=r"'device' is cuda:1, but PyTorch finds only 1 GPUs: "):
         gpu.look("cuda:1")
 
 
