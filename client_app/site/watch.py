@@ -1,6 +1,7 @@
 """Stop work that exceeds the hospital's limits on time or memory, at any point."""
 
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -51,6 +52,7 @@ def watched(seconds: float, megabytes: int) -> Iterator[None]:
                 "gives it ('max-memory'): ask for smaller images, batches or networks"
             )
 
+    gradients = _gradients_are_on()
     before = signal.signal(signal.SIGALRM, look)
     signal.setitimer(signal.ITIMER_REAL, min(_LOOK, max(seconds, 0.001)), _LOOK)
     try:
@@ -59,3 +61,20 @@ def watched(seconds: float, megabytes: int) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
+        _turn_gradients(gradients)
+
+
+def _gradients_are_on() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is None or bool(torch.is_grad_enabled())
+
+
+def _turn_gradients(on: bool) -> None:
+    """Turn PyTorch's gradients on or off, if the block has imported PyTorch.
+
+    The signal may come inside ``torch.no_grad``'s own exit. Gradients then stay off, and the
+    process could train in no later run.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_grad_enabled(on)

@@ -130,7 +130,7 @@ def test_sums_of_few_sites_are_refused(ready: Round) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"threshold": 2}, "threshold 2 does not follow from the run's settings"),
+        ({"threshold": 2}, "threshold 2 is not the one of the run's settings"),
         ({"sites": ["a", "b"]}, "not one key of each kind for each site"),
         ({"sites": ["b", "c", "d", "e"]}, "no sorted list of sites with this one in it"),
         ({"sites": ["b", "a", "c", "d"]}, "no sorted list of sites"),

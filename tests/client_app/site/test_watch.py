@@ -46,3 +46,23 @@ def test_another_thread_is_not_watched() -> None:
     thread.start()
     thread.join()
     assert done
+
+
+def sleep_without_gradients() -> None:
+    import torch
+
+    with watched(0.05, 0):
+        torch.set_grad_enabled(False)
+        time.sleep(10)
+
+
+def test_stopped_work_leaves_gradients_on() -> None:
+    """The signal may come while PyTorch turns gradients on again after ``no_grad``."""
+    import torch
+
+    try:
+        with pytest.raises(RefusedError, match="'max-seconds'"):
+            sleep_without_gradients()
+        assert torch.is_grad_enabled()
+    finally:
+        torch.set_grad_enabled(True)
