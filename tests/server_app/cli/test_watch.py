@@ -51,4 +51,6 @@ def test_what_cannot_be_watched_is_one_line(
         assert f"port {port} is in use" in _refused([str(run), "--port", port], capsys)
     text = (run / FILE).read_text()
     (run / FILE).write_text(text.replace('"version": 1', '"version": 7'))
-    assert "of another version of fedsilo" in _refused([str(run)], capsys)
+    said = _refused([str(run)], capsys)
+    assert "error[run-directory]" in said
+    assert "'version'" in said
