@@ -375,8 +375,7 @@ class Lab:
             splits: any of "train", "val" and "test".
         """
         if self.session.cap:
-            # Only the first is the received model; further
-            # models have their own names and stay here
+            # Only the first is the received model; others have their own names and stay here
             received = next(iter(self.session.method.measured(self, network)))
             for split in splits if model == INCOMING else ():
                 self.measure_privately(received.network, split, (model, split))
