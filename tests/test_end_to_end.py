@@ -7,11 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
-from flwr.app import Message
 
 import fedsilo.server_app.run.inline_engine
 from fedsilo.models.contract.errors import RunDirectoryError, SiteError
@@ -21,13 +20,14 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run import runner
-from fedsilo.server_app.run.inline_engine import InlineGrid, inline_grid, run_inline
+from fedsilo.server_app.run.inline_engine import inline_grid, run_inline
 from fedsilo.server_app.run.process_engine import run_with_processes
 from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
 from fedsilo.server_app.studies.predict.prediction import predict
 from fedsilo.server_app.studies.predict.request import PredictRequest
 from fedsilo.strategies.meeting.simulated_sites import SimulatedSites
 from tests.support import golden
+from tests.support.dying_grid import DyingGrid
 from tests.support.soak import in_soak
 from tests.support.tiny import VARIANTS
 
@@ -195,18 +195,6 @@ def test_another_seed_gives_other_bytes(
     assert all(first[name] != other[name] for name in first.keys() & other.keys())
 
 
-class _DyingGrid(InlineGrid):
-    """A grid that takes the whole process down, as it were, after ``lives`` answered messages."""
-
-    lives = 0
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        if type(self).lives == 0:
-            raise KeyboardInterrupt
-        type(self).lives -= 1
-        return super().pull_messages(message_ids)
-
-
 def _deaths() -> list[tuple[str, int]]:
     """Return variants and after how many messages they die: three hellos, then a round's phases."""
     deaths = dict.fromkeys([name for name in VARIANTS if name not in SAME_STATE], (7, 8, 11))
@@ -237,8 +225,8 @@ def test_a_run_that_dies_after_any_message_resumes_to_the_same_bytes(
 ) -> None:
     values, whole = _values(tiny, variant, rounds=3), _bytes(finished(variant))
     with monkeypatch.context() as patch:
-        patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", _DyingGrid)
-        _DyingGrid.lives = lives
+        patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", DyingGrid)
+        DyingGrid.lives = lives
         with pytest.raises(KeyboardInterrupt):
             inline_run(values)
     began = (tmp_path / "run").is_dir()  # dying among the hellos leaves nothing behind

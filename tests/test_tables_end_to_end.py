@@ -3,11 +3,10 @@
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
-from flwr.app import Message
 
 import fedsilo.server_app.run.inline_engine
 from fedsilo.models.contract.errors import SettingError, SiteError
@@ -15,8 +14,9 @@ from fedsilo.models.contract.methods import METHODS
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.inline_engine import InlineGrid, run_inline
+from fedsilo.server_app.run.inline_engine import run_inline
 from fedsilo.strategies.methods.registry import strategy_class
+from tests.support.dying_grid import DyingGrid
 from tests.support.soak import in_soak
 
 SITES = ["cleveland", "hungary", "switzerland", "va"]
@@ -156,18 +156,6 @@ def test_another_seed_gives_other_bytes_on_tables(
     assert _bytes(finished(variant, 4))["metrics.csv"] != other["metrics.csv"]
 
 
-class _DyingGrid(InlineGrid):
-    """A grid that takes the whole process down, as it were, after ``lives`` answered messages."""
-
-    lives = 0
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        if type(self).lives == 0:
-            raise KeyboardInterrupt
-        type(self).lives -= 1
-        return super().pull_messages(message_ids)
-
-
 # Four messages to get acquainted, then four a round: in a round, and where two meet
 _DEATHS = [
     (variant, lives) for variant in ("picsr", "picsr-finetuned") for lives in (8, 9, 12, 13, 16, 20)
@@ -188,8 +176,8 @@ def test_picsr_that_dies_in_or_between_its_stages_resumes_to_the_same_bytes(
     values = HEART | VARIANTS[variant] | rounds
     whole = _bytes(inline_run(values, 4, tmp_path / "whole"))
     with monkeypatch.context() as patch:
-        patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", _DyingGrid)
-        _DyingGrid.lives = lives
+        patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", DyingGrid)
+        DyingGrid.lives = lives
         with pytest.raises(KeyboardInterrupt):
             inline_run(values, 4)
     assert _bytes(inline_run({**values, "resume": True}, 4)) == whole

@@ -3,22 +3,22 @@
 import csv
 import functools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
-from flwr.app import Message
 
 import fedsilo.server_app.run.inline_engine
 from fedsilo.models.contract.methods import METHODS, why_not_private
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.inline_engine import InlineGrid, run_inline
+from fedsilo.server_app.run.inline_engine import run_inline
 from fedsilo.server_app.run.process_engine import run_with_processes
 from fedsilo.server_app.studies.predict.prediction import predict
 from fedsilo.server_app.studies.predict.request import PredictRequest
+from tests.support.dying_grid import DyingGrid
 from tests.support.tiny import VARIANTS
 
 if not torch.cuda.is_available():
@@ -152,18 +152,6 @@ def test_processes_that_share_a_gpu_give_the_bytes_of_one(
     assert contents(run_with_processes(resolve(values), resources)) == contents(finished("fedavg"))
 
 
-class _DyingGrid(InlineGrid):
-    """Ends the run after ``lives`` answered messages."""
-
-    lives = 8  # three hellos, and some of the first round's
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        if self.lives == 0:
-            raise KeyboardInterrupt
-        self.lives -= 1
-        return super().pull_messages(message_ids)
-
-
 @pytest.mark.parametrize("variant", ["fedavg-optimiser-state", "uefl", "fedaligncl", "fedefm"])
 def test_a_run_that_ended_early_resumes_to_the_same_bytes(
     variant: str,
@@ -175,7 +163,8 @@ def test_a_run_that_ended_early_resumes_to_the_same_bytes(
     values = tiny(str(VARIANTS[variant]["method"])) | VARIANTS[variant] | ON_GPU
     values |= {"run-name": "run", "out": str(tmp_path)}
     with monkeypatch.context() as patch:
-        patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", _DyingGrid)
+        patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", DyingGrid)
+        DyingGrid.lives = 8  # three hellos, and some of the first round's
         with pytest.raises(KeyboardInterrupt):
             run_inline(resolve(values), 3)
     resumed = run_inline(resolve(values | {"resume": True}), 3)

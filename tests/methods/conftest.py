@@ -1,0 +1,61 @@
+"""Both sides of a method: the fixtures of the sites' tests and those of the server's."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tests.client_app.conftest import (
+    _forgotten,
+    _identity,
+    common,
+    context,
+    message,
+    opened,
+    resolved,
+    silo,
+    weights,
+)
+from tests.strategies.conftest import (
+    answering,
+    content,
+    fake_app,
+    measured,
+    participants,
+    recorder,
+    site_reply,
+    spied_run,
+    spy_grid,
+    started,
+    told,
+)
+
+__all__ = [
+    "_forgotten",
+    "_identity",
+    "answering",
+    "common",
+    "content",
+    "context",
+    "fake_app",
+    "measured",
+    "message",
+    "opened",
+    "participants",
+    "recorder",
+    "resolved",
+    "silo",
+    "site_reply",
+    "spied_run",
+    "spy_grid",
+    "started",
+    "told",
+    "weights",
+]
+
+
+@pytest.fixture
+def vit(tiny: Callable[..., dict[str, Any]]) -> dict[str, Any]:
+    """Return the settings of a small prompted ViT."""
+    wanted = ("network", "backbone", "prompt-length", "basic-layers")
+    return {key: value for key, value in tiny("fedevprompt").items() if key.startswith(wanted)}
