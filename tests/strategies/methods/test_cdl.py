@@ -13,7 +13,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.cdl import CDLSettings
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.studies.finished_site import finished_site
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.cdl import CDL
 from fedsilo.strategies.methods.decentralised import Decentralised
@@ -62,7 +62,7 @@ def test_a_finished_runs_model_is_a_plain_network(
 ) -> None:
     directory = inline_run(tiny("cdl"))
     arrays, _ = load_state(directory.path / "model.safetensors")
-    site = finished_site(directory.path, "s1a", None, None)
+    site = FinishedRun.open(directory.path).lab("s1a")
     opened = exchanged_arrays(cast(nn.Module, site.open()))
     assert set(opened) == set(arrays)
     for name, array in arrays.items():
