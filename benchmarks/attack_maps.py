@@ -54,7 +54,7 @@ from fedsilo.models.maths.dirichlet import vacuity
 from fedsilo.models.methods.fedevprompt import FedEvPromptSettings, most_certain
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.prompted_vit import PromptedViT
-from fedsilo.server_app.studies.finished_site import finished_site
+from fedsilo.server_app.studies.finished_run import FinishedRun
 
 RIDGES = (0.1, 1.0, 10.0, 100.0, 1000.0)
 _WINDOW = 7  # pixels, of SSIM
@@ -149,7 +149,7 @@ class Side:
 
 def side(run_dir: Path, site: str) -> Side:
     """Open a site of a finished run."""
-    lab = finished_site(run_dir, site, None, None)
+    lab = FinishedRun.open(run_dir).lab(site)
     return Side(lab, cast(PromptedViT, lab.open()))
 
 

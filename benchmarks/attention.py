@@ -45,7 +45,7 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.prompted_vit import PromptedViT
-from fedsilo.server_app.studies.finished_site import finished_site
+from fedsilo.server_app.studies.finished_run import FinishedRun
 
 _GRID, _IMAGE, _SITES, _PER_SITE = (14, 14), (224, 224), 5, 5
 _VALUES = {
@@ -225,7 +225,7 @@ def _influence(run_dir: Path) -> Iterator[tuple[str, float, float, float, float,
     sites = json.loads((run_dir / "silos.json").read_text())
     buffer, _ = load_state(run_dir / "model.safetensors")
     for site in sites:
-        method = finished_site(run_dir, site, None, None)
+        method = FinishedRun.open(run_dir).lab(site)
         network, scale = method.open(), method.session.method.settings.map_scale
         assert isinstance(network, PromptedViT)
         network.train()

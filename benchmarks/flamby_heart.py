@@ -29,7 +29,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.standardisation import pooled_statistics, standardise, sums_of
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.planning import RunSources, plan_run, start
-from fedsilo.server_app.studies.finished_run import finished_run
+from fedsilo.server_app.studies.finished_run import FinishedRun
 
 SITES = ("cleveland", "hungary", "switzerland", "va")
 SEEDS = range(42, 47)
@@ -168,7 +168,7 @@ def runs(data_dir: str) -> Iterator[tuple[str, int, Accuracies]]:
                 own = {"seed": seed, "run-name": f"{name}-{seed}"}
                 settings, resources = plan_run(name, sources, overrides=own)
                 with contextlib.redirect_stdout(io.StringIO()):
-                    done = finished_run(start(settings, resources, "inline").path)
+                    done = FinishedRun.open(start(settings, resources, "inline").path)
                 yield name, seed, [done.summary["sites"][site]["accuracy"] for site in SITES]
 
 

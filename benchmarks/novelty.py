@@ -33,7 +33,6 @@ from fedsilo.server_app.run.processes import app_folder
 from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.predict.answers import Predictions
 from fedsilo.server_app.studies.predict.inputs import open_inputs
-from fedsilo.server_app.studies.predict.model import open_model
 from fedsilo.server_app.studies.predict.novelty import reference_of
 from fedsilo.server_app.studies.predict.prediction import predict, predict_inputs
 from fedsilo.server_app.studies.predict.request import PredictRequest
@@ -77,13 +76,13 @@ def _run(folder: Path, seed: int) -> Path:
 
 def _figures(run: Path, folder: Path, file: str) -> dict[str, Value]:
     labels = pd.read_csv(folder / file, header=None).iloc[:, -1].clip(0, 1)
-    reference = reference_of(open_model(run), None)
+    reference = reference_of(FinishedRun.open(run).model(), None)
     new = predict(PredictRequest(run, table=folder / file, answer_all=True))
     kept = [int(new.inputs.names[place]) - 1 for place in new.inputs.kept()]
     elsewhere = _cases(new, labels[kept].to_numpy())
     tests = []
     for site in FinishedRun(run).silos:
-        model = open_model(run, site)
+        model = FinishedRun.open(run).model(site)
         inputs = open_inputs(model, PredictRequest(run, split="test"))
         found = predict_inputs(model, inputs, reference=reference)
         assert inputs.truth is not None

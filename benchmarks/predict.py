@@ -26,10 +26,11 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.predict.inputs import files_of
-from fedsilo.server_app.studies.predict.model import SiteModel, open_model
 from fedsilo.server_app.studies.predict.prediction import predict
 from fedsilo.server_app.studies.predict.request import PredictRequest
+from fedsilo.server_app.studies.trained_model import TrainedModel
 
 _BATCHES = (32, batch_size(3 * 224 * 224))
 _RUN: dict[str, Value] = {
@@ -61,7 +62,7 @@ def write_images(folder: Path, count: int) -> None:
         picture.save(folder / f"{number:04}.jpg", quality=90)
 
 
-def bare_seconds(model: SiteModel, paths: list[Path], size: int) -> float:
+def bare_seconds(model: TrainedModel, paths: list[Path], size: int) -> float:
     """Return the seconds of the loop with batches of a size."""
     network, probabilities = model.network.eval(), []
     began = time.perf_counter()
@@ -94,7 +95,7 @@ def main() -> None:
         values = {**_RUN, "out": str(folder), "run-name": "run", "cache-dir": str(folder / "cache")}
         run = run_inline(resolve(values), 6).path
         request = PredictRequest(run, site="bcn", images=folder / "images")
-        model, paths = open_model(run, "bcn"), list(files_of(request).values())
+        model, paths = FinishedRun.open(run).model("bcn"), list(files_of(request).values())
         times = [
             [*(bare_seconds(model, paths, size) for size in _BATCHES), predict_seconds(request)]
             for _ in range(arguments.turns)

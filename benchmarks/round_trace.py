@@ -1,17 +1,21 @@
-"""The way of one FedAvg round: which of our functions it passes, traced at run time.
+"""The way of one FedAvg round or of one command: which of our functions it passes, at run time.
 
     python benchmarks/round_trace.py [--list] [--until-step]
+    python benchmarks/round_trace.py [--list] --command report RUN --out page.html
 
-Three silos of digits, a conv network, the in-process engine; counted from the round's begin at the
-server to its end, with messages, checks, training, measuring, metrics, traffic and checkpoint.
+Without ``--command``: three silos of digits, a conv network, the in-process engine; counted from
+the round's begin at the server to its end, with messages, checks, training, measuring, metrics,
+traffic and checkpoint. ``--until-step`` counts only up to the first step of the first site's
+optimiser. With it: the command line that follows, from its first word to its end.
 Functions with a name are counted once each, however often they run; comprehensions and generated
-methods are not. ``--until-step`` counts only up to the first step of the first site's optimiser.
+methods are not, nor pages' templates, nor what runs while a module is imported.
 """
 
 import importlib
 import sys
 import tempfile
 import threading
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import FrameType
@@ -20,10 +24,10 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = tuple(
-    f"{ROOT}/{name}/" for name in ("models", "datasets", "strategies", "client_app", "server_app")
-)
+ROOMS = ("models", "datasets", "strategies", "client_app", "server_app", "fedsilo")
+PACKAGES = tuple(f"{ROOT}/{name}/" for name in ROOMS)
 ROUND = {"_run_round", "run_round"}  # what runs one round, by its name
+COMMAND = {"_invoke"}  # what runs one command
 VALUES = {
     "method": "fedavg",
     "dataset": "digits",
@@ -41,28 +45,33 @@ VALUES = {
 
 
 class Tracer:
-    """Notes the functions of this project that are entered while a round runs."""
+    """Notes the functions of this project that are entered while one of ``outermost`` runs."""
 
-    def __init__(self) -> None:
+    def __init__(self, outermost: set[str]) -> None:
+        self.outermost = outermost
         self.inside = 0
+        self.importing = 0
         self.passed: dict[tuple[str, str], int] = {}
         self.at_first_step = 0
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         """Take note of a call or a return."""
         code = frame.f_code
-        if not code.co_filename.startswith(PACKAGES):
+        if not code.co_filename.startswith(PACKAGES) or not code.co_filename.endswith(".py"):
             return
-        if code.co_name in ROUND:
-            self.inside += {"call": 1, "return": -1}.get(event, 0)
-        counts = self.inside and not code.co_name.startswith("<")
+        depth = {"call": 1, "return": -1}.get(event, 0)
+        if code.co_name in self.outermost:
+            self.inside += depth
+        if code.co_name == "<module>":
+            self.importing += depth
+        counts = self.inside and not self.importing and not code.co_name.startswith("<")
         if event == "call" and counts:
             self.passed.setdefault((code.co_filename, code.co_qualname), len(self.passed))
 
 
 @dataclass(frozen=True)
 class Trace:
-    """The functions that a round passes, each once with its file, in the order of first calls.
+    """The functions that were passed, each once with its file, in the order of first calls.
 
     Attributes:
         passed: file and name of each.
@@ -70,7 +79,7 @@ class Trace:
     """
 
     passed: tuple[tuple[str, str], ...]
-    at_first_step: int
+    at_first_step: int = 0
 
     @property
     def files(self) -> set[str]:
@@ -80,12 +89,11 @@ class Trace:
 
 def trace_round() -> Trace:
     """Run a round and return what it passed; nothing of a run may have happened in this process."""
-    sys.path.insert(0, str(ROOT))
     from fedsilo.server_app.config.settings import resolve
     from fedsilo.server_app.run.inline_engine import run_inline
 
     importlib.import_module("torch._dynamo")  # not while each call is looked at
-    tracer = Tracer()
+    tracer = Tracer(ROUND)
     step = torch.optim.Adam.step
 
     def first_step(self: torch.optim.Adam, *args: Any, **options: Any) -> Any:
@@ -95,17 +103,33 @@ def trace_round() -> Trace:
     torch.optim.Adam.step = first_step  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
         settings = resolve(VALUES | {"out": folder, "cache-dir": folder})
-        threading.setprofile(tracer)
-        sys.setprofile(tracer)
-        run_inline(settings, 3)
-        sys.setprofile(None)
+        return _traced(tracer, lambda: run_inline(settings, 3))
+
+
+def trace_command(words: Sequence[str]) -> Trace:
+    """Run a command line, such as ``report RUN``, and return what it passed."""
+    from fedsilo.server_app.cli.main import main as run_command
+
+    return _traced(Tracer(COMMAND), lambda: run_command(words))
+
+
+def _traced(tracer: Tracer, work: Callable[[], Any]) -> Trace:
+    threading.setprofile(tracer)
+    sys.setprofile(tracer)
+    work()
+    sys.setprofile(None)
+    threading.setprofile(None)
     passed = tuple((file.removeprefix(f"{ROOT}/"), name) for file, name in tracer.passed)
     return Trace(passed, tracer.at_first_step)
 
 
 def main() -> None:
-    """Trace a round and print what it passed."""
-    trace = trace_round()
+    """Trace a round or a command and print what it passed."""
+    sys.path.insert(0, str(ROOT))
+    if "--command" in sys.argv:
+        trace = trace_command(sys.argv[sys.argv.index("--command") + 1 :])
+    else:
+        trace = trace_round()
     if "--until-step" in sys.argv:
         trace = replace(trace, passed=trace.passed[: trace.at_first_step])
     if "--list" in sys.argv:

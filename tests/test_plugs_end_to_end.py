@@ -12,8 +12,7 @@ from fedsilo.models.contract.errors import RunDirectoryError, SettingError, Site
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.studies.api.run import load_run
-from fedsilo.server_app.studies.finished_run import FinishedRun
+from fedsilo.server_app.studies.finished_run import FinishedRun, load_run
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
 

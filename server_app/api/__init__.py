@@ -44,7 +44,9 @@ from fedsilo.server_app.studies.api.drawing import (
     plot,
     report,
 )
-from fedsilo.server_app.studies.api.run import Run, load_run
+from fedsilo.server_app.studies.finished_run import FinishedRun, load_run
+
+Run = FinishedRun  # its name until 0.1
 
 
 def __getattr__(name: str) -> object:

@@ -27,7 +27,7 @@ from fedsilo.server_app.run.arguments import (
     silent,
     texts_of,
 )
-from fedsilo.server_app.studies.api.run import Run, load_run
+from fedsilo.server_app.studies.finished_run import FinishedRun, load_run
 
 if TYPE_CHECKING:
     from fedsilo.server_app.records.run_directory import RunDirectory
@@ -65,7 +65,7 @@ def simulate(
     track: Track | None = None,
     no_pictures: bool = False,
     **sources: Unpack[Sources],
-) -> Run:
+) -> FinishedRun:
     """Run an experiment of simulation.yaml, or a method.
 
     Args:
@@ -152,7 +152,7 @@ def resume(
     ray_address: str | None = None,
     track: Track | None = None,
     plugin: Plugins = None,
-) -> Run:
+) -> FinishedRun:
     """Continue an interrupted run."""
     from fedsilo.server_app.run.planning import plan_resumed_run, start
 

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from fedsilo.server_app.deploy.deployment import Deployment
     from fedsilo.server_app.deploy.joining import MadeKit
     from fedsilo.server_app.doctor.findings import Finding
-    from fedsilo.server_app.studies.api.run import Run
     from fedsilo.server_app.studies.compare.crossvalidate import CrossValidation
     from fedsilo.server_app.studies.compare.over_seeds import Comparison
     from fedsilo.server_app.studies.finetune.results import FinetuneResult
+    from fedsilo.server_app.studies.finished_run import FinishedRun
     from fedsilo.server_app.studies.monitor.monitor import Monitored
     from fedsilo.server_app.studies.predict.answers import Predictions
     from fedsilo.server_app.studies.predict.calibration import Calibration
@@ -88,7 +88,7 @@ def watch(look: Callable[[], View], *, once: bool = False, port: int | None = No
             follow(look, make_console())
 
 
-def simulate(run: Run) -> None:
+def simulate(run: FinishedRun) -> None:
     """Print the commands that a user usually runs next on a finished run."""
     path, page = as_word(run.path), as_word(Path(f"{run.path.name}.html"))
     line(f"next:  fedsilo report {path} --out {page}   write a page of the results")

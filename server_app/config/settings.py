@@ -8,7 +8,7 @@ common settings and the method's settings from the mapping, or refuses it before
 import datetime
 import json
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -65,11 +65,20 @@ _CIRCUMSTANCES = frozenset(keys_with(CommonSettings, "circumstance"))
 
 
 @dataclass(frozen=True)
-class RunSettings:
-    """All settings of a run: the common ones and the method's own."""
+class RunSettings(Mapping[str, Value]):
+    """All settings of a run: the common ones and the method's own; read by key as a mapping."""
 
     common: CommonSettings
     own: Any
+
+    def __getitem__(self, key: str) -> Value:
+        return self.as_mapping()[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.as_mapping())
+
+    def __len__(self) -> int:
+        return len(self.as_mapping())
 
     def as_mapping(self) -> dict[str, Value]:
         """Return every setting that the run uses, by key."""
@@ -160,6 +169,34 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     from fedsilo.strategies.loop.round_loop import refuse_site_count
     from fedsilo.strategies.methods.registry import strategy_class
 
+    settings = _typed(values)
+    common = settings.common
+    cls = strategy_class(common.method)
+    check_data_settings(common)
+    check_network_settings(common)
+    check_pace(common)
+    is_table = data_set(common.dataset).is_table
+    check_training(common, is_table)
+    cls.capabilities.refuse_more(common, is_table)
+    check_privacy_settings(common, is_table)
+    if (silos := silo_count(common)) is not None:
+        if common.min_sites > silos:
+            raise SettingError(
+                f"setting 'min-sites' must be at most the number of silos, {silos}, but is "
+                f"{common.min_sites}"
+            )
+        refuse_site_count(common, silos)
+    settings.own.check(common, is_table)
+    return settings
+
+
+def _typed(values: Mapping[str, Value]) -> RunSettings:
+    """Build settings whose keys, types and ranges are right; whether they fit together is open.
+
+    Raises:
+        SettingError: a key is unknown or belongs to another method, a value has the wrong type or
+            range, or the method is unknown.
+    """
     values = without_removed(values)
     if values.get("plugin-settings"):
         values = with_plugin_settings(values)
@@ -173,25 +210,9 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
         if key not in known:
             raise unknown_key(key, known)
     common = build(CommonSettings, values)
-    cls = strategy_class(common.method)
-    check_data_settings(common)
-    check_network_settings(common)
-    check_pace(common)
-    is_table = data_set(common.dataset).is_table
-    check_training(common, is_table)
-    cls.capabilities.refuse_more(common, is_table)
+    cls = settings_class(common.method)
     _refuse_foreign_keys(values, common.method, known)
-    own: Any = build(settings_class(common.method), values)
-    check_privacy_settings(common, is_table)
-    if (silos := silo_count(common)) is not None:
-        if common.min_sites > silos:
-            raise SettingError(
-                f"setting 'min-sites' must be at most the number of silos, {silos}, but is "
-                f"{common.min_sites}"
-            )
-        refuse_site_count(common, silos)
-    own.check(common, is_table)
-    return RunSettings(common, own)
+    return RunSettings(common, build(cls, values))
 
 
 def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
@@ -205,6 +226,19 @@ def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
     """
     with without_working_folder():
         return resolve(approve_plugins(values, plugin_modules(values)))
+
+
+def read_recorded(values: Mapping[str, Value]) -> RunSettings:
+    """Build the settings from a run directory's record, to read them; nothing is run by them.
+
+    Each has its type and range, but contradictions stay: a later version may refuse a combination
+    with which an earlier one ran. Whoever opens data or networks calls ``resolve_recorded``.
+
+    Raises:
+        SettingError: as ``resolve_recorded``, without contradictions.
+    """
+    with without_working_folder():
+        return _typed(approve_plugins(values, plugin_modules(values)))
 
 
 def _plugged_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:

@@ -16,7 +16,7 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.studies.api.run import load_run
+from fedsilo.server_app.studies.finished_run import load_run
 from tests.support.fixes import GONE, HEART, Case, Values, changed, check, refused, tiny
 
 # Parts of the errors that the functions below try

@@ -25,7 +25,7 @@ from fedsilo.models.methods.cdl import CDLSettings, contrastive_divergence, dive
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.site_network import TokenClassifier
-from fedsilo.server_app.studies.finished_site import finished_site
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.cdl import CDL
 from fedsilo.strategies.methods.decentralised import Decentralised
@@ -336,7 +336,7 @@ def test_a_finished_runs_model_is_a_plain_network(
 ) -> None:
     directory = inline_run(tiny("cdl"))
     arrays, _ = load_state(directory.path / "model.safetensors")
-    site = finished_site(directory.path, "s1a", None, None)
+    site = FinishedRun.open(directory.path).lab("s1a")
     opened = exchanged_arrays(cast(nn.Module, site.open()))
     assert set(opened) == set(arrays)
     for name, array in arrays.items():

@@ -38,7 +38,7 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import TokenClassifier
-from fedsilo.server_app.studies.finished_site import finished_site
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
@@ -507,7 +507,7 @@ def test_a_finished_run_is_opened_with_the_sites_offset(
     values = tiny("distrans", offset_aggregation=aggregation, offset_learning_rate=0.5)
     directory = inline_run(values)
     arrays, _ = load_state(directory.path / "model.safetensors")
-    site: Any = finished_site(directory.path, "s2a", None, None)
+    site: Any = FinishedRun.open(directory.path).lab("s2a")
     found = site.open().offset.weight.detach().numpy()
     held = {"mean": arrays.get(OFFSET), "embedding": arrays.get("offset/s2a")}
     if aggregation == "none":

@@ -31,7 +31,7 @@ from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import TokenClassifier
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.studies.finished_site import finished_site
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
@@ -502,7 +502,7 @@ def test_a_finished_runs_model_is_a_plain_network(
     directory = inline_run(tiny("moon"))
     arrays, _ = load_state(directory.path / "model.safetensors")
     common = resolve(tiny("fedavg")).common
-    site = finished_site(directory.path, "s1a", None, None)
+    site = FinishedRun.open(directory.path).lab("s1a")
     network = build_classifier(common, site.silo.task)
     assert set(arrays) == set(exchanged_arrays(network))
     opened = exchanged_arrays(cast(nn.Module, site.open()))

@@ -28,8 +28,8 @@ from fedsilo.server_app.run.arguments import (
 
 if TYPE_CHECKING:
     from fedsilo.client_app.explain.sample import Explanation
+    from fedsilo.server_app.studies.finished_run import Shown
     from fedsilo.server_app.studies.report.page import Section
-    from fedsilo.server_app.studies.report.shown import ShownRun
 
 
 def plot(run_dir: AnyRun) -> Iterator[Path]:
@@ -58,7 +58,7 @@ def explain(
     from fedsilo.client_app.explain.sample import explain_sample
     from fedsilo.datasets.io.atomic_files import write_atomically
     from fedsilo.server_app.studies.figures.learning_curves import write_picture
-    from fedsilo.server_app.studies.finished_site import finished_site
+    from fedsilo.server_app.studies.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
     run, folders = folder_of(run_dir), (path_of(data_dir), path_of(state_dir))
@@ -67,7 +67,8 @@ def explain(
 
         explanation = explain_new(run, site, path_of(table), row, path_of(image), *folders)
     else:
-        explanation = explain_sample(finished_site(run, site, *folders, split=split), split, row)
+        lab = FinishedRun.open(run).lab(site, *folders, split=split)
+        explanation = explain_sample(lab, split, row)
     if json_file:
         write_atomically(Path(json_file), json.dumps(explanation.document(), indent=2) + "\n")
     if picture:
@@ -217,7 +218,7 @@ def report(
 
     name_plugins(plugin_texts(plugin))
 
-    def examine_run(run: ShownRun) -> Sequence[Section]:
+    def examine_run(run: Shown) -> Sequence[Section]:
         from fedsilo.server_app.studies.monitor.examined import examine
 
         return examine(run, several(by), decisions, path_of(data_dir))

@@ -244,7 +244,7 @@ def _continues(common: CommonSettings) -> bool:
 
 
 def _sum(run: FinishedRun, column: str) -> int:
-    return sum(int(row[column]) for row in run.traffic)
+    return sum(int(row[column]) for row in run.traffic_rows)
 
 
 def _format_value(value: Value) -> str:

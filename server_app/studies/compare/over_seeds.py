@@ -31,6 +31,7 @@ from fedsilo.models.contract.errors import (
 from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings, differences
+from fedsilo.server_app.records.run_directory import CONFIG, RunDirectory
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import plan_run
 from fedsilo.server_app.run.processes import bound_environment
@@ -43,7 +44,6 @@ from fedsilo.server_app.studies.compare.results import (
     chosen_metrics,
     constant_results,
     experiment_results,
-    last_figures,
     shared_figures,
     shared_summaries,
     values_by_seed,
@@ -67,7 +67,7 @@ from fedsilo.server_app.studies.compare.tables import (
     rich_table,
 )
 from fedsilo.server_app.studies.compare.trials import run_missing, runs_at_once
-from fedsilo.server_app.studies.finished_run import FinishedRun, has_begun, has_ended, same_split
+from fedsilo.server_app.studies.finished_run import FinishedRun, same_split
 
 # experiment -> seed -> summary of the split
 Summaries = Mapping[str, Mapping[int, Mapping[str, Any]]]
@@ -136,7 +136,7 @@ class Job:
     def is_finished(self) -> bool:
         """Tell whether the run is finished; RunDirectoryError if it has other settings or data."""
         run = self.directory
-        if not has_begun(run.path):
+        if not (run.path / CONFIG).is_file():
             return False
         other: str | None = differences(run.settings.decisive(), self.settings.decisive())
         silos = run.silos
@@ -149,7 +149,7 @@ class Job:
                 f"{run.path} holds a run with other settings: {other}; "
                 "choose another --out, or remove that run"
             )
-        return has_ended(run.path)
+        return RunDirectory(run.path).has_ended()
 
     def _other_data(self, silos: Mapping[str, Any]) -> str | None:
         """Name the sites whose data have changed since the run; None if none has.
@@ -286,7 +286,7 @@ def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
 
     At most one sentence; none if no site is left out.
     """
-    ends = [last_figures(run, split) for run in runs]
+    ends = [run.last_metrics(split) for run in runs]
     pairs = zip(ends, shared_figures(runs, ends), strict=True)
     sites = sorted({site for own, shared in pairs for site in own if own[site] != shared[site]})
     said = "means and tests leave out metrics that some runs lack, at"

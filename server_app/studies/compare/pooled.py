@@ -63,7 +63,9 @@ def pooled_figure(run: FinishedRun, split: str) -> dict[str, float]:
     The computation needs two classes, and sites that report their label counts.
     """
     own: dict[str, dict[str, float]] = {}
-    for row in run.metrics:  # later rows overwrite earlier ones, so the last measured round stays
+    for (
+        row
+    ) in run.metric_rows:  # later rows overwrite earlier ones, so the last measured round stays
         if row["split"] == split and row["site"] in run.silos:
             own.setdefault(row["site"], {})[row["metric"]] = float(row["value"])
     counts = {site: run.silos[site]["label_counts"].get(split, []) for site in own}

@@ -29,15 +29,6 @@ def of_split(summary: Summary, split: str) -> dict[str, Any]:
     return {**summary, **summary["validation"], "published": None}
 
 
-def last_figures(run: FinishedRun, split: str) -> dict[str, dict[str, float]]:
-    """Return the metrics of a run's last round: site -> metric -> value."""
-    last, values = str(run.summary["rounds"]), dict[str, dict[str, float]]()
-    for row in run.metrics:
-        if row["round"] == last and row["split"] == split:
-            values.setdefault(row["site"], {})[row["metric"]] = float(row["value"])
-    return values
-
-
 def shared_figures(runs: Sequence[FinishedRun], figures: Sequence[Figures]) -> list[Figures]:
     """Remove from each run a site's metric if another run on the same data set lacks it.
 
@@ -76,7 +67,7 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
 
     A distribution of a single site keeps all metrics of that site.
     """
-    ends = [last_figures(run, split) for run in runs]
+    ends = [run.last_metrics(split) for run in runs]
     summaries = []
     for run, own, shared in zip(runs, ends, shared_figures(runs, ends), strict=True):
         summary = of_split(run.summary, split)

@@ -25,14 +25,12 @@ from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
 from fedsilo.models.measures.intervals import Estimate, Interval, of_auc, wilson
 from fedsilo.server_app.studies.finetune.request import refuse_target
-from fedsilo.server_app.studies.finished_run import FinishedRun, finished_run
-from fedsilo.server_app.studies.finished_site import sites_of
+from fedsilo.server_app.studies.finished_run import FinishedRun, Shown
 from fedsilo.server_app.studies.report.clinic import class_outcomes, final_figures
 from fedsilo.server_app.studies.report.headline import facts as facts_of
 from fedsilo.server_app.studies.report.headline import limit, result
 from fedsilo.server_app.studies.report.numbers import NONE, at_most, hide_small_count, with_interval
 from fedsilo.server_app.studies.report.page import environment
-from fedsilo.server_app.studies.report.runs import ReportedRun, reported_runs
 
 _USAGE = Path(__file__).parent / "templates" / "usage.yaml"  # instructions for each export format
 _FEW = 100  # test samples; with fewer, the card warns that intervals are wide
@@ -49,8 +47,8 @@ def card(run_dir: Path, site: str | None = None, out: Path | None = None) -> str
     Raises:
         FedsiloError: the run has not ended, the run has no such site, or the file exists.
     """
-    run = finished_run(run_dir)
-    sites_of(run_dir, [site] if site else [])
+    run = FinishedRun.open(run_dir)
+    run.chosen_sites([site] if site else [])
     text = card_text(run, site)
     if out is not None:
         refuse_target(out, "another --out")
@@ -59,15 +57,15 @@ def card(run_dir: Path, site: str | None = None, out: Path | None = None) -> str
 
 
 def card_text(
-    run: FinishedRun, site: str | None, form: str = "", facts: Mapping[str, str] = {}
+    whole: FinishedRun, site: str | None, form: str = "", facts: Mapping[str, str] = {}
 ) -> str:
     """Build the card of the model of ``site``; None for every site.
 
     ``form`` is the format of an exported program, or empty; ``facts`` describe its file.
     """
     templates = environment("export", html=False)
-    (reported,) = reported_runs([run.path])
-    run, floor = reported, reported.floor
+    run = whole.shown()
+    floor = run.floor
     sites = [site] if site else list(run.silos)
     metrics = _choose_metrics(run, sites)
     guarantee = run.summary["privacy"]["guarantee"]
@@ -78,21 +76,21 @@ def card_text(
         "silos": run.silos,
         "site": site,
         "terms": _terms_of(run.summary["dataset"]),
-        "facts_of": dict(facts_of(reported)),
-        "result": result(reported, site),
-        "limit": limit(reported, site),
+        "facts_of": dict(facts_of(run)),
+        "result": result(run, site),
+        "limit": limit(run, site),
         "floor": floor,
         "sizes": [
             [
                 name,
                 known["distribution"],
                 *(_samples(known, split, floor) for split in _SPLITS),
-                hide_small_count(known["dropped"], floor) if reported.trust == SERVER else NONE,
+                hide_small_count(known["dropped"], floor) if run.trust == SERVER else NONE,
             ]
             for name, known in sorted(run.silos.items(), key=lambda one: -_size(one[1], "train"))
         ],
-        "by_class": [row for name in sites for row in _by_class(reported, name)],
-        "classes": reported.all_classes() or ["without names"],
+        "by_class": [row for name in sites for row in _by_class(run, name)],
+        "classes": run.class_names() or ["without names"],
         "metrics": metrics,
         "values": [
             [
@@ -127,7 +125,7 @@ def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
     return hide_small_count(known["sizes"][split], floor) if split in known["sizes"] else NONE
 
 
-def _by_class(run: ReportedRun, site: str) -> Iterator[list[str]]:
+def _by_class(run: Shown, site: str) -> Iterator[list[str]]:
     """Yield a row for each class of a site whose metrics may be shown."""
     counts = run.silos[site]["label_counts"].get("test", [])
     figures = final_figures(run).get(site, {})
@@ -144,7 +142,7 @@ def _plain(name: str) -> str:
     return "".join(c for c in name if c.isalnum() or c in "-_.: ")
 
 
-def _front_matter(run: FinishedRun, sites: Sequence[str]) -> str:
+def _front_matter(run: Shown, sites: Sequence[str]) -> str:
     """Build the metadata for Hugging Face, as YAML."""
     from huggingface_hub import EvalResult, ModelCardData
 
@@ -191,12 +189,12 @@ def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
     return f"ε: **{spent}** at δ {delta:g} ({markdown_text(guarantee['of'])})"
 
 
-def _choose_metrics(run: FinishedRun, sites: Sequence[str]) -> list[str]:
+def _choose_metrics(run: Shown, sites: Sequence[str]) -> list[str]:
     measured: set[str] = set().union(*(run.summary["sites"].get(site, {}) for site in sites))
     return [metric for metric in _SHOWN if metric in measured]
 
 
-def _cell(run: FinishedRun, site: str, metric: str) -> str:
+def _cell(run: Shown, site: str, metric: str) -> str:
     """Format a metric, with its 95 % interval for accuracy and two-class AUC."""
     value = run.summary["sites"].get(site, {}).get(metric)
     if value is None:
@@ -211,7 +209,7 @@ def _cell(run: FinishedRun, site: str, metric: str) -> str:
     return with_interval(Estimate(value, interval))
 
 
-def _changed_settings(run: FinishedRun) -> list[tuple[Markdown, Markdown]]:
+def _changed_settings(run: Shown) -> list[tuple[Markdown, Markdown]]:
     values = as_mapping(run.settings.common) | as_mapping(run.settings.own)
     usual = defaults(CommonSettings) | as_mapping(type(run.settings.own)())
     unshown = {*keys_with(CommonSettings, "circumstance"), "method", "dataset", "seed"}

@@ -25,7 +25,7 @@ from fedsilo.server_app.studies.export.formats import (
     write_pt2,
 )
 from fedsilo.server_app.studies.finetune.request import refuse_target
-from fedsilo.server_app.studies.predict.model import open_model
+from fedsilo.server_app.studies.finished_run import FinishedRun
 
 CARD = "model-card.md"
 VECTORS_FILE = "test-vectors.safetensors"
@@ -61,7 +61,7 @@ def export(
     data_dir: Path | None = None,
     state_dir: Path | None = None,
 ) -> Export:
-    """Export the model that ``open_model`` opens as ``form``, one of ``FORMATS``.
+    """Export the model that ``FinishedRun.model`` opens as ``form``, one of ``FORMATS``.
 
     ``out`` is the folder to write, which must not exist, or None for one in the run directory.
 
@@ -73,14 +73,15 @@ def export(
         raise SettingError(f"--format must be one of {', '.join(FORMATS)}, but is '{form}'")
     folder = out or run_dir / f"export-{form}{f'-{site}' if site else ''}"
     refuse_target(folder, "another --out")
-    model = open_model(run_dir, site, data_dir, state_dir)
+    run = FinishedRun.open(run_dir)
+    model = run.model(site, data_dir=data_dir, state_dir=state_dir)
     program, differences = open_program(model), list[float]()
 
     def fill(work: Path) -> None:
         differences.append(_WRITERS[form](program, work / f"model.{form}"))
         _write_about(program, work, differences[0])
         facts = {"weights (SHA-256)": model.weights_digest()} | installed_software()
-        text = card_text(model.run, site if model.own else None, form, facts)
+        text = card_text(run, site if model.own else None, form, facts)
         (work / CARD).write_text(text)
 
     build_folder(folder, fill)
@@ -91,7 +92,7 @@ def _write_about(program: Program, folder: Path, difference: float) -> None:
     """Write program.json on inputs and outputs, and the test vectors."""
     model = program.model
     about = program.interface() | {
-        "run": model.run.path.resolve().name,
+        "run": model.run_dir.resolve().name,
         "site": model.site if model.own else None,
         "weights": model.weights_digest(),
         "test vectors": {

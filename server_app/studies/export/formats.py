@@ -23,7 +23,7 @@ from fedsilo.models.contract.errors import ExportError, needs_extra
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.maths.standardisation import standardise
 from fedsilo.models.networks.probability_model import ProbabilityModel
-from fedsilo.server_app.studies.predict.model import SiteModel
+from fedsilo.server_app.studies.trained_model import TrainedModel
 
 VECTORS = 8
 _SIZES = (VECTORS, 1, 3)  # batch sizes with which a program is tested
@@ -36,7 +36,7 @@ _CPU = Compute(torch.device("cpu"), bf16=False)
 class Program:
     """A model ready to be exported, on the CPU."""
 
-    model: SiteModel
+    model: TrainedModel
     module: ProbabilityModel  # maps inputs to class probabilities
     vectors: Tensor  # (8, *input_shape), made-up inputs
     answers: Tensor  # (8, classes), fedsilo's own predictions for them, without dropout
@@ -81,7 +81,7 @@ class Program:
         }
 
 
-def open_program(model: SiteModel) -> Program:
+def open_program(model: TrainedModel) -> Program:
     """Build a model's program; the model itself is not changed."""
     network = copy.deepcopy(model.network).cpu()
     module = ProbabilityModel(network, model.silo.figures, model.pixel_figures())
@@ -92,7 +92,7 @@ def open_program(model: SiteModel) -> Program:
     return Program(model, module, vectors, torch.softmax(logits, dim=1))
 
 
-def made_up_inputs(model: SiteModel) -> Tensor:
+def made_up_inputs(model: TrainedModel) -> Tensor:
     """Make eight synthetic inputs: noise, or numbers around a table's means with one missing."""
     rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
     shape = (VECTORS, *model.silo.task.input_shape)
@@ -107,7 +107,7 @@ def made_up_inputs(model: SiteModel) -> Tensor:
     return 255 * torch.rand(shape, generator=rng)
 
 
-def _prepare(model: SiteModel, vectors: Tensor) -> Tensor:
+def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
     """Prepare raw inputs as a silo of the run does: standardise a table, or normalise pixels."""
     if figures := model.silo.figures:
         return standardise(vectors, figures)

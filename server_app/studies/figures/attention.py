@@ -15,7 +15,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.figures.palette import BLACK, WRONG
 from fedsilo.server_app.studies.figures.learning_curves import write_picture
 from fedsilo.server_app.studies.figures.panels import new_figure
-from fedsilo.server_app.studies.finished_site import finished_site, sites_of
+from fedsilo.server_app.studies.finished_run import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -42,8 +42,9 @@ def attention(
     Raises:
         FedsiloError: the run has not ended, or its network is no ViT.
     """
-    for name in sites or sites_of(run_dir):
-        lab = finished_site(run_dir, name, data_dir, state_dir, split=split)
+    run = FinishedRun.open(run_dir)
+    for name in sites or run.silos:
+        lab = run.lab(name, data_dir, state_dir, split=split)
         if lab.common.network != "vit":
             raise SettingError(
                 f"{run_dir} has network '{lab.common.network}', but only a ViT has attention to "

@@ -24,13 +24,7 @@ from fedsilo.models.contract.seeding import generator
 from fedsilo.models.figures.palette import GREY, colours
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.server_app.studies.figures.panels import panel_grid, run_title
-from fedsilo.server_app.studies.finished_site import (
-    finished_settings,
-    naming,
-    open_site,
-    refuse_shared_state,
-    sites_of,
-)
+from fedsilo.server_app.studies.finished_run import FinishedRun, naming, refuse_shared_state
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,16 +101,15 @@ def embeddings(
         FedsiloError: a run has not ended, mixes several networks, or has too few samples.
     """
     # Raises an error for an unfinished run before the long computation begins
-    titles = [run_title(run, finished_settings(run, data_dir)) for run in run_dirs]
+    runs = [FinishedRun.open(run_dir) for run_dir in run_dirs]
+    titles = [run_title(run) for run in runs]
     panels = []
-    for run_dir, title in zip(run_dirs, titles, strict=True):
-        with naming(run_dir):
-            sites = sites_of(run_dir, selection.sites)
+    for run, title in zip(runs, titles, strict=True):
+        with naming(run.path):
+            sites = run.chosen_sites(selection.sites)
             refuse_shared_state(state_dir, run_dirs, len(sites))
-            opened_sites = (
-                open_site(run_dir, site, data_dir, state_dir, selection.split) for site in sites
-            )
-            cloud = gather(opened_sites, selection, tell)
+            labs = (run.lab(site, data_dir, state_dir, split=selection.split) for site in sites)
+            cloud = gather(((lab, lab.open()) for lab in labs), selection, tell)
             points = on_plane(cloud.values, selection.seed)
         panels.append(Panel(title, cloud, points, separability(cloud, selection.seed)))
     return panels

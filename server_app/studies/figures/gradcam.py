@@ -24,12 +24,7 @@ from fedsilo.models.figures.palette import BLACK, WRONG
 from fedsilo.models.figures.panels import without_frame
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.server_app.studies.figures.panels import new_figure, run_title
-from fedsilo.server_app.studies.finished_site import (
-    finished_settings,
-    naming,
-    open_site,
-    refuse_shared_state,
-)
+from fedsilo.server_app.studies.finished_run import FinishedRun, naming, refuse_shared_state
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -104,11 +99,13 @@ def gradcam(
     if scenarios and len(run_dirs) < 2:
         raise SettingError("--scenarios compares runs by which is right: name two runs or more")
     # Raises an error for an unfinished run before the long computation begins
-    titles = [run_title(run, finished_settings(run, data_dir)) for run in run_dirs]
+    opened = [FinishedRun.open(run_dir) for run_dir in run_dirs]
+    titles = [run_title(run) for run in opened]
     runs: list[tuple[Lab, SiteNetwork]] = []
-    for run_dir in run_dirs:
-        with naming(run_dir):
-            method, network = open_site(run_dir, site, data_dir, state_dir, split)
+    for run in opened:
+        with naming(run.path):
+            method = run.lab(site, data_dir, state_dir, split=split)
+            network = method.open()
             runs.append((method, network))
             _refuse_other_images(runs[0][0].silo, method.silo, split)
             last_maps(network)

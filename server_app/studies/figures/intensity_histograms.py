@@ -23,10 +23,9 @@ from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.figures.palette import LineStyle, line_styles
 from fedsilo.models.figures.panels import line_legend
 from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.figures.panels import new_figure
 from fedsilo.server_app.studies.finished_run import FinishedRun
-from fedsilo.server_app.studies.finished_site import check_same_samples, finished_settings, sites_of
+from fedsilo.server_app.studies.trained_site import check_same_samples
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -72,10 +71,12 @@ def histograms(
     Raises:
         FedsiloError: the run has not ended, its data are a table, or there are no images.
     """
-    common, held = finished_settings(run_dir, data_dir).common, dict[str, Silo]()
-    for site in sites_of(run_dir, sites):
+    run = FinishedRun.open(run_dir)
+    common = run.local_settings(data_dir).common
+    held: dict[str, Silo] = {}
+    for site in run.chosen_sites(sites):
         silo = load_silo(site, common)
-        check_same_samples(FinishedRun(run_dir), silo, split)
+        check_same_samples(run_dir, run.silos[site], silo, split)
         if silo.features:
             raise SettingError(
                 f"data set '{common.dataset}' of {run_dir} is a table, which has no pixels "
@@ -86,9 +87,8 @@ def histograms(
         else:
             tell(f"site {site} has no {split} images")
     stored, seen = measure_pixels({site: silo.splits()[split] for site, silo in held.items()})
-    dataset = RunDirectory(run_dir).read_json("summary.json")["dataset"]
     labels = {site: _label(silo, split) for site, silo in held.items()}
-    return SiteHistograms(f"{split} images of {dataset}", stored, seen, labels)
+    return SiteHistograms(f"{split} images of {run.summary['dataset']}", stored, seen, labels)
 
 
 def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]:

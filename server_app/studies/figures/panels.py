@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import textwrap
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.models.contract.settings_schema import without_groups
-from fedsilo.server_app.config.settings import RunSettings
-from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.studies.finished_run import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,14 +49,12 @@ def over_rounds(axes: Axes) -> None:
     axes.grid(alpha=0.3)
 
 
-def run_title(run_dir: Path, settings: RunSettings) -> str:
+def run_title(run: FinishedRun) -> str:
     """Return a run's name, and below it the method with those settings that are not the default."""
-    usual = without_groups(type(settings.own)())
+    own = run.settings.own
+    usual = without_groups(type(own)())
     switches = [
-        f"{key} {value}"
-        for key, value in without_groups(settings.own).items()
-        if value != usual[key]
+        f"{key} {value}" for key, value in without_groups(own).items() if value != usual[key]
     ]
-    method = RunDirectory(run_dir).read_json("summary.json")["title"]
-    lines = textwrap.wrap(", ".join([method, *switches]), 40, break_on_hyphens=False)
-    return "\n".join([run_dir.resolve().name, *lines])
+    lines = textwrap.wrap(", ".join([run.summary["title"], *switches]), 40, break_on_hyphens=False)
+    return "\n".join([run.path.resolve().name, *lines])

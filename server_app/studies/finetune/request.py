@@ -18,13 +18,9 @@ from fedsilo.datasets.weights.provenance import run_beside
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import image_network
-from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.arguments import refuse_below
-from fedsilo.server_app.studies.finished_site import (
-    finished_settings,
-    open_site,
-    refuse_other_backbone,
-)
+from fedsilo.server_app.studies.finished_run import FinishedRun
+from fedsilo.server_app.studies.trained_site import refuse_other_backbone
 
 CLASSIFICATION, SEGMENTATION = "classification", "segmentation"
 SCRATCH = "scratch"
@@ -146,8 +142,8 @@ def open_run_model(run_dir: Path, request: FinetuneRequest) -> RunModel:
     Raises:
         FedsiloError: the run has not ended, or has no such model.
     """
-    common = finished_settings(run_dir, request.data_dir).common
-    sites = RunDirectory(run_dir).read_json("silos.json")
+    run = FinishedRun.open(run_dir)
+    common = run.local_settings(request.data_dir).common
     if data_set(common.dataset).is_table:
         raise SettingError(
             f"{run_dir} is a run on a table, but fine-tuning needs images: name another run"
@@ -155,17 +151,17 @@ def open_run_model(run_dir: Path, request: FinetuneRequest) -> RunModel:
     label = run_dir.resolve().name
     if request.from_site:
         label = f"{label}, {request.from_site}"
-        network = open_site(run_dir, request.from_site, request.data_dir, request.state_dir)[1]
+        network = run.lab(request.from_site, request.data_dir, request.state_dir).open()
         state = cast(nn.Module, network).state_dict()
         arrays = {name: array.cpu() for name, array in state.items()}
     else:
         arrays = _shared_arrays(run_dir, common)
         frozen = common.network == "vit" and not common.train_backbone
         if frozen and common.backbone_weights != "random":  # prompts, trained for this backbone
-            digests = {facts.get("backbone", "") for facts in sites.values()}
+            digests = {facts.get("backbone", "") for facts in run.silos.values()}
             refuse_other_backbone(run_dir, common, digests, "restore those")
     _refuse_no_encoder(run_dir, common, arrays)
-    first_site = next(iter(sites.values()))
+    first_site = next(iter(run.silos.values()))
     label_counts = next(iter(first_site["label_counts"].values()), first_site["classes"])
     classes = (tuple(first_site["classes"]), len(label_counts))
     has_backbone = any(name.startswith("encoder.vit.") for name in arrays)

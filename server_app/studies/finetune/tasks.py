@@ -25,7 +25,7 @@ from fedsilo.models.networks.segmentation.build import build_segmentation, segme
 from fedsilo.models.networks.segmentation.pyramids import Segmenter
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 from fedsilo.server_app.studies.finetune.request import CLASSIFICATION, SEGMENTATION
-from fedsilo.server_app.studies.finished_site import chosen_of
+from fedsilo.server_app.studies.finished_run import chosen_of
 
 _MISSING = {
     "train": "no training images",

@@ -9,21 +9,19 @@ import torch
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import SERVER
+from fedsilo.server_app.studies.finished_run import Shown
 from fedsilo.server_app.studies.monitor.decisions import decision_section
 from fedsilo.server_app.studies.monitor.groups import Column, Examined, group_section
 from fedsilo.server_app.studies.predict.inputs import open_inputs, table_schema
-from fedsilo.server_app.studies.predict.model import SiteModel, open_model
 from fedsilo.server_app.studies.predict.prediction import predict_inputs
 from fedsilo.server_app.studies.predict.request import PredictRequest
 from fedsilo.server_app.studies.report.page import Section, Text
-from fedsilo.server_app.studies.report.shown import ShownRun
+from fedsilo.server_app.studies.trained_model import TrainedModel
 
 _TITLE = "Groups of patients, and decisions"
 
 
-def examine(
-    run: ShownRun, by: Sequence[str], decisions: bool, data_dir: Path | None
-) -> list[Section]:
+def examine(run: Shown, by: Sequence[str], decisions: bool, data_dir: Path | None) -> list[Section]:
     """Return a section for each column of ``by``, and one of the decision curve.
 
     Raises:
@@ -38,14 +36,14 @@ def examine(
     if not sites:
         why = f"Every site has a class with fewer than {run.floor} test patients."
         return [Section(_TITLE, [Text([why])])]
-    models = [open_model(run.path, site, data_dir) for site in sites]
+    models = [run.model(site, data_dir=data_dir) for site in sites]
     columns = [_column(models[0], name) for name in by]
     found = _together(run, models)
     sections = [group_section(found, column) for column in columns]
     return [*sections, decision_section(found)] if decisions else sections
 
 
-def _together(run: ShownRun, models: Sequence[SiteModel]) -> Examined:
+def _together(run: Shown, models: Sequence[TrainedModel]) -> Examined:
     probabilities, labels, rows = [], [], []
     for model in models:
         inputs = open_inputs(model, PredictRequest(run.path, model.site, split="test"))
@@ -63,7 +61,7 @@ def _together(run: ShownRun, models: Sequence[SiteModel]) -> Examined:
     )
 
 
-def _column(model: SiteModel, name: str) -> Column:
+def _column(model: TrainedModel, name: str) -> Column:
     """Return a column of the run's table, and where its values are among the features."""
     if not model.silo.features:
         raise SettingError(

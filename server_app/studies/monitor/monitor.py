@@ -13,6 +13,7 @@ from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.contract.versions import FEDSILO
 from fedsilo.server_app.records.many_sites import join_names
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.monitor.checks import (
     Check,
     accuracy_check,
@@ -26,10 +27,9 @@ from fedsilo.server_app.studies.predict.calibration import (
     calibration_path,
     open_calibration,
 )
-from fedsilo.server_app.studies.predict.model import SiteModel, open_model
 from fedsilo.server_app.studies.predict.prediction import predict_inputs
 from fedsilo.server_app.studies.report.page import Facts, Items, Section, Table, Text, page
-from fedsilo.server_app.studies.report.shown import ShownRun
+from fedsilo.server_app.studies.trained_model import TrainedModel
 
 ALARM = 3  # exit status
 _OF_IMAGES = ("brightness", "contrast")  # features, in place of a table's
@@ -98,8 +98,9 @@ def monitor(
     """
     if not data.exists():
         raise DataError(f"{data} does not exist: name new cases by --data")
-    model = open_model(run_dir, site, data_dir)
-    new, floor = open_new_data(model, data), ShownRun(run_dir).floor
+    run = FinishedRun.open(run_dir)
+    model = run.model(site, data_dir=data_dir)
+    new, floor = open_new_data(model, data), run.floor
     found = predict_inputs(model, new.inputs)
     kept = new.inputs.kept()
     if len(kept) < floor:
@@ -114,14 +115,14 @@ def monitor(
     if int(known.sum()) >= floor:
         chosen, why = _calibration(model, calibration)
         missing += [why] if why else []
-        before = ShownRun(run_dir).summary["sites"].get(model.site, {}).get("accuracy")
+        before = run.shown().summary["sites"].get(model.site, {}).get("accuracy")
         if before is None:
             missing.append(f"accuracy: the run has none of {model.site} that may be shown")
         checks += _of_labelled(found.own[known], labels[known], chosen, coverage, before)
     return Monitored(_facts(model, data, len(kept), len(new.inputs.faults)), checks, missing)
 
 
-def _drift(model: SiteModel, new: NewData, floor: int) -> Iterator[Check]:
+def _drift(model: TrainedModel, new: NewData, floor: int) -> Iterator[Check]:
     """Yield checks against the site's own training samples, where its trust level allows it."""
     if model.common.trust == NOBODY:
         return
@@ -137,7 +138,9 @@ def _of_images(images: Tensor) -> Tensor:
     return torch.stack([flat.mean(dim=1), flat.std(dim=1)], dim=1)
 
 
-def _missing(model: SiteModel, drift: Sequence[Check], labelled: int, floor: int) -> Iterator[str]:
+def _missing(
+    model: TrainedModel, drift: Sequence[Check], labelled: int, floor: int
+) -> Iterator[str]:
     if model.common.trust == NOBODY:
         yield (
             "the distribution of features: at 'trust: nobody' no distribution of training data "
@@ -156,9 +159,9 @@ def _missing(model: SiteModel, drift: Sequence[Check], labelled: int, floor: int
         )
 
 
-def _calibration(model: SiteModel, path: Path | None) -> tuple[Calibration | None, str]:
-    if path is None and not calibration_path(model.run.path, model.site).is_file():
-        command = f"fedsilo calibrate {model.run.path} --site {model.site}"
+def _calibration(model: TrainedModel, path: Path | None) -> tuple[Calibration | None, str]:
+    if path is None and not calibration_path(model.run_dir, model.site).is_file():
+        command = f"fedsilo calibrate {model.run_dir} --site {model.site}"
         return None, f"coverage of prediction sets: there is no calibration; run '{command}'"
     return open_calibration(model, path), ""
 
@@ -178,12 +181,11 @@ def _of_labelled(
         yield accuracy_check(probabilities.argmax(dim=1), labels, before)
 
 
-def _facts(model: SiteModel, data: Path, cases: int, unread: int) -> list[tuple[str, str]]:
-    summary = model.run.summary
+def _facts(model: TrainedModel, data: Path, cases: int, unread: int) -> list[tuple[str, str]]:
     skipped = f", {unread} more could not be used" if unread else ""
     return [
-        ("run", model.run.path.resolve().name),
-        ("method", f"{summary['title']} ({model.common.method})"),
+        ("run", model.run_dir.resolve().name),
+        ("method", f"{model.title} ({model.common.method})"),
         ("data", f"{model.common.dataset}, training samples of {model.site}"),
         ("new cases", f"{cases} of {data.name}{skipped}"),
         ("version", f"fedsilo {FEDSILO}"),

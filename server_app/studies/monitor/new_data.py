@@ -19,8 +19,8 @@ from fedsilo.server_app.studies.predict.inputs import (
     open_inputs,
     table_schema,
 )
-from fedsilo.server_app.studies.predict.model import SiteModel
 from fedsilo.server_app.studies.predict.request import PredictRequest
+from fedsilo.server_app.studies.trained_model import TrainedModel
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class NewData:
         return torch.cat(list(self.inputs.batches())) if read is None else read
 
 
-def open_new_data(model: SiteModel, data: Path) -> NewData:
+def open_new_data(model: TrainedModel, data: Path) -> NewData:
     """Return the cases of a folder, a table or a manifest of images; errors as ``open_inputs``."""
-    path, by_name = model.run.path, {}
+    path, by_name = model.run_dir, {}
     if data.is_dir():
         inputs = open_inputs(model, PredictRequest(path, images=data))
     elif model.silo.features:
@@ -52,7 +52,7 @@ def open_new_data(model: SiteModel, data: Path) -> NewData:
     return NewData(inputs, torch.tensor(labels))
 
 
-def _read_class_labels(model: SiteModel) -> Mapping[str, Sequence[str]]:
+def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
     """Return the labels that the data set declares for each class of images."""
     data, common = data_set(model.common.dataset), model.common
     if isinstance(data, ImageDataSet):

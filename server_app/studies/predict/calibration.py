@@ -24,9 +24,11 @@ from fedsilo.models.measures.conformal import (
     threshold,
 )
 from fedsilo.models.measures.temperature import apply_temperature, fit_temperature, mean_loss
+from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.finetune.request import refuse_target
-from fedsilo.server_app.studies.predict.model import SiteModel, open_model, refuse_other_rows
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.predict.request import check_coverage
+from fedsilo.server_app.studies.trained_model import TrainedModel, refuse_other_rows
 
 SPLIT = "val"
 _MINIMUM = 10  # rows that a temperature is fitted to
@@ -38,7 +40,7 @@ class Calibration:
 
     run: str  # the run directory's name
     site: str
-    weights: str  # the model's digest (see ``SiteModel.weights_digest``)
+    weights: str  # the model's digest (see ``TrainedModel.weights_digest``)
     rows: int
     temperature: float
     loss: float  # mean negative log-likelihood in nats of the model's own probabilities
@@ -113,13 +115,14 @@ def calibrate(
     check_coverage(coverage)
     if out is not None:
         refuse_target(out, "another --out")
-    found = _calibrate_model(open_model(run_dir, site, data_dir, state_dir), coverage)
+    model = FinishedRun.open(run_dir).model(site, data_dir=data_dir, state_dir=state_dir)
+    found = _calibrate_model(model, coverage)
     content = _FORM.dump_json(found, indent=2).decode() + "\n"
     write_atomically(out or calibration_path(run_dir, site), content, mode=0o600)
     return found
 
 
-def _calibrate_model(model: SiteModel, coverage: float) -> Calibration:
+def _calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
     refuse_other_rows(model, SPLIT)
     own = model.silo.splits()[SPLIT]
     needed = max(_MINIMUM, rows_needed(coverage))
@@ -131,7 +134,7 @@ def _calibrate_model(model: SiteModel, coverage: float) -> Calibration:
     probabilities = model.probabilities(in_batches(own.inputs), SPLIT)
     temperature = fit_temperature(probabilities, own.labels)
     return Calibration(
-        run=model.run.path.resolve().name,
+        run=model.run_dir.resolve().name,
         site=model.site,
         weights=model.weights_digest(),
         rows=len(own),
@@ -142,17 +145,17 @@ def _calibrate_model(model: SiteModel, coverage: float) -> Calibration:
     )
 
 
-def open_calibration(model: SiteModel, path: Path | None) -> Calibration:
+def open_calibration(model: TrainedModel, path: Path | None) -> Calibration:
     """Return the calibration of a model, from ``path`` or the run directory.
 
     Raises:
         SettingError: there is none, or it is of other weights or another site.
         CheckpointError: the file is damaged.
     """
-    found = path or model.run.file(calibration_path(Path(), model.site).name)
+    found = path or RunDirectory(model.run_dir).file(calibration_path(Path(), model.site).name)
     if not found.is_file():
         raise SettingError(
-            f"{found} does not exist: run 'fedsilo calibrate {model.run.path} --site {model.site}' "
+            f"{found} does not exist: run 'fedsilo calibrate {model.run_dir} --site {model.site}' "
             "first, or name its file by --calibration"
         )
     try:
@@ -164,6 +167,6 @@ def open_calibration(model: SiteModel, path: Path | None) -> Calibration:
     if calibration.weights != model.weights_digest() or calibration.site != model.site:
         raise SettingError(
             f"{found} is of run {calibration.run} at site {calibration.site}, and its weights or "
-            f"site are not those of {model.run.path} at site {model.site}: calibrate again"
+            f"site are not those of {model.run_dir} at site {model.site}: calibrate again"
         )
     return calibration

@@ -18,14 +18,14 @@ from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.measures.intervals import wilson
 from fedsilo.models.measures.outcome_counts import Bin, bins, merge_bins
+from fedsilo.server_app.studies.finished_run import Shown
 from fedsilo.server_app.studies.predict.answers import Predictions
 from fedsilo.server_app.studies.predict.inputs import table_schema
-from fedsilo.server_app.studies.predict.model import SiteModel
 from fedsilo.server_app.studies.predict.reasons import Reasons, reasons_of
 from fedsilo.server_app.studies.predict.values import ValueTexts
 from fedsilo.server_app.studies.report.clinic import TITLE, WARNING, final_figures
 from fedsilo.server_app.studies.report.page import render_page
-from fedsilo.server_app.studies.report.shown import ShownRun
+from fedsilo.server_app.studies.trained_model import TrainedModel
 
 MOST = 200  # cases that a page shows
 _UNSURE = 0.8  # probability of the answer below which a case needs a look
@@ -50,7 +50,7 @@ _LIMITS = (
 class _Context:
     """The data that all cases of a page share."""
 
-    model: SiteModel
+    model: TrainedModel
     found: Predictions
     kept: Mapping[int, int]  # place of an input -> that among the readable ones
     reasons: Reasons
@@ -58,17 +58,16 @@ class _Context:
     texts: ValueTexts | None  # formats the values of a table; None for images
 
 
-def cases_page(model: SiteModel, found: Predictions) -> str:
-    """Return the page of a prediction's cases."""
+def cases_page(run: Shown, model: TrainedModel, found: Predictions) -> str:
+    """Return the page of a prediction's cases; ``run`` is the model's."""
     kept = {place: index for index, place in enumerate(found.inputs.kept())}
     order = sorted(range(len(found.inputs.names)), key=lambda place: _order(found, place, kept))
     shown = order[:MOST]
     reasons, texts = reasons_of(model, found, shown), _texts(model, found)
-    context = _Context(model, found, kept, reasons, _reliability(model), texts)
+    context = _Context(model, found, kept, reasons, _reliability(run), texts)
     cases = [_case(context, place) for place in shown]
     rest = len(order) - len(shown)
     document = found.document
-    summary = model.run.summary
     return render_page(
         "cases.html",
         "Cases and predictions",
@@ -83,7 +82,7 @@ def cases_page(model: SiteModel, found: Predictions) -> str:
             "left_out": f"{rest} more cases are in the CSV file alone." if rest else "",
             "limits": [*_LIMITS, *context.reasons.limits, *_missing(context)],
         },
-        subtitle=f"{summary['title']} on {model.common.dataset}, run {document['run']}",
+        subtitle=f"{model.title} on {model.common.dataset}, run {document['run']}",
         foot=f"{TITLE}. {WARNING} This page holds patients' data: keep it where they are.",
     )
 
@@ -203,7 +202,7 @@ def _values(context: _Context, index: int) -> list[Any]:
     return list(context.texts.of(read[index].double().numpy(), unusual, adds))
 
 
-def _texts(model: SiteModel, found: Predictions) -> ValueTexts | None:
+def _texts(model: TrainedModel, found: Predictions) -> ValueTexts | None:
     if not model.silo.features:
         return None
     assert model.silo.figures is not None
@@ -214,32 +213,31 @@ def _texts(model: SiteModel, found: Predictions) -> ValueTexts | None:
     return ValueTexts(schema, rows, model.silo.figures, floor)
 
 
-def _reliability(model: SiteModel) -> list[Bin]:
+def _reliability(run: Shown) -> list[Bin]:
     """Return the clinic report's bins: others would give the difference away."""
-    run = ShownRun(model.run.path)
     return merge_bins(bins(final_figures(run).values(), CONFIDENCE), run.floor)
 
 
-def _sentence(found: Predictions, model: SiteModel) -> str:
+def _sentence(found: Predictions, model: TrainedModel) -> str:
     cases, unread = len(found.inputs.names), len(found.inputs.faults)
     held = found.answered().count(False)
-    sites = counted(len(model.run.silos), "site")
+    sites = counted(len(model.sites), "site")
     return (
         f"The model says which of {', '.join(found.classes)} applies to each of "
-        f"{counted(cases, 'case')}. {model.run.summary['title']} trained it at {sites}. "
+        f"{counted(cases, 'case')}. {model.title} trained it at {sites}. "
         f"Not used: {counted(unread, 'case')}. Unlike the training samples, no answer: {held}."
     )
 
 
 def _facts(
-    model: SiteModel, found: Predictions, document: Mapping[str, Any]
+    model: TrainedModel, found: Predictions, document: Mapping[str, Any]
 ) -> list[tuple[str, str]]:
     software = document["software"]
     calibration = document["calibration"] or {}
     coverage = calibration.get("coverage")
     return [
         ("data set", model.common.dataset),
-        ("method", str(model.run.summary["title"])),
+        ("method", str(model.title)),
         ("run", str(document["run"])),
         ("model", f"{document['model']}, SHA-256 {document['weights'][:16]}"),
         ("site", model.site),

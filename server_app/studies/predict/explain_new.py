@@ -12,10 +12,10 @@ from fedsilo.datasets.images.decoding import BrokenImageError
 from fedsilo.datasets.registry import image_reader
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.predict.inputs import table_inputs
-from fedsilo.server_app.studies.predict.model import (
-    SiteModel,
-    open_model,
+from fedsilo.server_app.studies.trained_model import (
+    TrainedModel,
     refuse_table_or_images,
 )
 
@@ -45,7 +45,7 @@ def explain_new(
         raise SettingError(
             "an explanation is for one case, but --table and --image are given: remove one"
         )
-    model = open_model(run_dir, site, data_dir, state_dir)
+    model = FinishedRun.open(run_dir).model(site, data_dir=data_dir, state_dir=state_dir)
     refuse_table_or_images(model, table=table is not None)
     found = _row(model, table, row) if table else _image(model, image or Path())
     name = f"{table.name}, row {row}" if table else (image or Path()).name
@@ -53,7 +53,7 @@ def explain_new(
     return explain_case(model.lab, model.network, cases, 0, f"{site}, {name}")
 
 
-def _row(model: SiteModel, table: Path, row: int) -> torch.Tensor:
+def _row(model: TrainedModel, table: Path, row: int) -> torch.Tensor:
     inputs = table_inputs(model, table, None)
     if not 0 <= row < len(inputs.names):
         raise DataError(
@@ -64,7 +64,7 @@ def _row(model: SiteModel, table: Path, row: int) -> torch.Tensor:
     return inputs.inputs[inputs.kept().index(row)]
 
 
-def _image(model: SiteModel, path: Path) -> torch.Tensor:
+def _image(model: TrainedModel, path: Path) -> torch.Tensor:
     try:
         return torch.from_numpy(image_reader(model.site, model.common)(path))
     except BrokenImageError as error:

@@ -25,12 +25,12 @@ from fedsilo.datasets.tables.new_rows import parse_new_rows, read_table
 from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.maths.standardisation import standardise
-from fedsilo.server_app.studies.predict.model import (
-    SiteModel,
+from fedsilo.server_app.studies.predict.request import PredictRequest
+from fedsilo.server_app.studies.trained_model import (
+    TrainedModel,
     refuse_other_rows,
     refuse_table_or_images,
 )
-from fedsilo.server_app.studies.predict.request import PredictRequest
 
 Watch = Callable[[int, int], None]  # gets how many inputs have been read, and of how many
 
@@ -141,7 +141,7 @@ class FileInputs(Inputs):
             return str(error)
 
 
-def open_inputs(model: SiteModel, request: PredictRequest) -> Inputs:
+def open_inputs(model: TrainedModel, request: PredictRequest) -> Inputs:
     """Return the inputs of a request.
 
     Raises:
@@ -183,12 +183,12 @@ def files_of(request: PredictRequest) -> Mapping[str, Path]:
     return _found(request.images)
 
 
-def _split_inputs(model: SiteModel, split: str) -> RowInputs:
+def _split_inputs(model: TrainedModel, split: str) -> RowInputs:
     """Return a split of the site; DataError if it is empty or not that of the run."""
     refuse_other_rows(model, split)
     own = model.silo.splits()[split]
     if not len(own):
-        raise DataError(f"site {model.site} has no {split} rows in {model.run.path}")
+        raise DataError(f"site {model.site} has no {split} rows in {model.run_dir}")
     names, source = [str(row) for row in range(len(own))], {"split": split}
     read = model.lab.session.silo.splits()[split].inputs if model.silo.features else None
     return RowInputs(
@@ -196,7 +196,7 @@ def _split_inputs(model: SiteModel, split: str) -> RowInputs:
     )
 
 
-def table_inputs(model: SiteModel, path: Path, id_column: str | None) -> RowInputs:
+def table_inputs(model: TrainedModel, path: Path, id_column: str | None) -> RowInputs:
     """Return the rows of a table file by the run's schema, standardised as the site's are."""
     schema, statistics = table_schema(model), model.silo.figures
     assert statistics is not None, "a finished run's table is standardised"
@@ -221,7 +221,7 @@ def table_inputs(model: SiteModel, path: Path, id_column: str | None) -> RowInpu
     )
 
 
-def table_schema(model: SiteModel) -> TableSchema:
+def table_schema(model: TrainedModel) -> TableSchema:
     """Return the schema of a run of tables."""
     data = data_set(model.common.dataset)
     assert isinstance(data, TableDataSet), "the model's data are a table"

@@ -32,8 +32,7 @@ from fedsilo.models.measures.novelty import (
     familiar,
     limit_of,
 )
-from fedsilo.server_app.studies.finished_site import sites_of
-from fedsilo.server_app.studies.predict.model import SiteModel
+from fedsilo.server_app.studies.trained_model import TrainedModel
 
 SHARE = 0.05  # share of held-out samples that may count as unusual
 _SURE = 45  # held-out samples: as 0.95^45 is below 0.1, one is beyond the share nine times in ten
@@ -134,7 +133,7 @@ class CaseNovelty:
         return texts
 
 
-def reference_of(model: SiteModel, site: str | None) -> Reference | str:
+def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
     """Return where a model was trained, or why that is not known.
 
     ``site`` is whose model it is; None is the shared one, which all sites here are asked about.
@@ -142,7 +141,7 @@ def reference_of(model: SiteModel, site: str | None) -> Reference | str:
     try:
         if not model.silo.features:
             single_classifier(model.network)
-        sites = [model.site] if site or model.own else sites_of(model.run.path)[:_SITES]
+        sites = [model.site] if site or model.own else list(model.sites)[:_SITES]
         silos = [silo for name in sites if (silo := _silo(model, name))]
     except SettingError as error:
         return str(error)
@@ -176,19 +175,19 @@ class _Samples:
     read: Floats
 
 
-def _silo(model: SiteModel, site: str) -> Silo | None:
+def _silo(model: TrainedModel, site: str) -> Silo | None:
     """Return a site's samples as they were read, None if they are not here or were changed."""
     try:
         own = site == model.site
         silo = model.lab.session.silo if own else load_silo(site, model.common)
     except FedsiloError:
         return None
-    then = model.run.silos[site].get("fingerprints", {})
+    then = model.sites[site].get("fingerprints", {})
     same = all(silo.fingerprints[part] == digest for part, digest in then.items())
     return silo if same else None
 
 
-def _samples(model: SiteModel, silos: Sequence[Silo], split: str) -> _Samples:
+def _samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _Samples:
     if (figures := model.silo.figures) is not None:
         read = torch.cat([silo.splits()[split].inputs for silo in silos])
         ready = torch.cat([with_figures(s, figures).splits()[split].inputs for s in silos])
@@ -213,9 +212,9 @@ def _spread(split: Split, count: int) -> Split:
     return Split(split.inputs[chosen], split.labels[chosen])
 
 
-def _others(model: SiteModel, sites: Sequence[str]) -> str:
+def _others(model: TrainedModel, sites: Sequence[str]) -> str:
     """Describe the sites whose training data are unknown here; empty if there are none."""
-    others = [site for site in model.run.silos if site not in sites]
+    others = [site for site in model.sites if site not in sites]
     if not others or model.own:
         return ""
     level = model.common.trust

@@ -19,16 +19,17 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, keys_with
 from fedsilo.models.contract.versions import installed_software
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.predict.answers import COLUMNS, Predictions
 from fedsilo.server_app.studies.predict.calibration import Calibration, open_calibration
 from fedsilo.server_app.studies.predict.inputs import Inputs, RowInputs, Watch, open_inputs
-from fedsilo.server_app.studies.predict.model import SiteModel, open_model
 from fedsilo.server_app.studies.predict.novelty import (
     CaseNovelty,
     Reference,
     reference_of,
 )
 from fedsilo.server_app.studies.predict.request import PredictRequest, document_path
+from fedsilo.server_app.studies.trained_model import TrainedModel
 
 _FEATURES = "features"  # of images, by which novelty compares them
 
@@ -62,28 +63,29 @@ def predict(request: PredictRequest, watch: Watch = lambda done, total: None) ->
             nothing is written.
     """
     request.check()
-    folders = request.data_dir, request.state_dir
-    model = open_model(request.run_dir, request.site, *folders, request.best)
+    run = FinishedRun.open(request.run_dir)
+    folders = {"data_dir": request.data_dir, "state_dir": request.state_dir}
+    model = run.model(request.site, best=request.best, **folders)
     calibration = None
     if request.coverage is not None or request.calibration is not None:
         calibration = open_calibration(model, request.calibration)
     inputs, reference = open_inputs(model, request), reference_of(model, request.site)
     given = calibration, request.coverage, reference, request.answer_all
     found = predict_inputs(model, inputs, *given, watch=watch)
-    for path, content in _files(model, found, request).items():
+    for path, content in _files(run, model, found, request).items():
         write_atomically(path, content, 0o600)
     return found
 
 
 def _files(
-    model: SiteModel, found: Predictions, request: PredictRequest
+    run: FinishedRun, model: TrainedModel, found: Predictions, request: PredictRequest
 ) -> dict[Path, bytes | str]:
     """Build all files to write, path -> text, before the first is written."""
     files: dict[Path, bytes | str] = {}
     if request.html is not None:
         from fedsilo.server_app.studies.predict.cases import cases_page  # matplotlib, captum
 
-        files[request.html] = cases_page(model, found)
+        files[request.html] = cases_page(run.shown(), model, found)
     if request.out is not None:
         document = json.dumps(found.document, indent=2, allow_nan=False) + "\n"
         files |= {document_path(request.out): document, request.out: found.text()}
@@ -91,7 +93,7 @@ def _files(
 
 
 def predict_inputs(
-    model: SiteModel,
+    model: TrainedModel,
     inputs: Inputs,
     calibration: Calibration | None = None,
     coverage: float | None = None,
@@ -164,13 +166,13 @@ def _metrics(inputs: Inputs, own: Tensor, sets: Tensor | None) -> dict[str, Any]
 
 
 def _document(
-    model: SiteModel, inputs: Inputs, calibration: Calibration | None, coverage: float | None
+    model: TrainedModel, inputs: Inputs, calibration: Calibration | None, coverage: float | None
 ) -> dict[str, Any]:
     common = model.common
     settings = as_mapping(common) | as_mapping(model.lab.session.method.settings)
     circumstances = keys_with(CommonSettings, "circumstance")  # where and when it ran
     return {
-        "run": model.run.path.resolve().name,
+        "run": model.run_dir.resolve().name,
         "method": common.method,
         "dataset": common.dataset,
         "site": model.site,

@@ -19,7 +19,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.studies.figures.panels import new_figure
 from fedsilo.server_app.studies.predict.answers import Predictions
 from fedsilo.server_app.studies.predict.inputs import FileInputs, Inputs, RowInputs
-from fedsilo.server_app.studies.predict.model import SiteModel
+from fedsilo.server_app.studies.trained_model import TrainedModel
 
 _PICTURES = 50  # images that a page shows
 
@@ -43,7 +43,7 @@ class Reasons:
         return {"image": f"data:image/png;base64,{coded}", "image_text": words}
 
 
-def reasons_of(model: SiteModel, found: Predictions, shown: Sequence[int]) -> Reasons:
+def reasons_of(model: TrainedModel, found: Predictions, shown: Sequence[int]) -> Reasons:
     """Return the reasons of those cases of ``shown`` (places among all inputs) with an answer."""
     kept = {place: index for index, place in enumerate(found.inputs.kept())}
     answered = found.answered()
@@ -57,7 +57,7 @@ def reasons_of(model: SiteModel, found: Predictions, shown: Sequence[int]) -> Re
 
 
 def _columns(
-    model: SiteModel, found: Predictions, inputs: RowInputs, chosen: Sequence[int]
+    model: TrainedModel, found: Predictions, inputs: RowInputs, chosen: Sequence[int]
 ) -> Reasons:
     answers = found.own[chosen].argmax(dim=1)
     features = model.silo.features
@@ -72,7 +72,7 @@ def _columns(
     return Reasons(adds=adds, limits=[said])
 
 
-def _pictures(model: SiteModel, inputs: Inputs, chosen: Sequence[int]) -> Reasons:
+def _pictures(model: TrainedModel, inputs: Inputs, chosen: Sequence[int]) -> Reasons:
     made: dict[int, tuple[bytes, str]] = {}
     places = inputs.kept()
     try:

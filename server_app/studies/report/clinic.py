@@ -9,13 +9,13 @@ from typing import Any
 from fedsilo.models.contract.metric_names import CERTAINTY, CLASS, CONFIDENCE, UNCERTAINTY
 from fedsilo.models.measures.intervals import Estimate, of_auc, of_share, wilson
 from fedsilo.models.measures.outcome_counts import Bin, bins, merge_bins
-from fedsilo.server_app.studies.compare.results import Figures, last_figures
+from fedsilo.server_app.studies.compare.results import Figures
+from fedsilo.server_app.studies.finished_run import Shown
 from fedsilo.server_app.studies.report.headline import head_of
 from fedsilo.server_app.studies.report.numbers import NONE, share, with_interval
 from fedsilo.server_app.studies.report.page import Picture, Section
 from fedsilo.server_app.studies.report.pictures import certainty, estimates
-from fedsilo.server_app.studies.report.runs import ReportedRun, taking_part
-from fedsilo.server_app.studies.report.shown import ShownRun
+from fedsilo.server_app.studies.report.runs import taking_part
 
 TITLE = "Not for clinical use"
 WARNING = (
@@ -30,7 +30,7 @@ INTERVALS = (
 _DRAWN_CLASSES = 6
 
 
-def clinic_data(run: ReportedRun, extra: Sequence[Section] = ()) -> dict[str, Any]:
+def clinic_data(run: Shown, extra: Sequence[Section] = ()) -> dict[str, Any]:
     """Build the template variables of ``clinic.html``, with sections that need the data."""
     figures = final_figures(run)
     outcomes = {
@@ -49,13 +49,13 @@ def clinic_data(run: ReportedRun, extra: Sequence[Section] = ()) -> dict[str, An
     }
 
 
-def _test_counts(run: ReportedRun, site: str) -> tuple[list[int | None], int]:
+def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
     """Return a site's test samples by class, hidden ones as None, and how many they are."""
     known = run.silos.get(site, {"label_counts": {}, "sizes": {}})
     return known["label_counts"].get("test", []), known["sizes"].get("test") or 0
 
 
-def _overall(run: ReportedRun, figures: Figures) -> dict[str, Any]:
+def _overall(run: Shown, figures: Figures) -> dict[str, Any]:
     rows, drawn = [], dict[str, Estimate]()
     for site, by_name in figures.items():
         samples, accuracy = _test_counts(run, site)[1], by_name.get("accuracy")
@@ -76,7 +76,7 @@ def _overall(run: ReportedRun, figures: Figures) -> dict[str, Any]:
     return {"overall": rows, "accuracy": [picture]}
 
 
-def _by_class(run: ReportedRun, outcomes: Mapping[str, Sequence[ClassOutcome]]) -> dict[str, Any]:
+def _by_class(run: Shown, outcomes: Mapping[str, Sequence[ClassOutcome]]) -> dict[str, Any]:
     known = [o for by_class in outcomes.values() for o in by_class]
     if not any(o.right is not None or o.false is not None for o in known):
         return {"classes": []}
@@ -84,7 +84,7 @@ def _by_class(run: ReportedRun, outcomes: Mapping[str, Sequence[ClassOutcome]]) 
     return {"classes": tables, "class_pictures": [*_class_pictures(run.name, outcomes)]}
 
 
-def _class_table(run: ReportedRun, site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
+def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
     rows = [[outcome.name, *outcome.cells()] for outcome in by_class]
     samples = _test_counts(run, site)[1]
     return {
@@ -118,7 +118,7 @@ def _class_pictures(run: str, outcomes: Mapping[str, Sequence[ClassOutcome]]) ->
             yield Picture(svg, alt, f"Class {name}: by site.")
 
 
-def _certainty(run: ReportedRun, figures: Figures) -> dict[str, Any]:
+def _certainty(run: Shown, figures: Figures) -> dict[str, Any]:
     families = {
         CONFIDENCE: ("reliability", "confidence: the largest probability"),
         UNCERTAINTY: ("uncertainty", "uncertainty"),
@@ -192,11 +192,11 @@ class ClassOutcome:
         return [f"{self.samples:,}", *map(with_interval, figures)]
 
 
-def final_figures(run: ShownRun) -> dict[str, dict[str, float]]:
+def final_figures(run: Shown) -> dict[str, dict[str, float]]:
     """Return site -> metric -> test figure of the last round, those by class and bin too."""
     return {
         site: {name: value for name, value in by_name.items() if not name.startswith("trained-")}
-        for site, by_name in last_figures(run, "test").items()
+        for site, by_name in run.last_metrics("test").items()
     }
 
 

@@ -16,19 +16,20 @@ from fedsilo.models.contract.settings import NOBODY
 from fedsilo.models.contract.settings_schema import Value, key_of
 from fedsilo.server_app.records.progress import bytes_text
 from fedsilo.server_app.records.summary import NO_PRIVACY
+from fedsilo.server_app.studies.finished_run import Shown
 from fedsilo.server_app.studies.report.flows import picture, sentences, shortened
 from fedsilo.server_app.studies.report.headline import head_of
 from fedsilo.server_app.studies.report.hospital_files import AuditLog
 from fedsilo.server_app.studies.report.numbers import at_most
-from fedsilo.server_app.studies.report.runs import ReportedRun, taking_part
-from fedsilo.server_app.studies.report.shown import rests_on_classes
+from fedsilo.server_app.studies.report.runs import taking_part
+from fedsilo.server_app.studies.shown import rests_on_classes
 
 _LISTS = ("methods", "datasets", "records", "refused_records")
 _FIGURES = ("delta", "sample-clip-norm", "noise-multiplier", "statistics-noise")
 _NO_LIMITS = ("site", "audit_log")
 
 
-def dpo_data(run: ReportedRun, log: AuditLog | None) -> dict[str, Any]:
+def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
     """Build the template variables of ``dpo.html``, with a hospital's own log if one is given."""
     privacy = run.summary["privacy"]
     return {
@@ -47,11 +48,11 @@ def dpo_data(run: ReportedRun, log: AuditLog | None) -> dict[str, Any]:
     }
 
 
-def _head(run: ReportedRun, privacy: Mapping[str, Any]) -> dict[str, str]:
+def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
     """Return result and main limit as a data protection officer reads them."""
-    sites, messages = counted(len(run.silos), "hospital"), counted(len(run.traffic), "message")
+    sites, messages = counted(len(run.silos), "hospital"), counted(len(run.traffic_rows), "message")
     sent = bytes_text(sum(sum(by_kind.values()) for by_kind in _sent(run).values()))
-    said, spent = _bound(run, sent) if _hiding(run) else sent, _epsilon(privacy)
+    said, spent = _bound(run, sent) if run.floors.hiding else sent, _epsilon(privacy)
     of = "" if run.trust == NOBODY else ", of weights, class means and prototypes alone"
     bound = f"; epsilon per patient is at most {spent}{of}" if spent else ""
     return {
@@ -60,7 +61,7 @@ def _head(run: ReportedRun, privacy: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def _limit(run: ReportedRun, spent: str) -> str:
+def _limit(run: Shown, spent: str) -> str:
     if not spent:
         return "Nothing bounds what these answers reveal about one patient."
     if run.simulated:
@@ -75,20 +76,7 @@ def _epsilon(privacy: Mapping[str, Any]) -> str:
     return "" if guarantee == NO_PRIVACY else at_most(guarantee["epsilon"])
 
 
-def _hiding(run: ReportedRun) -> set[str]:
-    """Return the sites with a hidden count: a split without samples of a class has no AUC of it.
-
-    How much such a site sent of figures by class would say that there are none.
-    """
-    used = {s for facts in run.whole.silos.values() for s, size in facts["sizes"].items() if size}
-    return {
-        site
-        for site, known in run.silos.items()
-        if any(None in known["label_counts"].get(split, []) for split in used)
-    }
-
-
-def _bound(run: ReportedRun, most: str) -> str:
+def _bound(run: Shown, most: str) -> str:
     """Bound the bytes of a hidden site by the largest number of any site.
 
     With a single site, the bound is its own number.
@@ -96,10 +84,10 @@ def _bound(run: ReportedRun, most: str) -> str:
     return f"up to {most}" if len(run.silos) > 1 else "not shown"
 
 
-def _sent(run: ReportedRun) -> dict[str, dict[str, int]]:
+def _sent(run: Shown) -> dict[str, dict[str, int]]:
     """Return site -> kind of message -> bytes; of a hiding site the most of any site."""
-    up, most, hiding = dict[str, Counter[str]](), Counter[str](), _hiding(run)
-    for row in run.traffic:
+    up, most, hiding = dict[str, Counter[str]](), Counter[str](), run.floors.hiding
+    for row in run.traffic_rows:
         up.setdefault(row["site"], Counter())[row["phase"]] += int(row["bytes_up"])
     for sent in up.values():
         most |= sent
@@ -109,12 +97,12 @@ def _sent(run: ReportedRun) -> dict[str, dict[str, int]]:
     }
 
 
-def _bytes(run: ReportedRun) -> dict[str, Any]:
-    down, messages, hiding = Counter[str](), Counter[str](), _hiding(run)
-    for row in run.traffic:
+def _bytes(run: Shown) -> dict[str, Any]:
+    down, messages, hiding = Counter[str](), Counter[str](), run.floors.hiding
+    for row in run.traffic_rows:
         down[row["site"]] += int(row["bytes_down"])
         messages[row["site"]] += 1
-    phases = list(dict.fromkeys(row["phase"] for row in run.traffic))
+    phases = list(dict.fromkeys(row["phase"] for row in run.traffic_rows))
     rows = []
     for site, sent in _sent(run).items():
         texts = {phase: bytes_text(n) for phase, n in (sent | {"": sum(sent.values())}).items()}
@@ -127,9 +115,9 @@ def _bytes(run: ReportedRun) -> dict[str, Any]:
     return {"byte_columns": columns, "bytes": rows}
 
 
-def _measurements(run: ReportedRun) -> dict[str, Any]:
+def _measurements(run: Shown) -> dict[str, Any]:
     measured = Counter((row["site"], row["metric"].partition(".")[0]) for row in run.sent)
-    sites, hiding = sorted({site for site, _ in measured}), _hiding(run)
+    sites, hiding = sorted({site for site, _ in measured}), run.floors.hiding
     names = sorted({name for _, name in measured})
     if hiding and len(run.silos) == 1:  # also that there is no such row would say it
         names = [name for name in names if not rests_on_classes(name)]
@@ -145,7 +133,7 @@ def _measurements(run: ReportedRun) -> dict[str, Any]:
     }
 
 
-def _arrays(run: ReportedRun) -> list[list[str]] | None:
+def _arrays(run: Shown) -> list[list[str]] | None:
     """Return a row per kind of array of the final model, or None if the server holds no model."""
     path = run.path / "model.safetensors"
     if not path.is_file():
@@ -196,7 +184,7 @@ def value_text(value: Value) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value) or "(empty)"
 
 
-def _log(run: ReportedRun, log: AuditLog) -> dict[str, Any]:
+def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
     lines = log.of_run(str(run.settings.common.run_name))
     outcomes = Counter(str(line["outcome"]) for line in lines)
     entries, messages = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()

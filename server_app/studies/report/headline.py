@@ -9,11 +9,9 @@ from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import NOBODY, SERVER, SUMS
 from fedsilo.models.contract.versions import FEDSILO
 from fedsilo.models.measures.intervals import wilson
-from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.records.progress import read_progress
-from fedsilo.server_app.records.run_directory import CONFIG
+from fedsilo.server_app.studies.finished_run import Shown
 from fedsilo.server_app.studies.report.numbers import percent
-from fedsilo.server_app.studies.report.runs import ReportedRun
 
 _UNTOLD: Mapping[str, str] = {
     SUMS: (
@@ -29,22 +27,22 @@ _UNTOLD: Mapping[str, str] = {
 }
 
 
-def head_of(run: ReportedRun) -> dict[str, Any]:
+def head_of(run: Shown) -> dict[str, Any]:
     """Build the template variables of ``head.html`` for a run."""
     return {"name": run.name, "facts": facts(run), "result": result(run), "limit": limit(run)}
 
 
-def facts(run: ReportedRun) -> list[tuple[str, str]]:
+def facts(run: Shown) -> list[tuple[str, str]]:
     """Return the facts of a run, such as its method and rounds, as pairs (name, value)."""
     summary = run.summary
-    done, asked = summary["rounds"], run.decisive["rounds"]
+    done, asked = summary["rounds"], run.settings["rounds"]
     rounds = counted(done, "round") + (f" of at most {asked}" if done != asked else "")
     progress = read_progress(run.path)
-    environment = read_run_config(run.path / CONFIG).environment
+    environment = run.config.environment
     revision = str(environment.get("fedsilo-revision", "unknown"))[:12]
     written = f"{progress.updated:%Y-%m-%d %H:%M} UTC" if progress else "not recorded"
     return [
-        ("predicts", f"which of: {', '.join(run.all_classes()) or 'classes without names'}"),
+        ("predicts", f"which of: {', '.join(run.class_names()) or 'classes without names'}"),
         ("for whom", f"{run.noun(2)} like those of {', '.join(run.silos)}"),
         ("data", _data(str(summary["dataset"]))),
         ("hospitals", f"{len(run.silos)}{', simulated in one place' if run.simulated else ''}"),
@@ -64,7 +62,7 @@ def _data(name: str) -> str:
     return f"{name} ({whose})"
 
 
-def fingerprints(run: ReportedRun) -> Iterator[str]:
+def fingerprints(run: Shown) -> Iterator[str]:
     """Yield for each site the first digits of a SHA-256 over those of its splits."""
     for site, known in run.silos.items():
         if found := known["fingerprints"]:
@@ -72,7 +70,7 @@ def fingerprints(run: ReportedRun) -> Iterator[str]:
             yield f"{site} {hashlib.sha256(joined.encode()).hexdigest()[:12]}"
 
 
-def result(run: ReportedRun, site: str | None = None) -> str:
+def result(run: Shown, site: str | None = None) -> str:
     """Return the result in one sentence, with its interval where there is one.
 
     It is of the own model of ``site``; without one of all sites' test samples.
@@ -96,7 +94,7 @@ def result(run: ReportedRun, site: str | None = None) -> str:
     return f"No accuracy on test data may be shown for {f'site {site}' if site else 'this run'}."
 
 
-def _noise(run: ReportedRun) -> str:
+def _noise(run: Shown) -> str:
     if run.trust != NOBODY:
         return ""
     if run.simulated:
@@ -104,35 +102,35 @@ def _noise(run: ReportedRun) -> str:
     return " It includes the hospitals' noise; the interval does not."
 
 
-def _count_tested(run: ReportedRun, only: str | None) -> dict[str, tuple[int, float]]:
+def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
     """Return the number of test samples and the accuracy of each site that shows both."""
     return {
         site: (samples, figures["accuracy"])
         for site, known in run.silos.items()
         if only in (None, site)
         and (samples := known["sizes"].get("test"))
-        and "accuracy" in (figures := run.figures(site))
+        and "accuracy" in (figures := run.summary["sites"].get(site, {}))
     }
 
 
-def _beside_guessing(run: ReportedRun, sites: Sequence[str]) -> str:
+def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
     """Return the accuracy of always predicting one class at these sites, if it may be shown."""
     counts = [run.silos[site]["label_counts"].get("test", []) for site in sites]
     if run.trust == NOBODY or not all(counts) or any(None in row for row in counts):
         return ""
     totals = [sum(column) for column in zip(*counts, strict=True)]
     most = max(totals)
-    name = run.all_classes()[totals.index(most)]
+    name = run.class_names()[totals.index(most)]
     return f"; '{name}' for everybody would be right for {percent(most / sum(totals))}"
 
 
-def limit(run: ReportedRun, site: str | None = None) -> str:
+def limit(run: Shown, site: str | None = None) -> str:
     """Return the main limit of what ``result`` says in one sentence."""
     if data_set(str(run.summary["dataset"])).origin == "made-up":
         return "The data are made up: the result says nothing about patients."
     if run.trust != SERVER:
         return _UNTOLD[run.trust]
-    if not run.whole.summary["sites"]:
+    if not (run.whole or run).summary["sites"]:
         return f"No hospital measured it on test {run.noun(2)}."
     tested = _count_tested(run, site)
     start = "It was measured only at the hospitals that trained it"

@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.studies.finished_run import Shown
 from fedsilo.server_app.studies.report.clinic import INTERVALS, TITLE, WARNING, clinic_data
 from fedsilo.server_app.studies.report.dpo import dpo_data, site_file_data
 from fedsilo.server_app.studies.report.hospital_files import read_audit_log, read_own_site_file
 from fedsilo.server_app.studies.report.page import Section, render_page
 from fedsilo.server_app.studies.report.research import research_data
-from fedsilo.server_app.studies.report.runs import ReportedRun, reported_runs
-from fedsilo.server_app.studies.report.shown import ShownRun
+from fedsilo.server_app.studies.report.runs import reported_runs
 from fedsilo.server_app.studies.report.written import write_page
 
 Reader = Literal["research", "clinic", "dpo"]
@@ -34,7 +34,7 @@ class ReportOptions:
     audit_log: Path | None = None  # a hospital's own, for ``dpo``
     site_file: Path | None = None  # a hospital's own, for ``dpo``
     # Makes further sections of a run, for ``clinic``, where the data are
-    examine: Callable[[ShownRun], Sequence[Section]] | None = None
+    examine: Callable[[Shown], Sequence[Section]] | None = None
 
     def check(self) -> None:
         """Refuse options that contradict each other.
@@ -92,7 +92,7 @@ def write_report(
     return write_page(out, lambda: report(folders, options), overwrite=overwrite)
 
 
-def _data(runs: Sequence[ReportedRun], options: ReportOptions) -> dict[str, Any]:
+def _data(runs: Sequence[Shown], options: ReportOptions) -> dict[str, Any]:
     """Build the variables of the reader's template."""
     if options.reader == "research":
         return research_data(runs)

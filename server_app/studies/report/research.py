@@ -12,7 +12,6 @@ from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.settings_schema import defaults
 from fedsilo.models.figures.palette import line_styles
 from fedsilo.models.measures.intervals import Estimate, of_mean
-from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.records.progress import bytes_text
 from fedsilo.server_app.studies.compare.budgets import Budgets, budget_of
 from fedsilo.server_app.studies.compare.results import (
@@ -30,18 +29,18 @@ from fedsilo.server_app.studies.compare.tables import (
     spread_cell,
 )
 from fedsilo.server_app.studies.figures.learning_curves import CURVES, series
-from fedsilo.server_app.studies.finished_run import same_split
+from fedsilo.server_app.studies.finished_run import Shown, same_split
 from fedsilo.server_app.studies.report.dpo import value_text
 from fedsilo.server_app.studies.report.headline import facts, head_of
 from fedsilo.server_app.studies.report.numbers import NONE, with_interval
 from fedsilo.server_app.studies.report.page import Picture
 from fedsilo.server_app.studies.report.pictures import curves, estimates, scatter
-from fedsilo.server_app.studies.report.runs import ReportedRun, experiments_of, taking_part
+from fedsilo.server_app.studies.report.runs import experiments_of, taking_part
 
 _PAIRS = 15  # most pairs of experiments whose differences are drawn
 _NAMED = 6  # lines whose last value the description of a picture has; the table has all
 
-Runs = Sequence[ReportedRun]
+Runs = Sequence[Shown]
 
 
 def research_data(runs: Runs) -> dict[str, Any]:
@@ -81,19 +80,20 @@ def research_data(runs: Runs) -> dict[str, Any]:
     }
 
 
-def _row(run: ReportedRun) -> list[str]:
+def _row(run: Shown) -> list[str]:
     summary = run.summary
-    rounds = f"{summary['rounds']} of {run.decisive['rounds']}"
-    facts = (summary["title"], summary["dataset"], str(run.seed), rounds)
+    rounds = f"{summary['rounds']} of {run.settings['rounds']}"
+    facts = (summary["title"], summary["dataset"], str(run.summary["seed"]), rounds)
     return [run.name, *facts, str(len(run.silos))]
 
 
 def _settings(runs: Runs) -> dict[str, Any]:
-    keys = list(dict.fromkeys(key for run in runs for key in run.decisive))
-    differing = [key for key in keys if len({run.decisive.get(key) for run in runs}) > 1]
+    decisive = [run.settings.decisive() for run in runs]
+    keys = list(dict.fromkeys(key for values in decisive for key in values))
+    differing = [key for key in keys if len({values.get(key) for values in decisive}) > 1]
     by_experiment = experiments_of(runs)
     usual = defaults(CommonSettings) | defaults(settings_class(str(runs[0].summary["method"])))
-    alike = {key: runs[0].decisive[key] for key in keys if key not in differing}
+    alike = {key: decisive[0][key] for key in keys if key not in differing}
     return {
         "experiments": list(by_experiment),
         "differing": [
@@ -107,12 +107,12 @@ def _settings(runs: Runs) -> dict[str, Any]:
 
 
 def _values(runs: Runs, key: str) -> str:
-    values = (run.decisive.get(key) for run in runs)
+    values = (run.settings.decisive().get(key) for run in runs)
     return ", ".join(dict.fromkeys("-" if v is None else value_text(v) for v in values))
 
 
-def _software(run: ReportedRun) -> str:
-    environment = read_run_config(run.path / "config.toml").environment
+def _software(run: Shown) -> str:
+    environment = run.config.environment
     packages = environment.get("packages", {})
     named = [("fedsilo", str(environment.get("fedsilo-revision", ""))[:12]), *packages.items()]
     return ", ".join(f"{name} {version}" for name, version in named if version)
@@ -139,10 +139,10 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, dict[int, float]]:
     """
     if len(runs) == 1:
         distribution_of = {s: str(f["distribution"]) for s, f in runs[0].silos.items()}
-        return series(runs[0].metrics, metric, distribution_of, split)
+        return series(runs[0].metric_rows, metric, distribution_of, split)
     by_round: list[dict[int, dict[str, float]]] = [{} for _ in runs]
     for run, values in zip(runs, by_round, strict=True):
-        for row in run.metrics:
+        for row in run.metric_rows:
             if row["split"] == split and row["metric"] == metric:
                 values.setdefault(int(row["round"]), {})[row["site"]] = float(row["value"])
     always = [set.intersection(*map(set, values.values())) if values else () for values in by_round]
@@ -159,7 +159,7 @@ def _summaries(runs: Runs, split: str) -> dict[str, dict[int, dict[str, Any]]]:
     """Return experiment -> seed -> summary with the figures of a split that all runs share."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for run, summary in zip(runs, shared_summaries(runs, split), strict=True):
-        found.setdefault(run.experiment, {})[run.seed] = summary
+        found.setdefault(run.experiment, {})[run.summary["seed"]] = summary
     return found
 
 
@@ -285,7 +285,7 @@ def _result(runs: Runs, split: str) -> str:
     return f"{said}; the next is {max(rest, key=lambda n: rest[n])}, {max(rest.values()):.3f}."
 
 
-def _unequal(experiments: Mapping[str, Mapping[int, ReportedRun]]) -> list[str]:
+def _unequal(experiments: Mapping[str, Mapping[int, Shown]]) -> list[str]:
     """Return, per experiment, how its budget differs from the first one's."""
     budgets = {}
     for name, by_seed in experiments.items():
@@ -294,9 +294,9 @@ def _unequal(experiments: Mapping[str, Mapping[int, ReportedRun]]) -> list[str]:
     return [f"{name}: {'; '.join(parts)}" for name, parts in Budgets(budgets).unlike().items()]
 
 
-def _cost(run: ReportedRun) -> list[str]:
+def _cost(run: Shown) -> list[str]:
     seconds, bytes_, peaks = (run.summary[k] for k in ("seconds", "bytes", "peak-memory-bytes"))
-    work = (sum(int(row[key]) for row in run.traffic) for key in ("steps", "samples"))
+    work = (sum(int(row[key]) for row in run.traffic_rows) for key in ("steps", "samples"))
     return [
         run.name,
         *(f"{number:,}" if number else NONE for number in work),

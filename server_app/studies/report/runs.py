@@ -1,99 +1,55 @@
 """The finished runs of a report: by what name each goes, and which are of one experiment."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsilo.datasets.registry import data_set
+from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings import SERVER, CommonSettings
-from fedsilo.models.contract.settings_schema import Value, keys_with
-from fedsilo.server_app.studies.compare.experiment_runs import (
-    ExperimentRun,
-    finished_runs,
-    read_run,
-)
+from fedsilo.models.contract.settings_schema import keys_with
+from fedsilo.server_app.records.run_directory import CONFIG
+from fedsilo.server_app.studies.finished_run import FinishedRun, Shown
 from fedsilo.server_app.studies.report.numbers import hide_small_count
-from fedsilo.server_app.studies.report.shown import Counts, ShownRun
 
 _SEEDS = keys_with(CommonSettings, "seed")
 
 
-@dataclass(frozen=True)
-class ReportedRun(ShownRun):
-    """A finished run under the names that a page gives it.
+def reported_runs(folders: Sequence[Path]) -> list[Shown]:
+    """Open the runs in ``folders`` and directly below them, each once, without what is not shown.
 
-    No absolute path is among them: the page does not depend on the run's place.
-    """
-
-    name: str  # name of the run, unique on its page
-    experiment: str  # name that runs share if they differ only in their seed
-
-    @cached_property
-    def decisive(self) -> Mapping[str, Value]:
-        """The settings that its result depends on."""
-        return self.settings.decisive()
-
-    @property
-    def seed(self) -> int:
-        """Its seed."""
-        return int(self.summary["seed"])
-
-    @property
-    def simulated(self) -> bool:
-        """Whether its sites were simulated: a hospital says by which software it takes part."""
-        return not any("software" in facts for facts in self.silos.values())
-
-    @property
-    def trust(self) -> str:
-        """The level of trust that it was made for."""
-        return str(self.summary["privacy"]["trust"]["level"])
-
-    def figures(self, site: str) -> Mapping[str, float]:
-        """Return a site's final test figures that may be shown."""
-        found: Mapping[str, float] = self.summary["sites"].get(site, {})
-        return found
-
-    def noun(self, number: int) -> str:
-        """Return the word for a sample: a row of a table is a patient."""
-        one = "patient" if data_set(str(self.summary["dataset"])).is_table else "image"
-        return one if number == 1 else f"{one}s"
-
-    def all_classes(self) -> list[str]:
-        """Return the names of the classes at the first site."""
-        return self.class_names(next(iter(self.silos)))
-
-    def class_names(self, site: str) -> list[str]:
-        """Return the names of a site's classes, numbers where the data set has none."""
-        facts = self.silos[site]
-        counts: Counts = next(iter(facts["label_counts"].values()), [])
-        return list(facts["classes"]) or [f"class {label}" for label in range(len(counts))]
-
-
-def reported_runs(folders: Sequence[Path]) -> list[ReportedRun]:
-    """Return the runs in ``folders`` and directly below them.
+    Each has a name that is unique on its page, and no part of its place's path that is not needed
+    for that. Runs that differ only in their seed share an experiment.
 
     Raises:
         RunDirectoryError: there is none in one of them, or one that has not ended.
     """
-    found = [read_run(run, "test") for run in finished_runs(folders)]
-    by_experiment: dict[str, list[ExperimentRun]] = {}
-    for run in found:
-        by_experiment.setdefault(run.experiment, []).append(run)
-    together = {name for name, alike in by_experiment.items() if _differ_by_seed(alike)}
-    return [
-        ReportedRun(run.path, name, run.experiment if run.experiment in together else name)
-        for run, name in zip(found, _names([run.path.resolve() for run in found]), strict=True)
-    ]
+    runs: dict[Path, FinishedRun] = {}
+    for folder in folders:
+        inside = sorted(folder.iterdir()) if folder.is_dir() else []
+        begun = [path for path in (folder, *inside) if (path / CONFIG).is_file()]
+        if not begun:
+            raise RunDirectoryError(
+                f"{folder} is no run directory and has none in it: name another folder"
+            )
+        for path in begun:
+            if path.resolve() not in runs:
+                runs[path.resolve()] = FinishedRun.open(path)
+    alike: dict[str, list[FinishedRun]] = {}
+    for run in runs.values():
+        alike.setdefault(run.experiment, []).append(run)
+    shown = []
+    for name, run in zip(_names(list(runs)), runs.values(), strict=True):
+        together = _differ_by_seed(alike[run.experiment])
+        shown.append(run.shown(name, run.experiment if together else name))
+    return shown
 
 
-def experiments_of(runs: Sequence[ReportedRun]) -> dict[str, dict[int, ReportedRun]]:
+def experiments_of(runs: Sequence[Shown]) -> dict[str, dict[int, Shown]]:
     """Return experiment -> seed -> run."""
-    found: dict[str, dict[int, ReportedRun]] = {}
+    found: dict[str, dict[int, Shown]] = {}
     for run in runs:
-        found.setdefault(run.experiment, {})[run.seed] = run
+        found.setdefault(run.experiment, {})[run.summary["seed"]] = run
     return found
 
 
@@ -106,10 +62,13 @@ def _names(paths: Sequence[Path]) -> list[str]:
     return [str(path) for path in paths]
 
 
-def _differ_by_seed(runs: Sequence[ExperimentRun]) -> bool:
+def _differ_by_seed(runs: Sequence[FinishedRun]) -> bool:
     """Tell whether runs of one name are one experiment: other settings alike, each seed once."""
-    without = [{k: v for k, v in run.settings.items() if k not in _SEEDS} for run in runs]
-    seeds = {int(run.summary["seed"]) for run in runs}
+    without = []
+    for run in runs:
+        decisive = run.settings.decisive()
+        without.append({key: value for key, value in decisive.items() if key not in _SEEDS})
+    seeds = {run.summary["seed"] for run in runs}
     return len(seeds) == len(runs) and all(settings == without[0] for settings in without)
 
 
@@ -117,10 +76,10 @@ _SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
 _MANY_CLASSES = 8  # a table of more columns cannot be read
 
 
-def taking_part(run: ReportedRun) -> dict[str, Any]:
+def taking_part(run: Shown) -> dict[str, Any]:
     """Build the template variables of ``sites.html`` for a run."""
     silos, failed, floor = run.silos, run.summary["failures"], run.floor
-    names = run.all_classes()
+    names = run.class_names()
     splits = [s for s in _SPLIT_NAMES if any(facts["sizes"].get(s) for facts in silos.values())]
     told = run.trust == SERVER  # how many were left out
     return {

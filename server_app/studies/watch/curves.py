@@ -9,9 +9,10 @@ from pathlib import Path
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.models.figures.palette import line_styles
 from fedsilo.models.measures.intervals import Estimate
-from fedsilo.server_app.studies.finished_run import FinishedRun, Rows
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.report.page import Picture
 from fedsilo.server_app.studies.report.pictures import curves, estimates
+from fedsilo.server_app.studies.shown import Row
 
 _SLOWEST = 10  # sites that are drawn
 Lines = Mapping[str, Mapping[int, float]]
@@ -31,7 +32,7 @@ def run_curves(folder: Path) -> list[Picture]:
 def _draw_pictures(folder: Path, written: tuple[int, ...]) -> list[Picture]:
     """Draw once a round: the page is loaded every two seconds."""
     run = FinishedRun(folder)
-    metrics, answers = run.metrics, [row for row in run.traffic if row["phase"] != "hello"]
+    metrics, answers = run.metric_rows, [row for row in run.traffic_rows if row["phase"] != "hello"]
     accuracy = {s: _mean(metrics, s, "accuracy") for s in ("val", "test")}
     loss = {"training": _mean(metrics, "train", "trained-loss")}
     loss |= {split: _mean(metrics, split, "loss") for split in ("val", "test")}
@@ -48,18 +49,18 @@ def _draw_pictures(folder: Path, written: tuple[int, ...]) -> list[Picture]:
     return [picture for picture in pictures if picture]
 
 
-def _mean(rows: Rows, split: str, metric: str) -> dict[int, float]:
+def _mean(rows: list[Row], split: str, metric: str) -> dict[int, float]:
     chosen = [row for row in rows if row["split"] == split and row["metric"] == metric]
     values = _group_values(chosen, "round", "value")
     return {int(at): sum(found) / len(found) for at, found in values.items()}
 
 
-def _megabytes(answers: Rows, column: str) -> dict[int, float]:
+def _megabytes(answers: list[Row], column: str) -> dict[int, float]:
     values = _group_values(answers, "round", column)
     return {int(at): sum(found) / 1e6 for at, found in values.items()}
 
 
-def _group_values(rows: Rows, key: str, column: str) -> dict[str, list[float]]:
+def _group_values(rows: list[Row], key: str, column: str) -> dict[str, list[float]]:
     found: dict[str, list[float]] = {}
     for row in rows:
         found.setdefault(row[key], []).append(float(row[column]))
@@ -75,7 +76,7 @@ def _curve(name: str, lines: Lines, label: str) -> Picture | None:
     return Picture(svg, f"{label} by round. Now: {said}.", f"{label[0].upper()}{label[1:]}.")
 
 
-def _slowest(answers: Rows) -> Picture | None:
+def _slowest(answers: list[Row]) -> Picture | None:
     """Return a picture of the sites whose work took longest, by the seconds that they report."""
     worked = [row for row in answers if float(row["seconds"])]
     seconds = _group_values(worked, "site", "seconds")

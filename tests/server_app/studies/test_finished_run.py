@@ -1,24 +1,25 @@
-"""A run directory read again: when it has begun, when it has ended, what is told if it has not."""
+"""A finished run read again: what is read, and what is said if it has not ended."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.config.settings import resolve
+from fedsilo.models.contract.errors import DataError, RunDirectoryError, SettingError
+from fedsilo.server_app.config.settings import RUN_FORMAT, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory, config_document
-from fedsilo.server_app.studies.finished_run import finished_run, has_begun, has_ended
-from tests.support.run_files import SUMMARY
+from fedsilo.server_app.studies.finished_run import FinishedRun, naming, refuse_shared_state
+from fedsilo.server_app.studies.report.report import ReportOptions, report
+from fedsilo.server_app.studies.report.runs import reported_runs
+from tests.support.run_files import SILO, SUMMARY
 
 
 def test_a_run_has_ended_when_its_summary_is_there(tmp_path: Path) -> None:
-    assert not has_begun(tmp_path)
     settings = resolve({"seed": 7})
     (tmp_path / "config.toml").write_text(config_document(settings, {}))
-    assert has_begun(tmp_path)
-    assert not has_ended(tmp_path)
     with pytest.raises(RunDirectoryError) as caught:
-        finished_run(tmp_path)
+        FinishedRun.open(tmp_path)
     assert (
         str(caught.value)
         == f"the run in {tmp_path} has not ended: continue it by 'fedsilo resume {tmp_path}'"
@@ -26,22 +27,21 @@ def test_a_run_has_ended_when_its_summary_is_there(tmp_path: Path) -> None:
     directory = RunDirectory(tmp_path)
     directory.write_json("summary.json", SUMMARY)
     (tmp_path / "metrics.csv").write_text("round,site,split,metric,value\n1,a,test,loss,0.5\n")
-    run = finished_run(tmp_path)
-    assert has_ended(tmp_path)
+    run = FinishedRun.open(tmp_path)
     assert run.path == tmp_path
     assert run.summary == SUMMARY
     assert run.settings == settings
-    assert [(row["round"], row["value"]) for row in run.metrics] == [("1", "0.5")]
+    assert [(row["round"], row["value"]) for row in run.metric_rows] == [("1", "0.5")]
 
 
 def test_a_folder_that_is_missing_is_not_a_run_that_can_be_resumed(tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="does not exist"):
-        finished_run(tmp_path / "none")
+        FinishedRun.open(tmp_path / "none")
 
 
 def test_a_file_that_is_missing_is_told_when_it_is_asked_for(tmp_path: Path) -> None:
     RunDirectory(tmp_path).write_json("summary.json", {})
-    run = finished_run(tmp_path)
+    run = FinishedRun.open(tmp_path)
     with pytest.raises(RunDirectoryError, match=r"silos.json is missing"):
         _ = run.silos
 
@@ -51,5 +51,68 @@ def test_settings_of_another_version_are_refused_by_their_file(tmp_path: Path) -
     config = tmp_path / "config.toml"
     config.write_text("later-setting = 1\n" + config_document(resolve({}), {}))
     with pytest.raises(RunDirectoryError) as caught:
-        _ = finished_run(tmp_path).settings
+        _ = FinishedRun.open(tmp_path).settings
     assert str(caught.value).startswith(f"{config}: unknown setting 'later-setting'")
+
+
+def test_each_file_is_read_once(hearts: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+    open_text = Path.read_text
+
+    def noted(path: Path, *args: Any, **options: Any) -> str:
+        read.append(path.name)
+        return open_text(path, *args, **options)
+
+    monkeypatch.setattr(Path, "read_text", noted)
+    report([hearts / "fedavg-seed0"], ReportOptions(reader="research"))
+    assert {name: read.count(name) for name in ("config.toml", "summary.json", "silos.json")} == {
+        "config.toml": 1,
+        "summary.json": 1,
+        "silos.json": 1,
+    }
+
+
+def test_settings_are_read_by_key_and_by_group(hearts: Path) -> None:
+    settings = FinishedRun.open(hearts / "fedavg-seed0").settings
+    assert settings["rounds"] == settings.common.rounds
+    assert dict(settings) == settings.as_mapping()
+
+
+def test_what_goes_wrong_with_a_run_names_it_once() -> None:
+    run = Path("runs/first")
+    with pytest.raises(DataError, match=r"^runs/first: too few$"), naming(run):
+        raise DataError("too few")
+    with pytest.raises(DataError, match=r"^runs/first has none$"), naming(run):
+        raise DataError("runs/first has none")
+
+
+@pytest.mark.parametrize(("runs", "sites"), [(2, 1), (1, 2)])
+def test_one_folder_of_state_is_for_one_site_of_one_run(runs: int, sites: int) -> None:
+    folders = [Path(str(number)) for number in range(runs)]
+    with pytest.raises(SettingError, match="state holds the state of one site in one run"):
+        refuse_shared_state(Path("state"), folders, sites)
+    refuse_shared_state(Path("state"), folders[:1], 1)
+    refuse_shared_state(None, folders, sites)
+
+
+def test_sites_are_those_of_the_run_in_its_order(tmp_path: Path) -> None:
+    (tmp_path / "silos.json").write_text(json.dumps(dict.fromkeys("bac", SILO)))
+    run = FinishedRun(tmp_path)
+    assert run.chosen_sites() == ["b", "a", "c"]
+    assert run.chosen_sites(["c", "b"]) == ["b", "c"]
+    with pytest.raises(SettingError, match=r" has no site 'd': choose one of b, a, c"):
+        run.chosen_sites(["d"])
+
+
+def test_folders_of_runs_are_looked_into_and_unfinished_runs_refused(
+    hearts: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(RunDirectoryError, match="is no run directory and has none"):
+        reported_runs([tmp_path])
+    (tmp_path / "a-seed0").mkdir()
+    (tmp_path / "a-seed0" / "config.toml").write_text(f"format = {RUN_FORMAT}\n")
+    with pytest.raises(RunDirectoryError, match="has not ended"):
+        reported_runs([tmp_path])
+    folder = hearts / "fedavg-seed0"
+    (run,) = reported_runs([folder, folder / ".." / folder.name])
+    assert run.path == folder

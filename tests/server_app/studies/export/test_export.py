@@ -18,7 +18,7 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.export.command import FORMATS, export
 from fedsilo.server_app.studies.export.formats import VECTORS, open_program, write_pt2
-from fedsilo.server_app.studies.predict.model import open_model
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.predict.prediction import predict
 from fedsilo.server_app.studies.predict.request import PredictRequest
 from tests.server_app.studies.predict.test_data_sets import SHIFTED, run_of
@@ -123,7 +123,7 @@ def test_the_vectors_answers_are_predictions_without_dropout(
     """The program on the site's own test rows, as they are read: what predict says of them."""
     run, about = runs[name], json.loads((written(name) / "program.json").read_text())
     site = next(iter(json.loads((run / "silos.json").read_text())))
-    model = open_model(run, site)
+    model = FinishedRun.open(run).model(site)
     assert about["weights"] == model.weights_digest()
     vectors = load_file(written(name) / "test-vectors.safetensors")
     assert vectors["inputs"].shape == (VECTORS, *model.silo.task.input_shape)
@@ -138,7 +138,7 @@ def test_a_program_takes_rows_as_they_are_read(runs: Mapping[str, Path], written
     """Unstandardised features in, and out comes what predict says; dropout of no pass."""
     from fedsilo.datasets.registry import load_silo
 
-    model = open_model(runs["mlp"], "va")
+    model = FinishedRun.open(runs["mlp"]).model("va")
     raw = load_silo("va", model.common).test.inputs
     program = torch.export.load(written("mlp") / "model.pt2").module()
     with torch.no_grad():
@@ -194,7 +194,7 @@ def test_what_cannot_be_exported_is_told_in_a_line_and_leaves_nothing(
 def test_a_program_that_answers_otherwise_is_refused(
     runs: Mapping[str, Path], tmp_path: Path
 ) -> None:
-    program = open_program(open_model(runs["mlp"], "va"))
+    program = open_program(FinishedRun.open(runs["mlp"]).model("va"))
     with torch.no_grad():
         program.module.mean += 0.3
     with pytest.raises(ExportError, match=r"differ by .* from fedsilo's, but only 0\.0001"):

@@ -24,7 +24,7 @@ from fedsilo.server_app.studies.figures.embeddings import (
     on_plane,
     separability,
 )
-from fedsilo.server_app.studies.finished_site import finished_site
+from fedsilo.server_app.studies.finished_run import FinishedRun
 
 SITES = ["s1a", "s2a", "s3a"]
 
@@ -182,7 +182,7 @@ def test_a_site_that_fine_tuned_is_opened_with_its_own_weights(finished: Path) -
     run = finished / "fedavg-ft"
     shared, _ = load_state(run / "model.safetensors")
     for site in SITES:
-        network = cast(TokenClassifier, finished_site(run, site, None, None).open())
+        network = cast(TokenClassifier, FinishedRun.open(run).lab(site).open())
         own, _ = load_state(run / "sites" / site / "round-000002-00.safetensors")
         arrays = exchanged_arrays(network)
         assert all(torch.equal(arrays[name], torch.from_numpy(own[name])) for name in arrays)

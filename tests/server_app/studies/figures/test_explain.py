@@ -24,7 +24,7 @@ from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.studies.finished_site import finished_site
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from tests.support.tiny import VIT
 
 SITES = ["cleveland", "hungary", "switzerland", "va"]
@@ -313,7 +313,7 @@ def test_a_site_explains_with_the_prompts_head_and_prior_of_its_own(site: str, s
     assert found["probabilities"] == pytest.approx((alpha / alpha.sum()).tolist(), abs=1e-5)
     assert found["vacuity"] == pytest.approx(2 / alpha.sum().item(), abs=1e-5)
     other = "bcn" if site != "bcn" else "msk4"
-    foreign = exchanged_arrays(cast(PromptedViT, finished_site(run, other, None, None).open()))
+    foreign = exchanged_arrays(cast(PromptedViT, FinishedRun.open(run).lab(other).open()))
     assert foreign.keys() == own.keys()
     assert not torch.equal(foreign["prompts.t"], own["prompts.t"])
 

@@ -22,7 +22,7 @@ from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.run.inline_engine import run_inline
 from fedsilo.server_app.studies.finetune import pretrain
 from fedsilo.server_app.studies.finetune.pretrain import Pretraining, augment, class_weights
-from fedsilo.server_app.studies.finished_site import finished_site
+from fedsilo.server_app.studies.finished_run import FinishedRun
 
 ROOT = Path(__file__).resolve().parents[4]
 EXPERIMENTS = """
@@ -91,7 +91,7 @@ def test_the_weights_go_where_the_experiment_looks_for_them_and_its_run_begins_w
     directory = run_inline(settings_of(file, **changes), 6)
     # Who reads a run has a cache of their own, whatever its settings name
     monkeypatch.setenv("FEDSILO_CACHE", str(tmp_path / "cache"))
-    network = cast(Any, finished_site(directory.path, "bcn", None, None).open())
+    network = cast(Any, FinishedRun.open(directory.path).lab("bcn").open())
     state = network.vit.state_dict()
     assert state.keys() == arrays.keys()
     for name, array in arrays.items():

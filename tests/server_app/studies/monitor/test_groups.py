@@ -10,6 +10,7 @@ import torch
 from fedsilo.datasets.registry import load_silo
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.studies.api.drawing import report
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.monitor.decisions import decision_section, thresholds
 from fedsilo.server_app.studies.monitor.examined import _column, _together
 from fedsilo.server_app.studies.monitor.groups import (
@@ -19,9 +20,7 @@ from fedsilo.server_app.studies.monitor.groups import (
     group_patients,
     merge_small_groups,
 )
-from fedsilo.server_app.studies.predict.model import open_model
 from fedsilo.server_app.studies.report.page import Table
-from fedsilo.server_app.studies.report.shown import ShownRun
 from tests.support.printed import printed_text
 
 AGE = Column("age", [0], (), (40.0, 50.0, 60.0))
@@ -149,8 +148,8 @@ def test_patients_without_the_value_are_a_group_of_their_own() -> None:
 
 @pytest.mark.parametrize("name", ["age", "trestbps", "oldpeak"])
 def test_patients_at_an_edge_are_in_the_group_that_begins_there(hearts: Path, name: str) -> None:
-    run, site = ShownRun(hearts / "fedavg-seed0"), "cleveland"
-    model = open_model(run.path, site)
+    run, site = FinishedRun.open(hearts / "fedavg-seed0").shown(), "cleveland"
+    model = run.model(site)
     column = _column(model, name)
     places, _ = column.groups(_together(run, [model]).rows)
     read = load_silo(site, run.settings.common).test.inputs[:, column.places[0]].tolist()

@@ -12,8 +12,8 @@ from fedsilo.datasets.tables.heart import synthetic_text
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.api import simulate
 from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.monitor.new_data import open_new_data
-from fedsilo.server_app.studies.predict.model import open_model
 from tests.support.data_folders import write_images
 
 COLUMNS = "age,sex,cp,trestbps,chol,fbs,restecg,thalach,exang,oldpeak,slope,ca,thal,num"
@@ -96,7 +96,7 @@ def test_labels_of_a_manifest_are_found_also_for_names_like_formulas(
     for name in names:
         Image.new("L", (28, 28)).save(tmp_path / name)
     (tmp_path / "new.csv").write_text("path,label\nplain.png,3\n-dash.png,4\n")
-    new = open_new_data(open_model(finished / "fedavg", "s1a"), tmp_path / "new.csv")
+    new = open_new_data(FinishedRun.open(finished / "fedavg").model("s1a"), tmp_path / "new.csv")
     assert list(new.inputs.names) == ["plain.png", "./-dash.png"]
     assert new.labels.tolist() == [3, 4]
 
@@ -112,7 +112,7 @@ def test_a_manifests_labels_are_those_that_the_declaration_lists(tmp_path: Path)
     labels = {"a": 0, "b": 1, "7": 0, "fine": 0, "fine?": 1, "ill": 1, "other": -1, "": -1}
     lines = [f"north/{number}.png,{label}\n" for number, label in enumerate(labels)]
     (data / "new.csv").write_text("path,label\n" + "".join(lines))
-    new = open_new_data(open_model(run.path, "north"), data / "new.csv")
+    new = open_new_data(FinishedRun.open(run.path).model("north"), data / "new.csv")
     assert new.labels.tolist() == list(labels.values())
 
 
@@ -121,7 +121,7 @@ def test_booleans_of_a_new_table_are_the_classes_0_and_1(hearts: Path, tmp_path:
     words = [rows[0][-1], "True", "FALSE", "1", "7"]
     lines = [",".join([*row[:-1], word]) for row, word in zip(rows, words, strict=True)]
     (tmp_path / "new.csv").write_text("\n".join(lines) + "\n")
-    new = open_new_data(open_model(hearts / "fedavg-seed0", None), tmp_path / "new.csv")
+    new = open_new_data(FinishedRun.open(hearts / "fedavg-seed0").model(), tmp_path / "new.csv")
     assert new.labels.tolist() == [1, 0, 1, -1]
 
 
@@ -131,14 +131,14 @@ def test_a_manifest_is_read_as_predict_reads_it(
 ) -> None:
     Image.new("L", (28, 28)).save(tmp_path / "a.png")
     (tmp_path / "new.csv").write_text(f"{header}\na.png,3\n", encoding="utf-8")
-    new = open_new_data(open_model(finished / "fedavg", "s1a"), tmp_path / "new.csv")
+    new = open_new_data(FinishedRun.open(finished / "fedavg").model("s1a"), tmp_path / "new.csv")
     assert new.labels.tolist() == [3]
 
 
 def test_a_table_with_a_column_of_paths_is_a_table(hearts: Path, tmp_path: Path) -> None:
     rows = _new(tmp_path, "cleveland").read_text().splitlines()
     (tmp_path / "paths.csv").write_text("".join(f"{row},path\n" for row in rows))
-    new = open_new_data(open_model(hearts / "fedavg-seed0", None), tmp_path / "paths.csv")
+    new = open_new_data(FinishedRun.open(hearts / "fedavg-seed0").model(), tmp_path / "paths.csv")
     assert len(new.inputs.names) == len(rows) - 1
 
 

@@ -14,14 +14,13 @@ from fedsilo.models.contract.metric_names import CONFIDENCE
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.measures.outcome_counts import bins, merge_bins
 from fedsilo.server_app.cli.main import main
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.predict import cases
 from fedsilo.server_app.studies.predict.calibration import calibrate
-from fedsilo.server_app.studies.predict.model import open_model
 from fedsilo.server_app.studies.predict.prediction import predict
 from fedsilo.server_app.studies.predict.request import PredictRequest
 from fedsilo.server_app.studies.predict.values import ValueTexts
 from fedsilo.server_app.studies.report.clinic import final_figures
-from fedsilo.server_app.studies.report.shown import ShownRun
 from tests.server_app.studies.predict.test_data_sets import run_of
 from tests.support.browser import chromium, opened
 from tests.support.data_folders import write_images, write_tables
@@ -84,7 +83,7 @@ def test_imputed_and_unusual_values_are_marked_and_a_refused_case_has_its_reason
 
 
 def test_what_the_columns_add_is_the_probability_less_that_of_the_mean_row(tables: Path) -> None:
-    model = open_model(tables / "table", "north")
+    model = FinishedRun.open(tables / "table").model("north")
     rows, answers = model.silo.test.inputs[:5], torch.tensor([0, 1, 0, 1, 1])
     features = model.silo.features
     parts, own = column_contributions(model.network, rows, features, answers)
@@ -104,7 +103,8 @@ def test_training_values_of_few_patients_are_not_shown(tables: Path) -> None:
     found = predict(request)
     from fedsilo.server_app.studies.predict.cases import cases_page
 
-    few = cases_page(open_model(tables / "table", "north"), found)
+    run = FinishedRun.open(tables / "table")
+    few = cases_page(run.shown(), run.model("north"), found)
     ranges = re.findall(r"([\d.]+) to ([\d.]+) \((\d+)% of patients\)", few)
     assert ranges
     assert {share for *_, share in ranges} == {"50"}
@@ -140,8 +140,8 @@ def test_common_values_leave_no_count_below_the_floor(counts: list[int], said: s
 
 
 def test_intervals_are_of_the_clinic_reports_bins(tables: Path) -> None:
-    model = open_model(tables / "table", "north")
-    shown = ShownRun(model.run.path)
+    model = FinishedRun.open(tables / "table").model("north")
+    shown = FinishedRun.open(model.run_dir).shown()
     found = final_figures(shown)
     counts = [one.count for one in cases._reliability(model)]
     assert counts == [

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from fedsilo.datasets.tables.heart import HEART
 from fedsilo.datasets.tables.schema import Column
 from fedsilo.models.contract.settings_schema import Value
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.predict.inputs import open_inputs
-from fedsilo.server_app.studies.predict.model import open_model
 from fedsilo.server_app.studies.predict.novelty import CaseNovelty, Reference, reference_of
 from fedsilo.server_app.studies.predict.prediction import predict, predict_inputs
 from fedsilo.server_app.studies.predict.request import PredictRequest
@@ -57,7 +57,7 @@ def odd_patients(draw: st.DrawFn) -> dict[str, str]:
 
 
 def test_the_limit_of_few_held_out_samples_is_not_said_to_be_sure(hearts: Path) -> None:
-    reference = reference_of(open_model(hearts), None)
+    reference = reference_of(FinishedRun.open(hearts).model(), None)
     assert isinstance(reference, Reference)
     sure, few = (" ".join(replace(reference, held=held).lines()) for held in (45, 44))
     assert "on 45 val samples: nine times in ten at most 5% of such samples are beyond it" in sure
@@ -71,7 +71,7 @@ def test_the_limit_of_few_held_out_samples_is_not_said_to_be_sure(hearts: Path) 
 def test_fifty_odd_patients_are_each_refused_or_marked_and_none_is_answered(
     hearts: Path, tmp_path: Path, odd: list[dict[str, str]]
 ) -> None:
-    model = open_model(hearts)
+    model = FinishedRun.open(hearts).model()
     reference = reference_of(model, None)
     with (tmp_path / "odd.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, [*USUAL])
@@ -137,12 +137,12 @@ def test_which_cases_are_unusual_is_computed_once_for_all_of_them(
 def test_of_the_samples_that_set_the_limit_at_most_5_percent_are_beyond_it_and_all_are_answered(
     hearts: Path,
 ) -> None:
-    reference = reference_of(open_model(hearts), None)
+    reference = reference_of(FinishedRun.open(hearts).model(), None)
     assert isinstance(reference, Reference)
     assert reference.split == "val"
     marked, total = 0, 0
     for site in reference.sites:
-        model = open_model(hearts, site)
+        model = FinishedRun.open(hearts).model(site)
         found = predict_inputs(
             model, open_inputs(model, PredictRequest(hearts, split="val")), reference=reference
         )

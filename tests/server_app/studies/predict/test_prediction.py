@@ -19,7 +19,7 @@ from fedsilo.server_app.api import explain
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.figures.embeddings import Selection, embeddings
-from fedsilo.server_app.studies.predict.model import open_model
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.predict.prediction import predict
 from fedsilo.server_app.studies.predict.request import PredictRequest
 from tests.server_app.studies.predict.test_data_sets import run_of
@@ -96,7 +96,7 @@ def test_the_document_says_what_answered(finished: Path) -> None:
 
 
 def test_the_digest_is_of_the_weights_and_of_nothing_else(finished: Path) -> None:
-    first, second = (open_model(finished / "fedavg", site) for site in ("s1a", "s2a"))
+    first, second = (FinishedRun.open(finished / "fedavg").model(site) for site in ("s1a", "s2a"))
     assert first.weights_digest() == second.weights_digest()
     with torch.no_grad():
         next(first.network.parameters()).view(-1)[0] += 1e-6
@@ -167,7 +167,7 @@ def test_a_manifest_names_files_from_its_own_folder(pictures: Path) -> None:
 
 def test_many_files_are_batched_as_a_split_is(pictures: Path) -> None:
     """The site's whole test split, by its files: the same draws, so the same digits."""
-    model = open_model(pictures / "images", "north")
+    model = FinishedRun.open(pictures / "images").model("north")
     read = {
         bytes(image): path
         for path in sorted((pictures / "data" / "north").glob("*.png"))

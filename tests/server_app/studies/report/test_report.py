@@ -134,7 +134,7 @@ def test_data_protection_hides_how_many_figures_of_classes_a_site_with_few_sampl
     )
     sent = {row[0]: row[2:-1] for row in found["bytes"]}
     assert all(cell.startswith("up to ") for cell in sent["switzerland"])
-    most = max(int(row["bytes_up"]) for row in run.traffic if row["phase"] == "evaluate")
+    most = max(int(row["bytes_up"]) for row in run.traffic_rows if row["phase"] == "evaluate")
     assert sent["switzerland"][2] == f"up to {most / 1000:.3g} kB"
     assert not any("up to" in cell for cell in sent["va"])
 
@@ -368,12 +368,12 @@ def test_a_site_that_took_no_part_in_one_run_is_in_no_mean_and_in_no_round_of_a_
     found = _summaries(runs, "test")
     for run in runs:
         ends = [run.summary["sites"][site]["entropy"] for site in silos if site != "va"]
-        mean = found[run.experiment][run.seed]["mean"]
+        mean = found[run.experiment][run.summary["seed"]]["mean"]
         assert mean["entropy"] == pytest.approx(sum(ends) / 3)
     begun = [
         float(row["value"])
         for run in runs
-        for row in run.metrics
+        for row in run.metric_rows
         if (run.experiment, row["round"], row["split"], row["metric"])
         == ("fedavg", "0", "test", "entropy")
         and row["site"] != "va"

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from fedsilo.server_app.studies.finished_run import FinishedRun, Shown
 from fedsilo.server_app.studies.report.report import READERS, Reader, ReportOptions, report
-from fedsilo.server_app.studies.report.shown import ShownRun
 
 FLOOR = 10
 
 
 def _run(
     counts: Sequence[int], right: Sequence[int], floor: int = FLOOR, trust: str = "server"
-) -> ShownRun:
+) -> Shown:
     """Return a run of one site: test samples and right ones by class."""
     recalls = [r / n for r, n in zip(right, counts, strict=True) if n]
     figures = {"accuracy": sum(right) / sum(counts), "loss": 0.5, "confidence.5.count": 3.0}
@@ -36,10 +36,13 @@ def _run(
         "fingerprints": {"test": "ab"},
         "dropped": 0,
     }
-    run = ShownRun(Path("none"))
-    vars(run)["whole"] = SimpleNamespace(
+    run = FinishedRun(Path("none"))
+    vars(run).update(
+        config=SimpleNamespace(),
         silos={"s": silo},
-        metrics=[row | {"metric": name, "value": str(value)} for name, value in figures.items()],
+        metric_rows=[
+            row | {"metric": name, "value": str(value)} for name, value in figures.items()
+        ],
         summary={
             "rounds": 1,
             "sites": {"s": figures},
@@ -47,11 +50,9 @@ def _run(
             "distributions": {"s": figures},
             "validation": {"mean": {}, "distributions": {}},
         },
+        settings=SimpleNamespace(common=SimpleNamespace(trust=trust, sums_min_count=floor)),
     )
-    vars(run)["settings"] = SimpleNamespace(
-        common=SimpleNamespace(trust=trust, sums_min_count=floor)
-    )
-    return run
+    return run.shown()
 
 
 def _worlds(
@@ -86,6 +87,7 @@ def _found_out(
 
 def test_attacker_on_all_figures_finds_the_suppressed_sensitivity() -> None:
     run = _run([1, 15], [0, 13])
+    assert run.whole is not None
     figures = run.whole.summary["sites"]["s"]
     assert _found_out([1, 15], 16, figures, 0)[1] == {0.0}
     without = {name: value for name, value in figures.items() if name != "accuracy"}
@@ -116,28 +118,29 @@ def test_attacker_on_shown_figures_finds_no_figure_of_few_patients(
 
 def test_shown_run_without_a_small_class_is_as_recorded() -> None:
     run = _run([20, 15], [18, 15])
+    assert run.whole is not None
     assert run.summary == run.whole.summary
-    assert run.metrics == run.whole.metrics
+    assert run.metric_rows == run.whole.metric_rows
     assert run.withheld == []
 
 
 def test_shown_run_of_fewer_than_the_floor_has_nothing_of_the_split() -> None:
     run = _run([4, 5], [4, 4])
-    assert run.metrics == []
+    assert run.metric_rows == []
     assert run.summary["mean"] == {}
     assert run.silos["s"]["sizes"] == {"test": None}
     assert run.silos["s"]["label_counts"] == {"test": [None, None]}
 
 
 def test_shown_run_with_all_right_hides_accuracy_and_counts_by_certainty() -> None:
-    shown = {row["metric"] for row in _run([3, 15], [3, 15]).metrics}
+    shown = {row["metric"] for row in _run([3, 15], [3, 15]).metric_rows}
     assert shown == {"loss"}
-    assert "accuracy" in {row["metric"] for row in _run([3, 15], [2, 13]).metrics}
+    assert "accuracy" in {row["metric"] for row in _run([3, 15], [2, 13]).metric_rows}
 
 
 def test_shown_run_at_trust_nobody_has_what_such_a_hospital_sends() -> None:
     run = _run([30, 30], [20, 25], trust="nobody")
-    assert {row["metric"] for row in run.metrics} == {"accuracy", "loss"}
+    assert {row["metric"] for row in run.metric_rows} == {"accuracy", "loss"}
 
 
 def test_shown_means_are_over_sites_whose_figure_is_shown() -> None:

@@ -1,4 +1,4 @@
-"""A finished run's model, opened for use: network, preprocessing, classes, settings."""
+"""A finished run's model at a site, opened to predict: network, preprocessing, classes."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,35 +11,35 @@ from fedsilo.client_app.training.evaluation import Measured, Probe, predict_batc
 from fedsilo.datasets.io.state_files import state_digest
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.contract.errors import (
-    CheckpointError,
-    DataError,
-    RunDirectoryError,
-    SettingError,
-)
+from fedsilo.models.contract.errors import CheckpointError, DataError, SettingError
 from fedsilo.models.contract.messages import INCOMING
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.probability_model import PixelStatistics, ProbabilityModel
 from fedsilo.models.networks.site_network import SiteNetwork
-from fedsilo.server_app.records.run_directory import MODEL
-from fedsilo.server_app.studies.finished_run import FinishedRun, finished_run
-from fedsilo.server_app.studies.finished_site import (
-    check_same_samples,
-    finished_site,
-    sites_of,
-)
+from fedsilo.server_app.studies.trained_site import Silos, check_same_samples
 
 
 @dataclass(frozen=True)
-class SiteModel:
-    """A site's model after a finished run."""
+class TrainedModel:
+    """A site's model after a finished run, as ``FinishedRun.model`` opens it.
 
-    run: FinishedRun
-    lab: Lab  # the site's lab of the run's method, after the last round
-    measured: Measured  # the measured network in eval mode, on the device
-    own: bool  # True if it is this site's alone; else every site has the same
+    Attributes:
+        run_dir: the run directory.
+        title: the title of the run's method.
+        sites: site -> its facts in silos.json, of all sites of the run.
+        lab: the site's lab of the run's method, after the last round.
+        measured: the measured network in eval mode, on the device.
+        own: whether it is this site's alone; else every site has the same.
+    """
+
+    run_dir: Path
+    title: str
+    sites: Silos
+    lab: Lab
+    measured: Measured
+    own: bool
 
     @property
     def network(self) -> SiteNetwork:
@@ -109,61 +109,23 @@ class SiteModel:
 
 
 def open_model(
-    run_dir: Path,
-    site: str | None = None,
-    data_dir: Path | None = None,
-    state_dir: Path | None = None,
-    best: bool = False,
-) -> SiteModel:
-    """Return the model of a finished run; a site's data must be on this machine.
+    lab: Lab, run_dir: Path, title: str, sites: Silos, best: bool = False
+) -> TrainedModel:
+    """Open the network of a site's lab in eval mode; ``FinishedRun.model`` calls it.
 
-    Without ``site`` it is that of all sites, opened at the first whose data are here. For the
-    folders and ``best`` see ``finished_site``.
+    For the other arguments see ``TrainedModel``; ``best`` says that it is that of the best round.
 
     Raises:
-        FedsiloError: the run has not ended; its weights or the site's data are missing or have
-            changed; or each site has a model of its own and none is named.
+        FedsiloError: its arrays or the site's own part cannot be read.
     """
-    if run_dir.is_file():
-        raise RunDirectoryError(f"{run_dir} is a file: name the run's directory")
-    run = finished_run(run_dir)
-    if site is not None:
-        return _open_lab(run, sites_of(run_dir, [site])[0], data_dir, state_dir, best)
-    if state_dir is not None:
-        raise SettingError(f"--state-dir {state_dir} is one site's state: name the site by --site")
-    shared = best or (run_dir / MODEL).is_file()
-    model = _at_first_site(run, data_dir, best) if shared else None
-    if model is None or model.own:
-        raise SettingError(
-            f"{run.path}: with method '{run.settings.common.method}' and these settings each site "
-            f"has a model of its own: name one by --site ({', '.join(sites_of(run.path))})"
-        )
-    return model
-
-
-def _at_first_site(run: FinishedRun, data_dir: Path | None, best: bool) -> SiteModel:
-    """Return the model at the first site whose data are here, or raise the first site's error."""
-    errors: list[DataError] = []
-    for site in sites_of(run.path):
-        try:
-            return _open_lab(run, site, data_dir, None, best)
-        except DataError as error:
-            errors.append(error)
-    raise errors[0]
-
-
-def _open_lab(
-    run: FinishedRun, site: str, data_dir: Path | None, state_dir: Path | None, best: bool
-) -> SiteModel:
-    lab = finished_site(run.path, site, data_dir, state_dir, best)
     try:
         network = lab.open()
     except CheckpointError as error:
         if not best:
             raise
         raise SettingError(
-            f"{run.path}: site {site} has a part of the model for itself, and that of the best "
-            f"round is gone, as sites keep the newest two ({error}); go without --best"
+            f"{run_dir}: site {lab.silo.name} has a part of the model for itself, and that of the "
+            f"best round is gone, as sites keep the newest two ({error}); go without --best"
         ) from None
     measured = next(iter(lab.session.method.measured(lab, network)))
     measured.network.eval()
@@ -172,20 +134,20 @@ def _open_lab(
         or bool(evidences(measured.network))  # whose prior is the site's
         or (lab.silo.figures is not None and lab.common.standardise == "site")
     )
-    return SiteModel(run, lab, measured, own)
+    return TrainedModel(run_dir, title, sites, lab, measured, own)
 
 
-def refuse_other_rows(model: SiteModel, split: str) -> None:
+def refuse_other_rows(model: TrainedModel, split: str) -> None:
     """Refuse a split that is no longer the run's.
 
     Raises:
         DataError: a sample was changed, added or left out since.
     """
     model.samples(split)
-    check_same_samples(model.run, model.silo, split)
+    check_same_samples(model.run_dir, model.sites.get(model.site, {}), model.silo, split)
 
 
-def refuse_table_or_images(model: SiteModel, table: bool) -> None:
+def refuse_table_or_images(model: TrainedModel, table: bool) -> None:
     """Raise a DataError for rows of a table with a model of images, and the reverse."""
     if bool(model.silo.features) == table:
         return
