@@ -1,4 +1,4 @@
-"""The interface by which a method asks sites: Question, Ask, and Replies with their mean."""
+"""How a method asks sites: ``Ask`` sends a ``Question`` and returns the ``Replies``."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from flwr.app import ConfigRecord
 
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import Notes
-from fedsilo.models.contract.settings import AUTO, CommonSettings
-from fedsilo.strategies.loop.robust import robust_mean
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Check, Reply, Specs, shapes
 
@@ -62,33 +60,6 @@ class Replies(dict[str, Reply]):
             return self.means[name]
         examples = sum(reply.examples for reply in self.values())
         return sum(reply.examples * reply.metrics[name] for reply in self.values()) / examples
-
-    def average(
-        self, common: CommonSettings, before: Arrays, equal: bool = False
-    ) -> dict[str, NDArray]:
-        """Combine the arrays named in ``before`` as 'aggregation' says.
-
-        'mean' weighs each site by its training samples. The other aggregations limit the influence
-        of a few faulty sites. A secret sum was averaged before, so its mean is returned.
-
-        Args:
-            common: the run's settings.
-            before: the arrays by name with which the sites began.
-            equal: give each site the same weight.
-
-        Returns:
-            The combined arrays by name, float32. Without replies, ``before``.
-
-        Raises:
-            SiteError: too few sites replied for 'aggregation'.
-        """
-        if self.sums is not None:
-            return {name: self.sums[name] for name in sorted(before)}
-        if not self:
-            return dict(before)  # no site has changed them
-        if common.aggregation in (AUTO, "mean"):
-            return weighted_mean(self, before, equal)
-        return robust_mean(common, self, before, equal)
 
 
 def weighted_mean(

@@ -1,6 +1,6 @@
 """A site's reply, decoded once from Flower's records; its form is checked at the same time.
 
-``strategies.loop.plausible`` checks the numbers of a reply, and ``strategies.loop.asking`` whether
+``strategies.loop.plausible`` checks the numbers of a reply, and ``strategies.loop.round`` whether
 they fit the question.
 
 The replies of a round are as many models as there are sites. So that a server's memory does not
@@ -182,18 +182,13 @@ def most_bytes(expected: Specs) -> int:
 IN_MEMORY = 2**24  # bytes of all replies of a round
 
 
+@dataclass
 class Spill:
-    """Keeps the arrays of a round's replies, in memory or in a file.
+    """Keeps the arrays of a round's replies, in memory or in a file."""
 
-    Args:
-        folder: the folder of the file; empty for the machine's temporary files.
-        in_memory: the bytes of all replies together that stay in memory.
-    """
-
-    def __init__(self, folder: str = "", in_memory: int = IN_MEMORY) -> None:
-        self._folder = folder if folder and Path(folder).is_dir() else None
-        self._room = in_memory
-        self._file: IO[bytes] | None = None
+    folder: str = ""  # the folder of the file; empty for the machine's temporary files
+    in_memory: int = IN_MEMORY  # the bytes of further replies that may stay in memory
+    _file: IO[bytes] | None = field(init=False, default=None)
 
     def keep(self, arrays: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
         """Return ``arrays``, or a mapping that reads the same arrays from the file one by one.
@@ -202,16 +197,17 @@ class Spill:
             RunDirectoryError: the disk has no room.
         """
         size = sum(array.nbytes for array in arrays.values())
-        if size <= self._room:
-            self._room -= size
+        if size <= self.in_memory:
+            self.in_memory -= size
             return arrays
+        folder = self.folder if Path(self.folder).is_dir() else ""
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+                self._file = tempfile.TemporaryFile(dir=folder or None)  # noqa: SIM115
             return SpilledArrays(self._file, arrays)
         except OSError as error:
             raise RunDirectoryError(
-                f"the replies of a round cannot be kept in {self._folder or tempfile.gettempdir()} "
+                f"the replies of a round cannot be kept in {folder or tempfile.gettempdir()} "
                 f"({error.strerror}): make room there and resume"
             ) from None
 

@@ -54,7 +54,7 @@ def test_round_1_is_rings_and_round_2_is_not_and_no_support_model_travels(
         for a, b in zip(replies, others, strict=True)
     ]
     assert same == [True] * 3 + [False] * 3
-    assert strategy.current().stateful_sites == ("s1a", "s2a", "s3a")
+    assert strategy.state.stateful_sites == ("s1a", "s2a", "s3a")
 
 
 def test_a_finished_runs_model_is_a_plain_network(

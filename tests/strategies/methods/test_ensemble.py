@@ -75,7 +75,7 @@ def test_weights_cross_the_wire_once_up_and_once_down(
     assert [bool(names(reply)) for reply in replies] == [False] * 6 + [True] * 3 + [False] * 3
     assert [told(message)["returns"] for message in sent] == [False] * 6 + [True] * 3 + [False] * 3
     for message in sent[9:]:
-        assert names(message) == set(strategy.current().arrays)
+        assert names(message) == set(strategy.state.arrays)
         for site, reply in zip(ALL, replies[6:9], strict=True):
             for name, array in reply.content[ARRAYS].items():
                 received = message.content[ARRAYS][f"expert/{site}/{name}"]
@@ -114,7 +114,7 @@ def test_a_site_that_fails_in_the_last_round_has_no_voice(
         strategy.start(spy_grid(app), 3, 20)
         return strategy
 
-    assert sorted({n.split("/")[1] for n in run(2).current().arrays}) == experts
+    assert sorted({n.split("/")[1] for n in run(2).state.arrays}) == experts
     with pytest.raises(SiteError, match=f"site s2a, round {round_}, .*the network is down"):
         run(0)
 

@@ -51,7 +51,7 @@ def test_the_proximal_term_changes_what_the_sites_send(spied_run: Run, tiny: Tin
         values = tiny(method, rounds=1, optimiser="sgd", learning_rate=0.01, local_steps=20, **own)
         grid, strategy = spied_run(values)
         first = grid.sent[3].content[ARRAYS]["head.4.weight"].numpy()
-        return np.linalg.norm(strategy.current().arrays["head.4.weight"] - first)
+        return np.linalg.norm(strategy.state.arrays["head.4.weight"] - first)
 
     free = moved("fedavg")
     assert moved("fedprox", proximal_mu=1e-12) == pytest.approx(free, rel=0.05)

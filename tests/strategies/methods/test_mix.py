@@ -79,7 +79,7 @@ def test_in_a_run_one_site_trains_and_all_measure(
     assert [told(m)["returns"] for m in sent] == [True, False, False] * 2 + [False] * 3
     assert [ARRAYS in r.content.array_records for r in replies[:6]] == [True, False, False] * 2
     assert all("incoming.test.accuracy" in r.content["metrics"] for r in replies)
-    for name, array in strategy.current().arrays.items():
+    for name, array in strategy.state.arrays.items():
         np.testing.assert_array_equal(array, replies[3].content[ARRAYS][name].numpy())
 
 

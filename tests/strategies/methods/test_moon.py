@@ -89,7 +89,7 @@ def test_round_1_is_fedavgs_and_round_2_is_not(spied_run: Run, tiny: Tiny, recor
     after = grid.replies[6].content[ARRAYS][name].numpy()
     assert (after != fedavg.replies[6].content[ARRAYS][name].numpy()).any()
     assert recorder.states[0].stateful_sites == ("s1a", "s2a", "s3a")
-    assert set(loop.method.model(loop.current())) == set(first)
+    assert set(loop.method.model(loop.state)) == set(first)
 
 
 def test_a_finished_runs_model_is_a_plain_network(

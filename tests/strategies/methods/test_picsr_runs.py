@@ -82,7 +82,7 @@ def started(
 
 
 def experts_of(strategy: PICSR) -> list[str]:
-    arrays = strategy.current().arrays
+    arrays = strategy.state.arrays
     found = sorted(n.removeprefix("prototype/") for n in arrays if n.startswith("prototype/"))
     assert found == sorted({n.split("/")[1] for n in arrays if n.startswith("expert/")})
     assert arrays["router/importance.weight"].shape == (len(found), len(found))
@@ -149,7 +149,7 @@ def test_finetuned_experts_part_from_the_fedavg_model_and_are_sent_no_weights_ag
 def test_a_run_ends_with_a_routing_document_of_its_own_values(spied_run: Run, tiny: Tiny) -> None:
     _, strategy = spied_run(tiny("picsr"))
     values = {"s1a": {f"routing.{site}.mean": 1 / 3 for site in ALL}}
-    found = strategy.method.documents(strategy.current(), values)["routing.json"]
+    found = strategy.method.documents(strategy.state, values)["routing.json"]
     assert found["experts"] == ALL
     distances = found["prototype distances"]
     for kind in ("input", "embedded"):
@@ -203,7 +203,7 @@ def test_a_router_that_is_not_finite_never_reaches_the_mean(
         started(s2a=poisons)
     _, strategy = started(min_sites=2, s2a=poisons)
     assert experts_of(strategy) == ALL
-    assert strategy.current().arrays["router/importance.bias"].tolist() == [1, 1, 1]
+    assert strategy.state.arrays["router/importance.bias"].tolist() == [1, 1, 1]
 
 
 def test_a_site_that_drops_out_before_it_gave_its_expert_has_none_and_trains_the_router_later(
@@ -215,14 +215,14 @@ def test_a_site_that_drops_out_before_it_gave_its_expert_has_none_and_trains_the
     to_s2a = [m.content for m in grid.sent if m.metadata.dst_node_id == 1002]
     assert {n.split("/")[1] for n in names(to_s2a[2]) if n.startswith("expert/")} == {"s1a", "s3a"}
     # its router counts all the same: (1 + 4 + 1) / 3
-    assert strategy.current().arrays["router/importance.bias"].tolist() == [2, 2]
+    assert strategy.state.arrays["router/importance.bias"].tolist() == [2, 2]
 
 
 def test_a_site_that_drops_out_after_it_gave_its_expert_is_still_heard(
     started: Run, good: Any, told: Any, recorder: Any
 ) -> None:
     _, strategy = started(min_sites=2, s2a=drops_in(told, good(4.0), 3, 4, 5))
-    arrays = strategy.current().arrays
+    arrays = strategy.state.arrays
     assert experts_of(strategy) == ALL
     assert (arrays["expert/s2a/head.4.bias"] == 4).all()
     assert (arrays["prototype/s2a"] == 4).all()
