@@ -20,17 +20,14 @@ from typing import TYPE_CHECKING
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsilo.client_app.privacy.opened_data import (
-    constant_error,
-    tells_single_answers,
-    watching,
-)
+from fedsilo.client_app.privacy.opened_data import constant_error, tells_single_answers
 from fedsilo.client_app.site.node import (
     Answering,
     Opened,
     for_simulated_site,
     is_simulated,
     owner_only,
+    watching,
 )
 from fedsilo.models.contract.errors import (
     ERROR_CODES,
@@ -44,6 +41,7 @@ from fedsilo.models.contract.messages import (
     CONFIG,
     EVALUATE,
     HELLO,
+    SECURING,
     SIMULATED_SITE,
     SURVEY,
     TRAIN,
@@ -110,12 +108,13 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def _phase(message: Message, context: Context, final: bool = False) -> RecordDict:
     # Imported here and below, because only the first message needs PyTorch, not importing the app
-    from fedsilo.client_app.answer import answer, evaluate, open_data
+    from fedsilo.client_app.answer import answer, evaluate, open_declared
     from fedsilo.client_app.lab import Lab
     from fedsilo.client_app.session import session_of
 
     instruction, session = _instruction(message, final), session_of(context)
-    open_data(session, instruction, message.content)
+    if session.stand_in is not None and instruction.phase not in SECURING:
+        session = open_declared(session, instruction, message.content)
     lab = Lab(session, message.content, instruction)
     return evaluate(lab) if final else answer(lab)
 

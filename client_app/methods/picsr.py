@@ -46,7 +46,7 @@ class PICSRSite(SiteMethod):
             "sums-min-count": session.settings.sums_min_count,  # includes a hospital's own floor
         }
         silo, key = session.silo, max(bounds, key=lambda name: bounds[name])
-        if sum(session.told()["train"]) < bounds[key]:
+        if sum(session.reported["train"]) < bounds[key]:
             raise SiteError(
                 f"site {silo.name} sends no prototype: it has fewer than {bounds[key]} training "
                 f"samples ('{key}'); leave the site out"

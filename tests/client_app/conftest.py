@@ -1,5 +1,6 @@
 """Sites without a grid: contexts, messages, and methods opened by hand."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -96,7 +97,7 @@ def opened(resolved: Callable[..., RunSettings], tmp_path: Path) -> Callable[...
         instruction = Instruction(**{"round": 1, "phase": "train", "run_name": "run", **fields})
         settings = resolved(method, **(own or {}))
         opened = finished_session(settings.common, settings.own, load_silo(site, settings.common))
-        opened.simulated = bool(instruction.run_dir)
+        opened = dataclasses.replace(opened, simulated=bool(instruction.run_dir))
         files = SiteState(tmp_path / "sites" / site)
         return Lab(opened, content_of(instruction, arrays), instruction, files)
 

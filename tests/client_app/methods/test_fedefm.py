@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsilo.client_app import session
+from fedsilo.client_app import opening
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.loop import LocalTraining, steps_of
 from fedsilo.datasets.io.state_files import load_state
@@ -159,7 +159,7 @@ def test_a_silos_images_change_nothing_that_another_sends_before_their_models_me
     tiny: Callable[..., dict[str, Any]], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before any exchange a silo's model knows its own images alone."""
-    usual = session.load_silo
+    usual = opening.load_silo
 
     def sent(altered: str) -> dict[str, Any]:
         def load(name: str, settings: CommonSettings) -> Silo:
@@ -170,7 +170,7 @@ def test_a_silos_images_change_nothing_that_another_sends_before_their_models_me
             return dataclasses.replace(silo, train=inverted)
 
         with monkeypatch.context() as patch:
-            patch.setattr(session, "load_silo", load)
+            patch.setattr(opening, "load_silo", load)
             name = {"run-name": altered or "plain", "out": str(tmp_path)}
             values = tiny("fedefm", topology="ring", silos=5, rounds=1) | name
             path = run_inline(resolve(values), 5).path

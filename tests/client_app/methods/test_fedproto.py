@@ -131,7 +131,8 @@ def logistic(tmp_path: Path) -> Callable[..., Lab]:
         silo = load_silo("va", settings.common)
         silo = dataclasses.replace(silo, train=Split(rows, labels))
         session = finished_session(settings.common, settings.own, silo)
-        session.settings = dataclasses.replace(settings.common, standardise="site")
+        site = dataclasses.replace(settings.common, standardise="site")
+        session = dataclasses.replace(session, settings=site)
         lab = Lab(session, RecordDict(), Instruction(1, "train"), SiteState(tmp_path))
         lab.silo, lab.common = silo, settings.common
         return lab

@@ -11,7 +11,7 @@ from flwr.app import Context, Message, RecordDict
 from fedsilo.client_app.explain.sample import explain_sample
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.picsr import PICSRSite
-from fedsilo.client_app.session import open_session
+from fedsilo.client_app.session import SiteSession
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import CheckpointError, DataError, SettingError, SiteError
 from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
@@ -143,9 +143,9 @@ def test_a_hospital_that_raised_its_floor_sends_no_prototype_either(
 ) -> None:
     node = context({"site": "s1a", "sums-min-count": 37}, "picsr")
     with pytest.raises(SiteError, match=r"s1a sends no prototype: it has fewer than 37"):
-        open_session(node).admit()
+        SiteSession.open(node)
     node = context({"site": "s1a", "sums-min-count": 36}, "picsr")
-    open_session(node).admit()
+    SiteSession.open(node)
 
 
 def test_a_site_of_just_enough_samples_sends_its_prototype(opened: Opened) -> None:

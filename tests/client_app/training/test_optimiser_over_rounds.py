@@ -113,4 +113,4 @@ def test_a_plan_of_batches_holds_whether_or_not_the_optimiser_is_kept(
 ) -> None:
     lab = opened("fedavg", own={"optimiser_state": state})
     lab.fit(lab.classifier(None), plan=[[torch.tensor([0, 1])], [torch.tensor([2, 3, 4])]])
-    assert lab.outbound.work == {"steps": 2, "samples": 5}
+    assert lab.work == {"steps": 2, "samples": 5}
