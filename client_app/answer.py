@@ -4,11 +4,11 @@
 """
 
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 
 import torch
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
-from torch import Tensor
 
 from fedsilo.client_app.lab import Lab, Outgoing
 from fedsilo.client_app.outbound import Arrays, Outbound
@@ -39,7 +39,6 @@ from fedsilo.models.contract.messages import (
 from fedsilo.models.contract.settings import SERVER, SUMS
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.privacy.noisy_metrics import noisy_metrics, parts_bound
-from fedsilo.strategies.wire.compressed import Compression
 from fedsilo.strategies.wire.records import ArrayError, NDArray, to_record
 from fedsilo.strategies.wire.secure_keys import SECURE
 
@@ -144,38 +143,31 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
         send = outgoing.send
     elif lab.instruction.returns and network is not None:
         send = exchanged_arrays(network)
-    updates = None
-    if session.compression and send:
-        updates = _compressed(lab, session.compression, send)
+    arrays, is_summed = None, lab.common.secure_aggregation != "none"
+    if send and not is_summed:
+        plain = {n: a.detach().float().cpu().contiguous().numpy() for n, a in send.items()}
+        arrays = _compressed(lab, plain) if session.compression else to_record(plain)
     has_kept = _store(lab, outgoing.keep or {})
     marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(lab.unrepeatable)}
     if session.stand_in is not None or session.cap:
         marks = {}  # which operations ran may depend on the data: a batch may be empty
     record = MetricRecord({**_leaving_metrics(lab), KEPT_STATE: int(has_kept), **marks})
+    if is_summed and (send or _adds_to_a_sum(lab)):
+        arrays = lab.outbound.masked_record(send, lab.arrays(), lab.metrics)
     packed = RecordDict({METRICS: record})
-    if updates is not None:
-        packed[ARRAYS] = updates
-    elif lab.common.secure_aggregation == "none":
-        if send:
-            packed[ARRAYS] = to_record({name: _wire_array(a) for name, a in send.items()})
-    elif send or _adds_to_a_sum(lab):
-        packed[ARRAYS] = lab.outbound.masked_record(send, lab.arrays(), lab.metrics)
+    if arrays is not None:
+        packed[ARRAYS] = arrays
     return packed
 
 
-def _wire_array(array: Tensor) -> NDArray:
-    """Return an array as it travels: float32, in the memory of the CPU."""
-    found: NDArray = array.detach().float().cpu().contiguous().numpy()
-    return found
-
-
-def _compressed(lab: Lab, compression: Compression, send: Arrays) -> ArrayRecord:
+def _compressed(lab: Lab, leaving: Mapping[str, NDArray]) -> ArrayRecord:
     """Pack arrays as compressed updates: differences to the arrays that the site received.
 
     Raises:
         SiteError: an update is not finite; names site, round and array.
     """
-    leaving = {name: _wire_array(array) for name, array in send.items()}
+    compression = lab.session.compression
+    assert compression is not None
     received = {name: array.numpy() for name, array in lab.arrays().items()}
     try:
         return to_record(compression.packed(leaving, received))

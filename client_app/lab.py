@@ -44,9 +44,8 @@ from fedsilo.models.contract.messages import (
     measurement,
 )
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.exchanged import load_exchanged
-from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier, evidences
 from fedsilo.models.privacy.summed_metrics import MEASURED
 from fedsilo.strategies.wire.records import unpack
 

@@ -26,7 +26,6 @@ from fedsilo.client_app.site.policy import refuse_few
 from fedsilo.datasets.registry import data_set, load_silo
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError, RefusedError, SiteError
-from fedsilo.models.contract.messages import Instruction
 from fedsilo.models.contract.plugs import with_plugin_settings
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.contract.settings import SUMS, CommonSettings
@@ -69,22 +68,6 @@ class OpenedSite:
                 f"site {self.silo.name} has not agreed: {purpose}; set '{key}=true' in the node "
                 "config if that is wanted"
             )
-
-    def state_folder(self, instruction: Instruction) -> Path:
-        """Return the folder of this site's private state in the run of a message.
-
-        Raises:
-            SiteError: a real site (not a simulated one) has no ``state-dir``.
-        """
-        name, site = instruction.run_name, self.silo.name
-        if "state-dir" in self.node_config:
-            return Path(str(self.node_config["state-dir"])) / name / site
-        if self.simulated and instruction.run_dir:
-            return Path(instruction.run_dir) / "sites" / site
-        raise SiteError(
-            f"site {site}: the node config names no 'state-dir', where this site's "
-            "private state survives a restart; start the SuperNode with one"
-        )
 
     def read_declared(self) -> Silo:
         """Read the data that ``stand_in`` stands for; from here on every failure stays in a sum.

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, cast
 
 from flwr.app import Context, RecordDict
@@ -29,6 +30,7 @@ from fedsilo.client_app.training.optimisers import refuse_forgetful
 from fedsilo.client_app.training.standardised import figures_for, with_figures
 from fedsilo.datasets.silo.silos import SPLITS, Silo
 from fedsilo.models.contract.errors import RefusedError, SiteError
+from fedsilo.models.contract.messages import Instruction
 from fedsilo.models.contract.methods import settings_class, site_class
 from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.maths.pacing import batch_of
@@ -170,6 +172,22 @@ class SiteSession(OpenedSite):
                 "version of fedsilo"
             )
         return cast(Callable[[Any], Any], handler)
+
+    def state_folder(self, instruction: Instruction) -> Path:
+        """Return the folder of this site's private state in the run of a message.
+
+        Raises:
+            SiteError: a real site (not a simulated one) has no ``state-dir``.
+        """
+        name, site = instruction.run_name, self.silo.name
+        if "state-dir" in self.node_config:
+            return Path(str(self.node_config["state-dir"])) / name / site
+        if self.simulated and instruction.run_dir:
+            return Path(instruction.run_dir) / "sites" / site
+        raise SiteError(
+            f"site {site}: the node config names no 'state-dir', where this site's "
+            "private state survives a restart; start the SuperNode with one"
+        )
 
     def held_bytes(self) -> int:
         """Return the bytes of the samples that this session keeps in memory."""

@@ -98,3 +98,8 @@ class TokenClassifier(SiteNetwork):
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the criterion for a batch: inputs (batch, *input_shape) and labels (batch,)."""
         return self.criterion(self(inputs), labels)
+
+
+def evidences(module: nn.Module) -> list[Evidence]:
+    """Return every ``Evidence`` in ``module``; empty if the module is not evidential."""
+    return [part for part in module.modules() if isinstance(part, Evidence)]

@@ -216,7 +216,7 @@ def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
         kept[site] = {}
         for name, value in row.items():
             read = read_metric(name)
-            if read and not (read.is_of_family and read.word in (CLASS, *BIN_FAMILIES)):
+            if read and not (read.part and read.word in (CLASS, *BIN_FAMILIES)):
                 kept[site][name] = value
     return kept
 

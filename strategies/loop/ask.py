@@ -13,7 +13,7 @@ from flwr.app import ConfigRecord
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import Notes
 from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Check, Reply, Specs, shapes
+from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Check, Reply, Specs
 
 
 class TooFewSitesError(SiteError):
@@ -137,8 +137,14 @@ class Ask(ABC):
             reference = send if expect is None else {}
         wanted = reference if expect is None else expect
         # Many sites share the same arrays, whose specs are then made only once
-        spec = {id(arrays): shapes(arrays) for arrays in wanted.values()}
-        specs = {site: spec[id(arrays)] for site, arrays in wanted.items()}
+        made: dict[int, Specs] = {}
+        for arrays in wanted.values():
+            if id(arrays) not in made:
+                made[id(arrays)] = {
+                    name: array if isinstance(array, ArraySpec) else ArraySpec(array.shape)
+                    for name, array in arrays.items()
+                }
+        specs = {site: made[id(arrays)] for site, arrays in wanted.items()}
         each = dict.fromkeys(send, notes) if isinstance(notes, Notes) else notes or {}
         if not all(isinstance(own, Notes) for own in each.values()):
             raise TypeError(f"{phase}: 'notes' is no Notes, nor one by site: derive a class of it")

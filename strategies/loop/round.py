@@ -116,10 +116,6 @@ class Round(Ask):
             for sent in question.send.values():
                 after = {**after, **sent}
 
-    def asked_round(self, phase: str) -> int:
-        """Return the round number for a message; the final evaluation is one round later."""
-        return self.number + (self.ends or phase == EVALUATE)
-
     def evaluates(self, phase: str) -> bool:
         """Tell whether sites measure the weights that they receive in this phase."""
         measured = phase in TRAINING and self.method.common.measures_in(self.number)
@@ -129,7 +125,8 @@ class Round(Ask):
         """Build the message that asks ``site`` a question."""
         phase, participants = question.phase, self.method.participants
         instruction = Instruction(
-            round=self.asked_round(phase),
+            # Sites count the final evaluation as a round of its own
+            round=self.number + (self.ends or phase == EVALUATE),
             phase=phase,
             step=self._step,
             run_name=self.method.common.run_name,

@@ -76,7 +76,7 @@ class SecureAsk(Ask):
         # The model may be only a part of the arrays sent, so the specs come from the expected reply
         specs = next(iter(question.expect.values()), {})
         classes = ask.method.participants.task().classes
-        sum_ = SecureSum(ask.asked_round(phase), self.common, specs, len(send), classes)
+        sum_ = SecureSum(ask.number + ask.ends, self.common, specs, len(send), classes)
         sum_.take_keys(self._put(sum_, SECURE_KEYS, send))
         if only_sums:
             summed = summed_metrics(phase == TRAIN, ask.evaluates(phase), sum_.splits)

@@ -83,18 +83,16 @@ def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
         SiteError: the reply does not have the expected form; one line.
     """
     refuse_many_records(content.array_records)
-    metrics = _metrics(content)
-    arrays = _arrays(content.array_records.get(ARRAYS, ArrayRecord()), expected)
+    record = content.array_records.get(ARRAYS, ArrayRecord())
+    metrics, arrays = _metrics(content), _arrays(record, expected)
+    size = record_bytes(content)
+    if list(record) == [BUNDLE]:
+        # Counted as if the arrays were not bundled, so that a deployment and a simulation report
+        # comparable numbers
+        apart = sum(len(name) + packed_bytes(array) for name, array in arrays.items())
+        size += apart - record.count_bytes()
     secure: Mapping[str, Any] = dict(content.config_records.get(SECURE, {}))
-    return Reply(site, arrays, metrics, bytes_up=_bytes(content, arrays), secure=secure)
-
-
-def shapes(arrays: Mapping[str, NDArray | ArraySpec]) -> Specs:
-    """Return the specs of float32 arrays with the shapes of ``arrays``; specs stay unchanged."""
-    return {
-        name: one if isinstance(one, ArraySpec) else ArraySpec(one.shape)
-        for name, one in arrays.items()
-    }
+    return Reply(site, arrays, metrics, bytes_up=size, secure=secure)
 
 
 def _metrics(content: RecordDict) -> dict[str, float]:
@@ -159,18 +157,6 @@ def _array(name: str, spec: ArraySpec, given: Any) -> NDArray:
             "'learning-rate'"
         )
     return array
-
-
-def _bytes(content: RecordDict, arrays: Arrays) -> int:
-    """Return the size of a reply in bytes, as if its arrays were not bundled.
-
-    So a deployment and a simulation report comparable numbers.
-    """
-    record = content.array_records.get(ARRAYS, ArrayRecord())
-    if list(record) != [BUNDLE]:
-        return record_bytes(content)
-    apart = sum(len(name) + packed_bytes(array) for name, array in arrays.items())
-    return record_bytes(content) - record.count_bytes() + apart
 
 
 def most_bytes(expected: Specs) -> int:

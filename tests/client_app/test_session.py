@@ -169,11 +169,11 @@ def test_the_run_config_names_the_method_and_its_settings(
 
 def test_a_real_site_keeps_its_state_in_its_own_folder(context: Node) -> None:
     node = context({"site": "s1a", "state-dir": "/private", "trust": "server", "partition-id": 0})
-    assert open_site(node).state_folder(named("run", "/server")) == Path("/private/run/s1a")
+    assert admitted(node).state_folder(named("run", "/server")) == Path("/private/run/s1a")
 
 
 def test_a_simulated_site_keeps_its_state_in_the_run_directory(context: Node) -> None:
-    folder = open_site(context({"partition-id": 0})).state_folder(named("run", "/server/run"))
+    folder = admitted(context({"partition-id": 0})).state_folder(named("run", "/server/run"))
     assert folder == Path("/server/run/sites/s1a")
 
 
@@ -183,7 +183,7 @@ def test_a_site_with_nowhere_to_keep_its_state_is_refused(
 ) -> None:
     run_dir = "" if "partition-id" in node else "/server/run"
     with pytest.raises(SiteError, match="site s1a: the node config names no 'state-dir'"):
-        open_site(context(node)).state_folder(named("run", run_dir))
+        admitted(context(node)).state_folder(named("run", run_dir))
 
 
 TABLE = CommonSettings(dataset="table", sums_min_count=2)

@@ -19,10 +19,9 @@ from fedsilo.models.contract.errors import (
 )
 from fedsilo.models.contract.messages import INCOMING
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.probability_model import PixelStatistics, ProbabilityModel
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.site_network import SiteNetwork, evidences
 from fedsilo.server_app.records.run_directory import MODEL
 from fedsilo.server_app.studies.finished_run import FinishedRun, finished_run
 from fedsilo.server_app.studies.finished_site import (

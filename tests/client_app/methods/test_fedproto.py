@@ -19,8 +19,7 @@ from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
-from fedsilo.models.maths.dirichlet import evidences
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, evidences
 from fedsilo.server_app.config.settings import resolve
 from tests.support.lab import answer, evaluate, steps_of
 
