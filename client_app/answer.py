@@ -37,7 +37,7 @@ from fedsilo.models.contract.messages import (
     Instruction,
 )
 from fedsilo.models.contract.settings import SERVER, SUMS
-from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.models.privacy.noisy_metrics import noisy_metrics, parts_bound
 from fedsilo.strategies.wire.records import ArrayError, NDArray, to_record
 from fedsilo.strategies.wire.secure_keys import SECURE

@@ -44,8 +44,12 @@ from fedsilo.models.contract.messages import (
     measurement,
 )
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.networks.exchanged import load_exchanged
-from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier, evidences
+from fedsilo.models.networks.site_network import (
+    SiteNetwork,
+    TokenClassifier,
+    evidences,
+    load_exchanged,
+)
 from fedsilo.models.privacy.summed_metrics import MEASURED
 from fedsilo.strategies.wire.records import unpack
 

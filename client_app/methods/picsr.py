@@ -30,8 +30,8 @@ from fedsilo.models.methods.picsr import (
     routing_weights,
 )
 from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.mixture import open_experts
+from fedsilo.models.networks.site_network import exchanged_arrays
 
 
 class PICSRSite(SiteMethod):

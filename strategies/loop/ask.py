@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -29,26 +30,19 @@ class TooFewSitesError(SiteError):
 class Replies(dict[str, Reply]):
     """The replies of a phase, by site name, sorted."""
 
-    def __init__(
-        self,
-        replies: Mapping[str, Reply],
-        sums: Mapping[str, NDArray] | None = None,
-        means: Mapping[str, float] | None = None,
-        failed: int = 0,
-    ) -> None:
-        super().__init__(sorted(replies.items()))
-        # After a secure sum only the mean over sites is known: the replies hold no arrays
-        self.sums = sums
-        # The same holds for metrics that were summed in secret
-        self.means = means or {}
-        # The number of sites that added 0 to the secret sum because they could not answer
-        self.failed = failed
+    # After a secure sum only the mean over sites is known: the replies hold no arrays
+    sums: Mapping[str, NDArray] | None = None
+    # The same holds for metrics that were summed in secret
+    means: Mapping[str, float] = MappingProxyType({})
+    # The number of sites that added 0 to the secret sum because they could not answer
+    failed: int = 0
 
     def of(self, sites: Iterable[str]) -> Replies:
         """Return the replies of the given sites; a site without a reply is skipped."""
         wanted = set(sites)
-        chosen = {site: reply for site, reply in self.items() if site in wanted}
-        return Replies(chosen, self.sums, self.means, self.failed)
+        chosen = Replies({site: reply for site, reply in self.items() if site in wanted})
+        chosen.sums, chosen.means, chosen.failed = self.sums, self.means, self.failed
+        return chosen
 
     def mean_metric(self, name: str) -> float:
         """Return the mean of a metric over the replies, weighted by samples.

@@ -23,9 +23,8 @@ from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.models.contract.messages import EVALUATE, ROUND_KEYS, START, state_key
 from fedsilo.models.contract.settings import AUTO, CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from fedsilo.strategies.loop.ask import Ask, Replies, weighted_mean
 from fedsilo.strategies.loop.capabilities import Capabilities
 from fedsilo.strategies.loop.robust import robust_mean

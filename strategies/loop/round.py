@@ -73,6 +73,8 @@ class Round(Ask):
     compression: Compression | None = None  # compresses updates; None if sites send whole arrays
     ends: bool = False  # whether this is the final evaluation of the run
     spill: Spill = field(default_factory=Spill)  # keeps the replies' arrays until the round is over
+    # The phases in which sites measure the weights that they receive
+    measuring: Collection[str] = field(init=False, default=(EVALUATE,))
     # The sites that gave the current question no usable reply: their reasons, and the codes of the
     # errors that they answered with
     failed: dict[str, str] = field(init=False, default_factory=dict)
@@ -87,6 +89,8 @@ class Round(Ask):
     def put(self, question: Question) -> Replies:
         """Send a question to its sites and return the usable replies; see ``Ask``."""
         self._step += 1
+        if self.method.common.measures_in(self.number):
+            self.measuring = {EVALUATE, *TRAINING}
         if unknown := sorted(set(question.send) - set(self.method.participants.nodes)):
             raise SiteError(
                 f"round {self.number}, phase {question.phase}: the method asks {unknown[0]}, which "
@@ -97,7 +101,7 @@ class Round(Ask):
         self.failed, self.codes = {}, {}
         replies = Replies(self._check(question, self._exchange(question)))
         key = state_key(self.number, self._step)
-        self.stateful_sites.update({s: key for s, reply in replies.items() if reply.keeps_state()})
+        self.stateful_sites.update({s: key for s, reply in replies.items() if reply.keeps_state})
         self.hooks.call("phase_ended", self.number, question.phase, replies)
         self._answered.append((question, replies))
         return replies
@@ -116,11 +120,6 @@ class Round(Ask):
             for sent in question.send.values():
                 after = {**after, **sent}
 
-    def evaluates(self, phase: str) -> bool:
-        """Tell whether sites measure the weights that they receive in this phase."""
-        measured = phase in TRAINING and self.method.common.measures_in(self.number)
-        return phase == EVALUATE or measured
-
     def message(self, site: str, question: Question) -> Message:
         """Build the message that asks ``site`` a question."""
         phase, participants = question.phase, self.method.participants
@@ -131,7 +130,7 @@ class Round(Ask):
             step=self._step,
             run_name=self.method.common.run_name,
             run_dir=self.run_dir if participants.facts[site].simulated else "",
-            evaluate=self.evaluates(phase),
+            evaluate=phase in self.measuring,
             expects_state=self.stateful_sites.get(site, 0),
             returns=bool(question.expect.get(site)),
             notes=question.notes[site].to_values() if site in question.notes else {},
@@ -269,7 +268,7 @@ class Round(Ask):
         """
         if phase in TRAINING and "train" in held:
             yield measurement(TRAINED, "train", "loss")
-        if self.evaluates(phase):
+        if phase in self.measuring:
             for split in ("val", "test"):
                 for metric in ("accuracy", "entropy", "loss") if split in held else ():
                     yield measurement(INCOMING, split, metric)

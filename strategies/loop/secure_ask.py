@@ -79,7 +79,7 @@ class SecureAsk(Ask):
         sum_ = SecureSum(ask.number + ask.ends, self.common, specs, len(send), classes)
         sum_.take_keys(self._put(sum_, SECURE_KEYS, send))
         if only_sums:
-            summed = summed_metrics(phase == TRAIN, ask.evaluates(phase), sum_.splits)
+            summed = summed_metrics(phase == TRAIN, phase in ask.measuring, sum_.splits)
             sum_.metrics = sorted([*summed, *question.metrics])
         asked = [*sum_.masked_specs(), *sum_.metrics]
         # The masks depend on everything that a site received, so a server that sends sites
@@ -107,7 +107,9 @@ class SecureAsk(Ask):
                 ask.hooks.call("site_failed", ask.number, phase, "unknown", line)
         if means:
             ask.hooks.call("sums_measured", ask.number, phase, means)
-        return Replies(sum_.replies, sums=sums, means=means, failed=sum_.failed)
+        replies = Replies(sum_.replies)
+        replies.sums, replies.means, replies.failed = sums, means, sum_.failed
+        return replies
 
     def _judge_failures(self, sum_: SecureSum, phase: str, asked: int) -> None:
         """Apply 'min-sites' to the sites in a sum that could answer; which failed is unknown.

@@ -67,10 +67,7 @@ class Reply:
     bytes_up: int = 0
     # The record of secure aggregation, as received
     secure: Mapping[str, Any] = field(default_factory=dict)
-
-    def keeps_state(self) -> bool:
-        """Tell whether the site has stored private state for this phase."""
-        return self.metrics.get(KEPT_STATE, 0) == 1
+    keeps_state: bool = False  # whether the site has stored private state for this phase
 
 
 Check = Callable[[Reply], str | None]
@@ -92,7 +89,8 @@ def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
         apart = sum(len(name) + packed_bytes(array) for name, array in arrays.items())
         size += apart - record.count_bytes()
     secure: Mapping[str, Any] = dict(content.config_records.get(SECURE, {}))
-    return Reply(site, arrays, metrics, bytes_up=size, secure=secure)
+    keeps = metrics.get(KEPT_STATE, 0) == 1
+    return Reply(site, arrays, metrics, bytes_up=size, secure=secure, keeps_state=keeps)
 
 
 def _metrics(content: RecordDict) -> dict[str, float]:

@@ -17,7 +17,7 @@ from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.messages import ARRAYS, CONFIG, Instruction
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.run.inline_engine import flower_identity
 from fedsilo.strategies.wire.records import to_record

@@ -16,7 +16,7 @@ from fedsilo.client_app.training.compute import Compute
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.messages import METRICS, Instruction
-from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import exchanged_arrays
 from tests.support.lab import evaluate
 
 Opened = Callable[..., Lab]

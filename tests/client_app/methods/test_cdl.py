@@ -13,8 +13,7 @@ from fedsilo.client_app.methods.moon import twin
 from fedsilo.models.contract.messages import ARRAYS, METRICS
 from fedsilo.models.methods.cdl import contrastive_divergence
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays, load_exchanged
 from tests.support.lab import answer, evaluate, fitted, steps_of
 from tests.support.tiny import VIT_FIELDS
 

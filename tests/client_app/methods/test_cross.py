@@ -13,9 +13,8 @@ from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS, METRICS, measurements
 from fedsilo.models.methods.cross import CROSSED
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.mixture import expert_array
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays, load_exchanged
 from tests.support.lab import answer, evaluate
 
 Opened = Callable[..., Lab]

@@ -13,8 +13,8 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS, METRICS
 from fedsilo.models.methods.distrans import OFFSET, DoubleChannelClassifier, double_channels
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.site_network import exchanged_arrays
 from tests.support.lab import answer, evaluate, fitted
 
 Opened = Callable[..., Lab]

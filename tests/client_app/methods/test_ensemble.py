@@ -9,9 +9,8 @@ from fedsilo.client_app.lab import Lab
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import load_exchanged
 from fedsilo.models.networks.mixture import Mixture, expert_array
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, load_exchanged
 from tests.support.lab import answer, evaluate
 
 Opened = Callable[..., Lab]

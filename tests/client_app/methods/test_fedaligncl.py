@@ -23,9 +23,8 @@ from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedaligncl import Discriminator, FedAlignCLSettings, add_noise
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from tests.support.lab import answer, fitted, steps_of
 
 Opened = Callable[..., Lab]

@@ -10,7 +10,7 @@ from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.fedavg_ft import FedAvgFTSite
 from fedsilo.models.contract.errors import CheckpointError, SiteError
 from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
-from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import exchanged_arrays
 from tests.support.lab import answer, evaluate, steps_of
 
 Opened = Callable[..., Lab]

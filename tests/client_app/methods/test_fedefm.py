@@ -18,8 +18,7 @@ from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedefm import multishot_loss
-from fedsilo.models.networks.exchanged import exchanged_arrays
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.lab import answer

@@ -19,9 +19,8 @@ from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.datasets.io.state_files import load_state, save_state
 from fedsilo.models.contract.errors import CheckpointError, SiteError
 from fedsilo.models.contract.messages import ARRAYS, METRICS
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.prompted_vit import PromptedViT
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.site_network import SiteNetwork, exchanged_arrays
 from fedsilo.strategies.loop.method import initial_weights, starting_network
 from tests.support.lab import answer, steps_of
 

@@ -8,7 +8,7 @@ import torch
 from fedsilo.client_app.lab import Lab
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import ARRAYS
-from fedsilo.models.networks.exchanged import batch_norms, last_layers
+from fedsilo.models.networks.site_network import batch_norms, last_layers
 from tests.support.lab import answer
 
 Opened = Callable[..., Lab]

@@ -8,7 +8,7 @@ from torch import nn
 from fedsilo.client_app.lab import Lab
 from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
-from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import exchanged_arrays
 from tests.support.lab import answer, evaluate
 
 Opened = Callable[..., Lab]

@@ -17,7 +17,7 @@ from fedsilo.models.contract.messages import ARRAYS, FIGURES, METRICS, Instructi
 from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.methods.mix import PoolNotes
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.strategies.wire.records import to_record
 from tests.support.lab import answer, fitted, steps_of
 

@@ -15,9 +15,8 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS, METRICS
 from fedsilo.models.methods.moon import build_projection, contrastive_loss
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from tests.support.lab import answer, evaluate, fitted, steps_of
 from tests.support.tiny import VIT_FIELDS
 

@@ -17,8 +17,8 @@ from fedsilo.models.contract.errors import CheckpointError, DataError, SettingEr
 from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.picsr import PICSRNetwork, PICSRSettings, RoutingProbe, build_router
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.mixture import expert_array
+from fedsilo.models.networks.site_network import exchanged_arrays
 from tests.support.lab import answer, fitted, lab_of, session_with, steps_of
 
 Opened = Callable[..., Lab]

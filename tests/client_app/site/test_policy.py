@@ -26,7 +26,7 @@ from fedsilo.models.contract.methods import METHODS, settings_class, site_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import key_of
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.models.privacy.accountant import epsilon
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory

@@ -11,7 +11,7 @@ from fedsilo.client_app.training import pacing
 from fedsilo.client_app.training.optimisers import moments_of, open_optimiser, restore_moments
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.lab import answer, fitted
 

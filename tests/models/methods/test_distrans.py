@@ -23,9 +23,8 @@ from fedsilo.models.methods.distrans import (
     transform_images,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 
 DIGITS = Task((1, 16, 16), 10)
 

@@ -50,6 +50,7 @@ def test_a_reply_owes_what_its_phase_measures_on_what_the_site_holds(
     participants: Participants, phase: str, measures: bool, held: list[str], needed: list[str]
 ) -> None:
     asked = round_4(participants, evaluate_every=int(measures))
+    asked(phase, {})
     assert list(asked._needed_metrics(phase, held)) == needed
 
 

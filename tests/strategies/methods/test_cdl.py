@@ -11,7 +11,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.cdl import CDLSettings
-from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.studies.finished_site import finished_site
 from fedsilo.strategies.meeting.participants import Participants

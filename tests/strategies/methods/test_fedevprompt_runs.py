@@ -25,9 +25,8 @@ from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import ARRAYS, EVALUATE, HELLO, Instruction
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedevprompt import FedEvPromptSettings
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.prompted_vit import PromptedViT
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.site_network import SiteNetwork, exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid

@@ -15,7 +15,7 @@ from fedsilo.models.contract.own_settings import NoSettings
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.moon import MoonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.studies.finished_site import finished_site
 from fedsilo.strategies.loop.method import State

@@ -13,8 +13,8 @@ from fedsilo.models.contract.messages import EVALUATE, TRAIN
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.picsr import PICSRSettings, StageNotes, build_router
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.strategies.loop.method import initial_weights
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.personal_models import PersonalState as State
