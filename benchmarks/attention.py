@@ -39,12 +39,12 @@ from fedsilo.models.maths.attention_rollout import (
     scaled_maps,
     upsampling_gram,
 )
-from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.methods.fedevprompt import BUFFER
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.prompted_vit import PromptedViT
+from fedsilo.models.networks.site_network import evidences
 from fedsilo.server_app.studies.finished_run import FinishedRun
 
 _GRID, _IMAGE, _SITES, _PER_SITE = (14, 14), (224, 224), 5, 5

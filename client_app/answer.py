@@ -1,29 +1,49 @@
-"""Answer a message of a round: a phase of the method, or of secure aggregation."""
+"""Answer a message of a round: run a phase of the method or of secure aggregation, and pack it.
 
+``pack`` is the one way out of a site: arrays, masked in secret sums, and metrics of enough samples.
+"""
+
+import time
+from collections.abc import Mapping
 from contextlib import suppress
 
-from flwr.app import MetricRecord, RecordDict
+import torch
+from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from fedsilo.client_app.lab import Lab, Outgoing
-from fedsilo.client_app.outbound import Outbound
-from fedsilo.client_app.privacy.opened_data import note_opening
+from fedsilo.client_app.outbound import Arrays, Outbound
 from fedsilo.client_app.privacy.round_secrets import drop_secrets
 from fedsilo.client_app.session import SiteSession
+from fedsilo.client_app.site.node import note_opening
 from fedsilo.client_app.site.private_state import SiteState
 from fedsilo.client_app.training.compute import noted_operations
+from fedsilo.client_app.training.pacing import PREFIX
 from fedsilo.models.contract.errors import CheckpointError, SiteError
 from fedsilo.models.contract.messages import (
     ARRAYS,
+    DP_EPSILON,
     EVALUATE,
     INCOMING,
     KEPT_STATE,
     METRICS,
+    NUM_EXAMPLES,
+    PEAK_MEMORY,
+    SECONDS,
     SECURING,
+    STEPS,
+    TRAINED,
     TRAINING,
+    UNREPEATABLE,
     Instruction,
 )
-from fedsilo.models.contract.settings import SUMS
+from fedsilo.models.contract.settings import SERVER, SUMS
+from fedsilo.models.networks.site_network import exchanged_arrays
+from fedsilo.models.privacy.noisy_metrics import noisy_metrics, parts_bound
+from fedsilo.strategies.wire.records import ArrayError, NDArray, to_record
 from fedsilo.strategies.wire.secure_keys import SECURE
+
+# FedNova's steps follow from counts that the site has reported, UEFL's codewords from the seed
+_OF_NO_PATIENT = (STEPS, "new-codewords")
 
 
 def answer(lab: Lab) -> RecordDict:
@@ -37,7 +57,7 @@ def answer(lab: Lab) -> RecordDict:
     with noted_operations() as lab.unrepeatable:
         if phase in SECURING:
             record = lab.outbound.secured()
-            reply = lab.pack(Outgoing())
+            reply = pack(lab, Outgoing())
             reply[SECURE] = record
             return reply
         if phase in TRAINING and lab.common.secure_aggregation != "none":
@@ -50,24 +70,24 @@ def answer(lab: Lab) -> RecordDict:
                 f"Outgoing(...), but returns {type(outgoing).__name__}: nothing else can leave a "
                 "site"
             )
-        return lab.pack(outgoing)
+        return pack(lab, outgoing)
 
 
-def open_data(session: SiteSession, instruction: Instruction, content: RecordDict) -> None:
+def open_declared(
+    session: SiteSession, instruction: Instruction, content: RecordDict
+) -> SiteSession:
     """Load the data of a hospital that declares them, after all checks that need no data.
 
     Raises:
         FedsiloError: the message is refused, or cannot be answered.
     """
-    if session.stand_in is None or instruction.phase in SECURING:
-        return
     if instruction.phase != EVALUATE:
         session.phase(instruction.phase)
     outbound = Outbound(session, instruction, content, session.state_folder(instruction))
     outbound.refuse_before_data()
     note_opening()
     outbound.refuse_after_failure()
-    session.open_data()
+    return session.with_data()
 
 
 def failed_answer(
@@ -106,4 +126,124 @@ def evaluate(lab: Lab) -> RecordDict:
     with noted_operations() as lab.unrepeatable:
         network = lab.open()
         lab.metrics |= lab.measured(network, INCOMING, ("val", "test"))
-        return lab.pack(Outgoing())
+        return pack(lab, Outgoing())
+
+
+def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
+    """Store the arrays that stay, and pack those that leave; nothing else leaves a site.
+
+    Raises:
+        FedsiloError: something cannot be stored, or must not leave.
+    """
+    network, session = outgoing.network, lab.session
+    if network is not None and network is lab.trained and lab.instruction.evaluate:
+        lab.metrics |= lab.measured(network, TRAINED, ("val",))
+    send: Arrays = {}
+    if lab.instruction.returns and outgoing.send is not None:
+        send = outgoing.send
+    elif lab.instruction.returns and network is not None:
+        send = exchanged_arrays(network)
+    arrays, is_summed = None, lab.common.secure_aggregation != "none"
+    if send and not is_summed:
+        plain = {n: a.detach().float().cpu().contiguous().numpy() for n, a in send.items()}
+        arrays = _compressed(lab, plain) if session.compression else to_record(plain)
+    has_kept = _store(lab, outgoing.keep or {})
+    marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(lab.unrepeatable)}
+    if session.stand_in is not None or session.cap:
+        marks = {}  # which operations ran may depend on the data: a batch may be empty
+    record = MetricRecord({**_leaving_metrics(lab), KEPT_STATE: int(has_kept), **marks})
+    if is_summed and (send or _adds_to_a_sum(lab)):
+        arrays = lab.outbound.masked_record(send, lab.arrays(), lab.metrics)
+    packed = RecordDict({METRICS: record})
+    if arrays is not None:
+        packed[ARRAYS] = arrays
+    return packed
+
+
+def _compressed(lab: Lab, leaving: Mapping[str, NDArray]) -> ArrayRecord:
+    """Pack arrays as compressed updates: differences to the arrays that the site received.
+
+    Raises:
+        SiteError: an update is not finite; names site, round and array.
+    """
+    compression = lab.session.compression
+    assert compression is not None
+    received = {name: array.numpy() for name, array in lab.arrays().items()}
+    try:
+        return to_record(compression.packed(leaving, received))
+    except ArrayError as error:
+        raise SiteError(f"site {lab.site}, round {lab.instruction.round}: {error}") from None
+
+
+def _adds_to_a_sum(lab: Lab) -> bool:
+    """Tell whether a masked part is due whatever the method sends.
+
+    Measurements are summed in secret, also at the end, when no arrays are sent. And a site that
+    fails masks 0, so one that does not fail masks something too: also where the server has chosen
+    settings by which the whole network stays here.
+    """
+    phase = lab.instruction.phase
+    if lab.common.trust != SUMS or phase in SECURING:
+        return False
+    return phase == EVALUATE or lab.instruction.returns
+
+
+def _leaving_metrics(lab: Lab) -> dict[str, float]:
+    """Return the metrics that may leave at the run's level of trust.
+
+    Under a hospital's own cap on epsilon, metrics without noise depend on no patient: the number of
+    steps follows from reported counts. At trust 'sums' none leave, because they are summed.
+    """
+    session, common, limits = lab.session, lab.common, lab.session.limits
+    sizes = {name: sum(counts) for name, counts in session.reported.items()}
+    metrics: dict[str, float] = {}
+    if common.trust != SUMS and session.cap:
+        metrics = {name: lab.metrics[name] for name in _OF_NO_PATIENT if name in lab.metrics}
+    elif common.trust != SUMS:
+        metrics = dict(lab.metrics)
+        if common.trust == SERVER and not common.is_private():
+            # These depend on the real samples, which a private run hides
+            metrics |= lab.work
+        if limits.minimum_measured > 1:
+            metrics = dict(limits.measured(metrics, sizes))
+    if lab.sample_parts:
+        release = lab.privacy.measurements(parts_bound(lab.sample_parts))  # this costs epsilon
+        metrics |= noisy_metrics(lab.sample_parts, sizes, lab.silo.task.classes, release)
+    if common.trust == SERVER:  # time and memory of an answer depend on the data
+        metrics[SECONDS] = time.perf_counter() - lab.began
+        metrics[PEAK_MEMORY] = lab.compute.peak_memory()
+    if common.trust != SUMS:
+        metrics[NUM_EXAMPLES] = sizes["train"]
+    if common.is_private():
+        metrics[DP_EPSILON] = lab.outbound.ledger.epsilon()
+    return metrics
+
+
+def _store(lab: Lab, keep: Arrays) -> bool:
+    """Store the site's private state after this phase; tell whether there is any.
+
+    Raises:
+        SiteError: an array is not finite, because training diverged.
+    """
+    continued = lab.continued
+    if keep or continued:
+        if continued is None:  # nothing was trained, so the optimiser's moments stay as they were
+            continued = {n: array for n, array in lab.stored.items() if n.startswith(PREFIX)}
+        kept = {**lab.counted, **keep, **continued}
+        if lab.session.cap:  # an error would reveal the course of training on a patient's data
+            kept = {name: torch.nan_to_num(array) for name, array in kept.items()}
+        for name, array in kept.items():
+            if not array.isfinite().all():
+                raise SiteError(
+                    f"training diverged, '{name}' contains non-finite values: lower "
+                    "'learning-rate'; nothing of it was kept"
+                )
+        lab.state_files.store(lab.instruction, kept)
+        return True
+    # At a hospital that declares its data all replies are alike: a site that fails stores its
+    # previous state, so a site that succeeds must store one too
+    phase = lab.instruction.phase
+    if lab.session.stand_in is None or phase == EVALUATE or phase in SECURING:
+        return False
+    lab.state_files.store(lab.instruction, dict(lab.counted))
+    return True

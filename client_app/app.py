@@ -12,25 +12,21 @@ all: a site that could not answer adds 0, so the server learns only how many sit
 import logging
 import os
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import replace
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsilo.client_app.privacy.opened_data import (
-    constant_error,
-    tells_single_answers,
-    watching,
-)
+from fedsilo.client_app.privacy.opened_data import constant_error, tells_single_answers
 from fedsilo.client_app.site.node import (
     Answering,
     Opened,
     for_simulated_site,
     is_simulated,
     owner_only,
+    watching,
 )
 from fedsilo.models.contract.errors import (
     ERROR_CODES,
@@ -44,6 +40,7 @@ from fedsilo.models.contract.messages import (
     CONFIG,
     EVALUATE,
     HELLO,
+    SECURING,
     SIMULATED_SITE,
     SURVEY,
     TRAIN,
@@ -110,19 +107,16 @@ def evaluate(message: Message, context: Context) -> Message:
 
 def _phase(message: Message, context: Context, final: bool = False) -> RecordDict:
     # Imported here and below, because only the first message needs PyTorch, not importing the app
-    from fedsilo.client_app.answer import answer, evaluate, open_data
+    from fedsilo.client_app.answer import answer, evaluate, open_declared
     from fedsilo.client_app.lab import Lab
     from fedsilo.client_app.session import session_of
 
-    instruction, session = _instruction(message, final), session_of(context)
-    open_data(session, instruction, message.content)
+    instruction = Instruction.from_config(message.content[CONFIG], final)
+    session = session_of(context)
+    if session.stand_in is not None and instruction.phase not in SECURING:
+        session = open_declared(session, instruction, message.content)
     lab = Lab(session, message.content, instruction)
     return evaluate(lab) if final else answer(lab)
-
-
-def _instruction(message: Message, final: bool) -> Instruction:
-    instruction = Instruction.from_config(message.content[CONFIG])
-    return replace(instruction, phase=EVALUATE) if final else instruction
 
 
 def _hello(message: Message, context: Context) -> RecordDict:
@@ -176,7 +170,10 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
     answering = Answering(message, context)
     opened = answering.opened
     error: Exception | None = None
-    with watching(opened), nullcontext() if simulated else owner_only():
+    with ExitStack() as around:
+        if not simulated:
+            around.enter_context(owner_only())
+            around.enter_context(watching(opened))
         try:
             message.content = unbundle(message.content)
             with ExitStack() as passed:
@@ -220,7 +217,7 @@ def failing_in_the_sum(answering: Answering) -> Iterator[None]:
     from fedsilo.client_app.answer import failed_answer
     from fedsilo.client_app.session import session_of
 
-    instruction = _instruction(message, kind == EVALUATE)
+    instruction = Instruction.from_config(message.content[CONFIG], final=kind == EVALUATE)
     answering.content = failed_answer(session_of(context), instruction, message.content)
 
 

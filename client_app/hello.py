@@ -29,7 +29,7 @@ def site_facts(session: SiteSession) -> SiteFacts:
         distribution=silo.distribution,
         input_shape=silo.task.input_shape,
         classes=silo.task.classes,
-        label_counts=session.told() if session.settings.trust != SUMS else {},
+        label_counts=session.reported if session.settings.trust != SUMS else {},
         fingerprints=silo.fingerprints if open_ else {},
         simulated=session.simulated,
         features=silo.features,

@@ -1,18 +1,19 @@
-"""One message at one site, the same for every method: arrays, training, measuring and the reply.
+"""The tools of a method for one message: received arrays, kept state, training and measuring.
 
 A method (``client_app/methods``) decides their order and returns an ``Outgoing``, from which
-``Lab.pack`` makes the reply. ``Lab.fit`` and ``Lab.privacy`` hide each patient in everything that
-is trained or averaged.
+``client_app.answer.pack`` makes the reply. ``Lab.fit`` and ``Lab.privacy`` hide each patient in
+everything that is trained or averaged.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import cast
 
 import torch
-from flwr.app import ArrayRecord, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -33,28 +34,22 @@ from fedsilo.client_app.training.loop import (
 from fedsilo.client_app.training.pacing import PREFIX, train_continued
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.array_names import with_prefix
-from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import (
     ARRAYS,
-    DP_EPSILON,
     EVALUATE,
     INCOMING,
-    KEPT_STATE,
-    METRICS,
-    NUM_EXAMPLES,
-    PEAK_MEMORY,
-    SECONDS,
     SECURING,
     TRAINED,
-    UNREPEATABLE,
     Instruction,
     measurement,
 )
-from fedsilo.models.contract.settings import SERVER, SUMS, CommonSettings
-from fedsilo.models.maths.dirichlet import evidences
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
-from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
-from fedsilo.models.privacy.noisy_metrics import noisy_metrics, parts_bound
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.networks.site_network import (
+    SiteNetwork,
+    TokenClassifier,
+    evidences,
+    load_exchanged,
+)
 from fedsilo.models.privacy.summed_metrics import MEASURED
 from fedsilo.strategies.wire.records import unpack
 
@@ -66,7 +61,7 @@ _COUNTED = "counted/"
 class Outgoing:
     """The result of a method's phase: the arrays that leave the site, and those that stay.
 
-    The lab packs it after the site's own checks. Nothing else can leave.
+    It is packed after the site's own checks. Nothing else can leave.
     """
 
     # The trained network: it is measured again, and it is sent unless ``send`` is given
@@ -104,22 +99,24 @@ class Lab:
         self.compute = session.compute  # device and precision
         self.metrics: dict[str, float] = {}  # the reply's metrics, by key of the MetricRecord
         # Each sample's contribution to metrics that leave with noise, by key of the MetricRecord
-        self._parts: dict[str, Tensor] = {}
+        self.sample_parts: dict[str, Tensor] = {}
         # The files in which the site keeps its private state
         self.state_files = state_files or SiteState(
             session.state_folder(instruction), session.digest
         )
         self._arrays: dict[str, Tensor] | None = None
-        self._trained: SiteNetwork | None = None
+        self.trained: SiteNetwork | None = None
         # The optimiser's moments and the position in the
         # epoch, for the next round; None before ``fit``
-        self._continued: Arrays | None = None
-        self._counted: Arrays = {}  # ``counted_state`` under the names by which it is stored
-        # Everything that leaves passes this
+        self.continued: Arrays | None = None
+        self.counted: Arrays = {}  # ``counted_state`` under the names by which it is stored
+        # The optimiser steps of this answer, and the samples that they used
+        self.work: Counter[str] = Counter()
+        # This site's part of a secret sum, and the ledger of its epsilon in this run
         self.outbound = Outbound(session, instruction, content, self.state_files.folder)
         # The names of the operations that were not deterministic
         self.unrepeatable: Collection[str] = ()
-        self._started = time.perf_counter()
+        self.began = time.perf_counter()
         # The thread count changes the summation order, and so the result
         torch.set_num_threads(self.common.threads)
         if self.compute.device.type == "cuda":
@@ -153,7 +150,7 @@ class Lab:
         """
         own = self.state("" if self.state_files.is_counted(self.instruction) else _COUNTED)
         counted = {name: array for name, array in own.items() if not name.startswith(_COUNTED)}
-        self._counted = with_prefix(_COUNTED, counted)
+        self.counted = with_prefix(_COUNTED, counted)
         return counted
 
     @cached_property
@@ -239,7 +236,7 @@ class Lab:
             plan=plan,
             minimum_steps=self.session.limits.minimum_steps_per_reply,
             minimum_batch=self.session.smallest_batch,
-            work=self.outbound.work,
+            work=self.work,
         )
         if own.is_private() and not stays:
             training.private = self.privacy.training(own, aside)
@@ -252,16 +249,16 @@ class Lab:
             training.before_pass = annealed(network, settings, rounds, training.samples, smallest)
         if settings.rate_decay != "none" or settings.schedule != "constant" or settings.warm_up:
             training.counted = self._count_steps(training, settings, bool(aside))
-        train = self.session.trainer or LocalTraining.run
+        train = self.session.trainers.get(training.key, LocalTraining.run)
         if aside:
             train(training)
             return
-        self._continued, self._trained = {}, network
+        self.continued, self.trained = {}, network
         # The moments of a model that stays have no noise, so they must not outlive this training
         drops_moments = stays and settings.is_private()
         if settings.epoch_steps or (settings.optimiser_state == "run" and not drops_moments):
             round_ = self.instruction.round
-            loss, self._continued = train_continued(training, self.stored, round_, self.site, order)
+            loss, self.continued = train_continued(training, self.stored, round_, self.site, order)
         else:
             loss = train(training)
         self.metrics[measurement(TRAINED, "train", "loss")] = loss
@@ -301,64 +298,6 @@ class Lab:
     ) -> Outgoing:
         """Return ``Outgoing(...)``; kept for plugins of version 0.1, and removed after 0.2."""
         return Outgoing(network, send=send, keep=keep)
-
-    def pack(self, outgoing: Outgoing) -> RecordDict:
-        """Store the arrays that stay, and pack those that leave; nothing else leaves a site.
-
-        Raises:
-            FedsiloError: something cannot be stored, or must not leave.
-        """
-        network, keep = outgoing.network, outgoing.keep or {}
-        if network is not None and network is self._trained and self.instruction.evaluate:
-            self.metrics |= self.measured(network, TRAINED, ("val",))
-        send = self._leaving(outgoing)
-        updates = None  # the same arrays as compressed updates
-        if self.session.compression and send:
-            updates = self.outbound.compressed(send, self.arrays())
-        has_kept = bool(keep or self._continued) and self._keep(keep)
-        has_kept = has_kept or self._keeps_in_any_case()
-        marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(self.unrepeatable)}
-        if self.session.stand_in is not None or self.session.cap:
-            marks = {}  # which operations ran may depend on the data: a batch may be empty
-        record = MetricRecord({**self._leaving_metrics(), KEPT_STATE: int(has_kept), **marks})
-        packed = RecordDict({METRICS: record})
-        if send or self._adds_to_a_sum():
-            packed[ARRAYS] = updates or self.outbound.record(send, self.arrays(), self.metrics)
-        return packed
-
-    def _adds_to_a_sum(self) -> bool:
-        """Tell whether a masked part is due whatever the method sends.
-
-        Measurements are summed in secret, also at the end, when no arrays are sent. And a site that
-        fails masks 0, so one that does not fail masks something too: also where the server has
-        chosen settings by which the whole network stays here.
-        """
-        phase = self.instruction.phase
-        if self.common.trust != SUMS or phase in SECURING:
-            return False
-        return phase == EVALUATE or self.instruction.returns
-
-    def _leaving(self, outgoing: Outgoing) -> Arrays:
-        """Return the arrays that leave: the phase's own, else the network's, if any are asked."""
-        if not self.instruction.returns:
-            return {}
-        if outgoing.send is not None:
-            return outgoing.send
-        return {} if outgoing.network is None else exchanged_arrays(outgoing.network)
-
-    def _leaving_metrics(self) -> dict[str, float]:
-        """Return the metrics that may leave at the run's level of trust."""
-        metrics = dict(self.outbound.metrics(self.metrics))
-        if self._parts:
-            metrics |= self._noisy_metrics()  # these cost epsilon
-        if self.common.trust == SERVER:  # time and memory of an answer depend on the data
-            metrics[SECONDS] = time.perf_counter() - self._started
-            metrics[PEAK_MEMORY] = self.compute.peak_memory()
-        if self.common.trust != SUMS:
-            metrics[NUM_EXAMPLES] = sum(self.session.told()["train"])
-        if self.common.is_private():
-            metrics[DP_EPSILON] = self.outbound.ledger.epsilon()
-        return metrics
 
     def measured(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]
@@ -402,11 +341,6 @@ class Lab:
                         values[measurement(model, split, name)] = value
         return values
 
-    def _noisy_metrics(self) -> dict[str, float]:
-        reported = {name: sum(counts) for name, counts in self.session.told().items()}
-        release = self.privacy.measurements(parts_bound(self._parts))
-        return noisy_metrics(self._parts, reported, self.silo.task.classes, release)
-
     def measure_privately(
         self,
         network: SiteNetwork,
@@ -425,43 +359,11 @@ class Lab:
             key: further keys of the random numbers, besides round and site.
             metrics: some of ``MEASURED``.
         """
-        told = sum(self.session.told().get(split, ()))
+        told = sum(self.session.reported.get(split, ()))
         if not told or split not in self.session.measured_splits():
             return
         samples: Split = getattr(self.silo, split)
         place: tuple[int | str, ...] = (self.instruction.round, self.site, *key)
         parts = measured_parts(network, samples, self.sampling, self.compute, place)
         for metric in metrics:
-            self._parts[measurement(INCOMING, split, metric)] = parts[metric]
-
-    def _keeps_in_any_case(self) -> bool:
-        """Store an empty state at a hospital that declares its data, so that all replies are alike.
-
-        A site that fails stores its previous state, so a site that succeeds must store one too.
-        """
-        phase = self.instruction.phase
-        if self.session.stand_in is None or phase == EVALUATE or phase in SECURING:
-            return False
-        self.state_files.store(self.instruction, dict(self._counted))
-        return True
-
-    def _keep(self, arrays: Arrays) -> bool:
-        """Store the site's private state after this phase; tell whether there is any.
-
-        Raises:
-            SiteError: an array is not finite, because training diverged.
-        """
-        continued = self._continued
-        if continued is None and arrays:
-            continued = {n: array for n, array in self.stored.items() if n.startswith(PREFIX)}
-        kept = {**self._counted, **arrays, **(continued or {})}
-        if self.session.cap:  # an error would reveal the course of training on a patient's data
-            kept = {name: torch.nan_to_num(array) for name, array in kept.items()}
-        if odd := [name for name, array in kept.items() if not array.isfinite().all()]:
-            raise SiteError(
-                f"training diverged, '{odd[0]}' contains non-finite values: lower "
-                "'learning-rate'; nothing of it was kept"
-            )
-        if kept:
-            self.state_files.store(self.instruction, kept)
-        return bool(kept)
+            self.sample_parts[measurement(INCOMING, split, metric)] = parts[metric]

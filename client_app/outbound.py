@@ -1,9 +1,8 @@
-"""Everything that leaves a site: arrays, masked in secret sums, and metrics of enough samples."""
+"""A site's part of a secret sum, masked so that the server learns only the sum."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -18,29 +17,25 @@ from fedsilo.client_app.privacy.summed_before import SummedBefore
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.node import OWN
 from fedsilo.models.contract.errors import FedsiloError, RefusedError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, STEPS, Instruction
-from fedsilo.models.contract.settings import SERVER, SUMS
+from fedsilo.models.contract.messages import ARRAYS, Instruction
+from fedsilo.models.contract.settings import SUMS
 from fedsilo.models.privacy.gaussian_mechanism import clipped_to, finite
 from fedsilo.models.privacy.summed_metrics import bounds, portion
-from fedsilo.strategies.wire.records import ArrayError, NDArray, to_record, unpack
+from fedsilo.strategies.wire.records import NDArray, to_record, unpack
 from fedsilo.strategies.wire.secure_keys import SECURE, texts
 from fedsilo.strategies.wire.signatures import digest
 
 Arrays = Mapping[str, Tensor]
-# FedNova's steps follow from counts that the site has reported, UEFL's codewords from the seed
-_OF_NO_PATIENT = (STEPS, "new-codewords")
 
 
 @dataclass(frozen=True)
 class Outbound:
-    """The way out of a site for the answer to one message."""
+    """A site's part of the secret sum that one message asks for."""
 
     session: SiteSession  # the run at this site
     instruction: Instruction  # the server's request
     content: RecordDict  # the message's records
     folder: Path  # the folder of the site's private state in this run
-    # The optimiser steps of this answer, and the samples that they used
-    work: Counter[str] = field(default_factory=Counter)
 
     @property
     def ledger(self) -> Ledger:
@@ -48,27 +43,20 @@ class Outbound:
         settings, path = self.session.settings, self.folder / LEDGER
         return Ledger(path, settings.max_epsilon, settings.delta, self.session.cap)
 
-    def record(
-        self, leaving: Arrays, received: Arrays, metrics: Mapping[str, float] | None = None
+    def masked_record(
+        self, leaving: Arrays, received: Arrays, metrics: Mapping[str, float]
     ) -> ArrayRecord:
-        """Pack arrays for the wire: as float32, or masked for a sum that reveals no single summand.
+        """Pack arrays for a sum that reveals no single summand.
 
         Args:
             leaving: the arrays that leave, by name.
-            received: the arrays that the site received. A secret sum adds the updates to these,
-                clipped to 'clip-norm'.
+            received: the arrays that the site received. The sum adds the updates to these, clipped
+                to 'clip-norm'.
             metrics: the measured metrics; those that the server asks to sum are added.
         """
-        sent: Mapping[str, NDArray]
-        if self.session.settings.secure_aggregation == "none":
-            sent = {n: a.detach().float().cpu().contiguous().numpy() for n, a in leaving.items()}
-        else:
-            update = {
-                name: array.cpu().double() - received[name] for name, array in leaving.items()
-            }
-            with self.naming_round():
-                sent = self._masked(update, metrics or {})
-        return to_record(sent)
+        update = {name: array.cpu().double() - received[name] for name, array in leaving.items()}
+        with self.naming_round():
+            return to_record(self._masked(update, metrics))
 
     def refuse_before_data(self) -> None:
         """Refuse an impossible secret sum before data are opened; afterwards nothing is refused.
@@ -152,54 +140,12 @@ class Outbound:
             zeros[name] = torch.zeros(received[f"{ARRAYS}/{name}"].shape, dtype=torch.float64)
         return zeros
 
-    def compressed(self, leaving: Arrays, received: Arrays) -> ArrayRecord:
-        """Pack arrays as compressed updates.
-
-        Args:
-            leaving: the arrays that leave, by name.
-            received: the arrays that the site received, to which the updates are differences.
-
-        Raises:
-            SiteError: an update is not finite; names site, round and array.
-        """
-        compression = self.session.compression
-        assert compression is not None
-        try:
-            sent = compression.packed(
-                {n: a.detach().float().cpu().contiguous().numpy() for n, a in leaving.items()},
-                {name: array.numpy() for name, array in received.items()},
-            )
-        except ArrayError as error:
-            place = f"site {self.session.silo.name}, round {self.instruction.round}"
-            raise SiteError(f"{place}: {error}") from None
-        return to_record(sent)
-
     def _bounds_of(self, name: str) -> tuple[float, float]:
         """Return the smallest and the largest value of a metric that the server asks to sum."""
         ends = bounds(name, self.session.silo.task.classes)
         if ends is None or self.session.settings.trust != SUMS:
             raise RefusedError(f"'{name[:80]}' is not a measurement that is summed here")
         return ends
-
-    def metrics(self, metrics: Mapping[str, float]) -> Mapping[str, float]:
-        """Return the metrics that leave without noise.
-
-        Under a hospital's own cap on epsilon these depend on no patient: the number of steps
-        follows from reported counts. At trust 'sums' there are none.
-        """
-        settings = self.session.settings
-        if settings.trust == SUMS:
-            return {}
-        if self.session.cap:
-            return {name: metrics[name] for name in _OF_NO_PATIENT if name in metrics}
-        limits = self.session.limits
-        if settings.trust == SERVER and not settings.is_private():
-            # These depend on the real samples, which a private run hides
-            metrics = {**metrics, **self.work}
-        if limits.minimum_measured <= 1:
-            return metrics
-        sizes = {name: sum(counts) for name, counts in self.session.told().items()}
-        return limits.measured(metrics, sizes)
 
     def secured(self) -> ConfigRecord:
         """Answer a phase of secure aggregation; errors name the site and the round.
@@ -221,7 +167,7 @@ class Outbound:
         name, settings = session.silo.name, session.settings
         samples = session.limits.secure_samples
         # A cap lets only noisy counts leave, and exact ones next to them would undo the noise
-        labels = session.told() if session.cap else session.silo.label_counts()
+        labels = session.reported if session.cap else session.silo.label_counts()
         counts = {split: sum(of_labels) for split, of_labels in labels.items()}
         return SecureSite(
             name,

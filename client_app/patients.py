@@ -37,7 +37,7 @@ class PatientPrivacy:
             RefusedError: no cap bounds the run, and its batches are too small.
         """
         key: tuple[int | str, ...] = (self.round, self.session.silo.name, *aside)
-        told, sampling = sum(self.session.told()["train"]), self.session.noise("batches", *key)
+        told, sampling = sum(self.session.reported["train"]), self.session.noise("batches", *key)
         self._refuse_small_batches(settings, private_rate(settings, told))
         release = self._pay(
             settings.sample_clip_norm,
@@ -51,7 +51,7 @@ class PatientPrivacy:
     def steps(self, settings: CommonSettings) -> int:
         """Return the optimiser steps of a round; private ones do not depend on the real samples."""
         if settings.is_private():
-            return private_steps(settings, sum(self.session.told()["train"]))
+            return private_steps(settings, sum(self.session.reported["train"]))
         samples, floor = len(self.session.silo.train.labels), self.session.limits.minimum_batch
         return steps_of(samples, settings, floor)
 
@@ -70,7 +70,7 @@ class PatientPrivacy:
         source = self.session.noise("statistics", self.round, self.session.silo.name)
         bound = settings.statistics_clip_norm
         release = self._pay(bound, statistics_noise(settings), source)
-        return PrivateMeans(release, self.session.told()["train"])
+        return PrivateMeans(release, self.session.reported["train"])
 
     def measurements(self, bound: float) -> Release:
         """Pay for the metrics of one reply, and return their bound and noise.

@@ -147,8 +147,9 @@ def _train(sites: list[_Site]) -> None:
         last = slice(steps - site.last, steps)
         mean = float((losses[number, last] * sizes[last]).sum() / sizes[last].sum())
         work = Counter({STEPS: steps, SAMPLES: int(sizes.sum())})
-        trained = Trained(site.key, arrays, mean, rates[:steps], work, frozenset(operations))
-        site.session.trainer = trained
+        trained = Trained(arrays, mean, rates[:steps], work, frozenset(operations))
+        site.session.trainers.clear()  # a result is as large as the model
+        site.session.trainers[site.key] = trained
 
 
 def _steps(stack: StackedNetwork, rows: Rows, sites: Sequence[_Site]) -> tuple[Tensor, list[float]]:
@@ -211,7 +212,6 @@ def _plan_steps(sites: Sequence[_Site]) -> tuple[Tensor, Tensor, Tensor]:
 class Trained:
     """A site's result of the common training, for the message that asked for it."""
 
-    key: tuple[int, str]  # round and site
     arrays: Mapping[str, Tensor]  # the network's parameters and buffers, by name
     loss: float  # the mean loss over the last pass
     rates: list[float]  # the learning rate of each step
@@ -219,13 +219,11 @@ class Trained:
     operations: frozenset[str]  # the operations that were not deterministic
 
     def __call__(self, training: LocalTraining) -> float:
-        """Give the network of ``training`` this result; train as usual for another message.
+        """Give the network of ``training`` this result.
 
         Raises:
             FedsiloError: see ``LocalTraining.run``.
         """
-        if training.key != self.key:
-            return training.run()
         for name in self.operations:
             warnings.warn(f"{name} does not have a deterministic implementation", stacklevel=1)
         training.network.load_state_dict(training.network.state_dict() | dict(self.arrays))

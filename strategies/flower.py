@@ -20,7 +20,6 @@ from fedsilo.models.contract.methods import class_name, settings_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, build
 from fedsilo.models.privacy.promises import check_privacy_settings
-from fedsilo.strategies.loop.asking import Session
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import meet_sites
@@ -58,7 +57,6 @@ class FlowerStrategy(Strategy):
         # simulated sites keep their private state here
         self._folder = TemporaryDirectory(prefix="fedsilo-")
         self._loop: RoundLoop | None = None
-        self._session: Session | None = None
         self.rounds = self._common.rounds
 
     def configure_train(
@@ -73,11 +71,8 @@ class FlowerStrategy(Strategy):
             SiteError: too few sites can take part, or too few gave a usable reply.
         """
         loop = self._open_loop(grid, arrays)
-        assert (
-            self._session is not None
-        )  # ``_open_loop`` has set the session together with the loop
-        if not loop.method.why_finished(loop.current()):
-            loop.run_round(self._session)
+        if not loop.method.why_finished(loop.state):
+            loop.run_round()
         return []
 
     def aggregate_train(
@@ -89,7 +84,7 @@ class FlowerStrategy(Strategy):
         """
         if self._loop is None:
             return None, None
-        model = self._loop.method.model(self._loop.current())
+        model = self._loop.method.model(self._loop.state)
         return to_record(model), self._metrics.record()
 
     def configure_evaluate(
@@ -99,8 +94,8 @@ class FlowerStrategy(Strategy):
 
         In earlier rounds sites measure while they train, so no separate evaluation is needed.
         """
-        if server_round == self.rounds and self._loop and self._session:
-            self._loop.evaluate(self._session)
+        if server_round == self.rounds and self._loop:
+            self._loop.evaluate()
         return []
 
     def aggregate_evaluate(
@@ -126,8 +121,8 @@ class FlowerStrategy(Strategy):
             method = strategy_class(self.method)(self._common, self._own, participants)
             self._loop = RoundLoop(method, [self._metrics], self._folder.name)
             if len(arrays):
-                self._loop.state = replace(self._loop.current(), arrays=from_record(arrays))
-            self._session = self._loop.session(grid, self._common.reply_timeout)
+                self._loop.state = replace(self._loop.state, arrays=from_record(arrays))
+            self._loop.connect(grid, self._common.reply_timeout)
         return self._loop
 
 

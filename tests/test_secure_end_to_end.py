@@ -31,7 +31,7 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid
 from fedsilo.strategies.loop.ask import Question
-from fedsilo.strategies.loop.asking import GridAsk
+from fedsilo.strategies.loop.round import Round
 from fedsilo.strategies.wire.records import unpack
 from fedsilo.strategies.wire.secure_keys import SECURE
 from tests.support.soak import in_soak
@@ -445,15 +445,15 @@ def test_sites_that_are_sent_different_models_give_away_no_sum(
     values: dict[str, Value], inline_run: InlineRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Pasquini et al. 2022: a model that trains nothing at all sites but one leaves that one's."""
-    message = GridAsk.message
+    message = Round.message
 
-    def other(self: GridAsk, site: str, question: Question) -> Message:
+    def other(self: Round, site: str, question: Question) -> Message:
         if site != "s1a" and question.phase == TRAIN:
             nothing = {name: array * 0 for name, array in question.send[site].items()}
             question = replace(question, send={**question.send, site: nothing})
         return message(self, site, question)
 
-    monkeypatch.setattr(GridAsk, "message", other)
+    monkeypatch.setattr(Round, "message", other)
     with pytest.raises(SiteError, match="round 1: the masks did not go out of the sum"):
         inline_run(values, SILOS)
 

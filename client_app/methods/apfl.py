@@ -10,7 +10,7 @@ from fedsilo.client_app.methods.moon import twin
 from fedsilo.client_app.training.loop import Objective
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.models.methods.apfl import APFLSettings, mixture
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 
 
 class APFLSite(SiteMethod):

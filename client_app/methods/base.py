@@ -23,9 +23,13 @@ from fedsilo.client_app.training.evaluation import Measured
 from fedsilo.client_app.training.evidence_probe import EvidenceProbe, vacuity_of
 from fedsilo.datasets.partition.cuts import UNSEEN
 from fedsilo.models.contract.messages import EVALUATE
-from fedsilo.models.maths.dirichlet import evidences
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
-from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
+from fedsilo.models.networks.site_network import (
+    SiteNetwork,
+    TokenClassifier,
+    evidences,
+    exchanged_arrays,
+    load_exchanged,
+)
 
 __all__ = [
     "Lab",

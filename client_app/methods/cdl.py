@@ -17,7 +17,7 @@ from fedsilo.client_app.training.loop import Objective
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.methods.cdl import CDLSettings, contrastive_divergence
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 
 _SUPPORT = "support/"
 

@@ -21,7 +21,7 @@ from fedsilo.models.contract.array_names import by_site, with_prefix
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import EVALUATE
 from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, MixingNotes, mix_models
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 
 OWN = "own/"
 _OWN_METRICS = ("accuracy", "balanced-accuracy", "auc", "loss")

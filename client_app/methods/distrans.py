@@ -19,7 +19,7 @@ from fedsilo.models.methods.distrans import (
     DoubleChannelClassifier,
     double_channels,
 )
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 
 
 class DisTransSite(SiteMethod):

@@ -35,8 +35,8 @@ from fedsilo.models.methods.fedaligncl import (
     perturb_arrays,
 )
 from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.resnet22 import still_statistics
+from fedsilo.models.networks.site_network import exchanged_arrays
 
 _RIGHT, _RIGHT_EPOCH = "right", "right-epoch"
 

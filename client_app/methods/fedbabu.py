@@ -2,7 +2,7 @@
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteNetwork
 from fedsilo.client_app.methods.fedavg_ft import FedAvgFTSite
-from fedsilo.models.networks.exchanged import exchanged_arrays, last_layers
+from fedsilo.models.networks.site_network import exchanged_arrays, last_layers
 
 
 class FedBABUSite(FedAvgFTSite):

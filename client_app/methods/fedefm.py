@@ -23,7 +23,7 @@ from fedsilo.models.methods.fedefm import (
     FedEFMSettings,
     multishot_loss,
 )
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 
 
 class FedEFMSite(DecentralisedSite):

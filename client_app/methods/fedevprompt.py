@@ -33,8 +33,8 @@ from fedsilo.models.methods.fedevprompt import (
     most_certain,
     shared_names,
 )
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.prompted_vit import PromptedViT
+from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 
 _NETWORK = "network/"
 

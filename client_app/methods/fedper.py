@@ -2,7 +2,7 @@
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork
 from fedsilo.models.contract.messages import START
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 
 
 class FedPerSite(SiteMethod):

@@ -17,7 +17,7 @@ from fedsilo.client_app.training.loop import Objective
 from fedsilo.models.contract.array_names import arrays_below, with_prefix
 from fedsilo.models.contract.messages import EVALUATE
 from fedsilo.models.methods.moon import PROJECTION, MoonSettings, build_projection, contrastive_loss
-from fedsilo.models.networks.exchanged import FrozenPart, exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import FrozenPart, exchanged_arrays, load_exchanged
 
 _PREVIOUS, _HEAD = "previous/", "projection."  # the network's own arrays name the head like this
 

@@ -30,8 +30,8 @@ from fedsilo.models.methods.picsr import (
     routing_weights,
 )
 from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.mixture import open_experts
+from fedsilo.models.networks.site_network import exchanged_arrays
 
 
 class PICSRSite(SiteMethod):
@@ -46,7 +46,7 @@ class PICSRSite(SiteMethod):
             "sums-min-count": session.settings.sums_min_count,  # includes a hospital's own floor
         }
         silo, key = session.silo, max(bounds, key=lambda name: bounds[name])
-        if sum(session.told()["train"]) < bounds[key]:
+        if sum(session.reported["train"]) < bounds[key]:
             raise SiteError(
                 f"site {silo.name} sends no prototype: it has fewer than {bounds[key]} training "
                 f"samples ('{key}'); leave the site out"

@@ -27,7 +27,7 @@ from fedsilo.models.methods.uefl import (
 )
 from fedsilo.models.methods.uefl_books import cluster_tokens
 from fedsilo.models.methods.uefl_network import CodeUse, UEFLNetwork
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
+from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 
 
 class UEFLSite(SiteMethod):

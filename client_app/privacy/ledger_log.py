@@ -17,7 +17,7 @@ from fedsilo.client_app.site.audit_log import LedgerMark, last_ledger
 from fedsilo.client_app.site.identity import own_name, refusing_as
 from fedsilo.client_app.site.node import Answering, own_folder
 from fedsilo.client_app.site.policy import log_path
-from fedsilo.datasets.io.regular_files import read_regular
+from fedsilo.datasets.io.atomic_files import read_regular
 from fedsilo.models.contract.errors import RefusedError
 
 

@@ -1,4 +1,4 @@
-"""Whether a message has opened patients' data, and which errors may leave afterwards.
+"""Which errors may leave a site, before and after a message has opened patients' data.
 
 Before the data are opened, an error depends only on the run's settings and the hospital's rules,
 and is sent unchanged. Afterwards even the kind of an error can reveal something about one patient.
@@ -6,38 +6,11 @@ So a hospital that does not trust the server with single answers then sends a co
 whole text stays in its own logs.
 """
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping
 
-from fedsilo.client_app.site.node import Opened
 from fedsilo.models.contract.errors import EpsilonSpentError, FedsiloError, WithheldError
 from fedsilo.models.contract.settings import SERVER
 from fedsilo.models.contract.settings_schema import Value
-
-_message: ContextVar[Opened | None] = ContextVar("message", default=None)
-
-
-@contextmanager
-def watching(opened: Opened) -> Iterator[None]:
-    """Let ``opened`` record, within the block, what the answer to one message does."""
-    token = _message.set(opened)
-    try:
-        yield
-    finally:
-        _message.reset(token)
-
-
-def note_opening() -> None:
-    """Record that patients' data are read from here on; called before the first byte is read."""
-    if opened := _message.get():
-        opened.data = True
-
-
-def forget_opening() -> None:
-    """Record that the following depends only on the hospital's declaration of its data."""
-    if opened := _message.get():
-        opened.data = False
 
 
 def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Value]) -> bool:

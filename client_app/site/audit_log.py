@@ -16,7 +16,7 @@ from typing import Any, TypedDict
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedsilo.datasets.io.regular_files import open_regular
+from fedsilo.datasets.io.atomic_files import open_regular
 from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.messages import CONFIG
 from fedsilo.models.contract.settings import CommonSettings

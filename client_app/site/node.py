@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -46,6 +47,31 @@ class Answering:
     rules: Any = None
     # The state of patients' data, and the reason if there is no answer
     opened: Opened = field(default_factory=Opened)
+
+
+_message: ContextVar[Opened | None] = ContextVar("message", default=None)
+
+
+@contextmanager
+def watching(opened: Opened) -> Iterator[None]:
+    """Let ``opened`` record, within the block, what the answer to one message does."""
+    token = _message.set(opened)
+    try:
+        yield
+    finally:
+        _message.reset(token)
+
+
+def note_opening() -> None:
+    """Record that patients' data are read from here on; called before the first byte is read."""
+    if opened := _message.get():
+        opened.data = True
+
+
+def forget_opening() -> None:
+    """Record that the following depends only on the hospital's declaration of its data."""
+    if opened := _message.get():
+        opened.data = False
 
 
 def is_simulated(context: Context) -> bool:

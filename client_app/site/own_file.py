@@ -11,8 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.datasets.io.regular_files import open_regular, read_regular
+from fedsilo.datasets.io.atomic_files import open_regular, read_regular, write_atomically
 from fedsilo.models.contract.errors import CheckpointError
 
 T = TypeVar("T")

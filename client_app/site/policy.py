@@ -24,7 +24,7 @@ from fedsilo.client_app.site.identity import own_name, refusing_as
 from fedsilo.client_app.site.limits import Limits, cap, floor
 from fedsilo.client_app.site.node import Answering, built, own_folder
 from fedsilo.client_app.site.trust import MEANINGS
-from fedsilo.datasets.io.regular_files import read_regular
+from fedsilo.datasets.io.atomic_files import read_regular
 from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.messages import CONFIG, SURVEYED
 from fedsilo.models.contract.one_line import counted

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import numpy as np
 
-from fedsilo.client_app.session import SiteSession
+from fedsilo.client_app.opening import OpenedSite
 from fedsilo.client_app.summary.suppression import at_least, suppress
 from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.partition.cuts import is_cut
@@ -23,7 +23,7 @@ _TAIL = 0.05  # the share of samples beyond each percentile
 class Answering:
     """Builds an answer about the ``site``, with its own ``secret`` seed."""
 
-    site: SiteSession
+    site: OpenedSite
     secret: int
 
     def answer(self) -> Survey:

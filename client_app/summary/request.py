@@ -14,7 +14,7 @@ from typing import ClassVar
 
 from flwr.app import ConfigRecord, Context, RecordDict
 
-from fedsilo.client_app.session import SiteSession, open_session
+from fedsilo.client_app.opening import OpenedSite, open_site
 from fedsilo.client_app.site.identity import node_cap, own_name, site_settings
 from fedsilo.client_app.site.node import is_simulated, own_folder
 from fedsilo.client_app.site.own_file import OwnFile
@@ -134,17 +134,17 @@ def _again(context: Context, kept: Kept) -> dict[str, str]:
     return {**kept.parts, ABOUT: json.dumps(about)}
 
 
-def _open_site(context: Context) -> tuple[SiteSession, dict[str, Value]]:
+def _open_site(context: Context) -> tuple[OpenedSite, dict[str, Value]]:
     """Open the site; return it with the run's settings that decided its silo."""
     run = dict(context.run_config)
     try:
-        site = open_session(context)
+        site = open_site(context)
     except DataError:
         read = data_set(site_settings(context).dataset).settings
         if "broken-images" not in read or run.get("broken-images") == "skip":
             raise
         run["broken-images"] = "skip"
-        site = open_session(replace(context, run_config=run))
+        site = open_site(replace(context, run_config=run))
     refuse_few(site.silo.name, site.silo.label_counts()["train"], context.node_config)
     decisive = {*_DECISIVE, *data_set(site.settings.dataset).settings}
     return site, {key: value for key, value in run.items() if key in decisive}

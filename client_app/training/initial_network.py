@@ -13,9 +13,9 @@ from fedsilo.datasets.weights.backbones import load_backbone
 from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.one_line import listed, shown
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.maths.dirichlet import evidences, skewed_prior
+from fedsilo.models.maths.dirichlet import skewed_prior
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, evidences
 
 
 def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:

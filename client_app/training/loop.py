@@ -23,10 +23,10 @@ from fedsilo.models.contract.errors import RefusedError, SiteError
 from fedsilo.models.contract.messages import SAMPLES, STEPS
 from fedsilo.models.contract.seeding import derive_seed, seed_generators
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.maths.dirichlet import annealing, evidences
+from fedsilo.models.maths.dirichlet import annealing
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.site_network import SiteNetwork, evidences
 
 Penalty = Callable[[], Tensor]
 AfterStep = Callable[[Tensor, Optimizer], None]

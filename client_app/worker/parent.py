@@ -32,7 +32,7 @@ from flwr.supercore.runtime import RuntimeHttpClient
 from fedsilo.client_app.worker.installed import installed_app
 from fedsilo.client_app.worker.polling import PollInterval, end_with
 from fedsilo.client_app.worker.task import answer_by, answer_task, runtime_client
-from fedsilo.datasets.io.regular_files import read_regular
+from fedsilo.datasets.io.atomic_files import read_regular
 from fedsilo.models.contract.errors import FedsiloError, SettingError, error_line
 from fedsilo.strategies.wire.messaging import retry_soon
 

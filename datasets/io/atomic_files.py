@@ -1,20 +1,57 @@
-"""Files and folders that are complete or absent: written under a temporary name, then renamed.
+"""Files read and written safely: only plain files are opened, and a file is complete or absent.
 
-The next process that writes there takes over, or removes, what a killed one left half-written.
+A pipe in place of a file would block whoever opens it for ever, and a symbolic link could lead
+anywhere. New files and folders are written under a temporary name, then renamed. The next process
+that writes there takes over, or removes, what a killed one left half-written.
 """
 
 import errno
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
-from fedsilo.datasets.io.regular_files import open_regular
-
+_NOT_REGULAR = "it is not a regular file"
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems
+
+
+def open_regular(path: Path, flags: int, mode: int = 0o600) -> int:
+    """Open a regular file without ever waiting for it, and return its descriptor.
+
+    Args:
+        path: the file. Its last part must not be a symbolic link; earlier parts may be.
+        flags: as ``os.open`` takes them.
+        mode: permissions of a file that is made.
+
+    Raises:
+        OSError: the file cannot be opened, or is not a regular file.
+    """
+    safe = os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        handle = os.open(path, flags | safe, mode)
+    except OSError as error:
+        # ENXIO: the system found a socket, or a pipe that nobody reads
+        faults = {errno.ELOOP: "it is a symbolic link", errno.ENXIO: _NOT_REGULAR}
+        raise OSError(
+            error.errno, faults.get(error.errno or 0, error.strerror), str(path)
+        ) from None
+    found = os.fstat(handle).st_mode
+    if stat.S_ISREG(found):
+        return handle
+    os.close(handle)
+    # A pipe with a reader, a device, or a folder, which the system opens for reading
+    fault = os.strerror(errno.EISDIR) if stat.S_ISDIR(found) else _NOT_REGULAR
+    raise OSError(errno.EISDIR, fault, str(path))
+
+
+def read_regular(path: Path) -> bytes:
+    """Return the content of a regular file; errors as ``open_regular``."""
+    with os.fdopen(open_regular(path, os.O_RDONLY), "rb") as file:
+        return file.read()
 
 
 def write_atomically(
@@ -53,9 +90,10 @@ def _part_of(path: Path) -> tuple[Path, int]:
         try:
             locked = _lock(handle)
             # Another process may have renamed the file while this one waited for its lock
-            if locked and _is_at(temporary, handle):
-                os.fchmod(handle, 0o600)
-                return temporary, handle
+            with suppress(FileNotFoundError):
+                if locked and os.path.samestat(os.fstat(handle), temporary.stat()):
+                    os.fchmod(handle, 0o600)
+                    return temporary, handle
         except BaseException:
             os.close(handle)
             raise
@@ -64,13 +102,6 @@ def _part_of(path: Path) -> tuple[Path, int]:
             temporary.unlink(missing_ok=True)
             handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
             return Path(name), handle
-
-
-def _is_at(path: Path, handle: int) -> bool:
-    """Tell whether the open file ``handle`` is still the file at ``path``."""
-    with suppress(FileNotFoundError):
-        return os.path.samestat(os.fstat(handle), path.stat())
-    return False
 
 
 def _lock(handle: int, operation: int = fcntl.LOCK_EX) -> bool:

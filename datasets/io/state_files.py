@@ -16,8 +16,7 @@ import numpy.typing as npt
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.datasets.io.regular_files import open_regular
+from fedsilo.datasets.io.atomic_files import open_regular, write_atomically
 from fedsilo.datasets.io.unpacked_size import unpacked_fault
 from fedsilo.models.contract.errors import CheckpointError
 

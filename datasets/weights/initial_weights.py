@@ -22,9 +22,9 @@ from fedsilo.datasets.weights.provenance import refuse_other_provenance, run_bes
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.encoders import VggEncoder
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.plugged import PluggedClassifier
 from fedsilo.models.networks.published_weights import fill_vgg
+from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 
 if TYPE_CHECKING:
     from timm.models.vision_transformer import VisionTransformer

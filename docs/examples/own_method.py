@@ -3,7 +3,7 @@
 from torch import nn
 
 from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.networks.exchanged import batch_norms
+from fedsilo.models.networks.site_network import batch_norms
 from fedsilo.strategies.methods.fedper import FedPer
 
 

@@ -12,7 +12,7 @@ from typing import TypeVar
 A = TypeVar("A")
 
 # Batch norm's buffers: they follow from the data, and no optimiser moves them
-_STATISTICS = ("running_mean", "running_var")
+BATCH_NORM = ("running_mean", "running_var")
 
 
 def arrays_below(prefix: str, arrays: Mapping[str, A]) -> dict[str, A]:
@@ -66,4 +66,4 @@ def of_others(site: str, arrays: Mapping[str, A], *kinds: str) -> dict[str, A]:
 
 def is_statistic(name: str) -> bool:
     """Tell whether the array is a running statistic of batch norm, which is not trained."""
-    return name.endswith(_STATISTICS)
+    return name.endswith(BATCH_NORM)

@@ -106,8 +106,12 @@ class Instruction:
         return said | {f"{_NOTE}{name}": value for name, value in self.notes.items()}
 
     @classmethod
-    def from_config(cls, config: Mapping[str, Any]) -> Instruction:
+    def from_config(cls, config: Mapping[str, Any], final: bool = False) -> Instruction:
         """Build the instruction from the keys and values of a ConfigRecord.
+
+        Args:
+            config: the keys and values.
+            final: whether the message asks for the final evaluation, whatever phase it names.
 
         Raises:
             SiteError: the run's name is not allowed, or a key is missing, which means that server
@@ -122,7 +126,7 @@ class Instruction:
         try:
             return cls(
                 round=int(str(config["round"])),
-                phase=str(config["phase"]),
+                phase=EVALUATE if final else str(config["phase"]),
                 step=int(str(config["step"])),
                 run_name=str(config["run-name"]),
                 run_dir=str(config["run-dir"]),

@@ -21,7 +21,7 @@ no reader can meet a name that the check let through and the reader does not kno
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedsilo.models.contract.messages import INCOMING, SITE_NAME, TRAINED, UNREPEATABLE
@@ -62,29 +62,16 @@ class Metric:
     Attributes:
         word: the word before ``-from-``, or the name of the family.
         place: the label, bin or site of a family's member; otherwise empty.
-        part: the quantity that a family's member counts; otherwise empty.
-        source: the site whose model was measured, if the name has ``-from-``; otherwise empty.
+        part: the quantity that a family's member counts for this class, bin or site; empty if the
+            metric covers all samples.
+        site: the other site in the name, whose model was measured (``-from-``) or whose expert was
+            routed to; otherwise empty.
     """
 
     word: str
     place: str = ""
     part: str = ""
-    source: str = ""
-
-    @property
-    def is_of_family(self) -> bool:
-        """Whether the metric covers one class, bin or site instead of all samples."""
-        return bool(self.part)
-
-    @property
-    def is_of_bin(self) -> bool:
-        """Whether the metric counts the samples in a bin."""
-        return self.is_of_family and self.word in BIN_FAMILIES
-
-    @property
-    def site(self) -> str:
-        """The other site in the metric's name, or an empty text."""
-        return self.place if self.is_of_family and self.word == ROUTING else self.source
+    site: str = ""
 
 
 @dataclass(frozen=True)
@@ -107,7 +94,7 @@ def read_metric(name: str) -> Metric | None:
         return None
     if between and not SITE_NAME.fullmatch(source):
         return None
-    return Metric(word, source=source)
+    return Metric(word, site=source)
 
 
 def _member(family: str, rest: str) -> Metric | None:
@@ -122,7 +109,9 @@ def _member(family: str, rest: str) -> Metric | None:
         known = bool(_NUMBER.fullmatch(place))
     if family in BIN_FAMILIES and known:
         known = int(place) < BINS
-    return Metric(family, place, part) if known else None
+    if not known:
+        return None
+    return Metric(family, place, part, site=place if family == ROUTING else "")
 
 
 def read_measurement(key: str) -> Measurement | None:
@@ -170,16 +159,3 @@ def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
         if count is not None and right is not None and mean is not None:
             bins[number] = BinCounts(count, right, mean)
     return bins
-
-
-def incomplete_bins(keys: Mapping[str, float]) -> Iterator[str]:
-    """Yield the key of each bin that lacks a part, such as ``incoming.test.reliability.3``."""
-    parts: dict[str, int] = {}
-    for key in keys:
-        read = read_measurement(key)
-        if read and read.metric.is_of_bin:
-            start = key.rpartition(".")[0]
-            parts[start] = parts.get(start, 0) + 1
-    for start, count in sorted(parts.items()):
-        if count < len(BIN_PARTS):
-            yield start

@@ -121,8 +121,3 @@ class Evidence(nn.Module):
     def loss(self, log_alpha: Tensor, labels: Tensor) -> Tensor:
         """Compute eq. 4 for log alpha (batch, K) and labels (batch,), a scalar."""
         return evidential_loss(log_alpha.exp(), labels, self.prior, self.kl_weight)
-
-
-def evidences(module: nn.Module) -> list[Evidence]:
-    """Return every ``Evidence`` in ``module``; empty if the module is not evidential."""
-    return [part for part in module.modules() if isinstance(part, Evidence)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.networks.exchanged import batch_norms
+from fedsilo.models.networks.site_network import batch_norms
 
 
 @dataclass(frozen=True)

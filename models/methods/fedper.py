@@ -11,7 +11,7 @@ from torch import nn
 
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings_schema import setting
-from fedsilo.models.networks.exchanged import last_layers
+from fedsilo.models.networks.site_network import last_layers
 
 
 @dataclass(frozen=True)

@@ -31,9 +31,8 @@ from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import choice, setting
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.mixture import Mixture
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays, load_exchanged
 
 PROTOTYPE = "prototype/"
 ROUTER = "router/"

@@ -11,7 +11,13 @@ from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import Evidence
 from fedsilo.models.networks.encoders import ConvEncoder, RowEncoder, VggEncoder
-from fedsilo.models.networks.kinds import OWN_NETWORKS, Task, network_kind
+from fedsilo.models.networks.kinds import (
+    AUTO_NETWORKS,
+    IMAGE_NETWORKS,
+    OWN_NETWORKS,
+    ROW_NETWORKS,
+    Task,
+)
 from fedsilo.models.networks.resnet22 import build_radiograph_classifier
 from fedsilo.models.networks.site_network import TokenClassifier
 from fedsilo.models.privacy.group_norm import with_group_norm
@@ -30,6 +36,26 @@ def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
     if settings.is_private():
         with_group_norm(network)
     return network
+
+
+def network_kind(settings: CommonSettings, task: Task) -> str:
+    """Return the name of the network that ``settings.network`` means for ``task``.
+
+    'auto' depends on the data. A plugin's network may take any data.
+
+    Raises:
+        SettingError: it is a network for images but the data are a table, or the other way round.
+    """
+    networks = ROW_NETWORKS if len(task.input_shape) == 1 else IMAGE_NETWORKS
+    named = settings.network
+    kind = AUTO_NETWORKS.get(settings.dataset, networks[0]) if named == "auto" else named
+    if kind not in networks and named in OWN_NETWORKS:
+        data = "a table" if networks is ROW_NETWORKS else "images"
+        raise SettingError(
+            f"network '{kind}' does not take data set '{settings.dataset}', which is {data}: set "
+            f"'network' to {' or '.join(networks)}"
+        )
+    return kind
 
 
 def _built(settings: CommonSettings, task: Task) -> TokenClassifier:

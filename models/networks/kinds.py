@@ -7,14 +7,14 @@ from fedsilo.models.contract.plugs import plug
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
 
-_IMAGE_NETWORKS = ("conv", "vgg16-bn", "resnet22", "vit")  # 'auto' means the first
-_ROW_NETWORKS = ("logistic", "mlp")
+IMAGE_NETWORKS = ("conv", "vgg16-bn", "resnet22", "vit")  # 'auto' means the first
+ROW_NETWORKS = ("logistic", "mlp")
 # Any other name is a plugin's or timm's
-OWN_NETWORKS = frozenset({"auto", *_IMAGE_NETWORKS, *_ROW_NETWORKS})
+OWN_NETWORKS = frozenset({"auto", *IMAGE_NETWORKS, *ROW_NETWORKS})
 TIMM = "timm:"  # prefix of the name of a timm classifier
 # UEFL's data sets in colour, for which 'auto' means its VGG16. They are listed by name: a rule by
 # channels would change the network of every run on a hospital's own photographs
-_AUTO = {"cifar10": "vgg16-bn", "cifar100": "vgg16-bn", "gtsrb": "vgg16-bn"}
+AUTO_NETWORKS = {"cifar10": "vgg16-bn", "cifar100": "vgg16-bn", "gtsrb": "vgg16-bn"}
 # Setting -> the only network that reads it
 _APPLIES_TO = dict.fromkeys(keys_with(CommonSettings, "vit"), "vit") | {
     "gradient-checkpointing": "resnet22",
@@ -36,30 +36,10 @@ class Task:
     classes: int
 
 
-def network_kind(settings: CommonSettings, task: Task) -> str:
-    """Return the name of the network that ``settings.network`` means for ``task``.
-
-    'auto' depends on the data. A plugin's network may take any data.
-
-    Raises:
-        SettingError: it is a network for images but the data are a table, or the other way round.
-    """
-    networks = _ROW_NETWORKS if len(task.input_shape) == 1 else _IMAGE_NETWORKS
-    named = settings.network
-    kind = _AUTO.get(settings.dataset, networks[0]) if named == "auto" else named
-    if kind not in networks and named in OWN_NETWORKS:
-        data = "a table" if networks is _ROW_NETWORKS else "images"
-        raise SettingError(
-            f"network '{kind}' does not take data set '{settings.dataset}', which is {data}: set "
-            f"'network' to {' or '.join(networks)}"
-        )
-    return kind
-
-
 def image_network(settings: CommonSettings) -> str:
     """Return the name of the network that the settings mean for images, before any is read."""
     named = settings.network
-    return named if named != "auto" else _AUTO.get(settings.dataset, _IMAGE_NETWORKS[0])
+    return named if named != "auto" else AUTO_NETWORKS.get(settings.dataset, IMAGE_NETWORKS[0])
 
 
 def check_network_settings(settings: CommonSettings) -> None:

@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from fedsilo.models.contract.array_names import arrays_below, by_site
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import load_exchanged
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier, load_exchanged
 
 EXPERT = "expert/"
 

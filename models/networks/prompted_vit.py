@@ -21,9 +21,8 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.attention_rollout import head_mean_without_prefix, rollout
 from fedsilo.models.maths.dirichlet import Evidence
-from fedsilo.models.networks.exchanged import FrozenPart
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import FrozenPart, TokenClassifier
 
 # Uniform(-1, 1), as other prefixes start, would drown the keys of a trained ViT
 _PROMPT_STD = 0.02

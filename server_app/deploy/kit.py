@@ -17,9 +17,8 @@ from typing import Annotated
 
 from pydantic import Field, TypeAdapter
 
-from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.datasets.io.atomic_files import read_regular, write_atomically
 from fedsilo.datasets.io.declarations import FileModel
-from fedsilo.datasets.io.regular_files import read_regular
 from fedsilo.datasets.io.unpacked_size import PACKINGS
 from fedsilo.datasets.silo.declared_silos import SiteName
 from fedsilo.models.contract.errors import FedsiloError

@@ -18,8 +18,7 @@ from fedsilo.client_app.site.node import OWN, owner_only
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.client_app.site.sentences import explained
 from fedsilo.client_app.worker.hospital import parse_node_config
-from fedsilo.datasets.io.atomic_files import build_folder, write_atomically
-from fedsilo.datasets.io.regular_files import read_regular
+from fedsilo.datasets.io.atomic_files import build_folder, read_regular, write_atomically
 from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings

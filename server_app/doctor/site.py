@@ -46,7 +46,7 @@ from fedsilo.strategies.methods.registry import strategy_class
 from fedsilo.strategies.wire.secure_keys import SECURE, SENT
 
 if TYPE_CHECKING:
-    from fedsilo.client_app.session import SiteSession
+    from fedsilo.client_app.opening import OpenedSite
     from fedsilo.models.contract.site_facts import SiteFacts
 
 _PLACES = ("site", "state-dir", SITE_FILE)
@@ -101,12 +101,12 @@ class SiteSetup:
         return effective(self.context)
 
     @cached_property
-    def site(self) -> SiteSession:
-        """The site's session, opened as by a run's first message; errors as ``open_session``."""
-        from fedsilo.client_app.session import open_session  # PyTorch, which takes seconds
+    def site(self) -> OpenedSite:
+        """The site, opened as by a run's first message; errors as ``open_site``."""
+        from fedsilo.client_app.opening import open_site  # PyTorch, which takes seconds
 
         self.required_settings()
-        return open_session(self.rules.over(self.context))
+        return open_site(self.rules.over(self.context))
 
     def required_settings(self) -> RunSettings:
         """Return the settings of the experiment; Skipped if none is named."""
@@ -258,6 +258,7 @@ def _data(setup: SiteSetup) -> Passed:
 def _requests(setup: SiteSetup) -> Passed:
     """Make every request of a run that the hospital may refuse, and describe what would leave."""
     from fedsilo.client_app.hello import site_facts
+    from fedsilo.client_app.session import SiteSession
 
     settings = setup.required_settings()
     common, context = settings.common, setup.rules.over(setup.context)
@@ -265,8 +266,7 @@ def _requests(setup: SiteSetup) -> Passed:
         if SITE_FILE in setup.node_config:
             setup.rules.refuse_request(common, 1)
         limits_of(context).refuse_settings(common)
-        setup.site.admit()
-        facts = site_facts(setup.site)
+        facts = site_facts(SiteSession.admit(setup.site))
         if unfit := settings.own.why_unfit(facts):
             raise Refused(unfit)
         names, sentences = _leaving(settings, facts)

@@ -106,8 +106,9 @@ def assemble(
     loop = RoundLoop(method, hooks, str(directory.path))
     if common.resume:
         _refuse_other_data(directory, participants, cls.capabilities.late_join)
-        loop.state = checkpoint.resume()
-    loop.current()  # a method that cannot begin fails here, before anything is written
+        if (state := checkpoint.resume()) is not None:
+            loop.state = state
+    _ = loop.state  # a method that cannot begin fails here, before anything is written
     return loop, Hooks(recorder, privacy, progress, best)
 
 

@@ -64,7 +64,7 @@ def write_end(
         seconds: the duration of each part of the run in seconds, by name.
         say: prints a line for a document that cannot be written.
     """
-    state, method, recorder = loop.current(), loop.method, hooks.recorder
+    state, method, recorder = loop.state, loop.method, hooks.recorder
     pooled = method.participants.figures()
     if not write_model(directory, MODEL, method, state) and pooled:  # sites' own models need them
         statistics = {part: values.tolist() for part, values in vars(pooled).items()}
@@ -95,7 +95,7 @@ def _write_documents(
     directory: RunDirectory, loop: RoundLoop, recorder: Recorder, say: Callable[[str], None]
 ) -> None:
     """Write evidence.json and the method's documents; a failure of one leaves the others."""
-    state, method = loop.current(), loop.method
+    state, method = loop.state, loop.method
     test = recorder.values(state.round, "test")
     documents: Mapping[str, Any] = {}
     with _apart("the method's documents", say):
@@ -132,7 +132,7 @@ def _privacy(method: Method, hooks: Hooks) -> dict[str, Any]:
 
 def _results(directory: RunDirectory, loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
     """Return the part of summary.json on results: test and validation metrics, failures, marks."""
-    state, method, common = loop.current(), loop.method, loop.method.common
+    state, method, common = loop.state, loop.method, loop.method.common
     settings = read_run_config(directory.path / CONFIG).settings
     paper = published_numbers(settings, directory.read_json(SILOS))
     distribution_of = _distribution_of(method)
@@ -216,7 +216,7 @@ def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
         kept[site] = {}
         for name, value in row.items():
             read = read_metric(name)
-            if read and not (read.is_of_family and read.word in (CLASS, *BIN_FAMILIES)):
+            if read and not (read.part and read.word in (CLASS, *BIN_FAMILIES)):
                 kept[site][name] = value
     return kept
 

@@ -30,7 +30,7 @@ class SafeConsole(Console):
     ) -> Iterator[Segment]:
         """Yield the segments of a renderable, with control characters of its texts replaced."""
         for segment in super().render(renderable, options):
-            if segment.control or segment.text.isprintable():
+            if segment.control or segment.text.isprintable() or segment.text == "\n":
                 yield segment
             else:
                 yield Segment(terminal_text(segment.text), segment.style)

@@ -175,13 +175,13 @@ class Floors:
         hidden = self.hidden_classes(site, split)
         if not hidden:
             return hidden is not None
-        if read.is_of_family and read.word == CLASS:
+        if read.part and read.word == CLASS:
             return int(read.place) not in hidden
         if name == "accuracy":
             return not self._gives_away(at, site, split, metric, value, hidden)
         if name in _OVER_CLASSES:
             return False
-        if not read.is_of_family:
+        if not read.part:
             return True
         # Counts by certainty, whose sum is the last round's accuracy
         right = self.last[split].get(site, {}).get("accuracy")

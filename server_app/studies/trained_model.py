@@ -14,10 +14,9 @@ from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.errors import CheckpointError, DataError, SettingError
 from fedsilo.models.contract.messages import INCOMING
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.probability_model import PixelStatistics, ProbabilityModel
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.site_network import SiteNetwork, evidences
 from fedsilo.server_app.studies.trained_site import Silos, check_same_samples
 
 

@@ -1,10 +1,11 @@
-"""The interface by which a method asks sites: Question, Ask, and Replies with their mean."""
+"""How a method asks sites: ``Ask`` sends a ``Question`` and returns the ``Replies``."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -12,10 +13,8 @@ from flwr.app import ConfigRecord
 
 from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import Notes
-from fedsilo.models.contract.settings import AUTO, CommonSettings
-from fedsilo.strategies.loop.robust import robust_mean
 from fedsilo.strategies.wire.records import NDArray
-from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Check, Reply, Specs, shapes
+from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Check, Reply, Specs
 
 
 class TooFewSitesError(SiteError):
@@ -31,26 +30,19 @@ class TooFewSitesError(SiteError):
 class Replies(dict[str, Reply]):
     """The replies of a phase, by site name, sorted."""
 
-    def __init__(
-        self,
-        replies: Mapping[str, Reply],
-        sums: Mapping[str, NDArray] | None = None,
-        means: Mapping[str, float] | None = None,
-        failed: int = 0,
-    ) -> None:
-        super().__init__(sorted(replies.items()))
-        # After a secure sum only the mean over sites is known: the replies hold no arrays
-        self.sums = sums
-        # The same holds for metrics that were summed in secret
-        self.means = means or {}
-        # The number of sites that added 0 to the secret sum because they could not answer
-        self.failed = failed
+    # After a secure sum only the mean over sites is known: the replies hold no arrays
+    sums: Mapping[str, NDArray] | None = None
+    # The same holds for metrics that were summed in secret
+    means: Mapping[str, float] = MappingProxyType({})
+    # The number of sites that added 0 to the secret sum because they could not answer
+    failed: int = 0
 
     def of(self, sites: Iterable[str]) -> Replies:
         """Return the replies of the given sites; a site without a reply is skipped."""
         wanted = set(sites)
-        chosen = {site: reply for site, reply in self.items() if site in wanted}
-        return Replies(chosen, self.sums, self.means, self.failed)
+        chosen = Replies({site: reply for site, reply in self.items() if site in wanted})
+        chosen.sums, chosen.means, chosen.failed = self.sums, self.means, self.failed
+        return chosen
 
     def mean_metric(self, name: str) -> float:
         """Return the mean of a metric over the replies, weighted by samples.
@@ -62,33 +54,6 @@ class Replies(dict[str, Reply]):
             return self.means[name]
         examples = sum(reply.examples for reply in self.values())
         return sum(reply.examples * reply.metrics[name] for reply in self.values()) / examples
-
-    def average(
-        self, common: CommonSettings, before: Arrays, equal: bool = False
-    ) -> dict[str, NDArray]:
-        """Combine the arrays named in ``before`` as 'aggregation' says.
-
-        'mean' weighs each site by its training samples. The other aggregations limit the influence
-        of a few faulty sites. A secret sum was averaged before, so its mean is returned.
-
-        Args:
-            common: the run's settings.
-            before: the arrays by name with which the sites began.
-            equal: give each site the same weight.
-
-        Returns:
-            The combined arrays by name, float32. Without replies, ``before``.
-
-        Raises:
-            SiteError: too few sites replied for 'aggregation'.
-        """
-        if self.sums is not None:
-            return {name: self.sums[name] for name in sorted(before)}
-        if not self:
-            return dict(before)  # no site has changed them
-        if common.aggregation in (AUTO, "mean"):
-            return weighted_mean(self, before, equal)
-        return robust_mean(common, self, before, equal)
 
 
 def weighted_mean(
@@ -166,8 +131,14 @@ class Ask(ABC):
             reference = send if expect is None else {}
         wanted = reference if expect is None else expect
         # Many sites share the same arrays, whose specs are then made only once
-        spec = {id(arrays): shapes(arrays) for arrays in wanted.values()}
-        specs = {site: spec[id(arrays)] for site, arrays in wanted.items()}
+        made: dict[int, Specs] = {}
+        for arrays in wanted.values():
+            if id(arrays) not in made:
+                made[id(arrays)] = {
+                    name: array if isinstance(array, ArraySpec) else ArraySpec(array.shape)
+                    for name, array in arrays.items()
+                }
+        specs = {site: made[id(arrays)] for site, arrays in wanted.items()}
         each = dict.fromkeys(send, notes) if isinstance(notes, Notes) else notes or {}
         if not all(isinstance(own, Notes) for own in each.values()):
             raise TypeError(f"{phase}: 'notes' is no Notes, nor one by site: derive a class of it")

@@ -96,10 +96,6 @@ class Hooks:
             if own and callable(getattr(Hook, name)):
                 self._by_event[name] = [getattr(hook, name) for hook in own]
 
-    def has(self, event: str) -> bool:
-        """Tell whether any hook overrides the event."""
-        return event in self._by_event
-
     def call(self, event: str, *args: Any, **named: Any) -> None:
         """Call each hook that overrides the event, in their order."""
         for hook in self._by_event.get(event, ()):

@@ -21,13 +21,13 @@ from fedsilo.datasets.weights.initial_weights import load_initial_weights
 from fedsilo.models.contract.array_names import with_prefix
 from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.models.contract.messages import EVALUATE, ROUND_KEYS, START, state_key
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings import AUTO, CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.site_network import TokenClassifier
-from fedsilo.strategies.loop.ask import Ask, Replies
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
+from fedsilo.strategies.loop.ask import Ask, Replies, weighted_mean
 from fedsilo.strategies.loop.capabilities import Capabilities
+from fedsilo.strategies.loop.robust import robust_mean
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.compressed import compression_of
 from fedsilo.strategies.wire.records import NDArray
@@ -187,8 +187,29 @@ class Method(ABC):
         return None
 
     def average(self, replies: Replies, before: Arrays, equal: bool = False) -> dict[str, NDArray]:
-        """Combine the arrays named in ``before`` as 'aggregation' says; see ``Replies.average``."""
-        return replies.average(self.common, before, equal)
+        """Combine the arrays named in ``before`` as 'aggregation' says.
+
+        'mean' weighs each site by its training samples. The other aggregations limit the influence
+        of a few faulty sites. A secret sum was averaged before, so its mean is returned.
+
+        Args:
+            replies: the replies to combine.
+            before: the arrays by name with which the sites began.
+            equal: give each site the same weight.
+
+        Returns:
+            The combined arrays by name, float32. Without replies, ``before``.
+
+        Raises:
+            SiteError: too few sites replied for 'aggregation'.
+        """
+        if replies.sums is not None:
+            return {name: replies.sums[name] for name in sorted(before)}
+        if not replies:
+            return dict(before)  # no site has changed them
+        if self.common.aggregation in (AUTO, "mean"):
+            return weighted_mean(replies, before, equal)
+        return robust_mean(self.common, replies, before, equal)
 
     def share(self, replies: Replies) -> float:
         """Return the share, from 0 to 1, of the replying sites in the weight of all sites.

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsilo.models.contract.array_names import is_statistic
+from fedsilo.models.contract.array_names import BATCH_NORM
 from fedsilo.models.contract.messages import (
     DP_EPSILON,
     KEPT_STATE,
@@ -25,9 +25,9 @@ from fedsilo.models.contract.messages import (
     UNREPEATABLE,
 )
 from fedsilo.models.contract.metric_names import (
+    BIN_FAMILIES,
     BIN_PARTS,
     CLASS,
-    incomplete_bins,
     read_measurement,
 )
 from fedsilo.models.contract.settings import CommonSettings
@@ -52,12 +52,6 @@ class Range:
     low: float
     high: float
     whole: bool = False
-
-    def holds(self, value: float) -> bool:
-        """Tell whether ``value`` is in the range; shares may exceed it by a rounding error."""
-        slack = 0.0 if self.whole else _ROUNDING
-        inside = self.low - slack <= value <= self.high + slack
-        return inside and (not self.whole or value == math.floor(value))
 
     def __str__(self) -> str:
         """Return the range in words, for errors."""
@@ -113,7 +107,7 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
     read = read_measurement(key)
     if read is None:
         return _OWN.get(key, _ANY)
-    if read.metric.is_of_family:
+    if read.metric.part:  # a member of a family: of one class, bin or site
         if read.metric.part not in _COUNTS:
             return _SHARE
         return _COUNT if most is None else Range(0, most.get(read.split, 0), whole=True)
@@ -130,7 +124,11 @@ def metric_fault(
 ) -> str | None:
     """Explain why a metric is not plausible, or return None; arguments as in ``metric_range``."""
     allowed = metric_range(key, classes, most)
-    return None if allowed.holds(value) else f"metric '{key}' is {value:g}, not {allowed}"
+    slack = 0.0 if allowed.whole else _ROUNDING  # shares may exceed the range by a rounding error
+    inside = allowed.low - slack <= value <= allowed.high + slack
+    if inside and (not allowed.whole or value == math.floor(value)):
+        return None
+    return f"metric '{key}' is {value:g}, not {allowed}"
 
 
 _MOST_WORDS = 500  # metrics of a reply other than per class, bin or site; fedsilo's methods have 60
@@ -150,6 +148,7 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
         sites: the names of the sites that take part.
     """
     words = operations = 0
+    parts_of_bin: dict[str, int] = {}
     for key in metrics:
         read = read_measurement(key)
         if read is None:
@@ -159,16 +158,20 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
         metric = read.metric
         if metric.site and metric.site not in sites:
             return f"metric '{key}' is of site '{metric.site}', but no such site takes part"
-        if metric.word == CLASS and metric.is_of_family and int(metric.place) >= classes:
+        if metric.word == CLASS and metric.part and int(metric.place) >= classes:
             return f"metric '{key}' is of class {metric.place}, but there are {classes} classes"
-        words += not metric.is_of_family and not metric.site
+        if metric.word in BIN_FAMILIES and metric.part:
+            start = key.rpartition(".")[0]  # such as incoming.test.reliability.3
+            parts_of_bin[start] = parts_of_bin.get(start, 0) + 1
+        words += not metric.part and not metric.site
     if words > _MOST_WORDS or operations > _MOST_OPERATIONS:
         return (
             f"it has {words} metrics and {operations} operations that are not repeatable, but at "
             f"most {_MOST_WORDS} and {_MOST_OPERATIONS} are taken"
         )
-    for start in incomplete_bins(metrics):
-        return f"metric '{start}' lacks one of {', '.join(BIN_PARTS)}"
+    for start, count in sorted(parts_of_bin.items()):
+        if count < len(BIN_PARTS):
+            return f"metric '{start}' lacks one of {', '.join(BIN_PARTS)}"
     return None
 
 
@@ -215,7 +218,7 @@ def in_kinds(names: Iterable[str]) -> dict[str, list[str]]:
     """Group array names into "weights" and "statistics"; a kind without names is left out."""
     kinds: dict[str, list[str]] = {}
     for name in sorted(names):
-        kinds.setdefault("statistics" if is_statistic(name) else "weights", []).append(name)
+        kinds.setdefault("statistics" if name.endswith(BATCH_NORM) else "weights", []).append(name)
     return kinds
 
 
@@ -260,7 +263,7 @@ def update_statistics(
             out.
     """
     weights = {
-        site: [n for n in before.get(site, ()) if n in after and not is_statistic(n)]
+        site: [n for n in before.get(site, ()) if n in after and not n.endswith(BATCH_NORM)]
         for site in replies
     }
     sums = {site: np.zeros(3) for site, names in weights.items() if names}

@@ -1,11 +1,12 @@
 """The round loop: run a method's rounds, choose sites, call hooks, end early, resume.
 
-``strategies.loop.method`` defines a method's round. ``strategies.loop.asking`` asks sites and
-checks their replies.
+``strategies.loop.method`` defines a method's round. ``strategies.loop.round`` asks sites and checks
+their replies.
 """
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property, partial
 
 import numpy as np
 from flwr.serverapp import Grid
@@ -14,10 +15,10 @@ from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.privacy.secure_sum import needed_sites
-from fedsilo.strategies.loop.asking import GridAsk, Session
 from fedsilo.strategies.loop.hooks import Hook, Hooks
 from fedsilo.strategies.loop.method import Method, State
 from fedsilo.strategies.loop.robust import why_too_few
+from fedsilo.strategies.loop.round import Round
 from fedsilo.strategies.loop.secure_ask import SecureAsk
 from fedsilo.strategies.meeting.participants import meet_latecomers
 from fedsilo.strategies.wire.compressed import compression_of
@@ -32,9 +33,16 @@ class RoundLoop:
         self.method = method  # defines the rounds
         self.hooks = Hooks(hooks)  # called at the events of each round
         self.run_dir = run_dir
-        # The state after the newest round; None until the first use of a new run
-        self.state: State | None = None
         self.stopped = ""  # the reason why a hook ended the run early; empty if none did
+
+    @cached_property
+    def state(self) -> State:
+        """The state after the newest round; before round 1 the method's initial state.
+
+        A resumed run sets the state of its checkpoint.
+        """
+        state: State = self.method.initial_state()
+        return state
 
     def start(self, grid: Grid, num_rounds: int, timeout: float = 3600.0) -> State:
         """Run the remaining rounds, let the sites measure the model, and return the final state.
@@ -49,87 +57,76 @@ class RoundLoop:
         Raises:
             SiteError: too few sites gave a usable reply in a phase.
         """
-        state = self.current()
-        session = self.session(grid, timeout)
-        self.hooks.call("run_started", state, self.method.participants, num_rounds)
-        while not self._is_over(state, num_rounds):
+        self.connect(grid, timeout)
+        self.hooks.call("run_started", self.state, self.method.participants, num_rounds)
+        while not self._is_over(num_rounds):
             try:
-                state = self.run_round(session)
+                self.run_round()
             except SiteError as error:
                 # A hook may end the run at a failed round, for one because epsilon is spent
-                self.stopped = self.hooks.first("why_end", state, error) or ""
+                self.stopped = self.hooks.first("why_end", self.state, error) or ""
                 if not self.stopped:
                     raise
-        self.evaluate(session)
-        self.hooks.call("run_ended", self.current())
-        return self.current()
+        self.evaluate()
+        self.hooks.call("run_ended", self.state)
+        return self.state
 
-    def session(self, grid: Grid, timeout: float = 3600.0) -> Session:
-        """Build the parts that all questions of a run over ``grid`` share."""
-        method, pooled = self.method, self.method.participants.figures()
-        return Session(
-            grid,
-            method.common,
-            method.participants,
-            self.hooks,
-            self.run_dir,
-            timeout,
-            dict(self.current().kept),
-            to_record(vars(pooled)) if pooled else None,
-            compression_of(method.common),
+    def connect(self, grid: Grid, timeout: float = 3600.0) -> None:
+        """Use ``grid`` for all following rounds; arguments as in ``start``."""
+        self._grid = grid
+        pooled = self.method.participants.figures()
+        # What all rounds of a run share
+        self._open_round = partial(
+            Round,
+            method=self.method,
+            hooks=self.hooks,
+            grid=grid,
+            timeout=timeout,
+            run_dir=self.run_dir,
+            figures=to_record(vars(pooled)) if pooled else None,
+            compression=compression_of(self.method.common),
         )
 
-    def run_round(self, session: Session) -> State:
-        """Run the round after the current state; store and return its state."""
-        state, method = self.current(), self.method
-        round_ = state.round + 1
+    def run_round(self) -> None:
+        """Run the round after the current state; the new state replaces it."""
+        before, method = self.state, self.method
+        number = before.round + 1
         if method.capabilities.late_join:
-            self._let_latecomers_in(session, round_)
-        known = dict(session.kept)
-        spill = Spill(session.run_dir)
-        sites = sampled_sites(self.method.common, self.method.participants.sites(), round_)
-        ask = GridAsk(session, round_, sites, spill)
+            self._let_latecomers_in(number)
+        sites = sampled_sites(method.common, list(method.participants.facts), number)
+        spill = Spill(self.run_dir)
+        asked = self._open_round(number, sites, dict(before.kept), spill=spill)
+        is_secure = method.common.secure_aggregation != "none"
         try:
-            secure = method.common.secure_aggregation != "none"
-            after = method.round(state, SecureAsk(ask, method.common) if secure else ask)
+            after = method.round(before, SecureAsk(asked) if is_secure else asked)
             # A state may store the model under a prefix, but sites reply with its plain names
-            ask.measure_updates({**method.model(after), **after.arrays})
-        except SiteError:
-            # A failed round must not count as state that sites keep, because it is run again
-            session.kept = known
-            raise
+            asked.measure_updates({**method.model(after), **after.arrays})
         finally:
             spill.close()
-        kept = dict(sorted(session.kept.items()))
-        self.state = replace(after, round=round_, kept=kept)
+        kept = dict(sorted(asked.stateful_sites.items()))
+        self.state = replace(after, round=number, kept=kept)
         self.hooks.call("round_ended", self.state)
-        return self.state
 
-    def evaluate(self, session: Session) -> None:
+    def evaluate(self) -> None:
         """Let all sites measure the current model."""
-        state = self.current()
-        sites, common = self.method.participants.sites(), self.method.common
-        ask = GridAsk(session, state.round, sites, Spill(), ends=True)
-        self.method.evaluate(state, SecureAsk(ask, common) if common.trust == SUMS else ask)
+        state, method = self.state, self.method
+        asked = self._open_round(
+            state.round, method.participants.sites(), dict(state.kept), ends=True
+        )
+        method.evaluate(state, SecureAsk(asked) if method.common.trust == SUMS else asked)
 
-    def current(self) -> State:
-        """Return the state after the newest round, or the method's initial state before round 1."""
-        if self.state is None:
-            self.state = self.method.initial_state()
-        return self.state
-
-    def _is_over(self, state: State, num_rounds: int) -> bool:
-        if state.round >= num_rounds or self.method.why_finished(state) or self.stopped:
+    def _is_over(self, num_rounds: int) -> bool:
+        if self.stopped or self.state.round >= num_rounds or self.method.why_finished(self.state):
             return True
-        self.stopped = self.hooks.first("why_finished", state) or ""
+        self.stopped = self.hooks.first("why_finished", self.state) or ""
         return bool(self.stopped)
 
-    def _let_latecomers_in(self, session: Session, round_: int) -> None:
+    def _let_latecomers_in(self, round_: int) -> None:
         """Add sites that connected after the last round to the run."""
-        known = session.participants
-        participants, refused = meet_latecomers(session.grid, known)
+        known = self.method.participants
+        participants, refused = meet_latecomers(self._grid, known)
         joined = [s for s in participants.sites() if participants.nodes[s] != known.nodes.get(s)]
-        session.participants = self.method.participants = participants
+        self.method.participants = participants
         for reason in refused:
             self.hooks.call("site_failed", round_, "hello", "unknown", reason)
         if joined:

@@ -24,10 +24,10 @@ from fedsilo.models.contract.messages import (
     TRAIN,
 )
 from fedsilo.models.contract.one_line import counted
-from fedsilo.models.contract.settings import SUMS, CommonSettings
+from fedsilo.models.contract.settings import SUMS
 from fedsilo.models.privacy.summed_metrics import summed_metrics
 from fedsilo.strategies.loop.ask import Ask, Question, Replies, TooFewSitesError
-from fedsilo.strategies.loop.asking import GridAsk
+from fedsilo.strategies.loop.round import Round
 from fedsilo.strategies.loop.secure_round import SecureSum
 from fedsilo.strategies.wire.records import NDArray, unpack
 from fedsilo.strategies.wire.reply import Arrays, Reply
@@ -49,18 +49,17 @@ class SecureAsk(Ask):
     """An ``Ask`` whose replies to ``train`` hold no arrays; only their mean is known.
 
     Args:
-        ask: asks the questions of each phase.
-        common: the run's settings.
+        ask: the round that asks the questions of each phase.
     """
 
-    def __init__(self, ask: GridAsk, common: CommonSettings) -> None:
+    def __init__(self, ask: Round) -> None:
         self.ask = ask
-        self.common = common
+        self.common = ask.method.common
         self.sites = ask.sites
         self.stateful_sites = ask.stateful_sites
 
     def put(self, question: Question) -> Replies:
-        """Ask like ``GridAsk``, but learn only the sample-weighted mean of trained weights.
+        """Ask like ``Round``, but learn only the sample-weighted mean of trained weights.
 
         With trust 'sums' the metrics are summed in secret too.
 
@@ -76,11 +75,11 @@ class SecureAsk(Ask):
         everything = {name: array for arrays in send.values() for name, array in arrays.items()}
         # The model may be only a part of the arrays sent, so the specs come from the expected reply
         specs = next(iter(question.expect.values()), {})
-        classes = ask.session.participants.task().classes
-        sum_ = SecureSum(ask.asked_round(phase), self.common, specs, len(send), classes)
+        classes = ask.method.participants.task().classes
+        sum_ = SecureSum(ask.number + ask.ends, self.common, specs, len(send), classes)
         sum_.take_keys(self._put(sum_, SECURE_KEYS, send))
         if only_sums:
-            summed = summed_metrics(phase == TRAIN, ask.evaluates(phase), sum_.splits)
+            summed = summed_metrics(phase == TRAIN, phase in ask.measuring, sum_.splits)
             sum_.metrics = sorted([*summed, *question.metrics])
         asked = [*sum_.masked_specs(), *sum_.metrics]
         # The masks depend on everything that a site received, so a server that sends sites
@@ -105,10 +104,12 @@ class SecureAsk(Ask):
         for name in sum_.metrics:
             if name not in means:
                 line = f"no site has a finite value of '{name}': it is left out"
-                ask.session.hooks.call("site_failed", ask.round, phase, "unknown", line)
+                ask.hooks.call("site_failed", ask.number, phase, "unknown", line)
         if means:
-            ask.session.hooks.call("sums_measured", ask.round, phase, means)
-        return Replies(sum_.replies, sums=sums, means=means, failed=sum_.failed)
+            ask.hooks.call("sums_measured", ask.number, phase, means)
+        replies = Replies(sum_.replies)
+        replies.sums, replies.means, replies.failed = sums, means, sum_.failed
+        return replies
 
     def _judge_failures(self, sum_: SecureSum, phase: str, asked: int) -> None:
         """Apply 'min-sites' to the sites in a sum that could answer; which failed is unknown.
@@ -127,17 +128,17 @@ class SecureAsk(Ask):
         )
         if answered < needed:
             raise TooFewSitesError(
-                f"round {self.ask.round}, phase {phase}: {reason} -- {answered} of {asked} sites "
+                f"round {self.ask.number}, phase {phase}: {reason} -- {answered} of {asked} sites "
                 f"answered but {needed} are needed ('min-sites'): repair the sites and begin a run "
                 "with another 'seed', lower 'learning-rate' if training has diverged, or set "
                 "'min-sites' to fewer",
                 reason,
             )
-        self.ask.session.hooks.call("site_failed", self.ask.round, phase, "unknown", reason)
+        self.ask.hooks.call("site_failed", self.ask.number, phase, "unknown", reason)
 
     def _sent(self, arrays: Arrays) -> dict[str, NDArray]:
         """Return all arrays that a site receives, named ``<record>/<array>``."""
-        figures = self.ask.session.figures or ArrayRecord()
+        figures = self.ask.figures or ArrayRecord()
         sent = {f"{ARRAYS}/{name}": array for name, array in arrays.items()}
         return sent | {f"{FIGURES}/{name}": unpack(array) for name, array in figures.items()}
 

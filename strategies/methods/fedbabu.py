@@ -8,7 +8,7 @@ from typing import Any
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import TRAIN
-from fedsilo.models.networks.exchanged import last_layers
+from fedsilo.models.networks.site_network import last_layers
 from fedsilo.strategies.loop.method import Ask, Disclosures, State
 from fedsilo.strategies.methods.fedavg_ft import FedAvgFT
 from fedsilo.strategies.methods.personal_models import PersonalState

@@ -18,7 +18,7 @@ import numpy as np
 
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings
-from fedsilo.models.networks.kinds import network_kind
+from fedsilo.models.networks.build import network_kind
 from fedsilo.strategies.loop.method import Arrays, Ask, Reply, State
 from fedsilo.strategies.methods.class_means import ClassMeans
 

@@ -36,8 +36,8 @@ from fedsilo.models.methods.picsr import (
     routing_document,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import load_exchanged
 from fedsilo.models.networks.mixture import expert_array
+from fedsilo.models.networks.site_network import load_exchanged
 from fedsilo.strategies.loop.method import (
     Arrays,
     ArraySpec,

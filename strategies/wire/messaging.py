@@ -51,7 +51,12 @@ def arriving(
         if (gone := set(waiting.values()) & away_since.keys()) != known_away:
             known_away = gone
             away(sorted(gone))
-        pulled = _some_of(grid, [key for key, node in waiting.items() if node not in missing])
+        ready = [key for key, node in waiting.items() if node not in missing]
+        pulled: list[Message] = []
+        # Flower's grid fetches everything that it is asked for at once, so it is asked for little
+        while ready and not pulled:
+            pulled = list(grid.pull_messages(set(ready[:_AT_ONCE])))
+            ready = ready[_AT_ONCE:]
         for reply in pulled:
             yield waiting.pop(reply.metadata.reply_to_message_id), reply
         if not pulled:
@@ -79,17 +84,6 @@ def retry_soon() -> bool:
         for wait in waits:
             wait["initial_backoff"] = _RETRY
     return known
-
-
-def _some_of(grid: Grid, ready: Sequence[str]) -> list[Message]:
-    """Return some replies to the messages ``ready``; empty if none has arrived.
-
-    Flower's grid fetches everything that it is asked for at once, so few messages are asked for.
-    """
-    for start in range(0, len(ready), _AT_ONCE):
-        if pulled := list(grid.pull_messages(set(ready[start : start + _AT_ONCE]))):
-            return pulled
-    return []
 
 
 def _missing(grid: Grid, nodes: set[int], away_since: dict[int, float], timeout: float) -> set[int]:

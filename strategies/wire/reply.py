@@ -1,6 +1,6 @@
 """A site's reply, decoded once from Flower's records; its form is checked at the same time.
 
-``strategies.loop.plausible`` checks the numbers of a reply, and ``strategies.loop.asking`` whether
+``strategies.loop.plausible`` checks the numbers of a reply, and ``strategies.loop.round`` whether
 they fit the question.
 
 The replies of a round are as many models as there are sites. So that a server's memory does not
@@ -67,10 +67,7 @@ class Reply:
     bytes_up: int = 0
     # The record of secure aggregation, as received
     secure: Mapping[str, Any] = field(default_factory=dict)
-
-    def keeps_state(self) -> bool:
-        """Tell whether the site has stored private state for this phase."""
-        return self.metrics.get(KEPT_STATE, 0) == 1
+    keeps_state: bool = False  # whether the site has stored private state for this phase
 
 
 Check = Callable[[Reply], str | None]
@@ -83,18 +80,17 @@ def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
         SiteError: the reply does not have the expected form; one line.
     """
     refuse_many_records(content.array_records)
-    metrics = _metrics(content)
-    arrays = _arrays(content.array_records.get(ARRAYS, ArrayRecord()), expected)
+    record = content.array_records.get(ARRAYS, ArrayRecord())
+    metrics, arrays = _metrics(content), _arrays(record, expected)
+    size = record_bytes(content)
+    if list(record) == [BUNDLE]:
+        # Counted as if the arrays were not bundled, so that a deployment and a simulation report
+        # comparable numbers
+        apart = sum(len(name) + packed_bytes(array) for name, array in arrays.items())
+        size += apart - record.count_bytes()
     secure: Mapping[str, Any] = dict(content.config_records.get(SECURE, {}))
-    return Reply(site, arrays, metrics, bytes_up=_bytes(content, arrays), secure=secure)
-
-
-def shapes(arrays: Mapping[str, NDArray | ArraySpec]) -> Specs:
-    """Return the specs of float32 arrays with the shapes of ``arrays``; specs stay unchanged."""
-    return {
-        name: one if isinstance(one, ArraySpec) else ArraySpec(one.shape)
-        for name, one in arrays.items()
-    }
+    keeps = metrics.get(KEPT_STATE, 0) == 1
+    return Reply(site, arrays, metrics, bytes_up=size, secure=secure, keeps_state=keeps)
 
 
 def _metrics(content: RecordDict) -> dict[str, float]:
@@ -161,18 +157,6 @@ def _array(name: str, spec: ArraySpec, given: Any) -> NDArray:
     return array
 
 
-def _bytes(content: RecordDict, arrays: Arrays) -> int:
-    """Return the size of a reply in bytes, as if its arrays were not bundled.
-
-    So a deployment and a simulation report comparable numbers.
-    """
-    record = content.array_records.get(ARRAYS, ArrayRecord())
-    if list(record) != [BUNDLE]:
-        return record_bytes(content)
-    apart = sum(len(name) + packed_bytes(array) for name, array in arrays.items())
-    return record_bytes(content) - record.count_bytes() + apart
-
-
 def most_bytes(expected: Specs) -> int:
     """Return the most bytes that a reply's arrays may have together."""
     lengths = [[_ANY if n is None else n for n in spec.shape] for spec in expected.values()]
@@ -182,18 +166,13 @@ def most_bytes(expected: Specs) -> int:
 IN_MEMORY = 2**24  # bytes of all replies of a round
 
 
+@dataclass
 class Spill:
-    """Keeps the arrays of a round's replies, in memory or in a file.
+    """Keeps the arrays of a round's replies, in memory or in a file."""
 
-    Args:
-        folder: the folder of the file; empty for the machine's temporary files.
-        in_memory: the bytes of all replies together that stay in memory.
-    """
-
-    def __init__(self, folder: str = "", in_memory: int = IN_MEMORY) -> None:
-        self._folder = folder if folder and Path(folder).is_dir() else None
-        self._room = in_memory
-        self._file: IO[bytes] | None = None
+    folder: str = ""  # the folder of the file; empty for the machine's temporary files
+    in_memory: int = IN_MEMORY  # the bytes of further replies that may stay in memory
+    _file: IO[bytes] | None = field(init=False, default=None)
 
     def keep(self, arrays: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
         """Return ``arrays``, or a mapping that reads the same arrays from the file one by one.
@@ -202,16 +181,17 @@ class Spill:
             RunDirectoryError: the disk has no room.
         """
         size = sum(array.nbytes for array in arrays.values())
-        if size <= self._room:
-            self._room -= size
+        if size <= self.in_memory:
+            self.in_memory -= size
             return arrays
+        folder = self.folder if Path(self.folder).is_dir() else ""
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=self._folder)  # noqa: SIM115
+                self._file = tempfile.TemporaryFile(dir=folder or None)  # noqa: SIM115
             return SpilledArrays(self._file, arrays)
         except OSError as error:
             raise RunDirectoryError(
-                f"the replies of a round cannot be kept in {self._folder or tempfile.gettempdir()} "
+                f"the replies of a round cannot be kept in {folder or tempfile.gettempdir()} "
                 f"({error.strerror}): make room there and resume"
             ) from None
 

@@ -79,7 +79,7 @@ def test_bounds_and_noise_beyond_what_a_hospital_takes_are_refused_before_data_a
     def opened(*_: Any) -> None:
         raise AssertionError("data were opened")
 
-    monkeypatch.setattr("fedsilo.client_app.session.load_silo", opened)
+    monkeypatch.setattr("fedsilo.client_app.opening.load_silo", opened)
     site = a_site(tmp_path, {key: value})
     assert site.send("query.hello") is None
     assert limit in site.refusals[0]

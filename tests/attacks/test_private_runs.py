@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedsilo.client_app.session import SiteSession, open_session
+from fedsilo.client_app import session
+from fedsilo.client_app.opening import open_site
 from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.messages import ARRAYS, START
 from fedsilo.models.privacy.dp_sgd import clipped_gradients, poisson_batch
@@ -161,7 +162,9 @@ def test_the_steps_of_fedrep_follow_the_told_counts(
     hospital: Make, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """199 patients are four steps of 64; 60, as told, are one, which two parts cannot share."""
-    monkeypatch.setattr(SiteSession, "told", lambda self: {"train": [30, 30], "test": [20, 20]})
+    monkeypatch.setattr(
+        session, "reported_counts", lambda site: {"train": [30, 30], "test": [20, 20]}
+    )
     plan = {**PRIVATE, "local_steps": 0, "local_epochs": 1, "network": "mlp", "width": 4}
     site = hospital(node=NOBODY, method="fedrep", **plan)
     shared = {name: array for name, array in _start("fedbabu").items() if "head" not in name}
@@ -187,7 +190,7 @@ def test_whether_patients_are_enough_is_judged_by_the_told_counts(
 ) -> None:
     """By the exact ones, of 199 patients, a refusal or an answer would tell a count's side."""
     told = {"train": [3, 4], "val": [0, 0], "test": [60, 60]}
-    monkeypatch.setattr(SiteSession, "told", lambda self: told)
+    monkeypatch.setattr(session, "reported_counts", lambda site: told)
     site = hospital(node={**NOBODY, **node}, **PRIVATE)
     assert site.send("query.hello") is None
     assert refusal in caplog.text, "the hospital's own log alone says why"
@@ -200,7 +203,7 @@ def test_which_splits_are_measured_is_judged_by_the_told_counts(
     site = hospital(node=NOBODY, **PRIVATE)
     for size, leaves in ((19, False), (20, True)):
         told = {"train": [99, 100], "val": [0, 0], "test": [size, 0]}
-        monkeypatch.setattr(SiteSession, "told", lambda self, told=told: told)
+        monkeypatch.setattr(session, "reported_counts", lambda site, told=told: told)
         metrics = site.evaluate(logistic(), round=size)
         assert metrics is not None, site.refusals
         assert ("incoming.test.accuracy" in metrics) is leaves
@@ -211,7 +214,7 @@ def test_a_cap_without_a_folder_for_its_ledger_is_refused(hospital: Make, tmp_pa
     context = site.context()
     del context.node_config["state-dir"]
     with pytest.raises(RefusedError, match="no 'state-dir' for its ledger"):
-        open_session(context)
+        open_site(context)
 
 
 def test_losses_too_large_for_their_sum_do_not_end_in_an_error(hospital: Make) -> None:
@@ -241,6 +244,8 @@ def test_a_model_that_stays_is_trained_on_however_few_the_site_has(
     hospital: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """40 are told and 30 are there: a refusal for too small a batch would say how many."""
-    monkeypatch.setattr(SiteSession, "told", lambda self: {"train": [20, 20], "test": [20, 20]})
+    monkeypatch.setattr(
+        session, "reported_counts", lambda site: {"train": [20, 20], "test": [20, 20]}
+    )
     site = hospital("switzerland", {**NOBODY, "minimum-batch": 31}, method="local", **PRIVATE)
     assert site.send("train", None, returns=False) is not None, site.refusals

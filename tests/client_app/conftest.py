@@ -1,5 +1,6 @@
 """Sites without a grid: contexts, messages, and methods opened by hand."""
 
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.messages import ARRAYS, CONFIG, Instruction
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.run.inline_engine import flower_identity
 from fedsilo.strategies.wire.records import to_record
@@ -96,7 +97,7 @@ def opened(resolved: Callable[..., RunSettings], tmp_path: Path) -> Callable[...
         instruction = Instruction(**{"round": 1, "phase": "train", "run_name": "run", **fields})
         settings = resolved(method, **(own or {}))
         opened = finished_session(settings.common, settings.own, load_silo(site, settings.common))
-        opened.simulated = bool(instruction.run_dir)
+        opened = dataclasses.replace(opened, simulated=bool(instruction.run_dir))
         files = SiteState(tmp_path / "sites" / site)
         return Lab(opened, content_of(instruction, arrays), instruction, files)
 

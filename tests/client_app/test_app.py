@@ -180,12 +180,12 @@ def test_an_unforeseen_error_names_its_type_and_does_not_end_the_app(context: No
 def test_the_text_of_a_foreign_error_stays_in_the_sites_own_log(
     context: Node, message: Make, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise ValueError("cannot convert '63,1,4,140'")
 
     logged = io.StringIO()
     handler, log = logging.StreamHandler(logged), logging.getLogger("flwr")
-    monkeypatch.setattr("fedsilo.client_app.session.open_session", fail)
+    monkeypatch.setattr("fedsilo.client_app.session.open_site", fail)
     log.addHandler(handler)
     try:
         reply = app(message(kind), context({"partition-id": 0}))

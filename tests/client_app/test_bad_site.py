@@ -86,7 +86,7 @@ def test_a_directory_that_may_not_be_read_is_one_line_without_a_files_name(
         raise PermissionError(13, "Permission denied", "/data/mueller-1951.png")
 
     (tmp_path / "one").touch()
-    monkeypatch.setattr("fedsilo.client_app.session.load_silo", fail)
+    monkeypatch.setattr("fedsilo.client_app.opening.load_silo", fail)
     node = node_with(tmp_path, "heart", "va", tmp_path / "cache")
     if not real:
         node.node_config = {"partition-id": 0}

@@ -10,6 +10,7 @@ import torch
 from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 
+from fedsilo.client_app.answer import pack
 from fedsilo.client_app.lab import Lab, Outgoing
 from fedsilo.client_app.privacy.ledger import LEDGER
 from fedsilo.client_app.training.compute import choose_compute
@@ -48,7 +49,7 @@ def test_training_leaves_the_message_as_it_came(opened: Opened, weights: dict[st
 
 def test_arrays_leave_sorted_and_in_float32(opened: Opened) -> None:
     arrays = {"b": torch.ones(2, dtype=torch.bfloat16), "a": torch.ones(3, 2, dtype=torch.double).T}
-    reply = opened("fedavg").pack(Outgoing(send=arrays))
+    reply = pack(opened("fedavg"), Outgoing(send=arrays))
     assert list(reply[ARRAYS]) == ["a", "b"]
     assert {array.dtype for array in reply[ARRAYS].values()} == {"float32"}
     assert reply[ARRAYS]["a"].numpy().shape == (2, 3)
@@ -57,7 +58,7 @@ def test_arrays_leave_sorted_and_in_float32(opened: Opened) -> None:
 def test_every_reply_tells_examples_time_and_memory(opened: Opened) -> None:
     lab = opened("fedavg")
     lab.metrics["x"] = 0.5
-    metrics = lab.pack(Outgoing())[METRICS]
+    metrics = pack(lab, Outgoing())[METRICS]
     assert set(metrics) == {"x", *ALWAYS}
     assert metrics[NUM_EXAMPLES] == 36
     assert 0 < float(str(metrics[SECONDS])) < 60
@@ -83,7 +84,7 @@ def test_a_private_reply_counts_neither_steps_nor_samples(opened: Opened) -> Non
     lab = opened("fedavg", own=PRIVATE)
     network = lab.classifier(None)
     lab.fit(network)
-    metrics = lab.pack(Outgoing(network))[METRICS]
+    metrics = pack(lab, Outgoing(network))[METRICS]
     assert "trained.train.loss" in metrics
     assert {STEPS, SAMPLES}.isdisjoint(metrics)
 
@@ -169,7 +170,7 @@ def test_a_method_that_keeps_nothing_stores_nothing(
 
 def test_a_method_that_keeps_arrays_stores_them_and_says_so(opened: Opened) -> None:
     method = opened("fedavg")
-    assert method.pack(Outgoing(keep={"w": torch.ones(2)}))[METRICS][KEPT_STATE] == 1
+    assert pack(method, Outgoing(keep={"w": torch.ones(2)}))[METRICS][KEPT_STATE] == 1
     kept = method.state_files.before(Instruction(2, "train"))
     assert kept is not None
     assert kept["w"].tolist() == [1, 1]
@@ -271,7 +272,7 @@ def test_a_training_aside_is_neither_told_nor_kept(opened: Opened, weights: dict
     before = {name: array.clone() for name, array in network.state_dict().items()}
     lab.fit(network, aside=("visitor", "s2a"))
     assert any(not torch.equal(before[n], a) for n, a in network.state_dict().items())
-    assert lab.pack(Outgoing())[METRICS][KEPT_STATE] == 0
+    assert pack(lab, Outgoing())[METRICS][KEPT_STATE] == 0
     assert lab.metrics == {}
 
 
@@ -334,7 +335,7 @@ def test_rates_of_private_training_decay_by_the_steps_of_the_told_samples(
     own = {**PRIVATE, "batch_size": 9, "local_epochs": 3, "rate_decay": "inverse-sqrt"}
     lab = opened("fedavg", own=own, round=3)
     told = {"train": [18] + [0] * 9, "val": [], "test": []}
-    monkeypatch.setattr(lab.session, "told", lambda: told)
+    lab.session = dataclasses.replace(lab.session, reported=told)
     seen = list[LocalTraining]()
 
     def train(training: LocalTraining) -> float:
@@ -345,4 +346,4 @@ def test_rates_of_private_training_decay_by_the_steps_of_the_told_samples(
     lab.fit(lab.classifier(None))
     assert seen[0].counted == (2 * 3 * 2, 0), "the real 36 would be twice as many"
     assert ledger_of(lab) == {(2.0, 0.5): 6}
-    assert lab.pack(Outgoing())[METRICS][NUM_EXAMPLES] == 18
+    assert pack(lab, Outgoing())[METRICS][NUM_EXAMPLES] == 18

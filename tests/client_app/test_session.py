@@ -13,7 +13,8 @@ from fedsilo.client_app import session
 from fedsilo.client_app.hello import feature_sums, site_facts
 from fedsilo.client_app.methods.fedavg import FedAvgSite
 from fedsilo.client_app.methods.uefl import UEFLSite
-from fedsilo.client_app.session import open_session, session_of
+from fedsilo.client_app.opening import open_site
+from fedsilo.client_app.session import SiteSession, session_of
 from fedsilo.client_app.site.identity import site_name, site_settings
 from fedsilo.client_app.site.node import is_simulated
 from fedsilo.client_app.training.standardised import ready_silo
@@ -41,28 +42,28 @@ def test_a_simulated_node_is_the_silo_of_its_partition(
 ) -> None:
     node = context({"partition-id": partition, "num-partitions": 3})
     assert site_name(node, site_settings(node)) == name
-    assert open_session(node).silo.name == name
+    assert open_site(node).silo.name == name
 
 
 def test_the_nodes_own_name_wins_over_its_partition(context: Node) -> None:
     node = context({"site": "s3a", "partition-id": 0})
-    assert open_session(node).silo.distribution == "D3"
+    assert open_site(node).silo.distribution == "D3"
 
 
 def test_a_node_without_a_name_is_told_how_to_give_one(context: Node) -> None:
     node = context({"state-dir": "/somewhere", "trust": "server"})
     with pytest.raises(SiteError, match=r"--node-config 'site=\"s1a\"' \(silos: s1a, s2a, s3a\)"):
-        open_session(node)
+        open_site(node)
 
 
 def test_a_partition_beyond_the_silos_is_refused(context: Node) -> None:
     with pytest.raises(SiteError, match=r"SuperNode 4 has no silo: there are 3 \(s1a, s2a, s3a\)"):
-        open_session(context({"partition-id": 3}))
+        open_site(context({"partition-id": 3}))
 
 
 def test_a_name_that_is_no_silo_is_refused(context: Node) -> None:
     with pytest.raises(DataError, match=r"no silo '../s1a'"):
-        open_session(context({"site": "../s1a"}))
+        open_site(context({"site": "../s1a"}))
 
 
 def test_an_unknown_device_of_a_node_is_refused_when_a_method_is_opened(
@@ -95,7 +96,7 @@ def test_a_site_is_simulated_by_its_own_node_config_and_never_by_a_message(
     assert is_simulated(context(node)) is simulated
     if not node:
         return  # it has no name either
-    assert open_session(context(node)).simulated is simulated
+    assert open_site(context(node)).simulated is simulated
     homed = node if simulated else node | {"state-dir": str(tmp_path), "trust": "server"}
     asked = message(TRAIN, run_dir="/server/run")
     assert lab_of(asked, context(homed)).session.simulated is simulated
@@ -108,13 +109,18 @@ def heart_node(node: dict[str, Any], **changes: Any) -> Context:
     return Context(1, 1001, node, RecordDict(), settings.as_mapping())
 
 
+def admitted(context: Context) -> SiteSession:
+    """Return the session of a site as a hello opens it, but without its own secret seed."""
+    return SiteSession.admit(open_site(context))
+
+
 def test_a_hospitals_raised_floor_keeps_its_sums_at_home() -> None:
     assert (
-        feature_sums(open_session(heart_node({"site": "switzerland", "sums-min-count": 30})))
+        feature_sums(admitted(heart_node({"site": "switzerland", "sums-min-count": 30})))
         is not None
     )
     with pytest.raises(SiteError, match="it has 30 training rows, but at least 31 are needed"):
-        feature_sums(open_session(heart_node({"site": "switzerland", "sums-min-count": 31})))
+        feature_sums(admitted(heart_node({"site": "switzerland", "sums-min-count": 31})))
 
 
 @pytest.mark.parametrize("folds", [{"test_folds": 3}, {"val_folds": 3}])
@@ -125,12 +131,12 @@ def test_a_real_site_has_no_folds_unless_it_allows_them_itself(
     said = r"over different samples reveal single patients: set 'allow-folds=true'"
     for node in (real, real | {"partition-id": 3}, real | {"allow-folds": False}):
         with pytest.raises(SiteError, match=said):
-            open_session(heart_node(node, **folds))
+            open_site(heart_node(node, **folds))
         with pytest.raises(SiteError, match=said):
             lab_of(message(TRAIN), heart_node(node, **folds))
-    plain = open_session(heart_node(real)).silo.fingerprints
+    plain = open_site(heart_node(real)).silo.fingerprints
     for node in (real | {"allow-folds": True}, {"partition-id": 3}):
-        assert open_session(heart_node(node, **folds)).silo.fingerprints != plain
+        assert open_site(heart_node(node, **folds)).silo.fingerprints != plain
 
 
 @pytest.mark.parametrize("share", [{"sample-share": 0.01}, {"public-share": 0.5}, {"fold-seed": 1}])
@@ -145,8 +151,8 @@ def test_a_real_site_gives_no_share_of_its_images_unless_it_allows_that_itself(
         return Context(1, 1001, config, RecordDict(), settings)
 
     with pytest.raises(SiteError, match="choose which of this site's samples are used"):
-        open_session(node())
-    assert open_session(node(**{"allow-folds": True})).silo.name == "vidir_modern"
+        open_site(node())
+    assert open_site(node(**{"allow-folds": True})).silo.name == "vidir_modern"
 
 
 def test_the_run_config_names_the_method_and_its_settings(
@@ -163,11 +169,11 @@ def test_the_run_config_names_the_method_and_its_settings(
 
 def test_a_real_site_keeps_its_state_in_its_own_folder(context: Node) -> None:
     node = context({"site": "s1a", "state-dir": "/private", "trust": "server", "partition-id": 0})
-    assert open_session(node).state_folder(named("run", "/server")) == Path("/private/run/s1a")
+    assert admitted(node).state_folder(named("run", "/server")) == Path("/private/run/s1a")
 
 
 def test_a_simulated_site_keeps_its_state_in_the_run_directory(context: Node) -> None:
-    folder = open_session(context({"partition-id": 0})).state_folder(named("run", "/server/run"))
+    folder = admitted(context({"partition-id": 0})).state_folder(named("run", "/server/run"))
     assert folder == Path("/server/run/sites/s1a")
 
 
@@ -177,7 +183,7 @@ def test_a_site_with_nowhere_to_keep_its_state_is_refused(
 ) -> None:
     run_dir = "" if "partition-id" in node else "/server/run"
     with pytest.raises(SiteError, match="site s1a: the node config names no 'state-dir'"):
-        open_session(context(node)).state_folder(named("run", run_dir))
+        admitted(context(node)).state_folder(named("run", run_dir))
 
 
 TABLE = CommonSettings(dataset="table", sums_min_count=2)
@@ -189,7 +195,7 @@ def test_noise_of_a_real_site_is_keyed_on_nothing_that_a_server_knows(
 ) -> None:
     opened = session_with(common, silo)
     assert opened.noise("privacy", 1) is None, "the operating system"
-    opened.simulated = True
+    opened = dataclasses.replace(opened, simulated=True)
     first, second = opened.noise("privacy", 1), opened.noise("privacy", 1)
     assert first is not None
     assert second is not None
@@ -225,7 +231,7 @@ def test_a_site_sends_the_sums_of_its_training_rows_alone() -> None:
 
 
 def test_images_have_no_sums(context: Node) -> None:
-    assert feature_sums(open_session(context({"partition-id": 0}))) is None
+    assert feature_sums(admitted(context({"partition-id": 0}))) is None
 
 
 @pytest.mark.parametrize("standardise", ["site", "declared"])
@@ -318,16 +324,18 @@ def test_a_hospital_says_what_it_runs_and_where_and_a_simulated_site_does_not(
     context: Node,
 ) -> None:
     said = site_facts(
-        open_session(
-            context({"site": "s3a", "state-dir": "/there", "trust": "server", "device": "cpu"})
-        ).admit()
+        SiteSession.admit(
+            open_site(
+                context({"site": "s3a", "state-dir": "/there", "trust": "server", "device": "cpu"})
+            )
+        )
     ).software
     assert said.keys() == {"fedsilo", "revision", "flower", "torch", "device"}
     assert said["device"] == "cpu"
     assert said["torch"] == version("torch")
-    assert site_facts(open_session(context({"partition-id": 0})).admit()).software == {}
+    assert site_facts(SiteSession.open(context({"partition-id": 0}))).software == {}
     with pytest.raises(SettingError, match="'device' is 'tpu'"):
-        open_session(context({"site": "s3a", "device": "tpu"})).admit()
+        admitted(context({"site": "s3a", "device": "tpu"}))
 
 
 def test_session_of_a_simulated_site_is_kept_until_the_next_hello(context: Node) -> None:

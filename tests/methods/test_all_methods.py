@@ -18,7 +18,7 @@ from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.messages import METRICS, Instruction
 from fedsilo.models.contract.methods import METHODS, settings_class, site_class, title_of
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.personal_models import PersonalState

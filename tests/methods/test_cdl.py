@@ -23,8 +23,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import build
 from fedsilo.models.methods.cdl import CDLSettings, contrastive_divergence, divergence
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays, load_exchanged
 from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.cdl import CDL
@@ -328,7 +327,7 @@ def test_round_1_is_rings_and_round_2_is_not_and_no_support_model_travels(
         for a, b in zip(replies, others, strict=True)
     ]
     assert same == [True] * 3 + [False] * 3
-    assert strategy.current().stateful_sites == ("s1a", "s2a", "s3a")
+    assert strategy.state.stateful_sites == ("s1a", "s2a", "s3a")
 
 
 def test_a_finished_runs_model_is_a_plain_network(

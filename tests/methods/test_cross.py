@@ -26,10 +26,9 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.methods.cross import CROSSED, metric_from
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.mixture import expert_array
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays, load_exchanged
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.loop.method import State, initial_weights
@@ -256,7 +255,7 @@ def test_weights_cross_the_wire_once_up_and_once_down(
     )
     assert [told(message)["returns"] for message in sent] == [False] * 6 + [True] * 3 + [False] * 3
     for message in sent[9:]:
-        assert set(message.content[ARRAYS]) == set(strategy.current().arrays)
+        assert set(message.content[ARRAYS]) == set(strategy.state.arrays)
         for site, reply in zip(ALL, replies[6:9], strict=True):
             for name, array in reply.content[ARRAYS].items():
                 received = message.content[ARRAYS][f"expert/{site}/{name}"]
@@ -283,7 +282,7 @@ def test_the_run_goes_on_without_the_model_of_a_site_that_failed_in_the_last_rou
     strategy = RoundLoop(Cross(common, NoSettings(), participants), run_dir="/somewhere")
     grid = spy_grid(fake_app(good, s2a=fail_in_rounds([round_], told, good)))
     strategy.start(grid, 3, 20)
-    for arrays in (strategy.current().arrays, grid.sent[-1].content[ARRAYS]):
+    for arrays in (strategy.state.arrays, grid.sent[-1].content[ARRAYS]):
         assert sorted({name.split("/")[1] for name in arrays}) == models
     assert told(grid.sent[-1])["phase"] == EVALUATE
 

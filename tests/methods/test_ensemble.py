@@ -13,10 +13,9 @@ from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
 from fedsilo.models.contract.own_settings import NoSettings
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import load_exchanged
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.mixture import Mixture, expert_array
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, load_exchanged
 from fedsilo.strategies.loop.method import State, initial_weights
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
@@ -175,7 +174,7 @@ def test_weights_cross_the_wire_once_up_and_once_down(
     assert with_arrays == [False] * 6 + [True] * 3 + [False] * 3
     assert [told(message)["returns"] for message in sent] == [False] * 6 + [True] * 3 + [False] * 3
     for message in sent[9:]:
-        assert set(arrays_of(message.content)) == set(strategy.current().arrays)
+        assert set(arrays_of(message.content)) == set(strategy.state.arrays)
         for site, reply in zip(ALL, replies[6:9], strict=True):
             for name, array in reply.content[ARRAYS].items():
                 received = message.content[ARRAYS][f"expert/{site}/{name}"]
@@ -205,7 +204,7 @@ def test_a_site_that_fails_in_the_last_round_has_no_voice(
         strategy.start(spy_grid(app), 3, 20)
         return strategy
 
-    assert sorted({n.split("/")[1] for n in run(2).current().arrays}) == experts
+    assert sorted({n.split("/")[1] for n in run(2).state.arrays}) == experts
     with pytest.raises(SiteError, match=f"site s2a, round {round_}, .*the network is down"):
         run(0)
 

@@ -20,7 +20,7 @@ from fedsilo.client_app.methods.adversarial_alignment import (
     mean_embeddings,
 )
 from fedsilo.client_app.methods.fedaligncl import _right_predictions
-from fedsilo.client_app.session import open_session
+from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.datasets.silo.silos import Split
@@ -39,9 +39,8 @@ from fedsilo.models.methods.fedaligncl import (
     perturb_arrays,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedaligncl import FedAlignCL, FedAlignCLState
@@ -504,13 +503,13 @@ def test_a_real_hospital_sends_no_embeddings_before_it_agrees(
 ) -> None:
     silent = context(_hospital(tmp_path), method="fedaligncl")
     with pytest.raises(SiteError, match=r"site s1a has not agreed: .* 'allow-embeddings=true'"):
-        open_session(silent).admit()
+        SiteSession.open(silent)
     for node in (
         context(_hospital(tmp_path, **{"allow-embeddings": True}), method="fedaligncl"),
         context(_hospital(tmp_path), method="fedaligncl", align=False),
         context({"partition-id": 0}, method="fedaligncl"),
     ):
-        open_session(node).admit()
+        SiteSession.open(node)
 
 
 def test_embeddings_are_of_the_same_images_all_run_unless_asked_otherwise(

@@ -174,7 +174,7 @@ def test_in_a_run_the_average_goes_out_once_more_and_then_nothing(
     for message in sent[6:9]:
         for name, array in message.content[ARRAYS].items():
             np.testing.assert_array_equal(array.numpy(), average[name])
-    for name, array in strategy.current().arrays.items():
+    for name, array in strategy.state.arrays.items():
         np.testing.assert_array_equal(array, average[name])
     assert [recorded.stateful_sites for recorded in recorder.states] == [
         (),
@@ -189,7 +189,7 @@ def test_until_it_fine_tunes_a_run_is_fedavgs(
 ) -> None:
     spied_run(tiny("fedavg-ft", rounds=3, finetune_rounds=1), [recorder])
     _, fedavg = spied_run(tiny("fedavg", rounds=2))
-    for name, array in fedavg.current().arrays.items():
+    for name, array in fedavg.state.arrays.items():
         np.testing.assert_array_equal(recorder.states[1].arrays[name], array)
 
 

@@ -22,7 +22,7 @@ def test_the_body_is_trained_and_sent_while_there_is_averaging_and_the_head_is_n
     assert weights.keys() - sent.keys() == set(HEAD)
     assert (sent["head.1.bias"] != weights["head.1.bias"]).any()
     # the head that this body was trained beneath is the one that came
-    network = lab._trained
+    network = lab.trained
     assert network is not None
     for name in HEAD:
         np.testing.assert_array_equal(network.state_dict()[name], weights[name])

@@ -13,7 +13,7 @@ from flwr.app import Message
 from torch import Tensor, nn
 
 import fedsilo.server_app.run.inline_engine
-from fedsilo.client_app import session
+from fedsilo.client_app import opening
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.fedefm import FedEFMSite
 from fedsilo.client_app.training.loop import LocalTraining, steps_of
@@ -34,9 +34,8 @@ from fedsilo.models.methods.fedefm import (
     multishot_loss,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import InlineGrid, run_inline
 from tests.support.lab import answer
@@ -257,7 +256,7 @@ def test_a_silos_images_change_nothing_that_another_sends_before_their_models_me
     tiny: Callable[..., dict[str, Any]], tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before any exchange a silo's model knows its own images alone."""
-    usual = session.load_silo
+    usual = opening.load_silo
 
     def sent(altered: str) -> dict[str, Any]:
         def load(name: str, settings: CommonSettings) -> Silo:
@@ -268,7 +267,7 @@ def test_a_silos_images_change_nothing_that_another_sends_before_their_models_me
             return dataclasses.replace(silo, train=inverted)
 
         with monkeypatch.context() as patch:
-            patch.setattr(session, "load_silo", load)
+            patch.setattr(opening, "load_silo", load)
             name = {"run-name": altered or "plain", "out": str(tmp_path)}
             values = tiny("fedefm", topology="ring", silos=5, rounds=1) | name
             path = run_inline(resolve(values), 5).path

@@ -38,10 +38,9 @@ from fedsilo.models.methods.fedevprompt import (
     most_certain,
     shared_names,
 )
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.prompted_vit import PromptedViT
-from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.models.networks.site_network import SiteNetwork, exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.loop.method import State, initial_weights, starting_network
 from fedsilo.strategies.loop.round_loop import RoundLoop
@@ -822,7 +821,7 @@ def test_replies_hold_maps_alone_and_no_site_is_sent_its_own(spied_run: Run, tin
                 np.testing.assert_array_equal(array, expected[name])
     for empty in (sent[0], sent[3], replies[3]):
         assert empty == {site: {} for site in ALL}
-    assert set(strategy.current().arrays) == {
+    assert set(strategy.state.arrays) == {
         name.replace("maps/", f"buffer/{site}/")
         for site, arrays in replies[2].items()
         for name in arrays
@@ -989,9 +988,9 @@ def test_a_site_without_a_class_sends_no_map_of_it_and_is_asked_for_none(
     monkeypatch.setattr(fedsilo.client_app.session, "load_silo", load)
     grid, strategy = spied_run(tiny("fedevprompt", distillation_weight=1.0))
     replies, sent = by_round(grid.replies, of_reply=True), by_round(grid.sent)
-    expected = arrays_expected(strategy.method, strategy.current(), "train")["s2a"]
+    expected = arrays_expected(strategy.method, strategy.state, "train")["s2a"]
     assert "maps/3" not in expected
-    assert "maps/3" in arrays_expected(strategy.method, strategy.current(), "train")["s1a"]
+    assert "maps/3" in arrays_expected(strategy.method, strategy.state, "train")["s1a"]
     for answers in replies[:2]:
         assert set(answers["s2a"]) == set(expected)
         assert "maps/3" in answers["s1a"]
@@ -1124,13 +1123,13 @@ def test_a_buffer_entry_that_cannot_be_one_stops_the_run_or_stays_out(
         started(s2a=bad)
     recorder.failures.clear()
     _, strategy = started(min_sites=2, s2a=bad)
-    assert {name.split("/")[1] for name in strategy.current().arrays} == {"s1a", "s3a"}
+    assert {name.split("/")[1] for name in strategy.state.arrays} == {"s1a", "s3a"}
     assert [(round_, site) for round_, _, site, _ in recorder.failures] == [(2, "s2a")]
 
 
 def test_good_maps_enter_the_buffer_of_every_site(started: Run) -> None:
     grid, strategy = started()
-    arrays = strategy.current().arrays
+    arrays = strategy.state.arrays
     assert set(arrays) == {f"buffer/{site}/{label}" for site in ALL for label in (0, 1)}
     (message,) = [m for m in grid.sent[3:6] if m.metadata.dst_node_id == 1002]
     expected = {f"maps/{site}/{label}" for site in ("s1a", "s3a") for label in (0, 1)}

@@ -18,7 +18,7 @@ from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 from fedsilo.models.methods.fedbn import FedBNSettings
 from fedsilo.models.methods.fedper import FedPerSettings
 from fedsilo.models.methods.fedrep import FedRepSettings
-from fedsilo.models.networks.exchanged import batch_norms, last_layers
+from fedsilo.models.networks.site_network import batch_norms, last_layers
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg

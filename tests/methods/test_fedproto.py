@@ -27,7 +27,6 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import build
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.maths.class_means import ClassTargets
-from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.methods.fedproto import (
     FedProtoSettings,
     NearestPrototype,
@@ -35,7 +34,7 @@ from fedsilo.models.methods.fedproto import (
 )
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, evidences
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import partition_configs
 from fedsilo.strategies.loop.method import State
@@ -190,7 +189,8 @@ def logistic(tmp_path: Path) -> Callable[..., Lab]:
         silo = load_silo("va", settings.common)
         silo = dataclasses.replace(silo, train=Split(rows, labels))
         session = finished_session(settings.common, settings.own, silo)
-        session.settings = dataclasses.replace(settings.common, standardise="site")
+        site = dataclasses.replace(settings.common, standardise="site")
+        session = dataclasses.replace(session, settings=site)
         lab = Lab(session, RecordDict(), Instruction(1, "train"), SiteState(tmp_path))
         lab.silo, lab.common = silo, settings.common
         return lab

@@ -22,7 +22,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.methods.mix import PoolNotes
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.mix import Mix
@@ -229,7 +229,7 @@ def test_in_a_run_one_site_trains_and_all_measure(
     assert [told(m)["returns"] for m in sent] == [True, False, False] * 2 + [False] * 3
     assert [ARRAYS in r.content.array_records for r in replies[:6]] == [True, False, False] * 2
     assert all("incoming.test.accuracy" in r.content["metrics"] for r in replies)
-    for name, array in strategy.current().arrays.items():
+    for name, array in strategy.state.arrays.items():
         np.testing.assert_array_equal(array, replies[3].content[ARRAYS][name].numpy())
 
 

@@ -27,9 +27,8 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import build
 from fedsilo.models.methods.moon import MoonSettings, Projection, build_projection, contrastive_loss
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.strategies.loop.method import State
@@ -493,7 +492,7 @@ def test_round_1_is_fedavgs_and_round_2_is_not(spied_run: Run, tiny: Tiny, recor
     after = grid.replies[6].content[ARRAYS][name].numpy()
     assert (after != fedavg.replies[6].content[ARRAYS][name].numpy()).any()
     assert recorder.states[0].stateful_sites == ("s1a", "s2a", "s3a")
-    assert set(loop.method.model(loop.current())) == set(first)
+    assert set(loop.method.model(loop.state)) == set(first)
 
 
 def test_a_finished_runs_model_is_a_plain_network(

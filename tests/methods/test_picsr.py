@@ -16,7 +16,7 @@ from torch import Tensor
 from fedsilo.client_app.explain.sample import explain_sample
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.picsr import PICSRSite
-from fedsilo.client_app.session import SiteSession, open_session
+from fedsilo.client_app.session import SiteSession
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import CheckpointError, DataError, SettingError, SiteError
@@ -38,10 +38,9 @@ from fedsilo.models.methods.picsr import (
     routing_metrics,
 )
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.mixture import Mixture, expert_array
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from fedsilo.strategies.loop.method import initial_weights
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
@@ -541,9 +540,9 @@ def test_a_hospital_that_raised_its_floor_sends_no_prototype_either(
 ) -> None:
     node = context({"site": "s1a", "sums-min-count": 37}, "picsr")
     with pytest.raises(SiteError, match=r"s1a sends no prototype: it has fewer than 37"):
-        open_session(node).admit()
+        SiteSession.open(node)
     node = context({"site": "s1a", "sums-min-count": 36}, "picsr")
-    open_session(node).admit()
+    SiteSession.open(node)
 
 
 def test_a_site_of_just_enough_samples_sends_its_prototype(opened: Opened) -> None:
@@ -1022,7 +1021,7 @@ def started(
 
 
 def experts_of(strategy: PICSR) -> list[str]:
-    arrays = strategy.current().arrays
+    arrays = strategy.state.arrays
     found = sorted(n.removeprefix("prototype/") for n in arrays if n.startswith("prototype/"))
     assert found == sorted({n.split("/")[1] for n in arrays if n.startswith("expert/")})
     assert arrays["router/importance.weight"].shape == (len(found), len(found))
@@ -1081,7 +1080,7 @@ def test_finetuned_experts_part_from_the_fedavg_model_and_are_sent_no_weights_ag
 def test_a_run_ends_with_a_routing_document_of_its_own_values(spied_run: Run, tiny: Tiny) -> None:
     _, strategy = spied_run(tiny("picsr"))
     values = {"s1a": {f"routing.{site}.mean": 1 / 3 for site in ALL}}
-    found = strategy.method.documents(strategy.current(), values)["routing.json"]
+    found = strategy.method.documents(strategy.state, values)["routing.json"]
     assert found["experts"] == ALL
     distances = found["prototype distances"]
     for kind in ("input", "embedded"):
@@ -1135,7 +1134,7 @@ def test_a_router_that_is_not_finite_never_reaches_the_mean(
         started(s2a=poisons)
     _, strategy = started(min_sites=2, s2a=poisons)
     assert experts_of(strategy) == ALL
-    assert strategy.current().arrays["router/importance.bias"].tolist() == [1, 1, 1]
+    assert strategy.state.arrays["router/importance.bias"].tolist() == [1, 1, 1]
 
 
 def test_a_site_that_drops_out_before_it_gave_its_expert_has_none_and_trains_the_router_later(
@@ -1148,14 +1147,14 @@ def test_a_site_that_drops_out_before_it_gave_its_expert_has_none_and_trains_the
     experts = [name for name in arrays_of(to_s2a[2]) if name.startswith("expert/")]
     assert {name.split("/")[1] for name in experts} == {"s1a", "s3a"}
     # its router counts all the same: (1 + 4 + 1) / 3
-    assert strategy.current().arrays["router/importance.bias"].tolist() == [2, 2]
+    assert strategy.state.arrays["router/importance.bias"].tolist() == [2, 2]
 
 
 def test_a_site_that_drops_out_after_it_gave_its_expert_is_still_heard(
     started: Run, good: Any, told: Any, recorder: Any
 ) -> None:
     _, strategy = started(min_sites=2, s2a=fail_in_rounds([3, 4, 5], told, good(4.0)))
-    arrays = strategy.current().arrays
+    arrays = strategy.state.arrays
     assert experts_of(strategy) == ALL
     assert (arrays["expert/s2a/head.4.bias"] == 4).all()
     assert (arrays["prototype/s2a"] == 4).all()

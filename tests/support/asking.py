@@ -6,7 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.models.contract.messages import EVALUATE, NUM_EXAMPLES, PEAK_MEMORY, SECONDS, TRAIN
+from fedsilo.models.contract.messages import (
+    EVALUATE,
+    KEPT_STATE,
+    NUM_EXAMPLES,
+    PEAK_MEMORY,
+    SECONDS,
+    TRAIN,
+)
 from fedsilo.strategies.loop.ask import Ask, Question, Replies
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.wire.reply import Arrays, Reply, Specs
@@ -39,10 +46,8 @@ class ScriptedAsk(Ask):
         self.asked[phase] = question
         if phase not in self.given:
             raise NoReplies(phase)
-        answered = {
-            site: reply for site, reply in self.given[phase].items() if site in question.send
-        }
-        self.replies[phase] = Replies(answered)
+        given = sorted(self.given[phase].items())
+        self.replies[phase] = Replies({site: r for site, r in given if site in question.send})
         return self.replies[phase]
 
 
@@ -52,7 +57,8 @@ def make_reply(site: str, arrays: Mapping[str, Any] | None = None, **metrics: An
     told = {NUM_EXAMPLES: 36, SECONDS: 0.5, PEAK_MEMORY: 1000} | given
     kept = {key: float(value) for key, value in told.items() if value is not None}
     unpacked = {name: np.asarray(array) for name, array in (arrays or {}).items()}
-    return Reply(site, unpacked, kept, int(kept.get(NUM_EXAMPLES, 1)))
+    keeps = kept.get(KEPT_STATE, 0) == 1
+    return Reply(site, unpacked, kept, int(kept.get(NUM_EXAMPLES, 1)), keeps_state=keeps)
 
 
 def ask_of(method: Method, state: Any, given: Given | None = None) -> ScriptedAsk:

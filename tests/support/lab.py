@@ -1,7 +1,7 @@
 """What a method makes of a message, seen from within: what it trains with, sends and keeps."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 from unittest import mock
 
@@ -10,10 +10,10 @@ from torch import Tensor
 
 from fedsilo.client_app.answer import answer, evaluate
 from fedsilo.client_app.lab import Lab, Outgoing
-from fedsilo.client_app.session import SiteSession, session_of
-from fedsilo.client_app.site.limits import NO_LIMITS
+from fedsilo.client_app.session import SiteSession, finished_session, session_of
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.messages import CONFIG, Instruction
+from fedsilo.models.contract.methods import settings_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.site_network import SiteNetwork
 
@@ -88,4 +88,5 @@ def lab_of(message: Message, context: Context) -> Lab:
 
 def session_with(settings: CommonSettings, silo: Silo) -> SiteSession:
     """Return the session of a real site that has no limits and no node config."""
-    return SiteSession(settings, silo, False, NO_LIMITS, {}, {}, None)
+    own = settings_class(settings.method)()
+    return replace(finished_session(settings, own, silo), simulated=False)

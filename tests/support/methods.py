@@ -9,8 +9,7 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.lab import Lab
 from fedsilo.models.contract.messages import ARRAYS
-from fedsilo.models.networks.exchanged import exchanged_arrays
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.wire.reply import Reply

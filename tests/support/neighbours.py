@@ -184,7 +184,7 @@ def _coupled(own: Silo, patient: Patient, seen: Seen, first: Seen | None) -> Ite
         return torch.nonzero(drawn < rate).flatten()
 
     with (
-        patch("fedsilo.client_app.session.load_silo", lambda name, settings: own),
+        patch("fedsilo.client_app.opening.load_silo", lambda name, settings: own),
         patch("fedsilo.client_app.session.secret_seed", lambda folder: 5),
         patch("fedsilo.client_app.training.private.poisson_batch", same_batch),
         patch.object(Release, "with_noise", same_noise),

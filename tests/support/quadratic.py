@@ -19,7 +19,7 @@ from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.session import finished_session
 from fedsilo.client_app.site.private_state import SiteState
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.contract.messages import ARRAYS, CONFIG, Instruction, state_key
+from fedsilo.models.contract.messages import ARRAYS, CONFIG, KEPT_STATE, Instruction, state_key
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import SiteNetwork
@@ -89,9 +89,7 @@ class QuadraticAsk(Ask):
     def put(self, question: Question) -> Replies:
         replies = {site: self._reply(site, question) for site in question.send}
         usable = {site: reply for site, reply in replies.items() if site not in self.lost}
-        self.kept.update(
-            {s: state_key(self.round, 0) for s, r in usable.items() if r.keeps_state()}
-        )
+        self.kept.update({s: state_key(self.round, 0) for s, r in usable.items() if r.keeps_state})
         return Replies(usable)
 
     def _reply(self, site: str, question: Question) -> Reply:
@@ -107,7 +105,8 @@ class QuadraticAsk(Ask):
         packed = answer(lab)
         arrays = {name: unpack(array) for name, array in packed[ARRAYS].items()}
         metrics = {key: float(value) for key, value in packed["metrics"].items()}  # type: ignore[arg-type]
-        return Reply(site, arrays, metrics, SAMPLES[SITES.index(site)])
+        keeps = metrics[KEPT_STATE] == 1
+        return Reply(site, arrays, metrics, SAMPLES[SITES.index(site)], keeps_state=keeps)
 
 
 def rounds_of(

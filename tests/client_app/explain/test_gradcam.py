@@ -19,11 +19,10 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import build
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import ConvEncoder, ResidualBlock, float_inputs
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.mixture import Mixture
 from fedsilo.models.networks.resnet22 import ResNet22
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 Opened = Callable[..., Lab]

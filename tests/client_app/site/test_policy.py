@@ -11,10 +11,11 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.client_app import session
+from fedsilo.client_app import opening
 from fedsilo.client_app.app import app
 from fedsilo.client_app.lab import Lab, Outgoing
 from fedsilo.client_app.methods.fedavg import FedAvgSite
+from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site import policy
 from fedsilo.client_app.site.audit_log import grouped, names_in
 from fedsilo.client_app.site.policy import SiteFile, log_path, matches, read_site_file
@@ -25,7 +26,7 @@ from fedsilo.models.contract.methods import METHODS, settings_class, site_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import key_of
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.models.privacy.accountant import epsilon
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -122,7 +123,7 @@ def unopened(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: Any) -> None:
         raise AssertionError("data were opened")
 
-    monkeypatch.setattr("fedsilo.client_app.session.load_silo", fail)
+    monkeypatch.setattr("fedsilo.client_app.opening.load_silo", fail)
 
 
 def test_the_site_file_is_read_before_the_answer_and_once_more_before_it_leaves(
@@ -172,13 +173,13 @@ def test_a_site_that_names_no_file_answers_as_before_and_keeps_no_log(
 def test_a_reply_is_judged_by_the_site_file_as_it_is_when_the_reply_leaves(
     hospital: Hospital, monkeypatch: pytest.MonkeyPatch, tightened: dict[str, Any] | str, said: str
 ) -> None:
-    context, load = hospital(), session.load_silo
+    context, load = hospital(), opening.load_silo
 
     def tighten(*given: Any) -> Silo:
         hospital(tightened)  # writes the file while the message is answered
         return load(*given)
 
-    monkeypatch.setattr(session, "load_silo", tighten)
+    monkeypatch.setattr(opening, "load_silo", tighten)
     if said:
         assert said in refusal(context)
     else:
@@ -188,13 +189,13 @@ def test_a_reply_is_judged_by_the_site_file_as_it_is_when_the_reply_leaves(
 def test_what_a_site_file_forbade_when_a_message_came_does_not_leave_by_a_laxer_one(
     hospital: Hospital, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    context, load = hospital({"records": ["arrays/*"]}), session.load_silo
+    context, load = hospital({"records": ["arrays/*"]}), opening.load_silo
 
     def loosen(*given: Any) -> Silo:
         hospital()
         return load(*given)
 
-    monkeypatch.setattr(session, "load_silo", loosen)
+    monkeypatch.setattr(opening, "load_silo", loosen)
     assert "does not let config/backbone" in refusal(context)
 
 
@@ -439,7 +440,7 @@ def test_every_consent_that_a_method_asks_for_is_a_key_of_the_file(
     silo: Silo, common: CommonSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     session, asked = session_with(common, silo), set()
-    monkeypatch.setattr(session, "require_consent", lambda key, purpose: asked.add(key))
+    monkeypatch.setattr(SiteSession, "require_consent", lambda self, key, purpose: asked.add(key))
     for name in METHODS:
         site_class(name)(settings_class(name)()).admit(session)
     assert asked == {"allow-embeddings"}

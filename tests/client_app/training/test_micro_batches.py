@@ -10,8 +10,8 @@ from fedsilo.client_app.training.loop import LocalTraining, add_gradients, micro
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.site_network import exchanged_arrays
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 

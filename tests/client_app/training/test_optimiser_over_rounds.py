@@ -11,7 +11,7 @@ from fedsilo.client_app.training import pacing
 from fedsilo.client_app.training.optimisers import moments_of, open_optimiser, restore_moments
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.networks.exchanged import exchanged_arrays
+from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.lab import answer, fitted
 
@@ -113,4 +113,4 @@ def test_a_plan_of_batches_holds_whether_or_not_the_optimiser_is_kept(
 ) -> None:
     lab = opened("fedavg", own={"optimiser_state": state})
     lab.fit(lab.classifier(None), plan=[[torch.tensor([0, 1])], [torch.tensor([2, 3, 4])]])
-    assert lab.outbound.work == {"steps": 2, "samples": 5}
+    assert lab.work == {"steps": 2, "samples": 5}

@@ -11,8 +11,8 @@ from fedsilo.datasets.weights.initial_weights import load_initial_weights
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.site_network import exchanged_arrays
 
 TASK = Task((1, 16, 16), 3)
 CONV = CommonSettings(network="conv", width=4, seed=1)

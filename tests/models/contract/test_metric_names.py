@@ -9,7 +9,6 @@ from fedsilo.models.contract.metric_names import (
     BINS,
     BinCounts,
     Metric,
-    incomplete_bins,
     is_metric_key,
     read_bins,
     read_measurement,
@@ -26,8 +25,8 @@ SITES = st.from_regex(r"\A[A-Za-z0-9_][A-Za-z0-9._-]{0,63}\Z")
         ("incoming.test.accuracy", Metric("accuracy")),
         ("trained.train.loss", Metric("loss")),
         ("incoming.test.own-labels-accuracy", Metric("own-labels-accuracy")),
-        ("incoming.val.auc-from-st.gallen", Metric("auc", source="st.gallen")),
-        ("incoming.test.routing.st.gallen.q05", Metric("routing", "st.gallen", "q05")),
+        ("incoming.val.auc-from-st.gallen", Metric("auc", site="st.gallen")),
+        ("incoming.test.routing.st.gallen.q05", Metric("routing", "st.gallen", "q05", "st.gallen")),
         ("incoming.test.class.12.auc", Metric("class", "12", "auc")),
         ("incoming.test.reliability.9.mean", Metric("reliability", "9", "mean")),
     ],
@@ -85,7 +84,7 @@ def test_the_site_of_a_crossed_metric_is_read_back(word: str, site: str) -> None
     read = read_metric(metric_from(word, site))
     if "-from-" in f"{word}-from" or word.startswith("trained-"):
         return  # no metric of ours is called so
-    assert read == Metric(word, source=site)
+    assert read == Metric(word, site=site)
 
 
 @given(SITES)
@@ -104,11 +103,6 @@ def test_a_bin_without_all_its_parts_is_none() -> None:
     values = {"certainty.0.count": 2.0, "certainty.0.right": 1.0, "certainty.0.mean": 0.5}
     values |= {"certainty.3.count": 4.0, "confidence.0.count": 1.0}
     assert read_bins(values, "certainty") == {0: BinCounts(2.0, 1.0, 0.5)}
-    keys = {f"incoming.test.{name}": value for name, value in values.items()}
-    assert list(incomplete_bins(keys)) == [
-        "incoming.test.certainty.3",
-        "incoming.test.confidence.0",
-    ]
 
 
 def test_every_bin_of_every_family_has_its_names() -> None:
@@ -116,4 +110,3 @@ def test_every_bin_of_every_family_has_its_names() -> None:
         for number in range(BINS):
             read = read_metric(f"{family}.{number}.right")
             assert read == Metric(family, str(number), "right")
-            assert read.is_of_bin

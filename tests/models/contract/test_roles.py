@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from fedsilo.client_app import session
+from fedsilo.client_app import opening
 from fedsilo.client_app.site import identity, private_state
 from fedsilo.datasets.partition import cuts
 from fedsilo.datasets.shifted.shifted import ShiftedImages
@@ -104,7 +104,7 @@ def test_a_refusal_names_what_chooses_among_samples_in_its_order() -> None:
     assert (
         *("test-folds", "val-folds", "fold-seed", "sample-share", "public-share"),
         *("partition", "unseen", "concentration", "labels-per-silo"),
-    ) == session._CUTS
+    ) == opening._CUTS
 
 
 def test_a_sites_own_word_goes_before_the_runs() -> None:

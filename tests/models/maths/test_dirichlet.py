@@ -17,7 +17,6 @@ from fedsilo.models.maths.dirichlet import (
     belief,
     dirichlet_kl,
     evidence_of,
-    evidences,
     evidential_loss,
     evidential_mse,
     skewed_prior,
@@ -25,7 +24,7 @@ from fedsilo.models.maths.dirichlet import (
 )
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, evidences
 
 PARAMETER = st.floats(0.02, 80)
 

@@ -5,9 +5,13 @@ from torch import nn
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import FrozenPart, exchanged_arrays, load_exchanged
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import (
+    FrozenPart,
+    TokenClassifier,
+    exchanged_arrays,
+    load_exchanged,
+)
 
 SMALL = CommonSettings(width=2, seed=3)
 TASK = Task((1, 16, 16), 10)

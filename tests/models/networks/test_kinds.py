@@ -3,9 +3,9 @@ import torch
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
-from fedsilo.models.networks.kinds import Task, network_kind
+from fedsilo.models.networks.build import build_classifier, network_kind
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.site_network import exchanged_arrays
 
 TASK = Task((1, 16, 16), 10)
 ROWS = Task((5,), 3)

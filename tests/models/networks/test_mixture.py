@@ -11,7 +11,6 @@ from torch import Tensor
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.mixture import (
     Mixture,
@@ -20,7 +19,7 @@ from fedsilo.models.networks.mixture import (
     mixed_log_probabilities,
     open_experts,
 )
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 
 SETTINGS = CommonSettings(seed=3, width=1)
 ROWS, IMAGES = Task((2,), 2), Task((1, 16, 16), 3)

@@ -15,9 +15,9 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.mc_dropout import only_dropout_active
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task, check_network_settings
 from fedsilo.models.networks.plugged import PluggedClassifier
+from fedsilo.models.networks.site_network import exchanged_arrays
 
 TASK = Task((1, 8, 8), 5)
 

@@ -11,9 +11,9 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.attention_rollout import rollout
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.kinds import Task, check_network_settings
 from fedsilo.models.networks.prompted_vit import PromptedViT, build_vit, prefix_attention
+from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 from tests.support.tiny import VIT_FIELDS
 
 COLOUR, GREY = Task((3, 16, 16), 4), Task((1, 16, 16), 4)

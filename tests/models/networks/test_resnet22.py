@@ -6,9 +6,9 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.resnet22 import ResNet22, build_head, still_statistics
+from fedsilo.models.networks.site_network import exchanged_arrays
 
 
 def test_the_published_architecture_is_met_in_names_shapes_and_numbers() -> None:

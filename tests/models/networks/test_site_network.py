@@ -6,9 +6,8 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.models.methods.uefl_network import UEFLNetwork
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
-from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier, exchanged_arrays
 from tests.support.tiny import VIT_FIELDS
 
 

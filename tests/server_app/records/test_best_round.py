@@ -103,7 +103,7 @@ def test_a_run_stops_after_the_right_round_and_has_kept_the_best(
     tmp_path: Path,
 ) -> None:
     loop, hook = run(tmp_path, values, **own)
-    assert loop.current().round == stopped
+    assert loop.state.round == stopped
     assert bool(loop.stopped) == (stopped < len(values))
     assert (hook.best["round"], hook.best["value"]) == pytest.approx(best)
     arrays, facts = load_state(tmp_path / "best.safetensors")
@@ -135,17 +135,17 @@ def test_a_resumed_run_stops_after_the_same_round_with_the_same_best(tmp_path: P
         again.recorder.restore(hook.recorder.state())
         loop.state = hook.unjudged
         loop.start(cast(Any, None), len(values))
-        assert loop.current().round == whole.current().round == 5
+        assert loop.state.round == whole.state.round == 5
         assert again.best == expected.best
 
 
 def run_until(folder: Path, values: list[Any], rounds: int) -> BestRound:
     """Run so many rounds and no final evaluation."""
     loop, hook = loop_of(folder, values, patience=2)
-    loop.hooks.call("run_started", loop.current(), loop.method.participants, rounds)
-    session = loop.session(cast(Any, None))
+    loop.hooks.call("run_started", loop.state, loop.method.participants, rounds)
+    loop.connect(cast(Any, None))
     for _ in range(rounds):
-        loop.run_round(session)
+        loop.run_round()
     return hook
 
 
@@ -154,4 +154,4 @@ def test_a_run_without_validation_samples_is_refused_before_it_trains(tmp_path: 
     hook.method.participants = Participants(facts_of({"a": 0}), {})
     with pytest.raises(SettingError, match="no site measures on validation samples"):
         loop.start(cast(Any, None), 1)
-    assert loop.current().round == 0
+    assert loop.state.round == 0

@@ -98,7 +98,7 @@ def meet(
         wire = {"wire_precision": way.precision, "wire_down": "bf16"}
         common = {"rounds": 1, "min_sites": min_sites, "max_update_norm": 0.0, **wire}
         _, loop = started(app, state=State(dict(SENT)), **common)
-        after: NDArray = loop.current().arrays["w"]
+        after: NDArray = loop.state.arrays["w"]
         return after
 
     return run

@@ -48,7 +48,7 @@ def phases(grid: Any, told: Any) -> list[tuple[Any, Any]]:
 def test_a_run_that_ends_by_itself_has_no_reason(run: Any, fake_app: Any) -> None:
     _, strategy = run(fake_app(), Ending(forgiving=True))
     assert strategy.stopped == ""
-    assert strategy.current().round == 3
+    assert strategy.state.round == 3
 
 
 def failing_in(round_: int, answering: Any, told: Any) -> Callable[[Message], RecordDict]:
@@ -69,8 +69,8 @@ def test_a_failed_round_is_taken_back_where_a_hook_says_that_it_ends_the_run_wel
     app = fake_app(answering(3.0), s2a=failing_in(2, answering, told))
     grid, strategy = run(app, recorder, Ending(forgiving=True))
     assert phases(grid, told) == [(1, TRAIN), (2, TRAIN), (2, EVALUATE)]
-    assert strategy.current().round == 1
-    assert strategy.current().arrays["w"].tolist() == [3, 3]
+    assert strategy.state.round == 1
+    assert strategy.state.arrays["w"].tolist() == [3, 3]
     assert strategy.stopped.startswith("it was too much: site s2a, round 2, phase train: ")
     assert recorder.events[-1] == ("run ended", 1)
 

@@ -215,13 +215,13 @@ def test_a_site_that_told_of_private_state_is_expected_to_have_it_from_then_on(
     expected = [told(message)["expects-state"] for message in grid.sent]
     rounds = [key / ROUND_KEYS for key in expected]
     assert rounds == [*[0] * 3, 0, 0, 1, 2, 0, 2, 2, 0, 3]
-    assert strategy.current().stateful_sites == ("s1a", "s3a")
+    assert strategy.state.stateful_sites == ("s1a", "s3a")
 
 
 def test_a_run_that_goes_on_remembers_who_keeps_state(started: Started, told: Any) -> None:
     grid, strategy = started(rounds=2, state=State(START, 1, {"s2a": 100}))
     assert [told(m)["expects-state"] for m in grid.sent] == [0, 100, 0] * 2
-    assert strategy.current().stateful_sites == ("s2a",)
+    assert strategy.state.stateful_sites == ("s2a",)
 
 
 SITES = [f"s{number}" for number in range(10)]

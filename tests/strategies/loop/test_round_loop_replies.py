@@ -111,7 +111,7 @@ def test_measurements_are_needed_in_the_rounds_that_measure(
             started(app, evaluate_every=2)
     else:
         _, strategy = started(app, evaluate_every=2)
-        assert strategy.current().round == 2
+        assert strategy.state.round == 2
 
 
 @pytest.mark.parametrize("key", ["incoming.val.loss", "incoming.test.accuracy"])

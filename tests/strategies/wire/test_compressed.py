@@ -1,5 +1,5 @@
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
@@ -15,12 +15,17 @@ from fedsilo.strategies.wire.records import (
     from_record,
     to_record,
 )
-from fedsilo.strategies.wire.reply import shapes
+from fedsilo.strategies.wire.reply import ArraySpec, Specs
 
 Content = Callable[..., RecordDict]
 WAYS = [Compression("fp32"), Compression("bf16")]
 SENT = {"w": np.array([[1.0, 2.0, 3.0], [4.0, 5.0, 6.0]], np.float32)}
 TRAINED = {"w": np.array([[1.5, 2.0, 2.0], [4.0, 5.25, 6.0]], np.float32)}  # +0.5, -1, +0.25
+
+
+def specs_of(arrays: Mapping[str, NDArray]) -> Specs:
+    """Return the specs of float32 arrays of the same shapes."""
+    return {name: ArraySpec(array.shape) for name, array in arrays.items()}
 
 
 def floats(*values: float) -> NDArray:
@@ -31,7 +36,7 @@ def travelled(
     way: Compression, content: Content, leaving: dict[str, NDArray], sent: dict[str, NDArray]
 ) -> dict[str, NDArray]:
     packed = way.packed(leaving, sent)
-    return dict(way.reply("s1a", content(packed), shapes(leaving), sent).arrays)
+    return dict(way.reply("s1a", content(packed), specs_of(leaving), sent).arrays)
 
 
 def refusal(
@@ -39,7 +44,7 @@ def refusal(
 ) -> str:
     reply = content({"w": np.frombuffer(data, np.uint8)})
     with pytest.raises(SiteError) as caught:
-        way.reply("s1a", reply, shapes(sent), sent)
+        way.reply("s1a", reply, specs_of(sent), sent)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -84,8 +89,8 @@ def test_a_bundle_of_updates_is_opened_and_counted_as_if_apart(
     sent = {name: np.zeros(40, np.float32) for name in ("a", "b")}
     leaving = {name: np.arange(40, dtype=np.float32) for name in sent}
     packed = way.packed(leaving, sent)
-    apart = way.reply("s1a", content(packed), shapes(sent), sent)
-    bundled = way.reply("s1a", bundle(content(packed)), shapes(sent), sent)
+    apart = way.reply("s1a", content(packed), specs_of(sent), sent)
+    bundled = way.reply("s1a", bundle(content(packed)), specs_of(sent), sent)
     assert bundled.bytes_up == apart.bytes_up
     for name in sent:
         assert (bundled.arrays[name] == apart.arrays[name]).all()
@@ -111,7 +116,7 @@ def test_a_reply_counts_the_bytes_that_travelled(content: Content) -> None:
     sizes = {}
     for way in WAYS:
         packed = way.packed(leaving, sent)
-        reply = way.reply("s1a", content(packed), shapes(sent), sent)
+        reply = way.reply("s1a", content(packed), specs_of(sent), sent)
         sizes[way.precision] = reply.bytes_up
     assert sizes["fp32"] - sizes["bf16"] == 20_000
 
@@ -128,7 +133,7 @@ def test_bf16_down_is_half_the_bytes_and_costs_the_server_nothing(content: Conte
     assert arrived["norm.running_var"].tolist() == [1 + 3 / 512]
     trained = {"w": arrived["w"] + floats(0.25, -0.5), "norm.running_var": floats(7.0)}
     packed = way.packed(trained, arrived)
-    reply = way.reply("s1a", content(packed), shapes(model), model)
+    reply = way.reply("s1a", content(packed), specs_of(model), model)
     assert reply.arrays["w"].tolist() == [1 + 3 / 512 + 0.25, 1.5]
     assert reply.arrays["norm.running_var"].tolist() == [7.0]
 
@@ -161,4 +166,4 @@ def test_altered_update_is_refused(
 def test_an_update_that_is_no_array_of_bytes_is_refused(content: Content) -> None:
     reply = content({"w": TRAINED["w"]})
     with pytest.raises(SiteError, match="array 'w' is float32"):
-        Compression("bf16").reply("s1a", reply, shapes(SENT), SENT)
+        Compression("bf16").reply("s1a", reply, specs_of(SENT), SENT)

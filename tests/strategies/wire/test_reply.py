@@ -11,7 +11,7 @@ from flwr.app import Array, RecordDict
 
 from fedsilo.models.contract.errors import RunDirectoryError, SiteError
 from fedsilo.strategies.wire.records import bundle
-from fedsilo.strategies.wire.reply import ArraySpec, Reply, Specs, Spill, decode
+from fedsilo.strategies.wire.reply import ArraySpec, Specs, Spill, decode
 
 Content = Callable[..., RecordDict]
 SPEC = {"w": ArraySpec((2, 3))}
@@ -165,9 +165,13 @@ def test_two_arrays_of_one_name_in_a_bundle_are_refused_in_one_line(content: Con
 
 
 @pytest.mark.parametrize(("value", "keeps"), [(1, True), (0, False), (None, False)])
-def test_reply_says_whether_its_site_keeps_state(value: int | None, keeps: bool) -> None:
-    metrics = {} if value is None else {"kept-state": float(value)}
-    assert Reply("s1a", metrics=metrics).keeps_state() is keeps
+def test_reply_says_whether_its_site_keeps_state(
+    content: Content, value: int | None, keeps: bool
+) -> None:
+    reply = content()
+    if value is not None:
+        reply["metrics"]["kept-state"] = value
+    assert decode("s1a", reply, {}).keeps_state is keeps
 
 
 def packed(array: Any, **changes: Any) -> Array:

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
 from tests.support.attackers.asked import Arrays, Asked
 from tests.support.attackers.planes import FEATURES

@@ -12,8 +12,7 @@ import torch
 
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.models.contract.errors import DataError
-from fedsilo.models.networks.exchanged import exchanged_arrays
-from fedsilo.models.networks.site_network import TokenClassifier
+from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.figures.embeddings import (
     Cloud,

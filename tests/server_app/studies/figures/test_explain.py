@@ -18,8 +18,8 @@ from fedsilo.datasets.registry import load_silo
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import float_inputs
-from fedsilo.models.networks.exchanged import exchanged_arrays, load_exchanged
 from fedsilo.models.networks.prompted_vit import PromptedViT
+from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory

@@ -6,23 +6,26 @@ import pytest
 
 from fedsilo.models.contract.errors import EpsilonSpentError, RefusedError, SiteError
 from fedsilo.models.contract.messages import EVALUATE, TRAIN
+from fedsilo.models.contract.own_settings import NoSettings
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.run.inline_engine import InlineGrid
 from fedsilo.strategies.loop.ask import Question, TooFewSitesError
-from fedsilo.strategies.loop.asking import GridAsk, Session, _Exchange
 from fedsilo.strategies.loop.hooks import Hooks
+from fedsilo.strategies.loop.round import Round
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.wire.reply import Spill
+from fedsilo.strategies.methods.fedavg import FedAvg
 
 
-def exchanging(
-    participants: Participants, phase: str, sites: Iterable[str] = (), evaluate_every: int = 1
-) -> _Exchange:
-    """Return a question of round 4 to ``sites`` that was not sent yet."""
-    common = CommonSettings(evaluate_every=evaluate_every)
+def round_4(participants: Participants, **settings: int) -> Round:
+    """Return a round of FedAvg in which nothing was asked yet."""
+    method = FedAvg(CommonSettings(**settings), NoSettings(), participants)  # type: ignore[arg-type]
     grid = InlineGrid(lambda message, context: message, {}, [])  # type: ignore[arg-type]
-    ask = GridAsk(Session(grid, common, participants, Hooks([])), 4, participants.sites(), Spill())
-    return _Exchange(ask, Question(phase, {site: {} for site in sites}, {}))
+    return Round(4, participants.sites(), {}, method, Hooks([]), grid)
+
+
+def question(phase: str, sites: Iterable[str]) -> Question:
+    """Return a question of ``phase`` to ``sites`` without arrays."""
+    return Question(phase, {site: {} for site in sites}, {})
 
 
 ON_VAL = [f"incoming.val.{metric}" for metric in ("accuracy", "entropy", "loss")]
@@ -46,8 +49,9 @@ LOSS = "trained.train.loss"
 def test_a_reply_owes_what_its_phase_measures_on_what_the_site_holds(
     participants: Participants, phase: str, measures: bool, held: list[str], needed: list[str]
 ) -> None:
-    exchange = exchanging(participants, phase, evaluate_every=int(measures))
-    assert list(exchange._needed_metrics(held)) == needed
+    asked = round_4(participants, evaluate_every=int(measures))
+    asked(phase, {})
+    assert list(asked._needed_metrics(phase, held)) == needed
 
 
 @pytest.mark.parametrize(("answered", "failed", "min_sites"), [(3, 0, 0), (2, 1, 2), (1, 0, 3)])
@@ -55,43 +59,41 @@ def test_enough_answers_are_enough(
     participants: Participants, answered: int, failed: int, min_sites: int
 ) -> None:
     sites = [f"s{n}" for n in range(answered + failed)]
-    exchanging(participants, TRAIN, sites)._refuse_too_few(answered, min_sites)
+    asked = round_4(participants, min_sites=min_sites)
+    asked._refuse_too_few(question(TRAIN, sites), answered)
 
 
 @pytest.mark.parametrize(("min_sites", "least"), [(0, 4), (3, 3), (9, 4)])
 def test_too_few_answers_are_refused_with_each_reason_once(
     participants: Participants, min_sites: int, least: int
 ) -> None:
-    exchange = exchanging(participants, TRAIN, "abcd")
-    exchange.failed = {"a": "gone", "b": "full", "c": "gone"}
+    asked = round_4(participants, min_sites=min_sites)
+    asked.failed = {"a": "gone", "b": "full", "c": "gone"}
     message = (
         "^site a, site c, round 4, phase train: gone; site b, round 4, phase train: full -- "
         rf"1 of 4 sites answered and {least} are needed \('min-sites'\)"
     )
     with pytest.raises(TooFewSitesError, match=message):
-        exchange._refuse_too_few(1, min_sites)
+        asked._refuse_too_few(question(TRAIN, "abcd"), 1)
 
 
 def test_at_the_end_of_a_run_a_site_whose_epsilon_is_spent_owes_no_measurements(
     participants: Participants,
 ) -> None:
-    def exchange(phase: str) -> _Exchange:
-        asked = exchanging(participants, phase, "abc")
-        asked.codes = {"a": EpsilonSpentError.code, "b": RefusedError.code}
-        asked.failed = {"a": "epsilon is spent"}
-        return asked
-
-    exchange(EVALUATE)._refuse_too_few(2, 0)
+    asked = round_4(participants)
+    asked.codes = {"a": EpsilonSpentError.code, "b": RefusedError.code}
+    asked.failed = {"a": "epsilon is spent"}
+    asked._refuse_too_few(question(EVALUATE, "abc"), 2)
     with pytest.raises(SiteError, match="3 are needed"):
-        exchange(TRAIN)._refuse_too_few(2, 0)
+        asked._refuse_too_few(question(TRAIN, "abc"), 2)
     with pytest.raises(SiteError, match="2 are needed"):
-        exchange(EVALUATE)._refuse_too_few(1, 0)
+        asked._refuse_too_few(question(EVALUATE, "abc"), 1)
 
 
 def test_ask_for_a_site_that_takes_no_part_is_refused_in_one_line(
     participants: Participants,
 ) -> None:
-    ask = exchanging(participants, TRAIN).ask
+    ask = round_4(participants)
     with pytest.raises(SiteError) as caught:
         ask(TRAIN, {"s1a": {}, "nowhere": {}})
     assert str(caught.value) == (
@@ -101,4 +103,4 @@ def test_ask_for_a_site_that_takes_no_part_is_refused_in_one_line(
 
 
 def test_ask_of_nobody_sends_nothing(participants: Participants) -> None:
-    assert exchanging(participants, TRAIN).ask(TRAIN, {}) == {}
+    assert round_4(participants)(TRAIN, {}) == {}

@@ -1,0 +1,217 @@
+"""Open a site for a run: its settings, its limits and its data, before anything is said of them.
+
+Whatever is refused here depends only on the run's settings and on the hospital's own rules, until
+the data are read.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from flwr.app import Context
+
+from fedsilo.client_app.privacy.declared_data import FILE as DECLARED
+from fedsilo.client_app.privacy.declared_data import declared_data
+from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
+from fedsilo.client_app.privacy.opened_data import tells_single_answers
+from fedsilo.client_app.site.identity import node_cap, site_name, site_settings
+from fedsilo.client_app.site.limits import Limits, limits_of
+from fedsilo.client_app.site.node import forget_opening, is_simulated, note_opening, own_folder
+from fedsilo.client_app.site.policy import refuse_few
+from fedsilo.datasets.registry import data_set, load_silo
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.models.contract.errors import DataError, RefusedError, SiteError
+from fedsilo.models.contract.plugs import with_plugin_settings
+from fedsilo.models.contract.seeding import generator
+from fedsilo.models.contract.settings import SUMS, CommonSettings
+from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults, keys_with
+from fedsilo.models.privacy.promises import check_privacy_settings
+
+_CUTS = (*keys_with(CommonSettings, "folds"), *keys_with(CommonSettings, "sampling"))
+
+
+@dataclass(frozen=True)
+class OpenedSite:
+    """A site whose settings, limits and data have been read for a run; nothing has left it."""
+
+    # The run's settings, overridden by the site's own folders, device and limits
+    settings: CommonSettings
+    silo: Silo  # the site's data; a table's features are not standardised
+    simulated: bool  # whether this is a site of a simulation
+    limits: Limits  # the hospital's floors and quotas; a simulated site has none
+    node_config: Mapping[str, Value]  # the node's own config, with a site file's limits in it
+    run_config: Mapping[str, Value]  # the run's settings as the server sent them
+    # The ledger of the hospital's own cap on epsilon over all runs; None without a cap
+    cap: Ledger | None
+    # Empty samples, as many as a hospital declares at 'trust: sums'. Admission and hello use them
+    # instead of the data. None if the site tells its exact counts
+    stand_in: Silo | None = None
+    load: Callable[[], Silo] | None = None  # reads the data that ``stand_in`` stands for
+
+    def noise(self, *key: int | str) -> torch.Generator | None:
+        """Return the random source of noise for ``key``; None for the operating system's.
+
+        Only a simulated site draws noise from the seed. A server knows the run's seed, so it could
+        subtract noise that was drawn from the seed.
+        """
+        return generator(self.settings.seed, *key) if self.simulated else None
+
+    def require_consent(self, key: str, purpose: str) -> None:
+        """Refuse the run at a real hospital whose node config does not say ``key=true``."""
+        if not self.simulated and self.node_config.get(key) is not True:
+            raise RefusedError(
+                f"site {self.silo.name} has not agreed: {purpose}; set '{key}=true' in the node "
+                "config if that is wanted"
+            )
+
+    def read_declared(self) -> Silo:
+        """Read the data that ``stand_in`` stands for; from here on every failure stays in a sum.
+
+        Raises:
+            DataError: the data cannot be read.
+            SiteError: the data no longer match the hospital's declaration.
+        """
+        declared = self.stand_in
+        assert declared is not None
+        assert self.load is not None
+        silo = self.load()
+        kinds = [(s.task, s.features, s.classes, s.schema) for s in (silo, declared)]
+        counts = silo.label_counts()
+        fewer = any(
+            exact < least
+            for split, bounds in declared.label_counts().items()
+            for exact, least in zip(counts.get(split, []), bounds, strict=False)
+        )
+        if kinds[0] != kinds[1] or fewer:
+            raise SiteError(
+                f"site {silo.name}: the data are fewer or of another kind than when this hospital "
+                f"declared them: remove '{DECLARED}' in its 'state-dir' to have them counted again"
+            )
+        refuse_few(silo.name, counts["train"], self.node_config)
+        return silo
+
+
+def open_site(context: Context, with_data: bool = True) -> OpenedSite:
+    """Open this node's silo under the run's settings, without asking whether it can take part.
+
+    Args:
+        context: Flower's context of the message.
+        with_data: False to use a stand-in for the data of a hospital that declares them.
+
+    Raises:
+        SiteError: the server chooses among a real hospital's samples. From sums with and without
+            one sample it could learn that sample.
+        SettingError: settings of differential privacy contradict each other.
+    """
+    simulated, run, node = is_simulated(context), context.run_config, context.node_config
+    settings = _run_settings(context)
+    if settings.plugin_settings:
+        run = with_plugin_settings(run)
+    site = site_name(context, settings)
+    capped, folder = node_cap(context), own_folder(context, site)
+    # Checked again, whatever the server has checked,
+    # before data are opened, so the reason may leave
+    check_privacy_settings(settings, data_set(settings.dataset).is_table)
+    load, stand_in = partial(_load, site, settings, context), None
+    if not simulated and settings.trust == SUMS:
+        if folder is None:
+            raise RefusedError(
+                f"site {site} keeps what it declares of its data in its 'state-dir', but the node "
+                "config names none: start the SuperNode with one"
+            )
+        stand_in = declared_data(folder, settings, load).stand_in(site)
+        forget_opening()
+    silo = stand_in or load()
+    check_privacy_settings(settings, bool(silo.features))
+    cap = None
+    if capped.max_epsilon:
+        if folder is None:
+            raise RefusedError(
+                f"site {site} has a cap on epsilon, but no 'state-dir' for its ledger: name one in "
+                "the node config"
+            )
+        cap = Ledger(folder / LEDGER, capped.max_epsilon, capped.delta, of_all_runs=True)
+    limits = limits_of(context)
+    opened = OpenedSite(settings, silo, simulated, limits, node, run, cap, stand_in, load)
+    if with_data and stand_in is not None:
+        opened = replace(opened, silo=opened.read_declared())
+    if settings.dataset == "folder":  # the names of a hospital's folders would become class names
+        opened.require_consent("allow-folder-names", "folders' names are sent as those of classes")
+    return opened
+
+
+def _run_settings(context: Context) -> CommonSettings:
+    """Return the run's settings under the site's own words, if the hospital's rules allow them."""
+    settings, node = site_settings(context), context.node_config
+    if not is_simulated(context):
+        if not tells_single_answers(node, context.run_config):
+            # Whether one image can be read must not decide whether there is an answer, so broken
+            # images count as absent
+            settings = replace(settings, broken_images="skip")
+        if node.get("allow-folds") is not True:
+            _refuse_chosen_samples(settings)
+    if node_cap(context).max_epsilon:
+        _refuse_without_epsilon(settings)
+    return settings
+
+
+def _refuse_chosen_samples(settings: CommonSettings) -> None:
+    values, usual = as_mapping(settings), defaults(CommonSettings)
+    if chosen := [key for key in _CUTS if values[key] != usual[key]]:
+        raise RefusedError(
+            f"the run's {', '.join(chosen)} choose which of this site's samples are used, but "
+            "results over different samples reveal single patients: set 'allow-folds=true' in "
+            "the node config if that is wanted"
+        )
+
+
+def _refuse_without_epsilon(settings: CommonSettings) -> None:
+    """Refuse a run without clipping and noise, whose epsilon a hospital's cap cannot count."""
+    if not settings.is_private():
+        raise RefusedError(
+            "the site has a cap on epsilon, but the run's 'sample-clip-norm' is 0: without "
+            "clipping and noise there is no epsilon, of arrays or of measurements; set "
+            "'sample-clip-norm' and 'noise-multiplier', or leave the site out"
+        )
+
+
+def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
+    """Load the silo; a fault of the hospital's whole 'data-dir' is added to an error.
+
+    Raises:
+        DataError: the files are unusable. It names only files that the data set itself names,
+            because a file's name may identify a patient.
+    """
+    note_opening()
+    try:
+        silo = load_silo(name, settings)
+        if silo.dropped and not is_simulated(context):
+            logging.getLogger("flwr").warning(
+                "fedsilo: %d samples of this site cannot be used and are left out", silo.dropped
+            )
+        return silo
+    except DataError as error:
+        fault = _folder_fault(context)
+        raise (type(error)(f"{error}; {fault}") if fault else error) from None
+    except OSError as error:
+        if is_simulated(context):
+            raise
+        logging.getLogger("flwr").exception("fedsilo: the data of this site cannot be opened")
+        cause = error.strerror or type(error).__name__
+        hint = _folder_fault(context) or "the site's own log names the file"
+        raise DataError(f"the data cannot be opened ({cause}): {hint}") from None
+
+
+def _folder_fault(context: Context) -> str | None:
+    """Describe the fault of a node config's 'data-dir'; None if it has none."""
+    folder = str(context.node_config.get("data-dir", ""))
+    try:
+        entry = next(Path(folder).expanduser().iterdir(), None) if folder else Path()
+    except OSError as error:
+        return f"the node config's 'data-dir' cannot be read: {error.strerror}"
+    return None if entry else "the node config's 'data-dir' is empty"

@@ -1,0 +1,298 @@
+"""One round over a grid: send questions, wait, check the replies, apply the failure policy.
+
+A message holds ``config`` (models.contract.messages.Instruction) and ``arrays`` (float32, named by
+the method). For tables with pooled statistics it also holds ``figures``: ``mean`` and ``std``,
+(features,), float64. A reply holds ``metrics`` and the arrays that were asked for.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fedsilo.models.contract.errors import ERROR_CODES, EpsilonSpentError, SiteError
+from fedsilo.models.contract.messages import (
+    ARRAYS,
+    CONFIG,
+    EVALUATE,
+    FIGURES,
+    INCOMING,
+    NUM_EXAMPLES,
+    PEAK_MEMORY,
+    SECONDS,
+    SECURING,
+    TRAIN,
+    TRAINED,
+    TRAINING,
+    Instruction,
+    measurement,
+    state_key,
+)
+from fedsilo.models.contract.one_line import by_reason, one_line, shortened
+from fedsilo.models.contract.settings import SERVER, SUMS
+from fedsilo.strategies.loop.ask import Ask, Question, Replies, TooFewSitesError
+from fedsilo.strategies.loop.hooks import Hooks
+from fedsilo.strategies.loop.method import Method
+from fedsilo.strategies.loop.plausible import (
+    array_fault,
+    far_out,
+    metric_fault,
+    most_counted,
+    names_fault,
+    update_statistics,
+)
+from fedsilo.strategies.wire.compressed import Compression
+from fedsilo.strategies.wire.messaging import arriving
+from fedsilo.strategies.wire.records import Bundles, Packed, bundle, record_bytes, to_record
+from fedsilo.strategies.wire.reply import Arrays, Reply, Spill, decode
+from fedsilo.strategies.wire.secure_keys import SECURE
+
+_CODES = {number: code for code, number in ERROR_CODES.items()}
+
+
+@dataclass(eq=False)
+class Round(Ask):
+    """Asks the sites of one round over a grid, one question after another.
+
+    It changes nothing outside itself. So a round that fails leaves no trace, and it can be run
+    again.
+    """
+
+    number: int  # from 1; the final evaluation counts as part of the last round
+    sites: Sequence[str]  # the sites that may be asked, sorted
+    # The newest state that each site reports to keep (``state_key``), by site
+    stateful_sites: dict[str, int]
+    method: Method  # its settings and its participants
+    hooks: Hooks  # called at the events of the round
+    grid: Grid  # Flower's, or the in-process one
+    timeout: float = 3600.0  # seconds to wait for the replies of a phase
+    run_dir: str = ""  # the folder in which simulated sites keep their state
+    # A table's pooled statistics, serialised once for all sites and rounds; None without them
+    figures: ArrayRecord | None = None
+    compression: Compression | None = None  # compresses updates; None if sites send whole arrays
+    ends: bool = False  # whether this is the final evaluation of the run
+    spill: Spill = field(default_factory=Spill)  # keeps the replies' arrays until the round is over
+    # The phases in which sites measure the weights that they receive
+    measuring: Collection[str] = field(init=False, default=(EVALUATE,))
+    # The sites that gave the current question no usable reply: their reasons, and the codes of the
+    # errors that they answered with
+    failed: dict[str, str] = field(init=False, default_factory=dict)
+    codes: dict[str, str] = field(init=False, default_factory=dict)
+    # Arrays that several sites receive are serialised once, and so are the bundles of real sites
+    _packed: Packed = field(init=False, default_factory=dict)
+    _bundles: Bundles = field(init=False, default_factory=dict)
+    # The phases of this round in order; the number of the current one, from 0
+    _answered: list[tuple[Question, Replies]] = field(init=False, default_factory=list)
+    _step: int = field(init=False, default=-1)
+
+    def put(self, question: Question) -> Replies:
+        """Send a question to its sites and return the usable replies; see ``Ask``."""
+        self._step += 1
+        if self.method.common.measures_in(self.number):
+            self.measuring = {EVALUATE, *TRAINING}
+        if unknown := sorted(set(question.send) - set(self.method.participants.nodes)):
+            raise SiteError(
+                f"round {self.number}, phase {question.phase}: the method asks {unknown[0]}, which "
+                f"takes no part; the sites are {', '.join(self.sites)}"
+            )
+        if not question.send:
+            return Replies({})
+        self.failed, self.codes = {}, {}
+        replies = Replies(self._check(question, self._exchange(question)))
+        key = state_key(self.number, self._step)
+        self.stateful_sites.update({s: key for s, reply in replies.items() if reply.keeps_state})
+        self.hooks.call("phase_ended", self.number, question.phase, replies)
+        self._answered.append((question, replies))
+        return replies
+
+    def measure_updates(self, after: Arrays) -> None:
+        """Compare each site's update with the change of the model, for each phase of the round.
+
+        Args:
+            after: the model's arrays by name after the round.
+        """
+        # Go back from the last phase, because the arrays of a phase resulted from the phase before
+        for question, replies in reversed(self._answered):
+            statistics = update_statistics(question.reference, after, replies)
+            if statistics:
+                self.hooks.call("updates_measured", self.number, question.phase, statistics)
+            for sent in question.send.values():
+                after = {**after, **sent}
+
+    def message(self, site: str, question: Question) -> Message:
+        """Build the message that asks ``site`` a question."""
+        phase, participants = question.phase, self.method.participants
+        instruction = Instruction(
+            # Sites count the final evaluation as a round of its own
+            round=self.number + (self.ends or phase == EVALUATE),
+            phase=phase,
+            step=self._step,
+            run_name=self.method.common.run_name,
+            run_dir=self.run_dir if participants.facts[site].simulated else "",
+            evaluate=phase in self.measuring,
+            expects_state=self.stateful_sites.get(site, 0),
+            returns=bool(question.expect.get(site)),
+            notes=question.notes[site].to_values() if site in question.notes else {},
+        )
+        content = RecordDict({CONFIG: ConfigRecord(dict(instruction.to_config()))})
+        if site in question.records:
+            content[SECURE] = question.records[site]
+        if arrays := question.send[site]:
+            if self.compression and phase in TRAINING:
+                self.compression.pack(arrays, self._packed)
+            content[ARRAYS] = to_record(arrays, self._packed)
+        if self.figures is not None and phase not in SECURING:
+            content[FIGURES] = self.figures
+        kind = EVALUATE if phase == EVALUATE else TRAIN
+        return Message(content, participants.nodes[site], kind, group_id=str(instruction.round))
+
+    def _exchange(self, question: Question) -> dict[str, Reply]:
+        """Send the messages, wait, and return the replies that could be decoded, by site.
+
+        ``failed`` then holds the reason for each site without a decoded reply.
+        """
+        phase, participants = question.phase, self.method.participants
+        sites = sorted(question.send)
+        messages = {site: self.message(site, question) for site in sites}
+        sizes = {site: record_bytes(message.content) for site, message in messages.items()}
+        self.hooks.call("phase_started", self.number, phase, sites)
+        for site, message in messages.items():
+            # A simulated site's messages pass no SuperLink, so bundling them would only copy them
+            if not participants.facts[site].simulated:
+                message.content = bundle(message.content, self._bundles)
+        site_of = {participants.nodes[site]: site for site in sites}
+
+        def note_away(nodes: Collection[int]) -> None:
+            away = sorted(site_of[node] for node in nodes)
+            self.hooks.call("sites_away", self.number, phase, away)
+
+        replies: dict[str, Reply] = {}
+        waits = self.timeout, self.method.common.away_timeout
+        for node, message in arriving(self.grid, list(messages.values()), *waits, note_away):
+            site = site_of[node]
+            try:
+                reply = self._decode(site, message, question)
+                replies[site] = replace(reply, bytes_down=sizes[site])
+            except SiteError as error:
+                self.failed[site] = one_line(error)
+            self.hooks.call("reply_came", self.number, phase, site)
+        for site in sites:
+            if site not in replies:
+                self.failed.setdefault(site, "no answer in time")
+        return replies
+
+    def _decode(self, site: str, message: Message, question: Question) -> Reply:
+        """Return the reply in a message, if it has the right form.
+
+        Raises:
+            SiteError: the site answered with an error, or the reply is malformed; one line.
+        """
+        if message.has_error():
+            self.codes[site] = _CODES.get(message.error.code, "")
+            reason = message.error.reason or f"error {message.error.code}"
+            raise SiteError(shortened(reason.removeprefix(f"site {site}: ")))
+        expected = question.expect.get(site, {})
+        if self.compression:
+            sent = question.send[site]
+            reply = self.compression.reply(site, message.content, expected, sent)
+        else:
+            reply = decode(site, message.content, expected)
+        for name, array in reply.arrays.items():
+            if array.dtype.kind == "f" and (fault := array_fault(name, array)):
+                raise SiteError(fault)
+        examples = int(reply.metrics.get(NUM_EXAMPLES, 0))
+        # A site's own count does not matter if 'site-weights' has an agreed one
+        if agreed := self.method.participants.terms.weights:
+            examples = agreed.samples[site]
+        return replace(reply, arrays=self.spill.keep(reply.arrays), examples=examples)
+
+    def _check(self, question: Question, replies: Mapping[str, Reply]) -> dict[str, Reply]:
+        """Return the usable replies by site, and apply the failure policy to the others.
+
+        Raises:
+            TooFewSitesError: fewer usable replies than 'min-sites' are left.
+        """
+        usable: dict[str, Reply] = {}
+        for site in sorted(replies):
+            if reason := self._fault(question, replies[site]):
+                self.failed[site] = reason
+            else:
+                usable[site] = replies[site]
+        if limit := self.method.common.max_update_norm:
+            for site, reason in far_out(limit, question.reference, usable).items():
+                self.failed[site] = reason
+                del usable[site]
+        self._refuse_too_few(question, len(usable))
+        for site in sorted(self.failed):
+            self.hooks.call("site_failed", self.number, question.phase, site, self.failed[site])
+        return usable
+
+    def _fault(self, question: Question, reply: Reply) -> str | None:
+        """Explain why a reply is unusable, or return None.
+
+        Metrics are checked first, then the method's own rule, then the objections of hooks.
+        """
+        facts, metrics = self.method.participants.facts, reply.metrics
+        common, own = self.method.common, facts[reply.site]
+        # A server that learns only sums gets neither times nor memory of a single site
+        needed: list[str] = []
+        if common.trust != SUMS:
+            needed += [NUM_EXAMPLES, *self._needed_metrics(question.phase, own.held())]
+        if common.trust == SERVER:
+            needed += [SECONDS, PEAK_MEMORY]
+        for key in (*needed, *question.metrics):
+            if key not in metrics:
+                return f"metric '{key}' is missing"
+        most = most_counted(own, common)
+        for key, value in metrics.items():
+            if fault := metric_fault(key, value, own.classes, most):
+                return one_line(fault)
+        # Sites may have joined since the run began, so the names are read again
+        if fault := names_fault(metrics, own.classes, facts.keys()):
+            return one_line(fault)
+        samples = own.sizes().get("train")
+        if common.trust != SUMS and not 0 < metrics[NUM_EXAMPLES] == samples:
+            said = metrics[NUM_EXAMPLES]
+            return f"metric '{NUM_EXAMPLES}' is {said:g}; the site has {samples} samples"
+        if question.fault and (fault := question.fault(reply)):
+            return shortened(fault)  # shortened, because the text may quote the arrays
+        return self.hooks.first("objection", self.number, question.phase, reply)
+
+    def _needed_metrics(self, phase: str, held: Collection[str]) -> Iterable[str]:
+        """Yield the names of the metrics that a reply to ``phase`` must have.
+
+        Args:
+            phase: the phase of the question.
+            held: the splits of which the site has samples.
+        """
+        if phase in TRAINING and "train" in held:
+            yield measurement(TRAINED, "train", "loss")
+        if phase in self.measuring:
+            for split in ("val", "test"):
+                for metric in ("accuracy", "entropy", "loss") if split in held else ():
+                    yield measurement(INCOMING, split, metric)
+
+    def _refuse_too_few(self, question: Question, answered: int) -> None:
+        """Refuse to continue with fewer than 'min-sites' usable replies; 0 means all sites asked.
+
+        A phase cannot need more replies than it asked for. The final evaluation does not need the
+        reply of a hospital whose epsilon is spent.
+        """
+        asked, phase = len(question.send), question.phase
+        spent = list(self.codes.values()).count(EpsilonSpentError.code)
+        owed = asked - spent * (phase == EVALUATE)
+        needed = min(self.method.common.min_sites or owed, owed)
+        if answered >= needed:
+            return
+        failed = by_reason((f"site {site}", self.failed[site]) for site in sorted(self.failed))
+        reasons = "; ".join(
+            f"{sites}, round {self.number}, phase {phase}: {reason}"
+            for reason, sites in failed.items()
+        )
+        raise TooFewSitesError(
+            f"{reasons} -- {answered} of {asked} sites answered and {needed} are needed "
+            "('min-sites'): repair the site and resume or start again, or set 'min-sites' to fewer",
+            reasons,
+            self.codes.values(),
+        )
