@@ -29,7 +29,7 @@ from fedsilo.server_app.records.tracking import TrackingHook
 from fedsilo.server_app.run.terminal import printer
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.round_loop import RoundLoop, refuse_site_count
-from fedsilo.strategies.meeting.admission import Terms
+from fedsilo.strategies.meeting.checks import Terms
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class
 

@@ -6,9 +6,10 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 
@@ -87,6 +88,16 @@ def end_run(home: Path) -> None:
         if not marked:
             return
         end_trees(marked)
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Hide the caller's script from new processes, because importing it could start a run again."""
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def bound_environment() -> dict[str, str]:

@@ -7,7 +7,7 @@ from PIL import Image
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.server_app.run.notices import who_is_missing
-from fedsilo.strategies.meeting.admission import Registry, Terms
+from fedsilo.strategies.meeting.checks import Registry, Terms
 from fedsilo.strategies.meeting.participants import Participants
 
 LEFT_OUT = "no image of vidir_modern, rosendahl, msk4, vienna_dias is here; left out"
