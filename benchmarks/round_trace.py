@@ -1,14 +1,21 @@
 """The way of one FedAvg round: which of our functions it passes, traced at run time.
 
     python benchmarks/round_trace.py [--list] [--until-step]
+    python benchmarks/round_trace.py --start [--list]
 
 Three silos of digits, a conv network, the in-process engine; counted from the round's begin at the
 server to its end, with messages, checks, training, measuring, metrics, traffic and checkpoint.
 Functions with a name are counted once each, however often they run; comprehensions and generated
 methods are not. ``--until-step`` counts only up to the first step of the first site's optimiser.
+
+``--start`` counts the way to that round instead: the functions that
+``fedsilo simulate fedavg-digits`` passes from the command line's ``main`` until the first round
+begins, for all nine silos.
 """
 
 import importlib
+import inspect
+import os
 import sys
 import tempfile
 import threading
@@ -20,10 +27,10 @@ from typing import Any
 import torch
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = tuple(
-    f"{ROOT}/{name}/" for name in ("models", "datasets", "strategies", "client_app", "server_app")
-)
+ROOMS = ("fedsilo", "models", "datasets", "strategies", "client_app", "server_app")
+PACKAGES = tuple(f"{ROOT}/{name}/" for name in ROOMS)
 ROUND = {"_run_round", "run_round"}  # what runs one round, by its name
+INTERRUPTED = 130  # the exit code of an interrupted command
 VALUES = {
     "method": "fedavg",
     "dataset": "digits",
@@ -58,6 +65,29 @@ class Tracer:
         counts = self.inside and not code.co_name.startswith("<")
         if event == "call" and counts:
             self.passed.setdefault((code.co_filename, code.co_qualname), len(self.passed))
+
+
+class StartTracer:
+    """Notes the functions of this project that are entered before the first round begins.
+
+    It interrupts the run there, as Ctrl-C would, because the round itself is not counted.
+    """
+
+    def __init__(self) -> None:
+        self.passed: dict[tuple[str, str], None] = {}
+
+    def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
+        """Take note of a call."""
+        code = frame.f_code
+        if event != "call" or not code.co_filename.startswith(PACKAGES):
+            return
+        if code.co_name in ROUND:
+            sys.setprofile(None)
+            raise KeyboardInterrupt
+        # The body of a class also runs as a call, but without the flag of functions
+        is_function = bool(code.co_flags & inspect.CO_OPTIMIZED)
+        if is_function and not code.co_name.startswith("<"):
+            self.passed[(code.co_filename, code.co_qualname)] = None
 
 
 @dataclass(frozen=True)
@@ -103,8 +133,37 @@ def trace_round() -> Trace:
     return Trace(passed, tracer.at_first_step)
 
 
+def trace_start() -> Trace:
+    """Start a run by its command and return the functions it passed before the first round.
+
+    The caches are empty, as at the first run on a machine; nothing of a run may have happened in
+    this process.
+    """
+    sys.path.insert(0, str(ROOT))
+    from fedsilo.server_app.cli.main import main as run_command
+
+    importlib.import_module("torch._dynamo")  # not while each call is looked at
+    tracer = StartTracer()
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["FEDSILO_CACHE"] = folder
+        threading.setprofile(tracer)
+        sys.setprofile(tracer)
+        code = run_command(["simulate", "fedavg-digits", "--engine", "inline", "--out", folder])
+        threading.setprofile(None)  # type: ignore[arg-type]
+    if code != INTERRUPTED:
+        raise SystemExit(f"the run ended before its first round, with exit code {code}")
+    passed = tuple((file.removeprefix(f"{ROOT}/"), name) for file, name in tracer.passed)
+    return Trace(passed, 0)
+
+
 def main() -> None:
-    """Trace a round and print what it passed."""
+    """Trace a round, or a run's start, and print what it passed."""
+    if "--start" in sys.argv:
+        trace = trace_start()
+        if "--list" in sys.argv:
+            print("\n".join(f"{file}: {name}" for file, name in trace.passed))
+        print(f"{len(trace.passed)} functions in {len(trace.files)} files before the first round")
+        return
     trace = trace_round()
     if "--until-step" in sys.argv:
         trace = replace(trace, passed=trace.passed[: trace.at_first_step])
