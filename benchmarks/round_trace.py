@@ -10,12 +10,13 @@ methods are not. ``--until-step`` counts only up to the first step of the first 
 
 ``--start`` counts the way to that round instead: the functions that
 ``fedsilo simulate fedavg-digits`` passes from the command line's ``main`` until the first round
-begins, for all nine silos.
+begins, for all nine silos. Their data are in the cache already, as at all runs but the first.
 """
 
 import importlib
 import inspect
 import os
+import subprocess
 import sys
 import tempfile
 import threading
@@ -30,6 +31,14 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("fedsilo", "models", "datasets", "strategies", "client_app", "server_app")
 PACKAGES = tuple(f"{ROOT}/{name}/" for name in ROOMS)
 ROUND = {"_run_round", "run_round"}  # what runs one round, by its name
+FILL_CACHE = """
+from fedsilo.datasets.registry import load_silo, silo_names
+from fedsilo.server_app.config.experiments import find_experiment, simulation_file
+from fedsilo.server_app.config.settings import resolve
+common = resolve(find_experiment(simulation_file(None), "fedavg-digits").values).common
+for name in silo_names(common):
+    load_silo(name, common)
+"""
 INTERRUPTED = 130  # the exit code of an interrupted command
 VALUES = {
     "method": "fedavg",
@@ -136,8 +145,7 @@ def trace_round() -> Trace:
 def trace_start() -> Trace:
     """Start a run by its command and return the functions it passed before the first round.
 
-    The caches are empty, as at the first run on a machine; nothing of a run may have happened in
-    this process.
+    Nothing of a run may have happened in this process.
     """
     sys.path.insert(0, str(ROOT))
     from fedsilo.server_app.cli.main import main as run_command
@@ -146,6 +154,7 @@ def trace_start() -> Trace:
     tracer = StartTracer()
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FEDSILO_CACHE"] = folder
+        subprocess.run([sys.executable, "-c", FILL_CACHE], check=True)
         threading.setprofile(tracer)
         sys.setprofile(tracer)
         code = run_command(["simulate", "fedavg-digits", "--engine", "inline", "--out", folder])
