@@ -10,7 +10,8 @@ methods are not. ``--until-step`` counts only up to the first step of the first 
 
 ``--start`` counts the way to that round instead: the functions that
 ``fedsilo simulate fedavg-digits`` passes from the command line's ``main`` until the first round
-begins, for all nine silos. Their data are in the cache already, as at all runs but the first.
+begins, for all nine silos. Their data are in the cache already, as at all runs but the first. What
+a module calls while it is imported is a declaration and not counted.
 """
 
 import importlib
@@ -84,11 +85,15 @@ class StartTracer:
 
     def __init__(self) -> None:
         self.passed: dict[tuple[str, str], None] = {}
+        self.importing = 0  # modules whose text runs now
 
     def __call__(self, frame: FrameType, event: str, argument: Any) -> None:
         """Take note of a call."""
         code = frame.f_code
-        if event != "call" or not code.co_filename.startswith(PACKAGES):
+        if code.co_name == "<module>":
+            self.importing += {"call": 1, "return": -1}.get(event, 0)
+        is_ours = code.co_filename.startswith(PACKAGES)
+        if event != "call" or not is_ours or self.importing:
             return
         if code.co_name in ROUND:
             sys.setprofile(None)

@@ -10,8 +10,9 @@ None. The tuples name the checks in their order: ``PLAN_CHECKS`` come before any
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any, TypeVar, cast
+from typing import TypeVar
+
+import numpy as np
 
 from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_count, silo_names
 from fedsilo.models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
@@ -86,27 +87,18 @@ def check_purpose(plan: Plan) -> Problem:
     )
 
 
-def check_initial_weights(plan: Plan) -> Problem:
-    """Check that the file with which the network begins exists."""
-    named = plan.common.initial_weights
-    if named and not named.startswith("timm:"):
+def check_weights(plan: Plan) -> Problem:
+    """Check that the files of initial weights and of a backbone exist."""
+    common = plan.common
+    if common.initial_weights and not common.initial_weights.startswith("timm:"):
         from fedsilo.datasets.weights.initial_weights import initial_file
 
-        initial_file(plan.common)
-    return None
-
-
-def check_backbone(plan: Plan) -> Problem:
-    """Check that the file of the backbone exists."""
-    if plan.common.network == "vit" or _has_resnet_weights(plan.common):
+        initial_file(common)
+    if common.network == "vit" or (common.network == "resnet22" and common.backbone_weights):
         from fedsilo.datasets.weights.backbones import weights_file
 
-        weights_file(plan.common)
+        weights_file(common)
     return None
-
-
-def _has_resnet_weights(common: CommonSettings) -> bool:
-    return common.network == "resnet22" and bool(common.backbone_weights)
 
 
 def check_cut(plan: Plan) -> Problem:
@@ -142,11 +134,13 @@ def check_first_silo(plan: Plan) -> Problem:
     nothing in them can be missing.
     """
     common = plan.common
-    is_made_up = data_set(common.dataset).origin == "made-up"
-    if not plan.uses_ray() or is_made_up or not (names := silo_names(common)):
+    if not plan.uses_ray() or data_set(common.dataset).origin == "made-up":
+        return None
+    names = silo_names(common)
+    if not names:
         return None
     silo = load_silo(names[0], common)
-    if common.initial_weights or _has_resnet_weights(common):
+    if common.initial_weights or (common.network == "resnet22" and common.backbone_weights):
         from fedsilo.strategies.loop.method import starting_network
 
         starting_network(common, silo.task)
@@ -172,8 +166,7 @@ def check_memory(plan: Plan) -> Problem:
 
 # Those of files that a simulation reads
 DATA_CHECKS: tuple[Check[Plan], ...] = (
-    check_initial_weights,
-    check_backbone,
+    check_weights,
     check_cut,
     check_first_silo,
 )
@@ -203,20 +196,6 @@ class Beginning:
     participants: Participants
     directory: RunDirectory | None = None
 
-    @cached_property
-    def before(self) -> Mapping[str, Mapping[str, Any]] | None:
-        """The entries of a resumed run's silos.json by site; None if the run is new."""
-        if self.directory is None or not self.common.resume:
-            return None
-        if not (self.directory.path / SILOS).is_file():
-            return None
-        return cast(Mapping[str, Mapping[str, Any]], self.directory.read_json(SILOS))
-
-    @cached_property
-    def now(self) -> Mapping[str, Mapping[str, Any]]:
-        """The entries that silos.json would have today."""
-        return silos_document(self.participants)
-
 
 def check_site_count(beginning: Beginning) -> Problem:
     """Check that there are enough sites for the aggregation, secure sums and 'sites-per-round'."""
@@ -224,61 +203,52 @@ def check_site_count(beginning: Beginning) -> Problem:
     return None
 
 
-def check_agreed_weights(beginning: Beginning) -> Problem:
-    """Check that a resumed run weighs its sites as before."""
-    for site, facts in (beginning.before or {}).items():
-        was, is_now = facts.get("agreed"), beginning.now.get(site, facts).get("agreed")
-        if was != is_now:
-            return RunDirectoryError(
-                f"'site-weights' agrees on {is_now or 'nothing'} for site {site}, and "
-                f"{_silos_path(beginning)} has {was or 'nothing'}: resume with the same file, or "
-                "choose another 'run-name'"
-            )
-    return None
-
-
-def check_same_data(beginning: Beginning) -> Problem:
-    """Check that a resumed run has the sites and the data of before.
+def check_same_sites(beginning: Beginning) -> Problem:
+    """Check that a resumed run has the sites, their agreed weights and the data of before.
 
     If the method lets sites join late, new sites are accepted.
     """
-    before, now = beginning.before, beginning.now
-    if before is None:
+    common, directory = beginning.common, beginning.directory
+    if directory is None or not common.resume or not (directory.path / SILOS).is_file():
         return None
-    if strategy_class(beginning.common.method).capabilities.late_join:
+    path = directory.path / SILOS
+    before, now = directory.read_json(SILOS), silos_document(beginning.participants)
+    if strategy_class(common.method).capabilities.late_join:
         now = {site: facts for site, facts in now.items() if site in before}
-    if before == now:
-        return None
-    return RunDirectoryError(
-        f"the sites or their data are not those of {_silos_path(beginning)}: resume with the same "
-        "sites and data, or choose another 'run-name'"
-    )
-
-
-def _silos_path(beginning: Beginning) -> str:
-    return f"{beginning.directory.path}/{SILOS}" if beginning.directory else SILOS
+    for site in before.keys() & now.keys():
+        was, is_now = before[site].get("agreed"), now[site].get("agreed")
+        if was != is_now:
+            return RunDirectoryError(
+                f"'site-weights' agrees on {is_now or 'nothing'} for site {site}, and {path} has "
+                f"{was or 'nothing'}: resume with the same file, or choose another 'run-name'"
+            )
+    if before != now:
+        return RunDirectoryError(
+            f"the sites or their data are not those of {path}: resume with the same sites and "
+            "data, or choose another 'run-name'"
+        )
+    return None
 
 
 SITE_CHECKS: tuple[Check[Beginning], ...] = (
     check_site_count,
-    check_agreed_weights,
-    check_same_data,
+    check_same_sites,
 )
 
 
 # --- Lines that stop nothing ---
 
 
-def missing_files(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield the data set's own notices, such as centres without an image, in a simulation."""
+def missing_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
+    """Yield a line on the silos that exist but do not take part.
+
+    In a simulation the lines of the data set come first, for example on centres without an image.
+    """
     if participants.are_simulated():
         yield from data_set(common.dataset).notices(common)
-
-
-def missing_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line on the silos that exist but do not take part."""
     names = _known_silos(common, participants)
-    if absent := [site for site in names if site not in participants.facts]:
+    absent = [site for site in names if site not in participants.facts]
+    if absent:
         why = "not" if participants.refused else "no SuperNode for"
         yield (
             f"{len(participants.facts)} of {len(names)} silos take part: "
@@ -310,7 +280,7 @@ def own_silos(participants: Participants, common: CommonSettings) -> Iterator[st
             continue
         sizes = facts.sizes()
         samples = ", ".join(f"{sizes.get(split, 0)} {split}" for split in SPLITS)
-        names = facts.class_names or [str(label) for label in range(facts.classes)]
+        names = facts.class_names or list(map(str, range(facts.classes)))
         yield f"site {site}: classes {join_names(names)}; samples: {samples}"
 
 
@@ -318,13 +288,6 @@ def refused_nodes(participants: Participants, common: CommonSettings) -> Iterato
     """Yield a line for each node without which the run begins."""
     for reason in participants.refused:
         yield f"continuing without a SuperNode, because it cannot take part: {reason}"
-
-
-def no_test_samples(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line if no site has test samples."""
-    # A line for each site would only repeat it
-    if not _is_tested(participants):
-        yield "no site has test samples: there will be no test results"
 
 
 def heaviest_site(participants: Participants, common: CommonSettings) -> Iterator[str]:
@@ -343,36 +306,41 @@ def heaviest_site(participants: Participants, common: CommonSettings) -> Iterato
 
 def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield a line for each oddity of a site's data, such as a missing split or a single class."""
-    tested = _is_tested(participants)
+    without_test = [site for site, facts in participants.facts.items() if not _has_test(facts)]
+    if len(without_test) == len(participants.facts):
+        yield "no site has test samples: there will be no test results"
+        without_test = []  # a line for each site would only repeat this one
     for site, facts in participants.facts.items():
-        if sum(1 for count in facts.label_counts.get("train", []) if count) == 1:
+        if np.count_nonzero(facts.label_counts.get("train", [])) == 1:
             yield f"site {site}: all training samples are of one class"
-        if tested and not _has_test(facts):
+        if site in without_test:
             yield f"site {site}: it has no test samples, so it has no test results"
-        if withheld := [split for split in SPLITS if split not in facts.measured]:
+        withheld = [split for split in SPLITS if split not in facts.measured]
+        if withheld:
             yield f"site {site}: it withholds its metrics on {', '.join(withheld)}"
         if facts.dropped:
             reason = "a value is missing" if facts.features else _UNREADABLE
             yield f"site {site}: {counted(facts.dropped, 'sample')} left out: {reason}"
 
 
-def _is_tested(participants: Participants) -> bool:
-    return any(_has_test(facts) for facts in participants.facts.values())
-
-
 def _has_test(facts: SiteFacts) -> bool:
     return bool(facts.sizes().get("test")) if facts.label_counts else "test" in facts.measured
 
 
-# Lines about the sites that a run meets; a rehearsal says the rest of them in its own way
-SITE_NOTICES = (missing_files, missing_silos, no_test_samples, heaviest_site, odd_sites)
-NOTICES = (missing_files, missing_silos, own_silos, refused_nodes, *SITE_NOTICES[2:])
+Notice = Callable[[Participants, CommonSettings], Iterator[str]]
+NOTICES: tuple[Notice, ...] = (
+    missing_silos,
+    own_silos,
+    refused_nodes,
+    heaviest_site,
+    odd_sites,
+)
+# 'fedsilo doctor run' lists sites and refusals itself
+DOCTOR_NOTICES: tuple[Notice, ...] = (missing_silos, heaviest_site, odd_sites)
 
 
-def lines_of(
-    notices: Sequence[Callable[[Participants, CommonSettings], Iterator[str]]],
-    participants: Participants,
-    common: CommonSettings,
+def find_notices(
+    notices: Sequence[Notice], participants: Participants, common: CommonSettings
 ) -> Iterator[str]:
     """Yield the lines of some notices, in order."""
     for notice in notices:

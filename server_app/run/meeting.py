@@ -22,10 +22,10 @@ from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import runs_folder, silos_document, with_run_name
 from fedsilo.server_app.run.beginning import chosen_aggregation, terms_of
 from fedsilo.server_app.run.checks import (
+    DOCTOR_NOTICES,
     SITE_CHECKS,
-    SITE_NOTICES,
     Beginning,
-    lines_of,
+    find_notices,
     raise_first,
 )
 from fedsilo.strategies.meeting.participants import hear_sites, needed_sites
@@ -68,7 +68,7 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
     heard = Meeting(len(met.asked), needed_sites(met, common), silos_document(met), met.refused)
     if not met.facts:
         return heard
-    heard = replace(heard, notices=tuple(lines_of(SITE_NOTICES, met, common)))
+    heard = replace(heard, notices=tuple(find_notices(DOCTOR_NOTICES, met, common)))
     common = replace(common, aggregation=chosen_aggregation(settings, met))
     try:
         raise_first(SITE_CHECKS, Beginning(common, met))

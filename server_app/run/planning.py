@@ -21,7 +21,7 @@ from fedsilo.models.contract.plugs import (
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
 from fedsilo.models.maths.pacing import steps_of_round
-from fedsilo.server_app.config.experiments import find_experiment, simulation_file
+from fedsilo.server_app.config.experiments import Experiment, find_experiment, simulation_file
 from fedsilo.server_app.config.resources import (
     check_resources,
     cores,
@@ -76,10 +76,10 @@ def plan_run(
     Raises:
         SettingError: a source cannot be read, or a setting or resource is wrong.
     """
-    settings = planned_settings(experiment, sources, overrides)
+    declared = find_experiment(simulation_file(sources.file), experiment)
+    settings = _settings_over(declared, sources, overrides)
     _prepare(settings.common, engine)
-    declared = find_experiment(simulation_file(sources.file), experiment).resources
-    resources = {"num-supernodes": len(silo_names(settings.common)), **declared}
+    resources = {"num-supernodes": len(silo_names(settings.common)), **declared.resources}
     if supernodes is not None:
         resources["num-supernodes"] = supernodes
     return settings, check_resources(resources)
@@ -89,11 +89,18 @@ def planned_settings(
     experiment: str, sources: RunSources, overrides: Mapping[str, Value] | None = None
 ) -> RunSettings:
     """Build the settings of a run without its resources, so no data are needed on this machine."""
-    declared = find_experiment(simulation_file(sources.file), experiment).values
+    declared = find_experiment(simulation_file(sources.file), experiment)
+    return _settings_over(declared, sources, overrides)
+
+
+def _settings_over(
+    declared: Experiment, sources: RunSources, overrides: Mapping[str, Value] | None
+) -> RunSettings:
+    """Build the settings of a run from its experiment and what overrides it."""
     named_here = dict(parse_assignment(text) for text in sources.changes)
     named_here.update(overrides or {})
     of_file = _read_settings(sources.config, named_here) if sources.config else {}
-    values = {**declared, **of_file, **named_here}
+    values = {**declared.values, **of_file, **named_here}
     return with_run_name(resolve(_with_paths(values, sources))).pin_plugins()
 
 

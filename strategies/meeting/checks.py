@@ -14,7 +14,6 @@ another unit, or its numbers are untrue.
 
 import math
 import re
-from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -45,21 +44,10 @@ _FEW = 3  # between two sites nobody can tell which one is odd
 # --- One hello: each check gets the facts, and may rely on their types only ---
 
 
-def check_site_name(facts: SiteFacts) -> str | None:
-    """Check that the site's name can name a folder."""
-    fault = site_name_fault(facts.site)
-    return f"{one_line(fault, 200)}: choose another 'site' in its node config" if fault else None
-
-
-def check_software(facts: SiteFacts) -> str | None:
-    """Check that the list of software is short."""
+def check_texts(facts: SiteFacts) -> str | None:
+    """Check that all texts are printable, short and few."""
     if len(facts.software) > _SOFTWARE:
         return f"its 'software' has {len(facts.software)} entries, not at most {_SOFTWARE}"
-    return None
-
-
-def check_texts(facts: SiteFacts) -> str | None:
-    """Check that all texts are printable and short."""
     texts: dict[str, Sequence[str]] = {
         "distribution": [facts.distribution],
         "schema": [facts.schema],
@@ -74,15 +62,11 @@ def check_texts(facts: SiteFacts) -> str | None:
     return None
 
 
-def check_distribution(facts: SiteFacts) -> str | None:
-    """Check that the name of the distribution is not that of a row of the tables."""
+def check_shown_names(facts: SiteFacts) -> str | None:
+    """Check that names can stand in tables and plots."""
     if facts.distribution == "all":
         return "its 'distribution' is 'all', which stands for the mean over sites"
-    return None
-
-
-def check_plotted_names(facts: SiteFacts) -> str | None:
-    """Check for marks in names that matplotlib reads as formulas or styles."""
+    # matplotlib reads these marks as formulas or styles
     for key, values in (("distribution", [facts.distribution]), ("class-names", facts.class_names)):
         if "$" in "".join(values) or "\\" in "".join(values):
             return f"its '{key}' have a '$' or a '\\', which plots take for a formula"
@@ -98,55 +82,34 @@ def check_fingerprints(facts: SiteFacts) -> str | None:
     return None
 
 
-def check_input_shape(facts: SiteFacts) -> str | None:
-    """Check that an input is a row or an image of possible size."""
+def check_inputs(facts: SiteFacts) -> str | None:
+    """Check that an input is an image of possible size, or a row with a value for each feature."""
     shape = facts.input_shape
     lengths = all(0 < length <= _LENGTH for length in shape[:3])
     if len(shape) not in _DIMENSIONS or not lengths or math.prod(shape) > _NUMBERS:
         return f"an input's shape is {one_line(shape, 60)}, which none can have"
-    return None
-
-
-def check_classes(facts: SiteFacts) -> str | None:
-    """Check the number of classes."""
-    if not 2 <= facts.classes <= _CLASSES:
-        return f"it has {one_line(facts.classes, 30)} classes, not 2 to {_CLASSES}"
-    return None
-
-
-def check_features(facts: SiteFacts) -> str | None:
-    """Check that a table's rows have a value for each named feature."""
-    shape = facts.input_shape
     if facts.features and shape != (len(facts.features),):
         return f"it has {len(facts.features)} features and inputs of {one_line(shape, 60)}"
     return None
 
 
-def check_class_names(facts: SiteFacts) -> str | None:
-    """Check that all classes have names, or none has."""
+def check_classes(facts: SiteFacts) -> str | None:
+    """Check the number of classes; all of them have names, or none has."""
+    if not 2 <= facts.classes <= _CLASSES:
+        return f"it has {one_line(facts.classes, 30)} classes, not 2 to {_CLASSES}"
     if facts.class_names and len(facts.class_names) != facts.classes:
         return f"it names {len(facts.class_names)} of {one_line(facts.classes, 30)} classes"
     return None
 
 
-def check_label_counts(facts: SiteFacts) -> str | None:
-    """Check counts of labels; a site at trust 'sums' reports none."""
+def check_counts(facts: SiteFacts) -> str | None:
+    """Check counts of samples and patients; a site at trust 'sums' reports no label counts."""
     if not facts.label_counts.keys() <= set(SPLITS):
         return f"its 'label-counts' are not of {', '.join(SPLITS)}"
     if any(max(counts, default=0) > _MOST for counts in facts.label_counts.values()):
         return f"a class has more than {_MOST} samples"
-    return None
-
-
-def check_dropped(facts: SiteFacts) -> str | None:
-    """Check the number of samples that are left out."""
     if not 0 <= facts.dropped <= _MOST:
         return f"{one_line(facts.dropped, 30)} samples are left out"
-    return None
-
-
-def check_floor(facts: SiteFacts) -> str | None:
-    """Check the smallest number of patients that the site gives a metric of."""
     if not 1 <= facts.floor <= _MOST:
         return f"its 'floor' is {one_line(facts.floor, 30)}, less than 1 or more than it can be"
     return None
@@ -170,18 +133,12 @@ def check_sums(facts: SiteFacts) -> str | None:
 
 
 HELLO_CHECKS: tuple[Callable[[SiteFacts], str | None], ...] = (
-    check_software,
     check_texts,
-    check_distribution,
-    check_plotted_names,
+    check_shown_names,
     check_fingerprints,
-    check_input_shape,
+    check_inputs,
     check_classes,
-    check_features,
-    check_class_names,
-    check_label_counts,
-    check_dropped,
-    check_floor,
+    check_counts,
     check_sums,
 )
 
@@ -189,10 +146,12 @@ HELLO_CHECKS: tuple[Callable[[SiteFacts], str | None], ...] = (
 def find_hello_fault(facts: SiteFacts) -> str | None:
     """Return the first fault of a hello, as a sentence about its site; None if it has none."""
     # The name comes first, because the other sentences quote it
-    if fault := check_site_name(facts):
-        return fault
+    fault = site_name_fault(facts.site)
+    if fault:
+        return f"{one_line(fault, 200)}: choose another 'site' in its node config"
     for check in HELLO_CHECKS:
-        if fault := check(facts):
+        fault = check(facts)
+        if fault:
             return f"site {facts.site} says that {fault}"
     return None
 
@@ -279,10 +238,10 @@ def task_of(facts: SiteFacts) -> Task:
 
 def unlike(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | None:
     """Return the first difference between two sites in what all sites must share, or None."""
-    if (task := task_of(facts)) != (first := task_of(others)):
+    if task_of(facts) != task_of(others):
         return (
-            f"site {site} holds {task}, site {other} {first}: all sites of a run need the same "
-            "input shape and classes"
+            f"site {site} holds {task_of(facts)}, site {other} {task_of(others)}: all sites of a "
+            "run need the same input shape and classes"
         )
     if facts.features != others.features:
         odd = sorted(set(facts.features) ^ set(others.features))
@@ -311,31 +270,34 @@ def shared_data(facts: Facts, pooled: bool) -> Refused:
     for site in sorted(facts):
         if facts[site].sizes().get("train") and "train" in facts[site].fingerprints:
             owners.setdefault(facts[site].fingerprints["train"], []).append(site)
-    return {
-        site: (
-            f"sites {_and(sites)} hold the same training samples: one of them was given the "
-            "other's data directory or volume, or its 'site' is not its own"
-        )
-        for sites in owners.values()
-        if len(sites) > 1
-        for site in sites
-    }
+    refused: Refused = {}
+    for sites in owners.values():
+        if len(sites) > 1:
+            reason = (
+                f"sites {_and(sites)} hold the same training samples: one of them was given the "
+                "other's data directory or volume, or its 'site' is not its own"
+            )
+            refused |= dict.fromkeys(sites, reason)
+    return refused
 
 
 def other_tasks(facts: Facts, pooled: bool) -> Refused:
     """Return the sites whose task is not the most frequent one, each with the difference."""
-
-    def answer(one: SiteFacts) -> Hashable:
-        return (one.input_shape, one.classes, one.features, one.schema, one.backbone)
-
-    if not facts:
+    # The sites of each task; ties go to the task of the first site by name
+    having: dict[Hashable, list[str]] = {}
+    for site in sorted(facts):
+        known = facts[site]
+        task = (known.input_shape, known.classes, known.features, known.schema, known.backbone)
+        having.setdefault(task, []).append(site)
+    if len(having) < 2:
         return {}
-    ordered = [facts[site] for site in sorted(facts)]
-    # Ties go to the task of the first site by name
-    ((most, _),) = Counter(map(answer, ordered)).most_common(1)
-    usual = next(one for one in ordered if answer(one) == most)
-    faults = {site: unlike(site, facts[site], usual.site, usual) for site in sorted(facts)}
-    return {site: fault for site, fault in faults.items() if fault}
+    usual = max(having.values(), key=len)[0]
+    refused: Refused = {}
+    for site in sorted(facts):
+        difference = unlike(site, facts[site], usual, facts[usual])
+        if difference:
+            refused[site] = difference
+    return refused
 
 
 def unwanted_sums(facts: Facts, pooled: bool) -> Refused:
@@ -356,14 +318,16 @@ def unwanted_sums(facts: Facts, pooled: bool) -> Refused:
 
 def odd_sums(facts: Facts, pooled: bool) -> Refused:
     """Return the sites with a feature whose scale is far above the median site's."""
-    sums = {site: facts[site].sums for site in sorted(facts)}
-    known = {site: sent for site, sent in sums.items() if sent is not None}
-    if len(known) < _FEW:
+    scales: dict[str, Vector] = {}
+    for site in sorted(facts):
+        sums = facts[site].sums
+        if sums is not None:
+            scales[site] = _scales(sums)
+    if len(scales) < _FEW:
         return {}
-    scales = np.stack([_scales(sent) for sent in known.values()])
-    typical = np.array([_typical(column) for column in scales.T])
+    typical = np.apply_along_axis(_typical, 0, np.stack(list(scales.values())))
     refused: Refused = {}
-    for site, row in zip(known, scales, strict=True):
+    for site, row in scales.items():
         far = np.flatnonzero(row > FAR * typical)
         if len(far):
             feature = one_line(facts[site].features[far[0]], 80)
@@ -396,7 +360,8 @@ def _typical(scales: Vector) -> float:
     known = scales[~np.isnan(scales)]
     if len(known) < _FEW:
         return np.inf
-    if (median := float(np.median(known))) > 0:
+    median = float(np.median(known))
+    if median > 0:
         return median
     return float(np.median(known[known > 0])) if (known > 0).sum() > 1 else np.inf
 

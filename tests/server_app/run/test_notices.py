@@ -6,7 +6,7 @@ from PIL import Image
 
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
-from fedsilo.server_app.run.checks import lines_of, missing_files, missing_silos
+from fedsilo.server_app.run.checks import missing_silos
 from fedsilo.strategies.meeting.checks import Registry, Terms
 from fedsilo.strategies.meeting.participants import Participants
 
@@ -40,7 +40,7 @@ def said(isic: CommonSettings) -> Callable[..., str]:
         }
         nodes = {site: index for index, site in enumerate(facts)}
         participants = Participants(facts, nodes, terms=Terms(registry))
-        return "\n".join(lines_of((missing_files, missing_silos), participants, common))
+        return "\n".join(missing_silos(participants, common))
 
     return say
 
