@@ -57,8 +57,7 @@ def main(grid: Grid, context: Context) -> None:
 
 def _run(grid: Grid, context: Context) -> None:
     from fedsilo.server_app.config.settings import resolve
-    from fedsilo.server_app.run import ready
-    from fedsilo.server_app.run.inline_engine import refuse_vectorised
+    from fedsilo.server_app.run.checks import DATA_CHECKS, Plan, check_vectorised, raise_first
     from fedsilo.server_app.run.meeting import write_meeting
     from fedsilo.server_app.run.ray_engine import LAUNCH_VARIABLE
     from fedsilo.server_app.run.runner import run
@@ -74,14 +73,13 @@ def _run(grid: Grid, context: Context) -> None:
     # Without a launch, 'flwr run' was called by hand, with any number of SuperNodes
     if not launch and is_simulation(grid):
         grid = with_all_sites(grid, settings.common)
-        ready.refuse_without_a_silo(settings.common)
-        ready.refuse_by_first_silo(settings.common)
+        raise_first(DATA_CHECKS, Plan(settings.common, engine="ray"))
     if settings.common.purpose == "meet":
         write_meeting(grid, settings)
     elif settings.common.purpose == "survey":
         run_survey(grid, settings)
     else:
-        refuse_vectorised(settings.common, str(launch.get("engine", "")))
+        raise_first((check_vectorised,), Plan(settings.common, engine=launch.get("engine", "ray")))
         directory = run(grid, settings, launch)
         if not launch:  # otherwise the command that started this process draws the pictures
             draw_pictures(directory, printer(make_console()))

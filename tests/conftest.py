@@ -1,11 +1,9 @@
 """Fixtures shared by all tests: a cache per session, small settings, and inline runs."""
 
-import dataclasses
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from threading import Lock
 
 import hypothesis
 import pytest
@@ -95,19 +93,12 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     One after another: Flower keeps a process's run id in one place.
     """
-    from fedsilo.server_app.run.inline_engine import run_inline
     from fedsilo.server_app.studies.compare import over_seeds, trials
+    from fedsilo.server_app.studies.figures import learning_curves
 
-    alone = Lock()
-
-    def run(job: over_seeds.Job) -> None:
-        resume = job.directory.path.is_dir()
-        common = dataclasses.replace(job.settings.common, resume=resume)
-        with alone:
-            run_inline(dataclasses.replace(job.settings, common=common), job.sites)
-
-    monkeypatch.setattr(over_seeds.Job, "run", run)
-    monkeypatch.setattr(trials, "_pool", lambda *_: ThreadPoolExecutor(1))
+    for module in (over_seeds, trials):
+        monkeypatch.setattr(module, "make_pool", lambda *_, **__: ThreadPoolExecutor(1))
+    monkeypatch.setattr(learning_curves, "draw_pictures", lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -38,7 +38,8 @@ def json_digest(facts: Any) -> str:
 def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path], Read]) -> Read:
     """Open a sealed folder by ``read``; if there is no folder, ``fill`` writes its files first.
 
-    Opening sets the folder's time, by which the cache removes the longest unused folders.
+    Opening sets the folder's time, by which the cache removes the longest unused folders. ``read``
+    need not check the content, because the seal has a digest of each file.
 
     Raises:
         DataError: the folder was altered and cannot be made again, or ``read`` or ``fill`` fails.
@@ -50,10 +51,13 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
         opened = _inode(target)
         try:
             return read(target)
-        except DataError:
+        except (OSError, ValueError, EOFError) as error:
             # Else another process removed it to keep the cache small, and a third may have made it
             if opened is not None and _inode(target) == opened:
-                raise
+                raise DataError(
+                    f"the cached data in {target} are damaged ({one_line(error, 100)}): remove "
+                    "that folder to have them made again"
+                ) from None
     raise DataError(f"the cached data in {target} are removed as soon as they are made")
 
 

@@ -122,14 +122,8 @@ def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
 
     def read(found: Path) -> Pool:
         optional = [name for name in _OPTIONAL if (found / f"{name}.npy").exists()]
-        try:
-            arrays = {n: np.load(found / f"{n}.npy", mmap_mode="r") for n in (*_ARRAYS, *optional)}
-            return Pool(**arrays)
-        except (OSError, ValueError, EOFError) as error:
-            raise DataError(
-                f"the decoded data in {found} are damaged ({error}): remove that folder "
-                "to have it made again"
-            ) from None
+        arrays = {n: np.load(found / f"{n}.npy", mmap_mode="r") for n in (*_ARRAYS, *optional)}
+        return Pool(**arrays)
 
     return open_sealed(target, fill, read), key
 

@@ -273,18 +273,9 @@ def cached_silo(
 
 
 def open_silo(folder: Path, classes: int) -> Silo:
-    """Return the silo that ``save_silo`` wrote, or raise a ``DataError`` if it is damaged.
-
-    Its larger arrays are memory-mapped.
-    """
-    try:
-        facts = json.loads((folder / "silo.json").read_text())
-        splits = {name: _open_split(folder, name) for name in SPLITS}
-    except (OSError, ValueError, EOFError) as error:
-        raise DataError(
-            f"the cached silo {folder} is damaged ({error}): remove that folder to have it made "
-            "again"
-        ) from None
+    """Return the silo that ``save_silo`` wrote; its larger arrays are memory-mapped."""
+    facts = json.loads((folder / "silo.json").read_text())
+    splits = {name: _open_split(folder, name) for name in SPLITS}
     declared = facts.get("declared")
     mean_and_std = {key: np.array(values) for key, values in (declared or {}).items()}
     return Silo(

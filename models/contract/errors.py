@@ -4,7 +4,6 @@ Each class has a ``code`` by which programs recognise it. For the codes in ``ERR
 error also carries a number. The page on errors shows the docstrings of the classes.
 """
 
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
@@ -150,11 +149,6 @@ class ExportError(FedsiloError):
 def error_line(error: FedsiloError) -> str:
     """Build the line that a command prints; it has the code that the page on errors explains."""
     return f"fedsilo: error{f'[{error.code}]' if error.code else ''}: {error}"
-
-
-def without_prefix(line: str) -> str:
-    """Remove the start that ``error_line`` adds; return any other line unchanged."""
-    return re.sub(r"^fedsilo: error(\[[\w-]+\])?: ", "", line)
 
 
 def missing_extra(what: str, extra: str, otherwise: str = "") -> str:

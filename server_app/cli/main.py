@@ -17,7 +17,7 @@ from fedsilo.models.contract.one_line import as_word, one_line
 from fedsilo.models.contract.removed import COMMANDS, OPTIONS
 from fedsilo.models.contract.versions import FEDSILO
 from fedsilo.server_app.cli.commands import add_commands, panels
-from fedsilo.server_app.run.processes import VERBOSE, end_if_bound
+from fedsilo.server_app.run.processes import VERBOSE
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,7 +30,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         SystemExit: the arguments cannot be used (2), or help was printed (0).
     """
     words = sys.argv[1:] if arguments is None else arguments
-    end_if_bound()
     # Python puts the working folder before all packages in the processes that we start by '-m'. A
     # kit or a run directory may have been handed over with a yaml.py next to it
     os.environ.setdefault("PYTHONSAFEPATH", "1")

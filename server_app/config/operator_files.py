@@ -19,7 +19,7 @@ from fedsilo.datasets.io.yaml_text import read_yaml
 from fedsilo.datasets.silo.declared_silos import SiteName
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.strategies.meeting.admission import AgreedWeights, Registry, Terms
+from fedsilo.strategies.meeting.checks import AgreedWeights, Registry, Terms
 
 REGISTRY = "FEDSILO_SITE_REGISTRY"
 _MOST = 10**9  # training samples

@@ -21,6 +21,7 @@ from fedsilo.server_app.doctor.findings import (
     require,
 )
 from fedsilo.server_app.run.arguments import RunSources
+from fedsilo.server_app.run.checks import PLAN_CHECKS, Plan, find_problems
 from fedsilo.server_app.run.meeting import Meeting, meet_inline
 from fedsilo.server_app.run.planning import plan_run, planned_settings
 
@@ -77,6 +78,17 @@ def _settings(setup: RunSetup) -> str:
         f"{setup.experiment}: {common.method} on {common.dataset}, {rounds}, "
         f"{privacy if clip else 'without differential privacy'}"
     )
+
+
+def _plan(setup: RunSetup) -> Sequence[Finding] | str:
+    """Return a finding for each reason for which the start of a simulation would end at once."""
+    if setup.deployment:
+        raise Skipped("the sites of a deployment have the files themselves")
+    settings, resources = setup.plan
+    plan = Plan(settings.common, resources)
+    problems = [str(problem) for problem in find_problems(PLAN_CHECKS, plan)]
+    failed = [Finding("plan", Status.FAILED, problem) for problem in problems]
+    return failed or "settings fit together, and the files that they name are here"
 
 
 def _members(setup: RunSetup) -> Passed:
@@ -144,6 +156,7 @@ def _method(setup: RunSetup) -> Passed:
 
 CHECKS: tuple[Check[RunSetup], ...] = (
     Check("settings", _settings),
+    Check("plan", _plan, ("settings",)),
     Check("members", _members),
     Check("sites", _sites, ("settings",)),
     Check("enough", _enough, ("settings",)),

@@ -26,10 +26,11 @@ from fedsilo.server_app.records.progress_hook import ProgressHook
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import CUT, SILOS, RunDirectory
 from fedsilo.server_app.records.tracking import TrackingHook
+from fedsilo.server_app.run.checks import SITE_CHECKS, Beginning, raise_first
 from fedsilo.server_app.run.terminal import printer
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.round_loop import RoundLoop, refuse_site_count
-from fedsilo.strategies.meeting.admission import Terms
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.meeting.checks import Terms
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class
 
@@ -87,7 +88,7 @@ def assemble(
                 f"aggregation: {chosen}, because the sites are real and the run sets none",
                 style="yellow",
             )
-    refuse_site_count(common, len(participants.sites()))
+    raise_first(SITE_CHECKS, Beginning(common, participants, directory))
     recorder = Recorder(directory)
     privacy = PrivacyHook(common) if common.is_private() else None
     recording: list[Hook] = [recorder, privacy] if privacy else [recorder]
@@ -104,10 +105,9 @@ def assemble(
     if common.track != "none":
         hooks.append(TrackingHook(common, directory.path, recorder, settings.decisive()))
     loop = RoundLoop(method, hooks, str(directory.path))
-    if common.resume:
-        _refuse_other_data(directory, participants, cls.capabilities.late_join)
-        if (state := checkpoint.resume()) is not None:
-            loop.state = state
+    newest = checkpoint.resume() if common.resume else None
+    if newest is not None:
+        loop.state = newest
     _ = loop.state  # a method that cannot begin fails here, before anything is written
     return loop, Hooks(recorder, privacy, progress, best)
 
@@ -123,32 +123,6 @@ def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
         raise RunDirectoryError(
             f"{directory.path} holds a run with other settings: {other}; resume with the same "
             "settings, or choose another 'run-name'"
-        )
-
-
-def _refuse_other_data(
-    directory: RunDirectory, participants: Participants, late_join: bool
-) -> None:
-    """Refuse to resume with other sites or data than before.
-
-    If the method lets sites join late, new sites are accepted.
-    """
-    path = directory.path / SILOS
-    if not path.is_file():
-        return
-    before, now = directory.read_json(SILOS), run_directory.silos_document(participants)
-    if late_join:
-        now = {site: facts for site, facts in now.items() if site in before}
-    for site in before.keys() & now.keys():
-        if (was := before[site].get("agreed")) != (is_now := now[site].get("agreed")):
-            raise RunDirectoryError(
-                f"'site-weights' agrees on {is_now or 'nothing'} for site {site}, and {path} has "
-                f"{was or 'nothing'}: resume with the same file, or choose another 'run-name'"
-            )
-    if before != now:
-        raise RunDirectoryError(
-            f"the sites or their data are not those of {path}: resume with the same sites and "
-            "data, or choose another 'run-name'"
         )
 
 

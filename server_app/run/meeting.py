@@ -20,8 +20,14 @@ from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import runs_folder, silos_document, with_run_name
-from fedsilo.server_app.run.beginning import terms_of
-from fedsilo.server_app.run.notices import what_is_odd, who_is_missing
+from fedsilo.server_app.run.beginning import chosen_aggregation, terms_of
+from fedsilo.server_app.run.checks import (
+    DOCTOR_NOTICES,
+    SITE_CHECKS,
+    Beginning,
+    find_notices,
+    raise_first,
+)
 from fedsilo.strategies.meeting.participants import hear_sites, needed_sites
 from fedsilo.strategies.methods.registry import strategy_class
 
@@ -62,8 +68,10 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
     heard = Meeting(len(met.asked), needed_sites(met, common), silos_document(met), met.refused)
     if not met.facts:
         return heard
-    heard = replace(heard, notices=(*who_is_missing(met, common), *what_is_odd(met)))
+    heard = replace(heard, notices=tuple(find_notices(DOCTOR_NOTICES, met, common)))
+    common = replace(common, aggregation=chosen_aggregation(settings, met))
     try:
+        raise_first(SITE_CHECKS, Beginning(common, met))
         method = strategy_class(common.method)(common, settings.own, met)
         method.initial_state()
     except FedsiloError as error:

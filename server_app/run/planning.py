@@ -21,7 +21,7 @@ from fedsilo.models.contract.plugs import (
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, keys_with
 from fedsilo.models.maths.pacing import steps_of_round
-from fedsilo.server_app.config.experiments import find_experiment, simulation_file
+from fedsilo.server_app.config.experiments import Experiment, find_experiment, simulation_file
 from fedsilo.server_app.config.resources import (
     check_resources,
     cores,
@@ -45,14 +45,10 @@ from fedsilo.server_app.records.run_directory import (
     with_run_name,
 )
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.inline_engine import refuse_vectorised, run_inline
+from fedsilo.server_app.run.checks import PLAN_CHECKS, Plan, raise_first
+from fedsilo.server_app.run.inline_engine import run_inline
 from fedsilo.server_app.run.process_engine import run_with_processes, start_fork_server
 from fedsilo.server_app.run.ray_engine import run_with_ray
-from fedsilo.server_app.run.ready import (
-    refuse_by_first_silo,
-    refuse_little_memory,
-    refuse_without_a_silo,
-)
 
 _FEW_STEPS = 20_000  # a step on a table takes about 1 ms, so starting processes gains little
 _PATHS = (*keys_with(CommonSettings, "files"), "out")
@@ -80,10 +76,10 @@ def plan_run(
     Raises:
         SettingError: a source cannot be read, or a setting or resource is wrong.
     """
-    settings = planned_settings(experiment, sources, overrides)
+    declared = find_experiment(simulation_file(sources.file), experiment)
+    settings = _settings_over(declared, sources, overrides)
     _prepare(settings.common, engine)
-    declared = find_experiment(simulation_file(sources.file), experiment).resources
-    resources = {"num-supernodes": len(silo_names(settings.common)), **declared}
+    resources = {"num-supernodes": len(silo_names(settings.common)), **declared.resources}
     if supernodes is not None:
         resources["num-supernodes"] = supernodes
     return settings, check_resources(resources)
@@ -93,11 +89,18 @@ def planned_settings(
     experiment: str, sources: RunSources, overrides: Mapping[str, Value] | None = None
 ) -> RunSettings:
     """Build the settings of a run without its resources, so no data are needed on this machine."""
-    declared = find_experiment(simulation_file(sources.file), experiment).values
+    declared = find_experiment(simulation_file(sources.file), experiment)
+    return _settings_over(declared, sources, overrides)
+
+
+def _settings_over(
+    declared: Experiment, sources: RunSources, overrides: Mapping[str, Value] | None
+) -> RunSettings:
+    """Build the settings of a run from its experiment and what overrides it."""
     named_here = dict(parse_assignment(text) for text in sources.changes)
     named_here.update(overrides or {})
     of_file = _read_settings(sources.config, named_here) if sources.config else {}
-    values = {**declared, **of_file, **named_here}
+    values = {**declared.values, **of_file, **named_here}
     return with_run_name(resolve(_with_paths(values, sources))).pin_plugins()
 
 
@@ -253,25 +256,13 @@ def start(
     Raises:
         FedsiloError: the run failed.
     """
-    if settings.common.purpose != "train":
-        raise SettingError(
-            f"setting 'purpose' is '{settings.common.purpose}', but a run needs 'train': remove "
-            "the setting, or use 'fedsilo survey'"
-        )
+    common = settings.common
     # Checked here, because an error from inside a Flower run comes late and is harder to read
-    open_run_directory(settings.common.out, settings.common.run_name, settings.common.resume)
-    refuse_without_a_silo(settings.common)
-    chosen = engine_for(settings.common, resources, engine, ray_address)
-    refuse_vectorised(settings.common, chosen)
+    open_run_directory(common.out, common.run_name, common.resume)
+    raise_first(PLAN_CHECKS, Plan(common, resources, engine, ray_address or ""))
+    chosen = engine_for(common, resources, engine, ray_address)
     if chosen == "ray":
-        refuse_by_first_silo(settings.common)
-        if not ray_address:
-            refuse_little_memory(resources)
         return run_with_ray(settings, resources, ray_address or "")
-    if ray_address:
-        raise SettingError(
-            f"--ray-address needs the engine 'ray', but --engine is {chosen}: remove one of them"
-        )
     if chosen == "processes":
         return run_with_processes(settings, resources)
     return run_inline(settings, int(resources["num-supernodes"]))

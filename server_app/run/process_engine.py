@@ -8,7 +8,6 @@ memory without a name, which the system frees however a process ends.
 import gc
 import os
 import signal
-import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -18,7 +17,6 @@ from contextlib import contextmanager, suppress
 from multiprocessing import get_context, parent_process
 from multiprocessing.forkserver import ensure_running
 from threading import Thread
-from types import ModuleType
 
 from flwr.app import Error, Message
 from flwr.clientapp import ClientApp
@@ -31,6 +29,7 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.resources import check_device, check_resources, worker_environments
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run import processes
 from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.strategies.wire.parcels import Packing, Parcel, unpack
 
@@ -64,7 +63,7 @@ class Worker:
             time.sleep(pause)
             self.pool = ProcessPoolExecutor(1, get_context("forkserver"), _begin, self.arguments)
             try:
-                with _without_main():
+                with processes.without_main():
                     self.process = self.pool.submit(os.getpid)
                 return
             except (EOFError, OSError) as error:  # the fork server was killed just now
@@ -86,16 +85,6 @@ class Worker:
         with suppress(BrokenProcessPool, ProcessLookupError):
             os.kill(self.process.result(), signal.SIGKILL)
         self.pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _without_main() -> Iterator[None]:
-    """Hide the caller's script from new processes, because importing it could start a run again."""
-    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
 
 
 class ProcessGrid(InlineGrid):

@@ -2,13 +2,13 @@
 
 import os
 import shutil
-import signal
 import socket
 import sys
 import time
-from collections.abc import Iterable
-from contextlib import ExitStack, suppress
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from types import ModuleType
 
 import psutil
 
@@ -16,7 +16,6 @@ from fedsilo.models.contract.errors import ProcessError
 
 VERBOSE = "FEDSILO_VERBOSE"  # set by --verbose: show what Flower and Ray print
 RUN_MARK = "FLWR_HOME"  # each run has its own folder, so this variable marks all its processes
-_PARENT = "FEDSILO_ENDS_WITH"  # id of the process with which a command must end
 _PASSES = 5
 
 
@@ -89,18 +88,14 @@ def end_run(home: Path) -> None:
         end_trees(marked)
 
 
-def bound_environment() -> dict[str, str]:
-    """Return the environment for a ``fedsilo`` command that must end with this process."""
-    return os.environ | {_PARENT: str(os.getpid())}
-
-
-def end_if_bound() -> None:
-    """If another process has bound this command to itself, end when that process ends."""
-    parent = os.environ.pop(_PARENT, "")
-    if parent.isdecimal():
-        from fedsilo.client_app.worker.polling import end_with  # Flower comes with it
-
-        end_with(int(parent), signal.SIGTERM)
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Hide the caller's script from new processes, because importing it could start a run again."""
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
 
 
 def runs(process: psutil.Process) -> bool:

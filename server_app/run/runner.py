@@ -21,8 +21,8 @@ from fedsilo.server_app.run.beginning import (
     terms_of,
     write_beginning,
 )
+from fedsilo.server_app.run.checks import NOTICES, find_notices
 from fedsilo.server_app.run.ending import show_end, write_end
-from fedsilo.server_app.run.notices import notices
 from fedsilo.server_app.run.terminal import make_console, printer, progress_bars
 from fedsilo.strategies.meeting.participants import meet_sites
 
@@ -50,7 +50,7 @@ def run(
         return directory
     began = time.monotonic()
     participants = meet_sites(grid, common, silo_count(common), terms_of(settings))
-    for sentence in notices(participants, common):
+    for sentence in find_notices(NOTICES, participants, common):
         say(sentence)
     with only_writer(directory, new=not common.resume):
         loop, hooks = assemble(settings, participants, directory, console)

@@ -1,8 +1,7 @@
 """The participants of a run: which site is behind which node, since node ids are random.
 
 A bad hello costs the run only its own node: the node is named and left out, and the run continues
-if 'min-sites' allows. ``hello`` checks a single hello, ``alike`` what sites must share,
-``admission`` the operator's terms.
+if 'min-sites' allows. What is checked is in ``checks``.
 """
 
 from __future__ import annotations
@@ -21,15 +20,7 @@ from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.contract.site_facts import FeatureStatistics, SiteFacts
 from fedsilo.models.maths.standardisation import pooled_statistics
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.meeting.admission import Terms
-from fedsilo.strategies.meeting.alike import (
-    Refused,
-    odd_sums,
-    other_tasks,
-    shared_data,
-    task_of,
-    unlike,
-)
+from fedsilo.strategies.meeting.checks import TOGETHER_CHECKS, Terms, shared_data, task_of, unlike
 from fedsilo.strategies.meeting.hello import ask_nodes, read_hello
 
 # A node's id, its hello, and the bytes sent and received
@@ -238,8 +229,8 @@ def _unlike_left_out(
 ) -> list[Heard]:
     """Return the sites that fit together; add the reasons against the others to ``refused``."""
     pooled = settings.standardise == "pooled"
-    for left_out in (shared_data, other_tasks, lambda facts: odd_sums(facts, pooled)):
-        reasons: Refused = left_out({facts.site: facts for _, facts, _ in heard})
+    for check in TOGETHER_CHECKS:
+        reasons = check({facts.site: facts for _, facts, _ in heard}, pooled)
         # Two sites with the same reason get one line
         refused += dict.fromkeys(map(site_reason, reasons.values()))
         heard = [one for one in heard if one[1].site not in reasons]
@@ -293,4 +284,5 @@ def _why_not(facts: SiteFacts, participants: Participants, joined: Participants)
         return difference
     if (facts.sums is None) != (participants.facts[first].sums is None):
         return "it sent sums and the others none, or none where they did: see 'standardise'"
-    return shared_data(joined.facts).get(facts.site)
+    pooled = facts.sums is not None
+    return shared_data(joined.facts, pooled).get(facts.site)

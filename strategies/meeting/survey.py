@@ -17,7 +17,7 @@ from fedsilo.models.contract.messages import SURVEY, SURVEYED
 from fedsilo.models.contract.one_line import site_reason
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.survey import Survey
-from fedsilo.strategies.meeting.admission import Registry
+from fedsilo.strategies.meeting.checks import Registry
 from fedsilo.strategies.meeting.hello import ask_nodes, reading
 from fedsilo.strategies.meeting.participants import grouped_refusals, wait_for_nodes
 

@@ -14,7 +14,7 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.networks.stacked import Rows, StackedNetwork
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.inline_engine import refuse_vectorised, run_inline
+from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.float64 import ABSOLUTE, RELATIVE, train_in_float64
 from tests.support.tiny import TINY
 
@@ -148,10 +148,3 @@ def test_plug_that_extends_fedavg_is_refused(tmp_path: Path) -> None:
     plug = {"method": "mine_together", "plugin": str(tmp_path / "mine_together.py")}
     with pytest.raises(SettingError, match="'mine_together' does more than train"):
         resolve({**HEART, **plug, "vectorised": 4})
-
-
-def test_engine_other_than_inline_is_refused() -> None:
-    common = resolve(HEART | {"vectorised": 4}).common
-    refuse_vectorised(common, "inline")
-    with pytest.raises(SettingError, match="only engine 'inline' trains several sites"):
-        refuse_vectorised(common, "processes")

@@ -4,7 +4,6 @@ import functools
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -17,7 +16,8 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.deploy.deployment import Deployment, read_deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.processes import app_folder, bound_environment, end_trees
+from fedsilo.server_app.run.processes import app_folder, end_trees
+from tests.support.bound_command import COMMAND
 from tests.support.deployed import ended_with_tests, run_deployed, run_options
 from tests.support.tiny import TINY
 
@@ -93,11 +93,9 @@ def begin(folder: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
     def start(values: Mapping[str, Value], name: str, *more: str) -> subprocess.Popen[str]:
         options = (*run_options(folder, values, name), *more)
-        command = [sys.executable, "-m", "fedsilo.server_app.cli", *options]
         process = subprocess.Popen(
-            command,
+            [*COMMAND, *options],
             cwd=app_folder(),
-            env=bound_environment(),  # it ends with the tests, however they end
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -1,7 +1,6 @@
 """A run watched while a hospital is killed and comes back, and while a watcher is killed."""
 
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +12,9 @@ from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.deploy.deployment import read_deployment
 from fedsilo.server_app.records.progress import Progress
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.processes import app_folder, bound_environment
+from fedsilo.server_app.run.processes import app_folder
 from fedsilo.server_app.studies.watch.view import View, look_at_deployment
+from tests.support.bound_command import COMMAND
 from tests.support.deployed import kill
 
 SITES = 3
@@ -46,9 +46,8 @@ def test_a_hospital_that_is_killed_and_comes_back_is_seen_to(
     process = begin(tiny("fedavg", rounds=10, **few), "watched")
     _until(folder, lambda progress: progress.finished_rounds >= 1)
     watcher = subprocess.Popen(
-        [sys.executable, "-m", "fedsilo.server_app.cli", "watch", "--deployment", str(folder)],
+        [*COMMAND, "watch", "--deployment", str(folder)],
         cwd=app_folder(),
-        env=bound_environment(),
         stdout=subprocess.DEVNULL,
     )
     kill(deployment, site)

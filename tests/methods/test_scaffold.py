@@ -14,7 +14,7 @@ from fedsilo.models.contract.messages import ARRAYS, ROUND_KEYS
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.scaffold import SCAFFOLDSettings
 from fedsilo.strategies.loop.method import State
-from fedsilo.strategies.meeting.admission import AgreedWeights, Terms
+from fedsilo.strategies.meeting.checks import AgreedWeights, Terms
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.scaffold import SCAFFOLD
 from fedsilo.strategies.wire.reply import Reply

@@ -4,10 +4,7 @@ A run is in ``<out>/<experiment>-seed<n>``. A finished run with the same setting
 an interrupted run is resumed.
 """
 
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -23,18 +20,17 @@ from fedsilo.datasets.io.locations import find_places
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.models.contract.errors import (
     DataError,
+    FedsiloError,
     RunDirectoryError,
     RunFailedError,
     SettingError,
-    without_prefix,
 )
 from fedsilo.models.contract.one_line import counted
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.config.settings import RunSettings, differences
+from fedsilo.server_app.config.settings import RunSettings, differences, resolve
 from fedsilo.server_app.records.run_directory import CONFIG, RunDirectory
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.planning import plan_run
-from fedsilo.server_app.run.processes import bound_environment
+from fedsilo.server_app.run.planning import plan_run, start
 from fedsilo.server_app.studies.compare.budgets import (
     Budgets,
     planned_budgets,
@@ -57,7 +53,7 @@ from fedsilo.server_app.studies.compare.significance import (
     significance,
     significance_csv,
 )
-from fedsilo.server_app.studies.compare.slurm import Jobs, SlurmPool
+from fedsilo.server_app.studies.compare.slurm import Jobs
 from fedsilo.server_app.studies.compare.tables import (
     comparison_lines,
     comparison_table,
@@ -66,7 +62,12 @@ from fedsilo.server_app.studies.compare.tables import (
     over_seeds,
     rich_table,
 )
-from fedsilo.server_app.studies.compare.trials import run_missing, runs_at_once
+from fedsilo.server_app.studies.compare.trials import (
+    Failure,
+    make_pool,
+    run_missing,
+    runs_at_once,
+)
 from fedsilo.server_app.studies.finished_run import FinishedRun, same_split
 
 # experiment -> seed -> summary of the split
@@ -120,12 +121,17 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Job:
-    """One run of the comparison."""
+    """One run of the comparison, with the resources of its sites and its engine."""
 
     experiment: str
     settings: RunSettings
-    sites: int
-    command: list[str]
+    resources: Mapping[str, Value]
+    engine: str = "inline"
+
+    @property
+    def sites(self) -> int:
+        """The number of sites that the run simulates."""
+        return int(self.resources["num-supernodes"])
 
     @property
     def directory(self) -> FinishedRun:
@@ -171,24 +177,27 @@ class Job:
         ]
         return f"the data of {', '.join(differing)} have changed" if differing else None
 
-    def run(self) -> None:
-        """Run or resume the experiment in its own process.
 
-        Raises:
-            RunFailedError: the run failed; the message has its error line.
-        """
-        resume = ["--set", "resume=true"] if self.directory.path.is_dir() else []
-        done = subprocess.run(
-            [*self.command, *resume],
-            env=bound_environment(),
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        if done.returncode:
-            lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
-            said = without_prefix(lines[-1])
-            raise RunFailedError(f"{self.directory.path.name} failed: {said}")
+@dataclass(frozen=True)
+class _Work:
+    """One run for a worker process: its settings by key, its resources and its engine."""
+
+    values: Mapping[str, Value]
+    resources: Mapping[str, Value]
+    engine: str
+
+
+def _run_or_resume(work: _Work) -> Failure | None:
+    """Run or resume an experiment and draw its pictures; return its failure, or None."""
+    from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
+
+    try:
+        # The settings travel by key, because a plugin's class is unknown in a new process
+        directory = start(resolve(work.values), work.resources, work.engine)
+    except FedsiloError as error:
+        return Failure(error.code, str(error))
+    draw_pictures(directory, print)
+    return None
 
 
 def compare(
@@ -337,32 +346,36 @@ def _job(
     name = f"{experiment}-{'split' if own_splits else 'seed'}{seed}"
     overrides = {"seed": seed, **own_split, "run-name": name}
     settings, resources = plan_run(experiment, sources, supernodes=supernodes, overrides=overrides)
-    command = [sys.executable, "-m", "fedsilo.server_app.cli", "simulate", experiment]
-    command += ["--engine", engine, "--seed", str(seed)]
-    command += ["--name", name, "--out", settings.common.out]
-    for text in [*sources.changes, *(f"{key}={value}" for key, value in own_split.items())]:
-        command += ["--set", text]
-    if supernodes is not None:
-        command += ["--supernodes", str(supernodes)]
-    for flag, path in (("--config", sources.config), ("--file", sources.file)):
-        command += [flag, str(path)] if path else []
-    return Job(experiment, settings, int(resources["num-supernodes"]), command)
+    return Job(experiment, settings, resources, engine)
 
 
 def _run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> None:
+    """Run or resume all jobs, several at once.
+
+    Raises:
+        RunFailedError: a run failed; names the run, and has its error's text.
+    """
     if not jobs:
         return
+    workers, width = 0, "with Slurm"
     if isinstance(at_once, int):
-        parallel = runs_at_once(at_once, max(job.settings.common.threads for job in jobs))
-        pool, width = ThreadPoolExecutor(parallel), f"{parallel} at once"
-    else:
-        pool, width = SlurmPool(at_once, jobs[0].directory.path.parent), "with Slurm"
+        workers = runs_at_once(at_once, max(job.settings.common.threads for job in jobs))
+        width = f"{workers} at once"
     tell(f"{counted(len(jobs), 'run')}, {width}")
-    names: list[str] = []
+    ended: list[str] = []
 
-    def report_end(job: Job, _: None) -> None:
-        names.append(job.directory.path.name)
-        tell(f"{len(names)}/{len(jobs)} {names[-1]}")
+    def report_end(work: _Work, failure: Failure | None) -> None:
+        name = str(work.values["run-name"])
+        if failure:
+            raise RunFailedError(f"{name} failed: {failure.text}")
+        ended.append(name)
+        tell(f"{len(ended)}/{len(jobs)} {name}")
 
-    with pool:  # threads are enough, because each only waits for its run's process or job
-        run_missing(pool, Job.run, jobs, report_end)
+    # A new process for each run, because a run leaves memory and caches behind
+    with make_pool(at_once, jobs[0].directory.path.parent, workers, runs_per_worker=1) as pool:
+        run_missing(pool, _run_or_resume, [_work_of(job) for job in jobs], report_end)
+
+
+def _work_of(job: Job) -> _Work:
+    values = job.settings.as_mapping() | {"resume": job.directory.path.is_dir()}
+    return _Work(values, job.resources, job.engine)

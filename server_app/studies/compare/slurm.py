@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fedsilo.models.contract.errors import FedsiloError, RunFailedError, SettingError, needs_extra
+from fedsilo.models.contract.errors import RunFailedError, SettingError, needs_extra
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import parse_assignment
 
@@ -78,7 +78,7 @@ class SlurmPool(ThreadPoolExecutor):
         super().shutdown(wait=wait, cancel_futures=cancel_futures)
 
     def _by_job(self, work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
-        job = self._executor.submit(_outcome_or_reason, work, *args, **kwargs)
+        job = self._executor.submit(work, *args, **kwargs)
         self._jobs.append(job)
         if error := job.exception():
             traceback = str(error).partition("You can check")[0]  # submitit appends advice
@@ -88,24 +88,8 @@ class SlurmPool(ThreadPoolExecutor):
                 f"Slurm job {job.job_id} failed: {said}; read its log {job.paths.stderr}, then run "
                 "this command again: finished runs are kept"
             )
-        outcome, reason = job.result()
-        if reason:
-            raise RunFailedError(reason)
-        done: Outcome = outcome
-        return done
-
-
-def _outcome_or_reason(
-    work: Callable[..., Outcome], *args: Any, **kwargs: Any
-) -> tuple[Outcome | None, str | None]:
-    """Return the outcome of the work and None, or None and the error as one line.
-
-    Returned errors stay one line; a raised one would reach the caller within a traceback.
-    """
-    try:
-        return work(*args, **kwargs), None
-    except FedsiloError as error:
-        return None, str(error)
+        outcome: Outcome = job.result()
+        return outcome
 
 
 def _executor(slurm: Slurm, folder: Path) -> Any:

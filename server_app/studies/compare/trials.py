@@ -2,7 +2,8 @@
 
 A trial is a short run with the inline engine in a worker process. Only its summary is kept, in
 ``<folder>/<key>.json``, with a digest of its metrics. The key is a hash of everything that decides
-the result, so a trial whose file exists is not run again.
+the result, so a trial whose file exists is not run again. ``make_pool`` and ``run_missing`` also
+run the whole runs of a comparison.
 """
 
 import contextlib
@@ -14,11 +15,11 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, ProcessPoolExecutor, as_completed
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from rich.progress import Progress
 
@@ -32,13 +33,12 @@ from fedsilo.models.contract.errors import (
     RunFailedError,
     SiteError,
 )
-from fedsilo.models.contract.methods import load_plugin_files
 from fedsilo.models.contract.one_line import one_line
-from fedsilo.models.contract.plugs import stated_digests
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.records.forms import Summary, check
+from fedsilo.server_app.run.processes import without_main
 from fedsilo.server_app.run.terminal import make_console
 from fedsilo.server_app.studies.compare.pooled import pooled_figure
 from fedsilo.server_app.studies.compare.slurm import Jobs, Slurm, SlurmPool
@@ -72,8 +72,20 @@ def trial_settings(values: Mapping[str, Value]) -> RunSettings:
 FAILED = "failed"  # in place of a summary's content: why there is none
 
 
-_Work = tuple[Trial, Path]  # a trial and the file of its summary, sent to a worker process
-_Failure = tuple[str, str]  # the code of an error, and what it says
+@dataclass(frozen=True)
+class Failure:
+    """The error of a run in a worker process: its code, and the text for the user."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A trial for a worker process: its settings by key, and the file of its summary."""
+
+    values: Mapping[str, Value]
+    path: Path
 
 
 def runs_at_once(jobs: int, threads: int = 1) -> int:
@@ -93,15 +105,14 @@ def run_missing(
         RunFailedError: a worker process died.
         Exception: raised by ``work`` or ``ended``; started runs finish, but no other begins.
     """
-    started = [(run, pool.submit(work, run)) for run in missing]
-    run_of = {future: run for run, future in started}
+    run_of = {pool.submit(work, run): run for run in missing}
     try:
         for future in as_completed(run_of):
             ended(run_of[future], future.result())
     except BrokenProcessPool:
         raise RunFailedError(
             "a worker process died, perhaps for lack of memory: run this again with fewer --jobs; "
-            "finished trials are kept"
+            "finished runs are kept"
         ) from None
     except BaseException:  # Ctrl-C too must cancel the waiting runs
         pool.shutdown(cancel_futures=True)
@@ -131,26 +142,28 @@ def run_trials(
             and used again.
     """
     paths = [folder / f"{trial.key()}.json" for trial in trials]
-    waiting = {path: trial for path, trial in zip(paths, trials, strict=True) if not path.is_file()}
-    missing = [(trial, path) for path, trial in waiting.items()]
+    missing: dict[Path, Trial] = {}
+    for path, trial in zip(paths, trials, strict=True):
+        if not path.is_file():
+            missing[path] = trial
     console = make_console()
     with (
         Progress(console=console, disable=not console.is_terminal) as bar,
-        _pool(jobs, folder, max(len(missing), 1)) as pool,
+        make_pool(jobs, folder, runs_at_once(jobs) if isinstance(jobs, int) else 0) as pool,
     ):
         task = bar.add_task("runs", total=len(missing))
         failures: dict[Path, str] = {}
 
-        def note_end(work: _Work, failure: _Failure | None) -> None:
-            trial, path = work
+        def note_end(work: _Work, failure: Failure | None) -> None:
             if failure:
-                code, failures[path] = failure
-                if not go_on or code != SiteError.code:
-                    raise RunFailedError(f"trial {dict(trial.label)} failed: {failures[path]}")
+                failures[work.path] = failure.text
+                if not go_on or failure.code != SiteError.code:
+                    label = dict(missing[work.path].label)
+                    raise RunFailedError(f"trial {label} failed: {failure.text}")
             bar.advance(task)
 
-        # A Slurm job must not end with this command, but a worker process must
-        run_missing(pool, _run if isinstance(jobs, int) else _run_quietly, missing, note_end)
+        works = [_Work(trial.settings.as_mapping(), path) for path, trial in missing.items()]
+        run_missing(pool, _run_trial, works, note_end)
     return [
         {FAILED: failures[path]} if path in failures else _read_summary(path) | {"file": path.name}
         for path in paths
@@ -175,52 +188,93 @@ def _read_summary(path: Path) -> dict[str, Any]:
     return dict(content)
 
 
-def _pool(jobs: Jobs, folder: Path, runs: int) -> Executor:
+class WorkerPool(ProcessPoolExecutor):
+    """A pool of silent worker processes, which end with this command, even if that is killed.
+
+    Ctrl-C interrupts the runs that have started.
+
+    Args:
+        workers: number of processes, at least 1.
+        runs_per_worker: number of runs after which a process is replaced by a new one, so that the
+            system gets its memory back; None for no limit.
+    """
+
+    def __init__(self, workers: int, runs_per_worker: int | None = None) -> None:
+        super().__init__(
+            workers,
+            # A forked process would lack PyTorch's threads and could hang
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_begin_worker,
+            initargs=(os.getpid(),),
+            max_tasks_per_child=runs_per_worker,
+        )
+
+    def __enter__(self) -> Self:
+        """Begin to use the pool; until its end no new process imports the caller's script."""
+        self._hiding = without_main()
+        self._hiding.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        """End the pool; started runs finish."""
+        try:
+            return super().__exit__(*error)
+        finally:
+            self._hiding.__exit__(*error)
+
+    def submit(self, work: Callable[..., Outcome], /, *args: Any, **kwargs: Any) -> Future[Outcome]:
+        """Submit ``work``, whose arguments and result are pickled."""
+        return super().submit(_in_worker, work, *args, **kwargs)
+
+
+def make_pool(
+    jobs: Jobs, folder: Path, workers: int, runs_per_worker: int | None = None
+) -> Executor:
+    """Return a pool of ``workers`` processes, or of Slurm jobs whose logs are in ``folder``."""
     if isinstance(jobs, Slurm):
         return SlurmPool(jobs, folder)
-    # A forked process would lack PyTorch's threads and could hang
-    context = multiprocessing.get_context("spawn")
-    parallel = min(runs_at_once(jobs), runs)
-    return ProcessPoolExecutor(
-        parallel, mp_context=context, initializer=_begin_worker, initargs=(os.getpid(),)
-    )
+    return WorkerPool(workers, runs_per_worker)
 
 
 def _begin_worker(command: int) -> None:
-    """Make a worker ignore Ctrl-C and end with the command, even if that is killed.
+    """Make a worker silent, and make it end with the command.
 
     The signal for the end is not SIGTERM, because a pool uses SIGTERM to end workers at once.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until a run begins
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
     end_with(command, signal.SIGUSR1)
+    # The processes that a run starts write to these descriptors too
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, sys.stderr.fileno())
 
 
-def _run(work: _Work) -> _Failure | None:
-    """Run a trial as ``_run_quietly`` does; end this process if the command has ended."""
+def _in_worker(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
+    """Do the work of a pool; end this process if the command has ended."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
-        return _run_quietly(work)
+        return work(*args, **kwargs)
     except SystemExit:
-        os._exit(1)  # the pool would treat the exception as a failed trial and continue
+        os._exit(1)  # the pool would treat the exception as a failed run and continue
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
-def _run_quietly(work: _Work) -> _Failure | None:
+def _run_trial(work: _Work) -> Failure | None:
     """Run a trial and write its summary; return its failure, or None."""
-    trial, path = work
     try:
-        common = trial.settings.common
-        # A spawned process starts without the plugins of its parent
-        load_plugin_files(common.plugin, stated_digests(common.plugin_digests))
-        with run_and_forget(trial.settings) as run:
+        # The settings travel by key, because a plugin's class is unknown in a new process
+        with run_and_forget(resolve(work.values)) as run:
             # Two trials have equal digests only if their settings make no difference: metrics.csv
             # has all digits and no times
             digest = hashlib.sha256((run.path / "metrics.csv").read_bytes()).hexdigest()
             summary = {**run.summary, "digest": digest}
             summary["mean"] |= pooled_figure(run, "test")
             summary["validation"]["mean"] |= pooled_figure(run, "val")
-            write_atomically(path, json.dumps(summary))
+            write_atomically(work.path, json.dumps(summary))
     except FedsiloError as error:
-        return error.code, str(error)
+        return Failure(error.code, str(error))
     return None
 
 

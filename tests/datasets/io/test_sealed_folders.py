@@ -150,14 +150,14 @@ def test_a_folder_removed_while_it_is_opened_is_made_again(target: Path) -> None
         if not lost:
             lost.append(folder)
             shutil.rmtree(folder)
-            raise DataError("a file is missing")
+            raise FileNotFoundError("a file is missing")
         return read(folder)
 
     assert open_sealed(target, fill, lose_once) == CONTENT
 
     def lose(folder: Path) -> dict[str, bytes]:
         shutil.rmtree(folder)
-        raise DataError("a file is missing")
+        raise FileNotFoundError("a file is missing")
 
     with pytest.raises(DataError, match="removed as soon as they are made"):
         open_sealed(target, fill, lose)

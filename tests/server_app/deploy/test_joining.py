@@ -20,7 +20,7 @@ from fedsilo.server_app.deploy.deployment import (
 from fedsilo.server_app.deploy.joining import add, renew, revoke
 from fedsilo.server_app.deploy.kit import AUTHORITY, KEY, read_kit
 from fedsilo.server_app.deploy.making import DeploymentRequest
-from fedsilo.strategies.meeting.admission import Registry
+from fedsilo.strategies.meeting.checks import Registry
 
 
 def test_add_writes_both_registrations_and_kits_without_rules_or_others_keys(

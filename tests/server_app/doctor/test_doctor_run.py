@@ -48,7 +48,7 @@ def test_it_prints_roster_splits_and_what_leaves_and_leaves_nothing(
     assert "s1a: D1: 36 train, 4 val, 10 test; labels: train [" in said
     assert "3 of 3 sites can take part; 3 are needed" in said
     assert "leaves each site: all weights" in said
-    assert said.endswith("6 passed, 0 failed, 1 skipped\n")
+    assert said.endswith("7 passed, 0 failed, 1 skipped\n")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -103,7 +103,7 @@ def test_json_has_the_same_and_the_documented_keys(capsys: pytest.CaptureFixture
     assert _run("--json") == 0
     found = _document(capsys)
     assert found.keys() == {"target", "fedsilo", "exit-code", "count", "findings"}
-    assert found["count"] == {"PASSED": 6, "FAILED": 0, "SKIPPED": 1}
+    assert found["count"] == {"PASSED": 7, "FAILED": 0, "SKIPPED": 1}
     keys = {"check", "status", "said", "fix", "about", "details"}
     assert all(finding.keys() == keys for finding in found["findings"])
 
@@ -115,6 +115,25 @@ def test_a_network_that_cannot_be_built_is_no_passed_method(
     (method,) = (f for f in _document(capsys)["findings"] if f["check"] == "method")
     assert method["status"] == "FAILED"
     assert "/nowhere/model.safetensors" in method["said"]
+
+
+def test_a_plan_that_cannot_start_fails_with_every_problem(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _run("--json", purpose="meet", initial_weights="/nowhere/model.safetensors") == 1
+    failed = [f for f in _document(capsys)["findings"] if f["check"] == "plan"]
+    assert [f["status"] for f in failed] == ["FAILED", "FAILED"]
+    assert "'purpose'" in failed[0]["said"]
+    assert "/nowhere/model.safetensors" in failed[1]["said"]
+
+
+def test_too_few_sites_for_the_aggregation_fail_as_at_the_start_of_a_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _run("--json", "--supernodes", "2", aggregation="trimmed") == 1
+    (method,) = (f for f in _document(capsys)["findings"] if f["check"] == "method")
+    assert method["status"] == "FAILED"
+    assert "needs at least 3 sites, but there are 2" in method["said"]
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

@@ -6,8 +6,8 @@ from PIL import Image
 
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
-from fedsilo.server_app.run.notices import who_is_missing
-from fedsilo.strategies.meeting.admission import Registry, Terms
+from fedsilo.server_app.run.checks import missing_silos
+from fedsilo.strategies.meeting.checks import Registry, Terms
 from fedsilo.strategies.meeting.participants import Participants
 
 LEFT_OUT = "no image of vidir_modern, rosendahl, msk4, vienna_dias is here; left out"
@@ -40,7 +40,7 @@ def said(isic: CommonSettings) -> Callable[..., str]:
         }
         nodes = {site: index for index, site in enumerate(facts)}
         participants = Participants(facts, nodes, terms=Terms(registry))
-        return "\n".join(who_is_missing(participants, common))
+        return "\n".join(missing_silos(participants, common))
 
     return say
 

@@ -1,5 +1,3 @@
-import os
-import signal
 import subprocess
 import sys
 import time
@@ -8,10 +6,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedsilo.client_app.worker import polling
-from fedsilo.server_app.run.processes import bound_environment, end_if_bound, runs
-
-ENDS_WITH = "FEDSILO_ENDS_WITH"
+from fedsilo.server_app.run.processes import runs
 
 
 def ended_within(pid: int, seconds: float) -> bool:
@@ -65,20 +60,3 @@ def test_a_process_that_does_not_heed_the_signal_is_ended_all_the_same() -> None
     process.kill()
     process.wait()
     assert ended_within(pid, 15)
-
-
-def test_a_command_is_bound_by_its_environment_which_it_does_not_hand_on(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    bound: list[int] = []
-    monkeypatch.setattr(polling, "end_with", lambda process, by: bound.append(process))
-    end_if_bound()
-    assert bound == []
-    monkeypatch.setenv(ENDS_WITH, bound_environment()[ENDS_WITH])
-    end_if_bound()
-    assert bound == [os.getpid()]
-    assert ENDS_WITH not in os.environ
-    monkeypatch.setenv(ENDS_WITH, "not a number")
-    end_if_bound()
-    assert bound == [os.getpid()]
-    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL

@@ -12,7 +12,7 @@ from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import SURVEYED
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.run.inline_engine import InlineGrid, partition_configs
-from fedsilo.strategies.meeting.admission import Registry
+from fedsilo.strategies.meeting.checks import Registry
 from fedsilo.strategies.meeting.survey import read_survey, survey_sites
 from fedsilo.strategies.wire.messaging import arriving
 from tests.models.contract.test_survey import made

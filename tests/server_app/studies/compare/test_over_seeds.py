@@ -2,6 +2,10 @@
 
 import csv
 import json
+import os
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -16,12 +20,13 @@ from fedsilo.server_app.studies.compare.tables import over_seeds
 from fedsilo.server_app.studies.finished_run import FinishedRun, same_split
 from tests.support.run_files import silo, summary
 
+ROOT = Path(__file__).resolve().parents[4]
 SILOS = [f"s{distribution}{letter}" for distribution in "123" for letter in "abc"]
 
 
 def test_a_finished_run_is_reused_and_one_with_other_settings_is_refused(tmp_path: Path) -> None:
     settings = resolve({"out": str(tmp_path), "run-name": "x-seed0", "seed": 0})
-    job = Job("x", settings, 9, [])
+    job = Job("x", settings, {"num-supernodes": 9})
     assert not job.is_finished()
     directory = RunDirectory(tmp_path / "x-seed0")
     directory.path.mkdir()
@@ -34,9 +39,9 @@ def test_a_finished_run_is_reused_and_one_with_other_settings_is_refused(tmp_pat
     assert job.is_finished()
     other = resolve({"out": str(tmp_path), "run-name": "x-seed0", "seed": 0, "rounds": 31})
     with pytest.raises(RunDirectoryError, match="rounds is 30 there and 31 here"):
-        Job("x", other, 9, []).is_finished()
+        Job("x", other, {"num-supernodes": 9}).is_finished()
     with pytest.raises(RunDirectoryError, match="9 sites took part, but 3"):
-        Job("x", settings, 3, []).is_finished()
+        Job("x", settings, {"num-supernodes": 3}).is_finished()
     for name in ("s1b", "s3c"):
         silos[name] = silo(fingerprints=fingerprints[name] | {"train": "ab"})
     directory.write_json("silos.json", silos)
@@ -335,7 +340,7 @@ def test_predicting_one_class_is_scored_on_each_split_there_is(
     for seed, counts in enumerate([(6, 2), (2, 6)]):  # groups of patients are of several sizes
         _run_of(tmp_path / f"x-{seed}", {"test": digests[seed]}, counts)
         keys = {"out": str(tmp_path), "run-name": f"x-{seed}", "seed": seed}
-        jobs.append(Job("x", resolve({**keys, "dataset": "heart-synthetic"}), 1, []))
+        jobs.append(Job("x", resolve({**keys, "dataset": "heart-synthetic"}), {}, "inline"))
     figures = {"mean": {"accuracy": 0.9}, "distributions": {}, "method": "fedavg"}
     table = over_seeds(_results(jobs, {"x": {0: figures, 1: figures}}, "test", "accuracy"))
     constant = table[(table["method"] == "constant") & (table["group"] == "all")].iloc[0]
@@ -406,3 +411,48 @@ def test_rows_that_were_tuned_over_other_numbers_of_points_are_refused(
     assert (
         "'two' has another budget than 'one': tuned over 8 points, not 0" in capsys.readouterr().err
     )
+
+
+# A script without 'if __name__ == "__main__"', because workers must not import and so repeat it
+SCRIPT = """
+import sys
+from fedsilo.server_app import api
+print("begun")
+api.compare(["own"], file=sys.argv[1], out=sys.argv[2], seeds=1, jobs=1, tell=print)
+"""
+
+
+def test_a_run_is_a_silent_process_of_its_own_that_knows_a_plugins_method(tmp_path: Path) -> None:
+    plugin = shutil.copy(ROOT / "docs" / "examples" / "own_method.py", tmp_path)
+    (tmp_path / "simulation.yaml").write_text(
+        "experiments:\n  own:\n    config: {dataset: digits, silos: 2, silo-train-size: 20, "
+        "silo-test-size: 10, rounds: 1, local-steps: 1, width: 4, mc-passes: 0, device: cpu, "
+        f"method: own_method, plugin: {plugin}}}\n"
+    )
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, "script.py", "simulation.yaml", str(tmp_path / "out")],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == ["begun", "1 run, 1 at once", "1/1 own-seed0"]
+    run = RunDirectory(tmp_path / "out" / "own-seed0")
+    assert run.has_ended()
+    assert (run.path / "curves.png").is_file()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_the_error_of_a_run_comes_back_as_an_error_of_the_comparison(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = _table(tmp_path, one="01" * 12, two="011" * 8)
+    assert main([*command, "--set", "sums-min-count=31"]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("fedsilo: error[run-failed]: own-seed0 failed: ")
+    assert "sends no sums" in error
+    assert error.count("\n") == 1
+    assert not (tmp_path / "t.csv").exists()

@@ -56,7 +56,7 @@ def test_summaries_that_are_there_come_back_in_the_order_of_the_trials(
     def never(*_: object) -> str:
         raise AssertionError("a trial that has a summary was run")
 
-    monkeypatch.setattr(trials, "_run", never)
+    monkeypatch.setattr(trials, "_run_trial", never)
     wanted = [_trial(seed=seed) for seed in (3, 1, 2, 1)]
     for trial in wanted:
         (tmp_path / f"{trial.key()}.json").write_text(json.dumps(summary(**trial.label)))

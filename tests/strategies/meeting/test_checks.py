@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from fedsilo.models.contract.site_facts import SiteFacts, Sums
-from fedsilo.strategies.meeting.alike import odd_sums, other_tasks, shared_data
+from fedsilo.strategies.meeting.checks import odd_sums, other_tasks, shared_data, unwanted_sums
 
 PLAIN = SiteFacts("", "D1", (2,), 2, {"train": [6, 4]}, {}, features=("age", "chol"))
 
@@ -30,7 +30,7 @@ def test_all_who_hold_the_same_training_samples_are_left_out() -> None:
         e={},
         f={},
     )
-    refused = shared_data(said)
+    refused = shared_data(said, pooled=False)
     assert refused.keys() == {"a", "c"}
     assert refused["a"] == refused["c"]
     assert refused["a"].startswith("sites a and c hold the same training samples")
@@ -38,11 +38,16 @@ def test_all_who_hold_the_same_training_samples_are_left_out() -> None:
 
 def test_the_most_frequent_task_stands_and_of_equals_the_first_by_name() -> None:
     three = facts(a={"classes": 3}, b={}, c={})
-    assert other_tasks(three).keys() == {"a"}
-    assert other_tasks(three)["a"].startswith("site a holds Task(input_shape=(2,), classes=3)")
-    assert other_tasks(facts(b={}, a={"classes": 3})).keys() == {"b"}
-    assert other_tasks(facts(a={}, b={"schema": "s"}, c={"backbone": "x"})).keys() == {"b", "c"}
-    assert other_tasks({}) == {}
+    assert other_tasks(three, False).keys() == {"a"}
+    assert other_tasks(three, False)["a"].startswith(
+        "site a holds Task(input_shape=(2,), classes=3)"
+    )
+    assert other_tasks(facts(b={}, a={"classes": 3}), False).keys() == {"b"}
+    assert other_tasks(facts(a={}, b={"schema": "s"}, c={"backbone": "x"}), False).keys() == {
+        "b",
+        "c",
+    }
+    assert other_tasks({}, False) == {}
 
 
 @pytest.mark.parametrize(
@@ -88,5 +93,5 @@ def test_what_the_run_asks_for_says_whether_sums_or_silence_are_odd(
     pooled: bool, left_out: set[str]
 ) -> None:
     said = facts(a={"sums": sums(1.0, 1.0)}, b={}, c={"sums": sums(1.0, 1.0)})
-    assert odd_sums(said, pooled).keys() == left_out
-    assert odd_sums(facts(a={}, b={}), pooled) == {}
+    assert unwanted_sums(said, pooled).keys() == left_out
+    assert unwanted_sums(facts(a={}, b={}), pooled) == {}

@@ -1,0 +1,347 @@
+"""Can this run begin? The checks of a run, and the lines that it prints about its sites.
+
+Each check is a function with one thought. It returns the problem, an error that says what to do, or
+None. The tuples name the checks in their order: ``PLAN_CHECKS`` come before any site is asked,
+``SITE_CHECKS`` once the sites have answered. The start of a run raises the first problem;
+``fedsilo doctor run`` reports all. Single sites are checked by ``strategies/meeting/checks.py``.
+``NOTICES`` are lines that a run prints before it begins, and that stop nothing.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import numpy as np
+
+from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_count, silo_names
+from fedsilo.models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
+from fedsilo.models.contract.one_line import counted
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.contract.site_facts import SPLITS, SiteFacts
+from fedsilo.server_app.config.resources import free_memory
+from fedsilo.server_app.records.many_sites import join_names
+from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
+from fedsilo.strategies.loop.round_loop import refuse_site_count
+from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.methods.registry import strategy_class
+
+Case = TypeVar("Case")  # what a check looks at: a ``Plan`` or a ``Beginning``
+Problem = FedsiloError | None
+Check = Callable[[Case], Problem]
+
+_PROCESS = 0.4e9  # bytes of memory that a site's process needs once it has imported PyTorch
+_NEARLY_ALL = 0.9  # a site with a larger share of all training samples decides every average
+_UNREADABLE = "they are missing or cannot be decoded"
+
+
+def find_problems(checks: Sequence[Check[Case]], case: Case) -> Iterator[FedsiloError]:
+    """Yield the problem of each check that has one, in order."""
+    for check in checks:
+        try:
+            problem = check(case)
+        except FedsiloError as error:  # for example of the file that the check reads
+            problem = error
+        if problem is not None:
+            yield problem
+
+
+def raise_first(checks: Sequence[Check[Case]], case: Case) -> None:
+    """Raise the first problem, a FedsiloError, if there is one."""
+    for problem in find_problems(checks, case):
+        raise problem
+
+
+# --- Before any site is asked ---
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A run of simulated sites as it was asked for.
+
+    Attributes:
+        common: its common settings.
+        resources: the resources of its sites; only the Ray engine's are checked.
+        engine: the engine, or ``auto`` if none is chosen yet.
+        ray_address: the address of a running Ray cluster, or empty.
+    """
+
+    common: CommonSettings
+    resources: Mapping[str, Value] = field(default_factory=dict)
+    engine: str = "auto"
+    ray_address: str = ""
+
+    def uses_ray(self) -> bool:
+        """Tell whether sites will be Ray actors."""
+        return self.engine == "ray" or (self.engine == "auto" and bool(self.ray_address))
+
+
+def check_purpose(plan: Plan) -> Problem:
+    """Check that the settings are those of a training run."""
+    if plan.common.purpose == "train":
+        return None
+    return SettingError(
+        f"setting 'purpose' is '{plan.common.purpose}', but a run needs 'train': remove the "
+        "setting, or use 'fedsilo survey'"
+    )
+
+
+def check_weights(plan: Plan) -> Problem:
+    """Check that the files of initial weights and of a backbone exist."""
+    common = plan.common
+    if common.initial_weights and not common.initial_weights.startswith("timm:"):
+        from fedsilo.datasets.weights.initial_weights import initial_file
+
+        initial_file(common)
+    if common.network == "vit" or (common.network == "resnet22" and common.backbone_weights):
+        from fedsilo.datasets.weights.backbones import weights_file
+
+        weights_file(common)
+    return None
+
+
+def check_cut(plan: Plan) -> Problem:
+    """Check that the cut of images into silos leaves none empty; it would fail at every silo."""
+    cut_of(plan.common)
+    return None
+
+
+def check_vectorised(plan: Plan) -> Problem:
+    """Check that the engine can train several sites as one batch, if 'vectorised' asks for it."""
+    count = plan.common.vectorised
+    if count == 1 or (plan.engine in ("auto", "inline") and not plan.uses_ray()):
+        return None
+    return SettingError(
+        f"setting 'vectorised' is {count}, but only engine 'inline' trains several sites as one: "
+        "use --engine inline, or set 'vectorised' to 1"
+    )
+
+
+def check_ray_address(plan: Plan) -> Problem:
+    """Check that an address of a Ray cluster comes with the engine that uses it."""
+    if not plan.ray_address or plan.uses_ray():
+        return None
+    return SettingError(
+        f"--ray-address needs the engine 'ray', but --engine is {plan.engine}: remove one of them"
+    )
+
+
+def check_first_silo(plan: Plan) -> Problem:
+    """Check that the first silo's data and start weights can be used, before Ray starts.
+
+    An error there would come late and is harder to read. Synthetic data are not loaded, because
+    nothing in them can be missing.
+    """
+    common = plan.common
+    if not plan.uses_ray() or data_set(common.dataset).origin == "made-up":
+        return None
+    names = silo_names(common)
+    if not names:
+        return None
+    silo = load_silo(names[0], common)
+    if common.initial_weights or (common.network == "resnet22" and common.backbone_weights):
+        from fedsilo.strategies.loop.method import starting_network
+
+        starting_network(common, silo.task)
+    return None
+
+
+def check_memory(plan: Plan) -> Problem:
+    """Check that the processes that Ray starts fit into the free memory of this machine."""
+    if not plan.uses_ray() or plan.ray_address:
+        return None
+    resources = plan.resources
+    share = float(resources["client-resources-num-cpus"])
+    cores = int(resources["init-args-num-cpus"]) or os.cpu_count() or 1  # as Ray counts them
+    at_once = min(int(resources["num-supernodes"]), int(cores / share) if share else cores)
+    needed, free = at_once * _PROCESS, free_memory()
+    if needed <= free:
+        return None
+    return SettingError(
+        f"Ray would start {at_once} processes, which need about {needed / 1e9:.1f} GB of memory, "
+        f"but {free / 1e9:.1f} GB are free: use --engine inline, which needs one process"
+    )
+
+
+# Those of files that a simulation reads
+DATA_CHECKS: tuple[Check[Plan], ...] = (
+    check_weights,
+    check_cut,
+    check_first_silo,
+)
+PLAN_CHECKS: tuple[Check[Plan], ...] = (
+    check_purpose,
+    check_vectorised,
+    check_ray_address,
+    *DATA_CHECKS,
+    check_memory,
+)
+
+
+# --- Once the sites have answered ---
+
+
+@dataclass(frozen=True)
+class Beginning:
+    """A run whose sites are known.
+
+    Attributes:
+        common: its common settings, with the chosen aggregation in place of 'auto'.
+        participants: its sites.
+        directory: its run directory; None if no run is meant to begin.
+    """
+
+    common: CommonSettings
+    participants: Participants
+    directory: RunDirectory | None = None
+
+
+def check_site_count(beginning: Beginning) -> Problem:
+    """Check that there are enough sites for the aggregation, secure sums and 'sites-per-round'."""
+    refuse_site_count(beginning.common, len(beginning.participants.sites()))
+    return None
+
+
+def check_same_sites(beginning: Beginning) -> Problem:
+    """Check that a resumed run has the sites, their agreed weights and the data of before.
+
+    If the method lets sites join late, new sites are accepted.
+    """
+    common, directory = beginning.common, beginning.directory
+    if directory is None or not common.resume or not (directory.path / SILOS).is_file():
+        return None
+    path = directory.path / SILOS
+    before, now = directory.read_json(SILOS), silos_document(beginning.participants)
+    if strategy_class(common.method).capabilities.late_join:
+        now = {site: facts for site, facts in now.items() if site in before}
+    for site in before.keys() & now.keys():
+        was, is_now = before[site].get("agreed"), now[site].get("agreed")
+        if was != is_now:
+            return RunDirectoryError(
+                f"'site-weights' agrees on {is_now or 'nothing'} for site {site}, and {path} has "
+                f"{was or 'nothing'}: resume with the same file, or choose another 'run-name'"
+            )
+    if before != now:
+        return RunDirectoryError(
+            f"the sites or their data are not those of {path}: resume with the same sites and "
+            "data, or choose another 'run-name'"
+        )
+    return None
+
+
+SITE_CHECKS: tuple[Check[Beginning], ...] = (
+    check_site_count,
+    check_same_sites,
+)
+
+
+# --- Lines that stop nothing ---
+
+
+def missing_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
+    """Yield a line on the silos that exist but do not take part.
+
+    In a simulation the lines of the data set come first, for example on centres without an image.
+    """
+    if participants.are_simulated():
+        yield from data_set(common.dataset).notices(common)
+    names = _known_silos(common, participants)
+    absent = [site for site in names if site not in participants.facts]
+    if absent:
+        why = "not" if participants.refused else "no SuperNode for"
+        yield (
+            f"{len(participants.facts)} of {len(names)} silos take part: "
+            f"{join_names(participants.sites())}; {why} {join_names(absent)}"
+        )
+
+
+def _known_silos(common: CommonSettings, participants: Participants) -> list[str]:
+    """Return the names of the silos that exist; empty if they cannot be known.
+
+    If only the sites know their data, the silos are those of the operator's registry. A server's
+    own files count only in a simulation, where they are the sites' data.
+    """
+    if silo_count(common) is None and not participants.are_simulated():
+        registry = participants.terms.registry
+        return sorted(registry.nodes) if registry else []
+    try:
+        return silo_names(common)
+    except DataError:
+        return []
+
+
+def own_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
+    """Yield a line for each site of one's own data: its classes and samples, as read from files."""
+    if not participants.are_simulated() or data_set(common.dataset).origin != "own":
+        return
+    for site, facts in participants.facts.items():
+        if not facts.label_counts:
+            continue
+        sizes = facts.sizes()
+        samples = ", ".join(f"{sizes.get(split, 0)} {split}" for split in SPLITS)
+        names = facts.class_names or list(map(str, range(facts.classes)))
+        yield f"site {site}: classes {join_names(names)}; samples: {samples}"
+
+
+def refused_nodes(participants: Participants, common: CommonSettings) -> Iterator[str]:
+    """Yield a line for each node without which the run begins."""
+    for reason in participants.refused:
+        yield f"continuing without a SuperNode, because it cannot take part: {reason}"
+
+
+def heaviest_site(participants: Participants, common: CommonSettings) -> Iterator[str]:
+    """Yield a line on a site that states more than 90 % of all training samples, if one does.
+
+    With fewer than three sites, or with agreed weights, there is no line.
+    """
+    sizes = {site: facts.sizes().get("train", 0) for site, facts in participants.facts.items()}
+    site, total = max(sizes, key=sizes.__getitem__), sum(sizes.values())
+    if len(sizes) >= 3 and sizes[site] > _NEARLY_ALL * total and not participants.agreed_samples():
+        yield (
+            f"site {site} states that it has {sizes[site]} of all {total} training samples, so it "
+            "decides the averages: if that is wrong, agree on counts beforehand ('site-weights')"
+        )
+
+
+def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[str]:
+    """Yield a line for each oddity of a site's data, such as a missing split or a single class."""
+    without_test = [site for site, facts in participants.facts.items() if not _has_test(facts)]
+    if len(without_test) == len(participants.facts):
+        yield "no site has test samples: there will be no test results"
+        without_test = []  # a line for each site would only repeat this one
+    for site, facts in participants.facts.items():
+        if np.count_nonzero(facts.label_counts.get("train", [])) == 1:
+            yield f"site {site}: all training samples are of one class"
+        if site in without_test:
+            yield f"site {site}: it has no test samples, so it has no test results"
+        withheld = [split for split in SPLITS if split not in facts.measured]
+        if withheld:
+            yield f"site {site}: it withholds its metrics on {', '.join(withheld)}"
+        if facts.dropped:
+            reason = "a value is missing" if facts.features else _UNREADABLE
+            yield f"site {site}: {counted(facts.dropped, 'sample')} left out: {reason}"
+
+
+def _has_test(facts: SiteFacts) -> bool:
+    return bool(facts.sizes().get("test")) if facts.label_counts else "test" in facts.measured
+
+
+Notice = Callable[[Participants, CommonSettings], Iterator[str]]
+NOTICES: tuple[Notice, ...] = (
+    missing_silos,
+    own_silos,
+    refused_nodes,
+    heaviest_site,
+    odd_sites,
+)
+# 'fedsilo doctor run' lists sites and refusals itself
+DOCTOR_NOTICES: tuple[Notice, ...] = (missing_silos, heaviest_site, odd_sites)
+
+
+def find_notices(
+    notices: Sequence[Notice], participants: Participants, common: CommonSettings
+) -> Iterator[str]:
+    """Yield the lines of some notices, in order."""
+    for notice in notices:
+        yield from notice(participants, common)

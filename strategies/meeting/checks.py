@@ -1,0 +1,380 @@
+"""The checks of sites before a run: a hello, the operator's terms, and what sites must share.
+
+Each check is a function that says what is wrong, in one line, or nothing; the tuples name them in
+their order. ``HELLO_CHECKS`` read one hello before the server knows who sent it: its values must be
+possible. ``Terms`` is the operator's: the registered name of a node and the agreed number of
+samples. ``TOGETHER_CHECKS`` compare sites with one another.
+
+If two sites claim the same data, the server cannot know who is right, so both are left out. Where
+sites must agree, the most frequent answer is taken and the others are left out; of equally frequent
+answers the one of the first site by name is taken. With three or more sites, a site is odd if the
+mean or standard deviation of a feature is more than ``FAR`` times that of the median site: it uses
+another unit, or its numbers are untrue.
+"""
+
+import math
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from fedsilo.datasets.silo.declared_silos import site_name_fault
+from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.site_facts import SPLITS, SiteFacts, Sums, Vector
+from fedsilo.models.networks.kinds import Task
+
+Facts = Mapping[str, SiteFacts]
+Refused = dict[str, str]  # site name -> why it is left out, in one line
+
+_SOFTWARE = 10  # the most entries of 'software'
+_TEXT = 200  # the longest name, in characters
+_CLASSES = 10_000
+_MOST = 10**9  # the most samples of one class
+_LENGTH, _NUMBERS = 2**20, 2**28  # the longest dimension of an input, and the most numbers in one
+_DIMENSIONS = (1, 3)  # one for a row; three for channels, height and width
+_SUM = 1e18  # a larger sum is refused, so that its square stays finite
+# The relative error of sums over rows; and the size below which squares vanish
+_ROUNDING, _TINY = 1e-9, 1e-300
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+FAR = 1000.0
+_FEW = 3  # between two sites nobody can tell which one is odd
+
+
+# --- One hello: each check gets the facts, and may rely on their types only ---
+
+
+def check_texts(facts: SiteFacts) -> str | None:
+    """Check that all texts are printable, short and few."""
+    if len(facts.software) > _SOFTWARE:
+        return f"its 'software' has {len(facts.software)} entries, not at most {_SOFTWARE}"
+    texts: dict[str, Sequence[str]] = {
+        "distribution": [facts.distribution],
+        "schema": [facts.schema],
+        "backbone": [facts.backbone],
+        "features": facts.features,
+        "class-names": facts.class_names,
+        "software": [*facts.software, *facts.software.values()],
+    }
+    for key, values in texts.items():
+        if not all(len(value) <= _TEXT and value.isprintable() for value in values):
+            return f"its '{key}' are not printable text of at most {_TEXT} characters"
+    return None
+
+
+def check_shown_names(facts: SiteFacts) -> str | None:
+    """Check that names can stand in tables and plots."""
+    if facts.distribution == "all":
+        return "its 'distribution' is 'all', which stands for the mean over sites"
+    # matplotlib reads these marks as formulas or styles
+    for key, values in (("distribution", [facts.distribution]), ("class-names", facts.class_names)):
+        if "$" in "".join(values) or "\\" in "".join(values):
+            return f"its '{key}' have a '$' or a '\\', which plots take for a formula"
+    return None
+
+
+def check_fingerprints(facts: SiteFacts) -> str | None:
+    """Check that fingerprints are SHA-256 digests of splits."""
+    if not facts.fingerprints.keys() <= set(SPLITS):
+        return f"its 'fingerprints' are not of {', '.join(SPLITS)}"
+    if not all(map(_DIGEST.fullmatch, facts.fingerprints.values())):
+        return "a fingerprint is no SHA-256"
+    return None
+
+
+def check_inputs(facts: SiteFacts) -> str | None:
+    """Check that an input is an image of possible size, or a row with a value for each feature."""
+    shape = facts.input_shape
+    lengths = all(0 < length <= _LENGTH for length in shape[:3])
+    if len(shape) not in _DIMENSIONS or not lengths or math.prod(shape) > _NUMBERS:
+        return f"an input's shape is {one_line(shape, 60)}, which none can have"
+    if facts.features and shape != (len(facts.features),):
+        return f"it has {len(facts.features)} features and inputs of {one_line(shape, 60)}"
+    return None
+
+
+def check_classes(facts: SiteFacts) -> str | None:
+    """Check the number of classes; all of them have names, or none has."""
+    if not 2 <= facts.classes <= _CLASSES:
+        return f"it has {one_line(facts.classes, 30)} classes, not 2 to {_CLASSES}"
+    if facts.class_names and len(facts.class_names) != facts.classes:
+        return f"it names {len(facts.class_names)} of {one_line(facts.classes, 30)} classes"
+    return None
+
+
+def check_counts(facts: SiteFacts) -> str | None:
+    """Check counts of samples and patients; a site at trust 'sums' reports no label counts."""
+    if not facts.label_counts.keys() <= set(SPLITS):
+        return f"its 'label-counts' are not of {', '.join(SPLITS)}"
+    if any(max(counts, default=0) > _MOST for counts in facts.label_counts.values()):
+        return f"a class has more than {_MOST} samples"
+    if not 0 <= facts.dropped <= _MOST:
+        return f"{one_line(facts.dropped, 30)} samples are left out"
+    if not 1 <= facts.floor <= _MOST:
+        return f"its 'floor' is {one_line(facts.floor, 30)}, less than 1 or more than it can be"
+    return None
+
+
+def check_sums(facts: SiteFacts) -> str | None:
+    """Check that a table's sums can belong to its training rows."""
+    sums = facts.sums
+    if sums is None:
+        return None
+    rows = facts.sizes().get("train", 0)
+    if (sums.count != np.floor(sums.count)).any() or (sums.count > rows).any():
+        return f"'sums-count' are not whole numbers of at most its {rows} training rows"
+    if (abs(sums.total) > _SUM).any() or (sums.squares > _SUM**2).any():
+        return f"'sums-total' are beyond {_SUM:g}"
+    # Cauchy-Schwarz: n times the sum of squares is at least the square of the sum of n values
+    known = sums.count * sums.squares
+    if (known * (1 + _ROUNDING) + _TINY < sums.total**2 * (1 - _ROUNDING)).any():
+        return "'sums-squares' are too small for 'sums-total': no values have such sums"
+    return None
+
+
+HELLO_CHECKS: tuple[Callable[[SiteFacts], str | None], ...] = (
+    check_texts,
+    check_shown_names,
+    check_fingerprints,
+    check_inputs,
+    check_classes,
+    check_counts,
+    check_sums,
+)
+
+
+def find_hello_fault(facts: SiteFacts) -> str | None:
+    """Return the first fault of a hello, as a sentence about its site; None if it has none."""
+    # The name comes first, because the other sentences quote it
+    fault = site_name_fault(facts.site)
+    if fault:
+        return f"{one_line(fault, 200)}: choose another 'site' in its node config"
+    for check in HELLO_CHECKS:
+        fault = check(facts)
+        if fault:
+            return f"site {facts.site} says that {fault}"
+    return None
+
+
+# --- The operator's terms; the files are read by server_app/config/operator_files.py ---
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Binds site names to registered node ids; a node id belongs to one registered key."""
+
+    path: str  # the file of registrations, named in errors
+    nodes: Mapping[str, int]  # the node id of each site, by site name
+
+    def fault(self, node: int, site: str) -> str | None:
+        """Explain why ``node`` may not take part as ``site``, or return None."""
+        if self.nodes.get(site) == node:
+            return None
+        name = next((name for name, known in self.nodes.items() if known == node), None)
+        if name is None:
+            return (
+                f"node {node} says that it is '{site}': its key is registered at the SuperLink, "
+                f"and the other registration, its line in {self.path}, is missing: 'fedsilo deploy "
+                f"renew {site}', or 'add', writes both"
+            )
+        return (
+            f"node {node} is registered as '{name}' and says that it is '{site}': give it its own "
+            f"'site' in its node config, or correct {self.path}"
+        )
+
+
+@dataclass(frozen=True)
+class AgreedWeights:
+    """The number of training samples that each site may count for, as agreed beforehand."""
+
+    path: str  # the file of agreed weights, named in errors
+    samples: Mapping[str, int]  # the agreed number for each site, by name
+
+    def fault(self, facts: SiteFacts) -> str | None:
+        """Explain why a site may not count for the samples that it reports, or return None."""
+        site, said = facts.site, facts.sizes()["train"]
+        if site not in self.samples:
+            return f"site {site} has no entry in 'site-weights' {self.path}: add one"
+        if said > self.samples[site]:
+            return (
+                f"site {site} says that it has {said} training samples, but {self.path} agrees on "
+                f"{self.samples[site]}: ask the hospital, or change the number ('site-weights')"
+            )
+        return None
+
+
+@dataclass(frozen=True)
+class Terms:
+    """Conditions that a node must meet in addition to a readable hello."""
+
+    registry: Registry | None = None  # None: any node may take any name
+    # None: sites weigh as many samples as they report
+    weights: AgreedWeights | None = None
+    # Returns why the run's method cannot use a site, or None
+    unfit: Callable[[SiteFacts], str | None] | None = field(default=None, compare=False)
+
+    def fault(self, node: int, facts: SiteFacts, simulated: bool = False) -> str | None:
+        """Explain in one line why the node cannot take part, or return None.
+
+        Args:
+            node: the node's id.
+            facts: the site's hello.
+            simulated: whether all sites of the run are simulated. These have no keys to check.
+        """
+        fault = self.registry.fault(node, facts.site) if self.registry and not simulated else None
+        if self.weights:
+            fault = fault or self.weights.fault(facts)
+        return fault or (self.unfit(facts) if self.unfit else None)
+
+
+# --- Sites together: each check returns the sites to leave out, each with the reason. It gets the
+# hellos by site, and whether the features' sums are pooled ---
+
+
+def task_of(facts: SiteFacts) -> Task:
+    """Return the input shape and the number of classes of a site's data."""
+    return Task(facts.input_shape, facts.classes)
+
+
+def unlike(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | None:
+    """Return the first difference between two sites in what all sites must share, or None."""
+    if task_of(facts) != task_of(others):
+        return (
+            f"site {site} holds {task_of(facts)}, site {other} {task_of(others)}: all sites of a "
+            "run need the same input shape and classes"
+        )
+    if facts.features != others.features:
+        odd = sorted(set(facts.features) ^ set(others.features))
+        how = one_line(odd, 120) if odd else "the same in another order"
+        return (
+            f"the features of sites {site} and {other} differ ({how}): give all sites the same "
+            "schema"
+        )
+    if facts.schema != others.schema:
+        return (
+            f"the schemas of sites {site} and {other} differ (levels, classes and their order, "
+            "marks of missing values, policy or declared figures): give all sites the same schema"
+        )
+    if facts.backbone != others.backbone:
+        both = f"{one_line(facts.backbone, 70)}; {one_line(others.backbone, 70)}"
+        return (
+            f"the backbones of sites {site} and {other} differ ({both}): give all sites the same "
+            "'backbone-weights'"
+        )
+    return None
+
+
+def shared_data(facts: Facts, pooled: bool) -> Refused:
+    """Return the sites that hold the same training samples, because these count twice."""
+    owners: dict[str, list[str]] = {}
+    for site in sorted(facts):
+        if facts[site].sizes().get("train") and "train" in facts[site].fingerprints:
+            owners.setdefault(facts[site].fingerprints["train"], []).append(site)
+    refused: Refused = {}
+    for sites in owners.values():
+        if len(sites) > 1:
+            reason = (
+                f"sites {_and(sites)} hold the same training samples: one of them was given the "
+                "other's data directory or volume, or its 'site' is not its own"
+            )
+            refused |= dict.fromkeys(sites, reason)
+    return refused
+
+
+def other_tasks(facts: Facts, pooled: bool) -> Refused:
+    """Return the sites whose task is not the most frequent one, each with the difference."""
+    # The sites of each task; ties go to the task of the first site by name
+    having: dict[Hashable, list[str]] = {}
+    for site in sorted(facts):
+        known = facts[site]
+        task = (known.input_shape, known.classes, known.features, known.schema, known.backbone)
+        having.setdefault(task, []).append(site)
+    if len(having) < 2:
+        return {}
+    usual = max(having.values(), key=len)[0]
+    refused: Refused = {}
+    for site in sorted(facts):
+        difference = unlike(site, facts[site], usual, facts[usual])
+        if difference:
+            refused[site] = difference
+    return refused
+
+
+def unwanted_sums(facts: Facts, pooled: bool) -> Refused:
+    """Return the sites that lack the sums of their features, or send sums that nobody pools.
+
+    Sums are wanted if ``pooled``, that is if 'standardise' is "pooled". If no site sends sums, the
+    data are not tables and no site is returned.
+    """
+    if all(site.sums is None for site in facts.values()):
+        return {}
+    sent = "no sums to pool" if pooled else "sums that nobody pools"
+    refused: Refused = {}
+    for site in sorted(facts):
+        if (facts[site].sums is None) == pooled:
+            refused[site] = f"{site} sent {sent}: all sites of a run need the same 'standardise'"
+    return refused
+
+
+def odd_sums(facts: Facts, pooled: bool) -> Refused:
+    """Return the sites with a feature whose scale is far above the median site's."""
+    scales: dict[str, Vector] = {}
+    for site in sorted(facts):
+        sums = facts[site].sums
+        if sums is not None:
+            scales[site] = _scales(sums)
+    if len(scales) < _FEW:
+        return {}
+    typical = np.apply_along_axis(_typical, 0, np.stack(list(scales.values())))
+    refused: Refused = {}
+    for site, row in scales.items():
+        far = np.flatnonzero(row > FAR * typical)
+        if len(far):
+            feature = one_line(facts[site].features[far[0]], 80)
+            refused[site] = (
+                f"site {site}: mean or standard deviation of '{feature}' is more than {FAR:g} "
+                "times that of the median site: is it in another unit, or not its own?"
+            )
+    return refused
+
+
+def _scales(sums: Sums) -> Vector:
+    """Return the magnitude of each feature's values, (features,); NaN for a feature without values.
+
+    It is the larger of the absolute mean and the standard deviation.
+    """
+    # NaN marks features without values, which must not count as 0 in a median
+    known = np.where(sums.count > 0, sums.count, np.nan)
+    mean = sums.total / known
+    spread = np.sqrt(np.maximum(sums.squares / known - mean**2, 0.0))
+    scales: Vector = np.fmax(abs(mean), spread)
+    return scales
+
+
+def _typical(scales: Vector) -> float:
+    """Return the median site's scale of one feature, or infinity if no site can be odd.
+
+    For a rare flag that is 0 at most sites it is the median over the sites with other values. If
+    only one site has such values, there is nothing to compare it with.
+    """
+    known = scales[~np.isnan(scales)]
+    if len(known) < _FEW:
+        return np.inf
+    median = float(np.median(known))
+    if median > 0:
+        return median
+    return float(np.median(known[known > 0])) if (known > 0).sum() > 1 else np.inf
+
+
+def _and(sites: Sequence[str]) -> str:
+    shown = [*sites[:3], f"{len(sites) - 3} more"] if len(sites) > 4 else sites
+    return f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+# Those of one check are left out before the next one looks
+TOGETHER_CHECKS: tuple[Callable[[Facts, bool], Refused], ...] = (
+    shared_data,
+    other_tasks,
+    unwanted_sums,
+    odd_sums,
+)

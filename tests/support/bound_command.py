@@ -1,0 +1,18 @@
+"""Runs fedsilo's command line, and ends when the tests end, however they end.
+
+Given as a script to a new process: ``python tests/support/bound_command.py run ...``.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from fedsilo.client_app.worker.polling import end_with
+from fedsilo.server_app.cli.main import main
+
+COMMAND = (sys.executable, str(Path(__file__).resolve()))
+
+if __name__ == "__main__":
+    end_with(os.getppid(), signal.SIGTERM)
+    sys.exit(main())
