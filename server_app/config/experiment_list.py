@@ -1,0 +1,192 @@
+"""Lists the experiments of a simulation file by method, a line each, and shows one in full."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsilo.datasets.registry import DATA_SETS, data_set, silo_count
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.methods import METHODS, about
+from fedsilo.models.contract.one_line import counted, one_line
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import build, unknown_key, unknown_name
+from fedsilo.server_app.config.experiments import (
+    Experiment,
+    SimulationFile,
+    check_experiments,
+    find_experiment,
+)
+from fedsilo.server_app.config.matrix import write_braces
+from fedsilo.server_app.config.settings import declared_defaults
+
+_LONGEST_NAMES = 48  # characters of the column of names; longer names move their line to the right
+_LONGEST_LINE = 160
+_FEW = 3  # values that a line lists; of more numbers it has the range
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """The facts about an experiment that its line shows.
+
+    Attributes:
+        data: the data set, with the size of its download.
+        silos: the number of silos; 0 if only the sites know it.
+        rounds: the number of rounds.
+        cost: the measured minutes, else whether a site takes a GPU.
+    """
+
+    data: str
+    silos: int
+    rounds: int
+    cost: str
+
+
+def list_experiments(path: Path, method: str | None = None) -> Iterator[str]:
+    """List the experiments by method: a line about the method, then one for each entry.
+
+    The experiments of a matrix share a line, as ``a-{x,y}``, which a shell expands to their names.
+
+    Args:
+        path: the simulation file.
+        method: list only the experiments with this method; None for all.
+
+    Raises:
+        SettingError: the file or an experiment is malformed, or the method is unknown.
+    """
+    file = SimulationFile(path)
+    by_method = _group_by_method(file)
+    if method is not None and method not in METHODS and method not in by_method:
+        raise unknown_name("method", method, {*METHODS, *by_method})
+    for name in sorted(by_method) if method is None else [method]:
+        # A plugin is not imported only to describe it
+        yield f"{name}: {about(name)}" if name in METHODS else f"{name}: a plugin"
+        if name not in by_method:
+            yield f"  no experiment here; by its defaults: fedsilo simulate {name}"
+            continue
+        rows: list[tuple[str, str]] = []
+        for found in by_method[name].values():
+            rows.extend(_rows(file, found))
+        width = min(max(len(names) for names, _ in rows), _LONGEST_NAMES)
+        for names, text in rows:
+            yield _line(names, text, width)
+
+
+def _line(names: str, text: str, width: int) -> str:
+    """Write a line of the list: the names, padded to ``width`` characters, then the text."""
+    start = f"  {names:{width}}  "
+    return start + one_line(text, max(_LONGEST_LINE - len(start), 40))
+
+
+def _group_by_method(file: SimulationFile) -> dict[str, dict[str, dict[str, Experiment]]]:
+    """Group the experiments: method -> entry -> name -> experiment."""
+    by_method: dict[str, dict[str, dict[str, Experiment]]] = {}
+    for name, cell in file.cells.items():
+        experiment = file.find(name)
+        method = str(experiment.values.get("method", CommonSettings.method))
+        by_method.setdefault(method, {}).setdefault(cell.entry, {})[name] = experiment
+    return by_method
+
+
+def _rows(file: SimulationFile, found: Mapping[str, Experiment]) -> Iterator[tuple[str, str]]:
+    """Yield names and text of each line for the experiments of one entry and method."""
+    cells = [file.cells[name] for name in found]
+    entry = cells[0].entry
+    together = write_braces(entry, cells)
+    if len(cells) > 1 and together is not None:
+        yield together, _describe(list(found.values()), file.entry(entry).about)
+        return
+    for name, experiment in found.items():
+        yield name, _describe([experiment], experiment.about)
+
+
+def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
+    """Describe the data, silos, rounds and cost of experiments, and what they are for."""
+    try:
+        facts = [_facts(experiment) for experiment in experiments]
+    except SettingError as error:
+        return f"cannot run: {error}"
+    data = _each_once([one.data for one in facts])
+    parts = [", ".join(data) if len(data) <= _FEW else f"{len(data)} data sets"]
+    parts.append(_count([one.silos for one in facts], "silo"))
+    parts.append(_count([one.rounds for one in facts], "round"))
+    costs = _each_once([one.cost for one in facts])
+    if costs != ["CPU"]:
+        parts.append(" or ".join(costs))
+    text = ", ".join(parts)
+    return f"{text}; {purpose}" if purpose else text
+
+
+def _facts(experiment: Experiment) -> _Facts:
+    """Find the facts about an experiment; SettingError if a setting is wrong."""
+    common = build(CommonSettings, experiment.values)
+    known = declared_defaults()
+    for key in experiment.values:
+        if key not in known and common.method in METHODS:  # a plugin declares its keys itself
+            raise unknown_key(key, known)
+    cost = "CPU"
+    if experiment.minutes:
+        cost = f"about {experiment.minutes} min on two cores"
+    elif experiment.resources.get("client-resources-num-gpus"):
+        cost = "GPU"
+    if common.dataset not in DATA_SETS:  # listing experiments must not execute a plugin
+        return _Facts(f"{common.dataset} of a plugin", 0, common.rounds, cost)
+    public = data_set(common.dataset).licence
+    size = f" ({public.size_text()})" if public and public.files and public.bytes() else ""
+    return _Facts(f"{common.dataset}{size}", silo_count(common) or 0, common.rounds, cost)
+
+
+def _each_once(texts: Sequence[str]) -> list[str]:
+    return list(dict.fromkeys(texts))
+
+
+def _count(numbers: Sequence[int], noun: str) -> str:
+    """Write the numbers of a noun: "3 or 9 silos", "10 to 600 rounds"; 0 is "own"."""
+    different = sorted(set(numbers))
+    if len(different) == 1 and different[0]:
+        return counted(different[0], noun)
+    if len(different) > _FEW:
+        return f"{different[0] or 'own'} to {different[-1]} {noun}s"
+    texts = [str(number or "own") for number in different]
+    return f"{' or '.join(texts)} {noun}s"
+
+
+def show_experiment(path: Path, name: str) -> Iterator[str]:
+    """Show an experiment in full, with its base's settings, as a simulation file of its own.
+
+    Raises:
+        SettingError: there is no such experiment, or it is malformed.
+    """
+    import yaml
+
+    experiment = find_experiment(path, name)
+    method = str(experiment.values.get("method", CommonSettings.method))
+    yield f"# {_describe([experiment], None)}"
+    yield f"# {method}: {about(method)}" if method in METHODS else f"# {method}: a plugin"
+    content: dict[str, Any] = {
+        "about": experiment.about,
+        "config": experiment.values,
+        "grid": experiment.grid,
+        "resources": experiment.resources,
+        "trials": experiment.trials,
+        "minutes": experiment.minutes,
+    }
+    stated = {key: value for key, value in content.items() if value}
+    text = yaml.safe_dump({"experiments": {name: stated}}, sort_keys=False, allow_unicode=True)
+    yield from text.splitlines()
+
+
+def check_all(path: Path) -> Iterator[str]:
+    """Check every experiment of a simulation file; yield a line for each that cannot run.
+
+    Raises:
+        SettingError: an experiment cannot run, or the file is malformed.
+    """
+    faults = check_experiments(path)
+    wrong = {name: fault for name, fault in faults.items() if fault}
+    for name, fault in wrong.items():
+        yield f"{name}: {fault}"
+    if wrong:
+        of_all = counted(len(faults), "experiment")
+        raise SettingError(f"{path}: {len(wrong)} of {of_all} cannot run: correct each line above")
+    yield f"{path}: {counted(len(faults), 'experiment')}, no mistake found"
