@@ -93,8 +93,11 @@ def _rows(file: SimulationFile, found: Mapping[str, Experiment]) -> Iterator[tup
     cells = [file.cells[name] for name in found]
     entry = cells[0].entry
     together = write_braces(entry, cells)
-    if len(cells) > 1 and together is not None:
-        yield together, _describe(list(found.values()), file.entry(entry).about)
+    if together is not None:
+        purposes = _each_once([str(one.about or "") for one in found.values()])
+        # Of cells that are for different things, the line says what their whole entry is for
+        purpose = purposes[0] if len(purposes) == 1 else file.entry(entry).about
+        yield together, _describe(list(found.values()), purpose)
         return
     for name, experiment in found.items():
         yield name, _describe([experiment], experiment.about)
