@@ -14,7 +14,7 @@ from fedsilo.server_app.config.experiments import (
     FlatSettings,
     Grid,
     find_experiment,
-    read_simulation,
+    open_simulation,
 )
 
 # The sections, and their experiments as in a simulation file
@@ -81,7 +81,7 @@ class Benchmark(FileModel):
 
 def read_benchmark(path: Path, section: str) -> Benchmark:
     """Read a section of a file such as ranking.yaml; SettingError if it is malformed."""
-    found = read_simulation(path)
+    found = open_simulation(path).content
     if section not in found:
         raise unknown_name("benchmark", section, [k for k in found if str(k).startswith("bench")])
     benchmark: Benchmark = check_content(

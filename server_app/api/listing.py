@@ -181,7 +181,7 @@ def experiments(
     Raises:
         SettingError: a name is unknown, the file is malformed, or ``check`` finds a mistake.
     """
-    from fedsilo.server_app.config.experiment_list import (
+    from fedsilo.server_app.api.experiment_list import (
         check_all,
         list_experiments,
         show_experiment,

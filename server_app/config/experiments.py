@@ -1,10 +1,11 @@
 """The experiments of simulation.yaml, and its other sections, such as the tuning's budget.
 
-A command reads the file once, and checks only the experiments that it runs; ``check_experiments``
-checks all.
+A command reads the file once, and checks only the experiments that it runs. All are checked by
+``api.experiment_list``.
 """
 
-from functools import lru_cache
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -21,16 +22,18 @@ from fedsilo.models.contract.settings_schema import (
     unknown_key,
     unknown_name,
 )
-from fedsilo.server_app.config.matrix import Cell, fill_all, has_placeholder, list_cells, read_values
-from fedsilo.server_app.config.resources import check_resources
-from fedsilo.server_app.config.settings import declared_defaults, flat_values, resolve
+from fedsilo.server_app.config.matrix import (
+    Cell,
+    fill_all,
+    has_placeholder,
+    list_cells,
+    read_values,
+)
+from fedsilo.server_app.config.settings import declared_defaults, flat_values
 
 S = TypeVar("S")
 
 SIMULATION_FILE = "simulation.yaml"
-
-# The same text is parsed once a process: one command looks for several parts of one file
-_parse_once = lru_cache(maxsize=1)(parse_yaml)
 
 
 def _settings(content: Any) -> Any:
@@ -98,54 +101,82 @@ class Entry(Experiment):
 
 
 class SimulationFile:
-    """The experiments of a simulation file: their names, and each of them when it is asked for.
+    """A simulation file: its experiments, each checked when it is asked for, and other sections.
 
-    Only an entry with a matrix is checked at once, because its matrix says which names there are.
-    Every other mistake is reported when its experiment is asked for.
+    An entry's own name comes before the names that a matrix makes, so finding it looks at no
+    matrix.
 
     Attributes:
-        cells: an experiment's name -> its place in the file, in the order of the file.
+        content: the parsed file, which callers must not change.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Read a simulation file.
+    def __init__(self, text: str, path: str) -> None:
+        """Parse the text of a simulation file.
 
         Raises:
-            SettingError: the file is missing or is no YAML, or a name or a matrix is wrong.
+            YamlError: the text is no YAML.
+            SettingError: it is no mapping.
         """
-        raw = read_simulation(path).get("experiments")
-        if not isinstance(raw, dict):
+        content = parse_yaml(text, path)
+        if not isinstance(content, dict):
             raise SettingError(f"{path} has no mapping 'experiments'")
+        self.content: dict[str, Any] = content
         self._path = path
-        self._raw = raw
         self._entries: dict[str, Entry] = {}
-        self.cells: dict[str, Cell] = {}
-        for name, content in raw.items():
-            for cell_name, cell in self._cells_of(name, content).items():
-                if cell_name in self.cells:
-                    other = one_line(self.cells[cell_name].entry)
-                    raise self._error(
-                        name, f"makes '{one_line(cell_name)}', but so does '{other}': rename one"
-                    )
-                self.cells[cell_name] = cell
 
-    def _cells_of(self, name: Any, content: Any) -> dict[str, Cell]:
+    @cached_property
+    def cells(self) -> Mapping[str, Cell]:
+        """The place of each experiment by its name, in the order of the file.
+
+        Raises:
+            SettingError: there are no experiments, or a matrix or a name is wrong.
+        """
+        cells: dict[str, Cell] = {}
+        for entry in self._raw_entries():
+            for name, cell in self._cells_of(entry).items():
+                if name in cells:
+                    other = one_line(cells[name].entry)
+                    raise self._error(
+                        entry, f"makes '{one_line(name)}', but so does '{other}': rename one"
+                    )
+                cells[name] = cell
+        return cells
+
+    def _raw_entries(self) -> dict[Any, Any]:
+        entries = self.content.get("experiments")
+        if not isinstance(entries, dict):
+            raise SettingError(f"{self._path} has no mapping 'experiments'")
+        return entries
+
+    def _has_matrix(self, entry: Any) -> bool:
+        content = self._raw_entries()[entry]
+        stated = isinstance(content, dict) and "matrix" in content
+        return stated or has_placeholder(entry)
+
+    def _cells_of(self, entry: Any) -> Mapping[str, Cell]:
         """List the experiments of an entry."""
-        has_matrix = isinstance(content, dict) and "matrix" in content
-        if not has_matrix and not has_placeholder(name):
-            return {name: Cell(name, {})}
-        matrix = self.entry(name).matrix
+        if not self._has_matrix(entry):
+            return {entry: Cell(entry, {})}
+        matrix = self.entry(entry).matrix
         try:
-            return list_cells(name, matrix)
+            return list_cells(entry, matrix)
         except SettingError as error:
-            raise self._error(name, str(error)) from None
+            raise self._error(entry, str(error)) from None
+
+    def has(self, name: str) -> bool:
+        """Tell whether the file has an experiment of this name.
+
+        Matrices are looked at only if no entry has the very name.
+        """
+        entries = self._raw_entries()
+        return (name in entries and not self._has_matrix(name)) or name in self.cells
 
     def entry(self, name: str) -> Entry:
         """Return an entry of the file; SettingError if it is malformed."""
         if name not in self._entries:
             self._entries |= check_content(
                 dict[Annotated[str, AfterValidator(_one_line)], Entry],
-                {name: self._raw[name]},
+                {name: self._raw_entries()[name]},
                 lambda sentence: SettingError(f"{self._path}: experiment {sentence}"),
             )
         return self._entries[name]
@@ -163,12 +194,12 @@ class SimulationFile:
         Raises:
             SettingError: there is no such experiment, it is malformed, or its bases form a loop.
         """
-        if name not in self.cells:
+        if not self.has(name):
             raise unknown_name("experiment", one_line(name), self.cells)
         if name in chain:
             loop = " -> ".join((*chain, name))
             raise SettingError(f"{self._path}: experiments {loop} are based on one another")
-        own = self._without_base(self.cells[name])
+        own = self._without_base(name)
         if "base" not in own.stated_fields():
             return own
         base = self.find(own.base, (*chain, name))
@@ -176,14 +207,15 @@ class SimulationFile:
         both = _put_over(base, own)
         return both.model_copy(update={"about": own.about, "minutes": own.minutes})
 
-    def _without_base(self, cell: Cell) -> Experiment:
+    def _without_base(self, name: str) -> Experiment:
         """Return an experiment as its entry and the values of its matrix state it."""
+        if name in self._raw_entries():
+            return self.entry(name)
+        cell = self.cells[name]
         entry = self.entry(cell.entry)
         made: Experiment = entry
         for key, value in cell.values.items():
             made = _put_over(made, entry.matrix[key][value])
-        if not entry.matrix:
-            return made
         try:
             filled = fill_all(made.stated_fields(), cell.values)
         except SettingError as error:
@@ -199,13 +231,30 @@ def simulation_file(given: Path | None) -> Path:
     return Path(__file__).resolve().parents[2] / SIMULATION_FILE
 
 
+# One command looks for several parts of one file. The cache is keyed by the file's text, so a file
+# that has changed is parsed again
+_open_once = lru_cache(maxsize=1)(SimulationFile)
+
+
+def open_simulation(path: Path) -> SimulationFile:
+    """Open a simulation file; a text that was opened just before is not parsed again.
+
+    Raises:
+        SettingError: the file is missing, is no YAML, or is no mapping.
+    """
+    if not path.exists():
+        raise SettingError(f"{path} is missing: name another by --file, or leave --file out")
+    file: SimulationFile = read_yaml(path, SettingError, _open_once)
+    return file
+
+
 def read_experiments(path: Path) -> dict[str, Experiment]:
     """Read and check all experiments of a simulation file.
 
     Raises:
         SettingError: the file is missing or is no YAML, or an experiment is malformed.
     """
-    file = SimulationFile(path)
+    file = open_simulation(path)
     return {name: file.find(name) for name in file.cells}
 
 
@@ -214,32 +263,10 @@ def find_experiment(path: Path, name: str) -> Experiment:
 
     Other experiments of the file are not checked.
     """
-    file = SimulationFile(path)
-    if name in METHODS and name not in file.cells:
+    file = open_simulation(path)
+    if name in METHODS and not file.has(name):
         return Experiment(config={"method": name})
     return file.find(name)
-
-
-def check_experiments(path: Path) -> dict[str, str]:
-    """Check that every experiment of a simulation file could run, up to its data.
-
-    Returns:
-        Name of each experiment -> what is wrong with it; an empty text if nothing is.
-
-    Raises:
-        SettingError: the file is missing or is no YAML, or a name or a matrix is wrong.
-    """
-    file = SimulationFile(path)
-    found = {}
-    for name in file.cells:
-        try:
-            experiment = file.find(name)
-            resolve(experiment.values)
-            check_resources(experiment.resources)
-            found[name] = ""
-        except SettingError as error:
-            found[name] = str(error)
-    return found
 
 
 def _put_over(under: Experiment, own: Experiment) -> Experiment:
@@ -256,21 +283,7 @@ def read_section(path: Path, name: str, cls: type[S]) -> S:
 
     A missing section gives the defaults of ``cls``.
     """
-    section = read_simulation(path).get(name) or {}
+    section = open_simulation(path).content.get(name) or {}
     if not isinstance(section, dict):
         raise SettingError(f"{path}: '{name}' must be a mapping")
     return build_from_file(cls, section, place=f"{name}: ")
-
-
-def read_simulation(path: Path) -> dict[str, Any]:
-    """Read a simulation file as a mapping, which callers must not change.
-
-    Raises:
-        SettingError: the file is missing, or is no mapping.
-    """
-    if not path.exists():
-        raise SettingError(f"{path} is missing: name another by --file, or leave --file out")
-    content = read_yaml(path, SettingError, _parse_once)
-    if not isinstance(content, dict):
-        raise SettingError(f"{path} has no mapping 'experiments'")
-    return content

@@ -70,7 +70,9 @@ def test_the_cells_of_a_matrix_share_a_line_for_each_method(tmp_path: Path) -> N
         "      size: {'': {config: {rounds: 60}}, -cpu: {about: short}}\n"
         "    about: sizes\n"
         "    config: {method: '{method}', silos: '{n}'}\n"
-        "  one-{data}: {matrix: {data: [heart, digits]}, config: {method: star, dataset: '{data}'}}\n"
+        "  one-{data}:\n"
+        "    matrix: {data: [heart, digits]}\n"
+        "    config: {method: star, dataset: '{data}'}\n"
     )
     assert [line for line in experiments(file=file) if line.startswith(" ")] == [
         "  ring-{2,3,4,5}{,-cpu}  digits, 2 to 5 silos, 30 or 60 rounds; sizes",

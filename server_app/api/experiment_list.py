@@ -14,10 +14,11 @@ from fedsilo.models.contract.settings_schema import build, unknown_key, unknown_
 from fedsilo.server_app.config.experiments import (
     Experiment,
     SimulationFile,
-    check_experiments,
     find_experiment,
+    open_simulation,
 )
 from fedsilo.server_app.config.matrix import write_braces
+from fedsilo.server_app.config.resources import check_resources
 from fedsilo.server_app.config.settings import declared_defaults
 
 _LONGEST_NAMES = 48  # characters of the column of names; longer names move their line to the right
@@ -54,7 +55,7 @@ def list_experiments(path: Path, method: str | None = None) -> Iterator[str]:
     Raises:
         SettingError: the file or an experiment is malformed, or the method is unknown.
     """
-    file = SimulationFile(path)
+    file = open_simulation(path)
     by_method = _group_by_method(file)
     if method is not None and method not in METHODS and method not in by_method:
         raise unknown_name("method", method, {*METHODS, *by_method})
@@ -179,6 +180,34 @@ def show_experiment(path: Path, name: str) -> Iterator[str]:
     yield from text.splitlines()
 
 
+def check_experiments(path: Path) -> dict[str, str]:
+    """Check that every experiment of a simulation file could run, up to its data.
+
+    Its plugins are executed, as a run executes them.
+
+    Returns:
+        Name of each experiment -> what is wrong with it; an empty text if nothing is.
+
+    Raises:
+        SettingError: the file is missing or is no YAML, or a name or a matrix is wrong.
+    """
+    # Imported here, because planning imports PyTorch and a list needs no planning
+    from fedsilo.server_app.run.arguments import RunSources
+    from fedsilo.server_app.run.planning import planned_settings
+
+    file = open_simulation(path)
+    sources = RunSources(file=path)
+    found = {}
+    for name in file.cells:
+        try:
+            planned_settings(name, sources)
+            check_resources(file.find(name).resources)
+            found[name] = ""
+        except SettingError as error:
+            found[name] = str(error)
+    return found
+
+
 def check_all(path: Path) -> Iterator[str]:
     """Check every experiment of a simulation file; yield a line for each that cannot run.
 
@@ -186,10 +215,12 @@ def check_all(path: Path) -> Iterator[str]:
         SettingError: an experiment cannot run, or the file is malformed.
     """
     faults = check_experiments(path)
-    wrong = {name: fault for name, fault in faults.items() if fault}
-    for name, fault in wrong.items():
-        yield f"{name}: {fault}"
+    wrong = 0
+    for name, fault in faults.items():
+        if fault:
+            wrong += 1
+            yield f"{name}: {fault}"
+    number = counted(len(faults), "experiment")
     if wrong:
-        of_all = counted(len(faults), "experiment")
-        raise SettingError(f"{path}: {len(wrong)} of {of_all} cannot run: correct each line above")
-    yield f"{path}: {counted(len(faults), 'experiment')}, no mistake found"
+        raise SettingError(f"{path}: {wrong} of {number} cannot run: correct each line above")
+    yield f"{path}: {number}, no mistake found"
