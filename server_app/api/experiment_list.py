@@ -1,6 +1,6 @@
 """Lists the experiments of a simulation file by method, a line each, and shows one in full."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,20 +57,29 @@ def list_experiments(path: Path, method: str | None = None) -> Iterator[str]:
     """
     file = open_simulation(path)
     by_method = _group_by_method(file)
-    if method is not None and method not in METHODS and method not in by_method:
-        raise unknown_name("method", method, {*METHODS, *by_method})
-    for name in sorted(by_method) if method is None else [method]:
-        # A plugin is not imported only to describe it
-        yield f"{name}: {about(name)}" if name in METHODS else f"{name}: a plugin"
+    methods = sorted(by_method)
+    if method is not None:
+        if method not in METHODS and method not in by_method:
+            raise unknown_name("method", method, {*METHODS, *by_method})
+        methods = [method]
+    for name in methods:
+        yield _describe_method(name)
         if name not in by_method:
             yield f"  no experiment here; by its defaults: fedsilo simulate {name}"
             continue
-        rows: list[tuple[str, str]] = []
+        rows: dict[str, str] = {}
         for found in by_method[name].values():
-            rows.extend(_rows(file, found))
-        width = min(max(len(names) for names, _ in rows), _LONGEST_NAMES)
-        for names, text in rows:
+            rows |= _describe_entry(file, found)
+        width = min(max(map(len, rows)), _LONGEST_NAMES)
+        for names, text in rows.items():
             yield _line(names, text, width)
+
+
+def _describe_method(name: str) -> str:
+    """Write a method's name with a line about it; a plugin is not imported only for that."""
+    if name not in METHODS:
+        return f"{name}: a plugin"
+    return f"{name}: {about(name)}"
 
 
 def _line(names: str, text: str, width: int) -> str:
@@ -89,36 +98,47 @@ def _group_by_method(file: SimulationFile) -> dict[str, dict[str, dict[str, Expe
     return by_method
 
 
-def _rows(file: SimulationFile, found: Mapping[str, Experiment]) -> Iterator[tuple[str, str]]:
-    """Yield names and text of each line for the experiments of one entry and method."""
+def _describe_entry(file: SimulationFile, found: Mapping[str, Experiment]) -> dict[str, str]:
+    """Describe the experiments of one entry and method: names of a line -> its text."""
     cells = [file.cells[name] for name in found]
     entry = cells[0].entry
     together = write_braces(entry, cells)
-    if together is not None:
-        purposes = _each_once([str(one.about or "") for one in found.values()])
-        # Of cells that are for different things, the line says what their whole entry is for
-        purpose = purposes[0] if len(purposes) == 1 else file.entry(entry).about
-        yield together, _describe(list(found.values()), purpose)
-        return
-    for name, experiment in found.items():
-        yield name, _describe([experiment], experiment.about)
+    if together is None:
+        return {name: _describe([one], one.about) for name, one in found.items()}
+    purposes = {str(one.about or ""): None for one in found.values()}
+    purpose = next(iter(purposes))
+    # If each cell is for something else, the line says what the whole entry is for
+    if len(purposes) > 1:
+        purpose = file.entry(entry).about
+    return {together: _describe(list(found.values()), purpose)}
 
 
 def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
     """Describe the data, silos, rounds and cost of experiments, and what they are for."""
-    try:
-        facts = [_facts(experiment) for experiment in experiments]
-    except SettingError as error:
-        return f"cannot run: {error}"
-    data = _each_once([one.data for one in facts])
-    parts = [", ".join(data) if len(data) <= _FEW else f"{len(data)} data sets"]
-    parts.append(_count([one.silos for one in facts], "silo"))
-    parts.append(_count([one.rounds for one in facts], "round"))
-    costs = _each_once([one.cost for one in facts])
-    if costs != ["CPU"]:
+    # Dictionaries without values keep each text once and in order, which sets do not
+    data: dict[str, None] = {}
+    costs: dict[str, None] = {}
+    silos: set[int] = set()
+    rounds: set[int] = set()
+    for experiment in experiments:
+        try:
+            facts = _facts(experiment)
+        except SettingError as error:
+            return f"cannot run: {error}"
+        data[facts.data] = None
+        costs[facts.cost] = None
+        silos.add(facts.silos)
+        rounds.add(facts.rounds)
+    parts = [f"{len(data)} data sets"]
+    if len(data) <= _FEW:
+        parts = list(data)
+    parts += [_count(silos, "silo"), _count(rounds, "round")]
+    if list(costs) != ["CPU"]:
         parts.append(" or ".join(costs))
     text = ", ".join(parts)
-    return f"{text}; {purpose}" if purpose else text
+    if purpose:
+        text += f"; {purpose}"
+    return text
 
 
 def _facts(experiment: Experiment) -> _Facts:
@@ -135,18 +155,16 @@ def _facts(experiment: Experiment) -> _Facts:
         cost = "GPU"
     if common.dataset not in DATA_SETS:  # listing experiments must not execute a plugin
         return _Facts(f"{common.dataset} of a plugin", 0, common.rounds, cost)
-    public = data_set(common.dataset).licence
-    size = f" ({public.size_text()})" if public and public.files and public.bytes() else ""
-    return _Facts(f"{common.dataset}{size}", silo_count(common) or 0, common.rounds, cost)
+    data = common.dataset
+    public = data_set(data).licence
+    if public and public.files and public.bytes():
+        data += f" ({public.size_text()})"
+    return _Facts(data, silo_count(common) or 0, common.rounds, cost)
 
 
-def _each_once(texts: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(texts))
-
-
-def _count(numbers: Sequence[int], noun: str) -> str:
+def _count(numbers: Set[int], noun: str) -> str:
     """Write the numbers of a noun: "3 or 9 silos", "10 to 600 rounds"; 0 is "own"."""
-    different = sorted(set(numbers))
+    different = sorted(numbers)
     if len(different) == 1 and different[0]:
         return counted(different[0], noun)
     if len(different) > _FEW:
@@ -166,7 +184,7 @@ def show_experiment(path: Path, name: str) -> Iterator[str]:
     experiment = find_experiment(path, name)
     method = str(experiment.values.get("method", CommonSettings.method))
     yield f"# {_describe([experiment], None)}"
-    yield f"# {method}: {about(method)}" if method in METHODS else f"# {method}: a plugin"
+    yield f"# {_describe_method(method)}"
     content: dict[str, Any] = {
         "about": experiment.about,
         "config": experiment.values,
@@ -175,8 +193,9 @@ def show_experiment(path: Path, name: str) -> Iterator[str]:
         "trials": experiment.trials,
         "minutes": experiment.minutes,
     }
-    stated = {key: value for key, value in content.items() if value}
-    text = yaml.safe_dump({"experiments": {name: stated}}, sort_keys=False, allow_unicode=True)
+    for key in [key for key, value in content.items() if not value]:
+        del content[key]
+    text = yaml.safe_dump({"experiments": {name: content}}, sort_keys=False, allow_unicode=True)
     yield from text.splitlines()
 
 

@@ -88,7 +88,8 @@ class Experiment(FileModel):
     minutes: Annotated[int, Field(ge=0)] = 0
 
 
-_Values = Annotated[dict[str, Experiment], WrapValidator(read_values)]
+# Strictly checked as texts, then keyed by the values themselves
+_Values = Annotated[dict[Any, Experiment], WrapValidator(read_values)]
 
 
 class Entry(Experiment):
@@ -133,13 +134,13 @@ class SimulationFile:
         """
         cells: dict[str, Cell] = {}
         for entry in self._raw_entries():
-            for name, cell in self._cells_of(entry).items():
-                if name in cells:
-                    other = one_line(cells[name].entry)
+            for cell in self._cells_of(entry):
+                if cell.name in cells:
+                    other = one_line(cells[cell.name].entry)
                     raise self._error(
-                        entry, f"makes '{one_line(name)}', but so does '{other}': rename one"
+                        entry, f"makes '{one_line(cell.name)}', but so does '{other}': rename one"
                     )
-                cells[name] = cell
+                cells[cell.name] = cell
         return cells
 
     def _raw_entries(self) -> dict[Any, Any]:
@@ -153,11 +154,11 @@ class SimulationFile:
         stated = isinstance(content, dict) and "matrix" in content
         return stated or has_placeholder(entry)
 
-    def _cells_of(self, entry: Any) -> Mapping[str, Cell]:
-        """List the experiments of an entry."""
-        if not self._has_matrix(entry):
-            return {entry: Cell(entry, {})}
-        matrix = self.entry(entry).matrix
+    def _cells_of(self, entry: Any) -> list[Cell]:
+        """List the cells of an entry."""
+        if isinstance(entry, str) and not self._has_matrix(entry):
+            return [Cell(entry, {})]
+        matrix = self.entry(entry).matrix  # refuses a name that is no text
         try:
             return list_cells(entry, matrix)
         except SettingError as error:
@@ -203,7 +204,7 @@ class SimulationFile:
         if "base" not in own.stated_fields():
             return own
         base = self.find(own.base, (*chain, name))
-        # What a base is about, and its minutes, are not those of the experiments based on it
+        # The purpose and the minutes of a base are not those of the experiments based on it
         both = _put_over(base, own)
         return both.model_copy(update={"about": own.about, "minutes": own.minutes})
 

@@ -18,7 +18,7 @@ from typing import Any
 
 from fedsilo.datasets.io.declarations import as_text, misfit
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.one_line import join_names, one_line
 from fedsilo.models.contract.settings_schema import Value, unknown_name
 
 _MOST_CELLS = 1000  # a larger product would take minutes, and nobody could read its names
@@ -37,6 +37,11 @@ class Cell:
     entry: str
     values: Mapping[str, Value]
 
+    @property
+    def name(self) -> str:
+        """The name of the experiment."""
+        return fill(self.entry, self.values)
+
 
 def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
     """Read the values of one placeholder: a list, or a mapping from each value to what it sets.
@@ -49,53 +54,46 @@ def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
     Returns:
         Value -> what it sets, in the order of the file.
     """
-    sets: dict[str, Any] = {}
-    values: dict[str, Value] = {}
-    if isinstance(content, list):
-        pairs = [(value, None) for value in content]
-    elif isinstance(content, dict):
-        pairs = list(content.items())
+    if isinstance(content, dict):
+        values = list(content)
+        stated = list(content.values())
+    elif isinstance(content, list):
+        values = content
+        stated = [None] * len(content)
     else:
-        pairs = []
-    if not pairs:
+        values = stated = []
+    if not values:
         raise misfit("must be a list of values, or a mapping from each value to what it sets")
-    for value, stated in pairs:
+    sets: dict[str, Any] = {}
+    for value, parts in zip(values, stated, strict=True):
         text = as_text(value)
         if text in sets:
             raise misfit(f"must have each value once, but has '{one_line(text, 60)}' twice")
-        sets[text] = {} if stated is None else stated
-        values[text] = value
-    checked = check(sets)
-    return {values[text]: checked[text] for text in sets}
+        sets[text] = parts
+        if parts is None:
+            sets[text] = {}
+    return dict(zip(values, check(sets).values(), strict=True))
 
 
-def list_cells(entry: str, matrix: Mapping[str, Mapping[Value, Any]]) -> dict[str, Cell]:
-    """List the experiments of an entry: name -> cell; the first placeholder varies slowest.
+def list_cells(entry: str, matrix: Mapping[str, Mapping[Value, Any]]) -> list[Cell]:
+    """List the cells of an entry; the first placeholder varies slowest.
 
     Raises:
-        SettingError: the placeholders of name and matrix differ, or there are too many experiments.
-            The message continues a sentence that names the entry.
+        SettingError: the placeholders of name and matrix differ, or there are too many cells. The
+            message continues a sentence that begins with the entry.
     """
-    in_name = _PLACEHOLDER.findall(entry)
-    for key in in_name:
-        if key not in matrix:
-            raise SettingError(f"has '{{{key}}}' in its name, but its 'matrix' has no '{key}'")
-    for key in matrix:
-        if key not in in_name:
-            raise SettingError(
-                f"has '{key}' in its 'matrix', but no '{{{key}}}' in its name: its experiments "
-                "would have the same name"
-            )
-    count = prod(len(values) for values in matrix.values())
+    in_name = set(_PLACEHOLDER.findall(entry))
+    if in_name != matrix.keys():
+        raise SettingError(
+            f"has the placeholders {join_names(sorted(in_name)) or 'none'} in its name, but its "
+            f"'matrix' has {join_names(matrix) or 'none'}: they must be the same"
+        )
+    count = prod(map(len, matrix.values()))
     if count > _MOST_CELLS:
         raise SettingError(f"stands for {count} experiments, but at most {_MOST_CELLS} may be")
-    cells: dict[str, Cell] = {}
+    cells = []
     for chosen in product(*matrix.values()):
-        cell = Cell(entry, dict(zip(matrix, chosen, strict=True)))
-        name = fill(entry, cell.values)
-        if name in cells:
-            raise SettingError(f"makes the experiment '{one_line(name, 100)}' twice")
-        cells[name] = cell
+        cells.append(Cell(entry, dict(zip(matrix, chosen, strict=True))))
     return cells
 
 
@@ -146,10 +144,11 @@ def write_braces(entry: str, cells: Sequence[Cell]) -> str | None:
     for cell in cells:
         for key, value in cell.values.items():
             chosen.setdefault(key, {})[as_text(value)] = None
-    if prod(len(texts) for texts in chosen.values()) != len(cells):
+    if prod(map(len, chosen.values())) != len(cells):
         return None
     written: dict[str, Value] = {}
     for key, texts in chosen.items():
-        one = next(iter(texts))
-        written[key] = one if len(texts) == 1 else f"{{{','.join(texts)}}}"
+        written[key] = ",".join(texts)
+        if len(texts) > 1:
+            written[key] = f"{{{written[key]}}}"
     return fill(entry, written)

@@ -146,8 +146,11 @@ def test_an_experiment_takes_over_its_base(tmp_path: Path) -> None:
             "experiments: {a: {grid: {1: [2]}}}",
             "'a', '(config|grid)', '1' must be a text",
         ),
-        ("experiments: {'x-{a}': {}}", "'x-{a}' has '{a}' in its name, but its 'matrix'"),
-        ("experiments: {x: {matrix: {a: [1]}}}", "'x' has 'a' in its 'matrix', but no '{a}' in"),
+        (
+            "experiments: {'x-{a}': {}}",
+            "'x-{a}' .* placeholders a in its name, .*'matrix' has none",
+        ),
+        ("experiments: {x: {matrix: {a: [1]}}}", "'x' .* placeholders none .*'matrix' has a:"),
         ("experiments: {'x-{a}': {matrix: }}", "'x-{a}', 'matrix' must be a mapping"),
         ("experiments: {'x-{a}': {matrix: [1]}}", "'x-{a}', 'matrix' must be a mapping"),
         ("experiments: {'x-{a}': {matrix: {a: 1}}}", "'matrix', 'a' must be a list of values"),
@@ -172,7 +175,7 @@ def test_an_experiment_takes_over_its_base(tmp_path: Path) -> None:
         ("experiments: {x-1: {}, 'x-{a}': {matrix: {a: [1]}}}", "'x-{a}' makes 'x-1', but so does"),
         (
             "experiments: {'{a}{b}': {matrix: {a: [1, 11], b: [1, 11]}}}",
-            "'{a}{b}' makes the experiment '111' twice",
+            "'{a}{b}' makes '111', but so does '{a}{b}'",
         ),
         (
             "experiments: {'{a}{b}': "

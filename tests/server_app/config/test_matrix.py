@@ -121,8 +121,8 @@ def test_names_are_the_product_and_their_short_form_is_what_a_shell_expands(
     matrix = {"a": dict.fromkeys(first), "b": dict.fromkeys(second)}
     wanted = [f"x{one}_{two}_" for one, two in itertools.product(first, second)]
     cells = list_cells("x{a}_{b}_", matrix)
-    assert list(cells) == wanted
-    short = write_braces("x{a}_{b}_", list(cells.values()))
+    assert [cell.name for cell in cells] == wanted
+    short = write_braces("x{a}_{b}_", cells)
     assert short is not None
     bash = shutil.which("bash") or "bash"
     done = subprocess.run([bash, "-c", f"echo {short}"], capture_output=True, text=True, check=True)
