@@ -1,6 +1,7 @@
 """The matrix of an experiment: the names and settings of its cells, and their short form."""
 
 import itertools
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -138,3 +139,15 @@ def test_cells_that_are_no_product_have_no_short_form() -> None:
 def test_keys_and_other_values_are_not_filled() -> None:
     content = {"{a}": ["{a}", 3, True, None, "{momentum: 0.9}", "{a}{a}"]}
     assert fill_all(content, {"a": 1}) == {"{a}": [1, 3, True, None, "{momentum: 0.9}", "11"]}
+
+
+def test_the_entries_of_the_page_about_experiments_are_what_it_says(tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[3] / "docs" / "experiments.md").read_text()
+    entry, matrix = re.findall(r"^```yaml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
+    (tmp_path / "simulation.yaml").write_text(entry + matrix)
+    found = read_experiments(tmp_path / "simulation.yaml")
+    names = ["fedavg-digits", "fedavg-digits-short", "fedbn-digits", "fedbn-digits-short"]
+    assert list(found) == ["fedavg-hearts", "picsr-hearts", *names]
+    assert all(f"`{name}`" in page for name in names)
+    assert found["picsr-hearts"].values["learning-rate"] == 0.001
+    assert found["fedbn-digits-short"].values["rounds"] == 3
