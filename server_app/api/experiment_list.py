@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.datasets.registry import DATA_SETS, data_set, silo_count
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.errors import FedsiloError, SettingError
 from fedsilo.models.contract.methods import METHODS, about
 from fedsilo.models.contract.one_line import counted, one_line
 from fedsilo.models.contract.settings import CommonSettings
@@ -123,7 +123,7 @@ def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
     for experiment in experiments:
         try:
             facts = _facts(experiment)
-        except SettingError as error:
+        except FedsiloError as error:
             return f"cannot run: {error}"
         data[facts.data] = None
         costs[facts.cost] = None
@@ -142,7 +142,7 @@ def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
 
 
 def _facts(experiment: Experiment) -> _Facts:
-    """Find the facts about an experiment; SettingError if a setting is wrong."""
+    """Find the facts about an experiment; FedsiloError if a setting or a file of silos is wrong."""
     common = build(CommonSettings, experiment.values)
     known = declared_defaults()
     for key in experiment.values:
@@ -222,7 +222,7 @@ def check_experiments(path: Path) -> dict[str, str]:
             planned_settings(name, sources)
             check_resources(file.find(name).resources)
             found[name] = ""
-        except SettingError as error:
+        except FedsiloError as error:
             found[name] = str(error)
     return found
 
