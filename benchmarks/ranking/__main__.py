@@ -46,12 +46,12 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("python -m benchmarks.ranking", description=__doc__)
     parser.add_argument("experiments", nargs="*", help="some of the section's experiments")
     parser.add_argument("--methods", action="append", default=[], help="some methods: M,...")
-    parser.add_argument("--section", default="benchmark", help="section of the simulation file")
+    parser.add_argument("--section", default="benchmark", help="section of the file")
     parser.add_argument("--csv", type=Path, default=Path("benchmark.csv"), help="file of all runs")
     parser.add_argument("--show-only", action="store_true", help="run nothing, show what has run")
     parser.add_argument("--page", type=Path, help="also write a page, with pictures next to it")
     parser.add_argument("--readme", type=Path, help="also put the ranks into its table of methods")
-    parser.add_argument("--file", type=Path, help="the simulation.yaml to read")
+    parser.add_argument("--file", type=Path, help="the file to read in place of ranking.yaml")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     return parser
 

@@ -1,4 +1,4 @@
-"""What ``benchmarks.ranking`` runs: a section of simulation.yaml, by default ``benchmark``."""
+"""What ``benchmarks.ranking`` runs: a section of ranking.yaml, by default ``benchmark``."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -14,8 +14,11 @@ from fedsilo.server_app.config.experiments import (
     FlatSettings,
     Grid,
     find_experiment,
-    read_simulation,
+    open_simulation,
 )
+
+# The sections, and their experiments as in a simulation file
+RANKING_FILE = Path(__file__).with_name("ranking.yaml")
 
 
 def _one_setting(grid: Mapping[str, Sequence[Value]]) -> Mapping[str, Sequence[Value]]:
@@ -77,8 +80,8 @@ class Benchmark(FileModel):
 
 
 def read_benchmark(path: Path, section: str) -> Benchmark:
-    """Return a section of a simulation file as a benchmark, or raise a SettingError."""
-    found = read_simulation(path)
+    """Read a section of a file such as ranking.yaml; SettingError if it is malformed."""
+    found = open_simulation(path).content
     if section not in found:
         raise unknown_name("benchmark", section, [k for k in found if str(k).startswith("bench")])
     benchmark: Benchmark = check_content(

@@ -12,14 +12,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.ranking.config import Benchmark, read_benchmark
+from benchmarks.ranking.config import RANKING_FILE, Benchmark, read_benchmark
 from benchmarks.ranking.page import Benchmarked
 from benchmarks.ranking.rows import Row, Rows
 from fedsilo.datasets.registry import data_fingerprint
 from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
 from fedsilo.models.contract.methods import METHODS
 from fedsilo.models.contract.settings_schema import Value, unknown_name
-from fedsilo.server_app.config.experiments import simulation_file
 from fedsilo.server_app.config.settings import RunSettings, known_defaults, resolve
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import plan_run, planned_settings
@@ -50,13 +49,14 @@ def benchmark(
 ) -> Benchmarked:
     """Run what is missing in ``csv``, which grows run by run, and return all that has run.
 
-    These ``experiments`` and ``methods`` of the ``section`` in the simulation file are run now, all
+    These ``experiments`` and ``methods`` of the ``section`` in ranking.yaml are run now, all
     if none are named, and nothing if ``only_show``.
 
     Raises:
         FedsiloError: a name is unknown, data are missing, or the file has rows of other settings.
     """
-    declared = read_benchmark(simulation_file(sources.file), section)
+    sources = replace(sources, file=sources.file or RANKING_FILE)
+    declared = read_benchmark(sources.file or RANKING_FILE, section)
     for what, names, known in (
         ("experiment", experiments, declared.experiments),
         ("method", methods, METHODS),

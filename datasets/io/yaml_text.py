@@ -5,7 +5,7 @@ texts.
 """
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -42,8 +42,15 @@ class YamlError(ValueError):
         self.detail = detail
 
 
-def read_yaml(path: Path, error: type[FedsiloError]) -> Any:
+def read_yaml(
+    path: Path, error: type[FedsiloError], parse: Callable[[str, str], Any] | None = None
+) -> Any:
     """Return the content of a YAML file.
+
+    Args:
+        path: the file.
+        error: the class of the error about a file that cannot be used.
+        parse: parses the text of the file with this path; None for ``parse_yaml``.
 
     Raises:
         FedsiloError: an ``error``, if the file cannot be read or ``parse_yaml`` refuses its text.
@@ -51,7 +58,7 @@ def read_yaml(path: Path, error: type[FedsiloError]) -> Any:
     if fault := file_fault(path):
         raise error(f"{path} {fault}")
     try:
-        return parse_yaml(path.read_text(encoding="utf-8"), str(path))
+        return (parse or parse_yaml)(path.read_text(encoding="utf-8"), str(path))
     except OSError as reason:
         raise error(f"{path} cannot be read: {reason.strerror}") from None
     except UnicodeDecodeError:

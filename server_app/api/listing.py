@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import Unpack
 
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.one_line import counted, one_line
@@ -17,9 +17,6 @@ from fedsilo.server_app.run.arguments import (
     run_sources,
     silent,
 )
-
-if TYPE_CHECKING:
-    from fedsilo.server_app.config.experiments import Experiment
 
 _HUGGING_FACE = "hf:"
 _SECTION = "tool.flwr.app.config"
@@ -166,45 +163,36 @@ def methods(*, plugin: Sequence[AnyPath] | AnyPath | None = None) -> Iterator[st
         yield f"{name}: {about(name)}"
 
 
-def experiments(*, file: AnyPath | None = None) -> Iterator[str]:
-    """List the experiments by method, with data set, size, silos, rounds and measured minutes."""
-    from fedsilo.models.contract.methods import METHODS, about
-    from fedsilo.models.contract.settings import CommonSettings
-    from fedsilo.server_app.config.experiments import read_experiments, simulation_file
+def experiments(
+    experiment: str | None = None,
+    *,
+    method: str | None = None,
+    check: bool = False,
+    file: AnyPath | None = None,
+) -> Iterator[str]:
+    """List the experiments by method; or show one in full, or check all of them.
 
-    found = read_experiments(simulation_file(path_of(file)))
-    width = max(map(len, found), default=0)
-    by_method: dict[str, list[str]] = {}
-    for name, experiment in found.items():
-        try:
-            text = _summary(experiment)
-        except SettingError as error:
-            text = f"cannot run: {error}"
-        method = str(experiment.values.get("method", CommonSettings.method))
-        by_method.setdefault(method, []).append(f"  {name:{width}}  {text}")
-    for method in sorted(by_method):
-        # A plugin is not imported only to describe it
-        yield f"{method}: {about(method)}" if method in METHODS else f"{method}: a plugin"
-        yield from by_method[method]
+    Args:
+        experiment: the experiment to show in full, as a simulation file of its own; None to list.
+        method: list only the experiments with this method.
+        check: check all experiments of the file, and list only those that cannot run.
+        file: the simulation file; None for the working folder's or, without one, fedsilo's own.
 
+    Raises:
+        SettingError: a name is unknown, the file is malformed, or ``check`` finds a mistake.
+    """
+    from fedsilo.server_app.api.experiment_list import (
+        check_all,
+        list_experiments,
+        show_experiment,
+    )
+    from fedsilo.server_app.config.experiments import simulation_file
 
-def _summary(experiment: "Experiment") -> str:
-    """Describe an experiment's data, silos and rounds; SettingError if a setting is wrong."""
-    from fedsilo.datasets.registry import DATA_SETS, data_set, silo_count
-    from fedsilo.models.contract.methods import METHODS
-    from fedsilo.models.contract.settings import CommonSettings
-    from fedsilo.models.contract.settings_schema import build, unknown_key
-    from fedsilo.server_app.config.settings import declared_defaults
-
-    common, known = build(CommonSettings, experiment.values), declared_defaults()
-    for key in experiment.values:
-        if key not in known and common.method in METHODS:  # a plugin declares its keys itself
-            raise unknown_key(key, known)
-    if common.dataset not in DATA_SETS:  # listing experiments must not execute a plugin
-        return f"{common.dataset} of a plugin, {counted(common.rounds, 'round')}"
-    silos = silo_count(common)
-    public = data_set(common.dataset).licence
-    size = f" ({public.size_text()})" if public and public.files else ""
-    text = f"{common.dataset}{size}, {counted(silos, 'silo') if silos else 'own silos'}, "
-    minutes = f", about {experiment.minutes} min on two cores" if experiment.minutes else ""
-    return f"{text}{counted(common.rounds, 'round')}{minutes}"
+    if sum([experiment is not None, method is not None, check]) > 1:
+        raise SettingError("give only one of an experiment, --method and --check")
+    path = simulation_file(path_of(file))
+    if check:
+        return check_all(path)
+    if experiment is not None:
+        return show_experiment(path, experiment)
+    return list_experiments(path, method)

@@ -4,10 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.ranking.config import read_benchmark
+from benchmarks.ranking.config import RANKING_FILE, read_benchmark
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.methods import METHODS
-from fedsilo.server_app.config.experiments import simulation_file
 
 TEXT = """
 experiments: {{x: {{config: {{method: fedavg}}}}}}
@@ -21,7 +20,7 @@ benchmark:
 
 @pytest.mark.parametrize("section", ["benchmark", "benchmark-full"])
 def test_every_method_has_as_many_trials(section: str) -> None:
-    benchmark = read_benchmark(simulation_file(None), section)
+    benchmark = read_benchmark(RANKING_FILE, section)
     assert len(benchmark.experiments) == 6
     for method in METHODS:
         rates, further = benchmark.trials(method)

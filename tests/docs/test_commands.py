@@ -4,7 +4,6 @@ Each page runs in order, in one folder; the README and first steps are one story
 small by settings added at its end, and files that a command downloads are stand-ins.
 """
 
-import functools
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -17,7 +16,6 @@ import typer.main
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.methods import METHODS
 from fedsilo.server_app.cli.main import main, make_app
-from fedsilo.server_app.config import experiments
 from fedsilo.server_app.records.progress_hook import ProgressHook
 from fedsilo.server_app.run import planning
 from fedsilo.server_app.run.arguments import run_sources
@@ -144,9 +142,6 @@ def test_commands_of_a_story_run_in_order(
     STORIES[pages](tmp_path)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(
-        experiments, "read_experiments", functools.cache(experiments.read_experiments)
-    )
     for page in pages:
         for words in commands(ROOT / page, tmp_path):
             _run(words, tmp_path, monkeypatch)
@@ -182,19 +177,10 @@ def _plan(context: click.Context) -> None:
             continue
 
 
-@functools.cache
-def _experiments(path: Path) -> Mapping[str, experiments.Experiment]:
-    return _READ(path)
-
-
-_READ = experiments.read_experiments
-
-
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_every_command_of_a_page_is_accepted_by_the_parser(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(experiments, "read_experiments", _experiments)
     monkeypatch.chdir(ROOT)
     for words in commands(page, tmp_path):
         if words[0] == "fedsilo" and "..." not in words:

@@ -22,6 +22,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, defaults, rule_of
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
+from fedsilo.server_app.api.experiment_list import list_experiments
 from fedsilo.server_app.config.experiments import find_experiment, read_experiments, read_section
 from fedsilo.server_app.config.operator_files import read_registry, read_weights, registered_keys
 from fedsilo.server_app.config.settings import RunSettings, group_settings, known_defaults, resolve
@@ -147,6 +148,7 @@ def _simulation(folder: Path) -> Callable[[Trial], None]:
 
         def run() -> None:
             read_section(path, "tuning", Tuning)
+            list(list_experiments(path))
             for name in list(read_experiments(path))[:3]:
                 find_experiment(path, name)
                 _plan(one, name, RunSources(file=path, out=one.folder / "runs"))

@@ -6,17 +6,64 @@ from pathlib import Path
 import pytest
 
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.api.experiment_list import check_experiments
+from fedsilo.server_app.config import experiments as module
 from fedsilo.server_app.config.experiments import find_experiment, read_experiments
 from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.arguments import RunSources
+from fedsilo.server_app.run.planning import plan_run
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-def test_every_experiment_of_simulation_yaml_is_valid() -> None:
-    experiments = read_experiments(ROOT / "simulation.yaml")
-    assert {"uefl-digits", "uefl-mnist", "uefl-mnist-cpu", "uefl-fmnist-cpu"} <= set(experiments)
-    for experiment in experiments.values():
-        resolve(experiment.values)
+@pytest.mark.parametrize("file", ["simulation.yaml", "benchmarks/ranking/ranking.yaml"])
+def test_every_experiment_of_our_files_is_valid(file: str) -> None:
+    faults = check_experiments(ROOT / file)
+    assert len(faults) >= 12
+    assert {name: fault for name, fault in faults.items() if fault} == {}
+
+
+def test_the_check_reports_each_experiment_that_cannot_run(tmp_path: Path) -> None:
+    path = tmp_path / "simulation.yaml"
+    path.write_text(
+        "experiments:\n"
+        "  good: {config: {method: fedavg, rounds: 4}}\n"
+        "  range: {config: {rounds: 0}}\n"
+        "  key: {config: {roundz: 4}}\n"
+        "  resource: {resources: {num-supernodes: 0}}\n"
+        "  malformed: {confg: {}}\n"
+        "  based: {base: malformed}\n"
+    )
+    faults = check_experiments(path)
+    assert faults.pop("good") == ""
+    keys = {"range": "rounds", "key": "roundz", "resource": "num-supernodes"}
+    keys |= {"malformed": "confg", "based": "confg"}
+    assert faults.keys() == keys.keys()
+    for name, key in keys.items():
+        assert f"'{key}'" in faults[name]
+
+
+def test_a_mistake_in_another_experiment_does_not_stop_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "simulation.yaml"
+    path.write_text("experiments: {good: {config: {rounds: 4}}, bad: {confg: {}}, worse: 3}")
+    assert find_experiment(path, "good").values == {"rounds": 4}
+    with pytest.raises(SettingError, match="confg"):
+        find_experiment(path, "bad")
+
+
+def test_a_run_is_planned_from_one_reading_of_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "simulation.yaml"
+    path.write_text(
+        "experiments: {a: {config: {method: fedavg, rounds: 4}}, b: {base: a, config: {seed: 3}}}"
+    )
+    module._open_once.cache_clear()
+    settings, _ = plan_run("b", RunSources(file=path, out=tmp_path))
+    assert (settings.common.rounds, settings.common.seed) == (4, 3)
+    assert module._open_once.cache_info().misses == 1
+    path.write_text("experiments: {b: {config: {rounds: 7}}}")
+    assert find_experiment(path, "b").values == {"rounds": 7}, "a changed file is read again"
 
 
 def test_the_small_skins_distillation_is_as_strong_for_a_pixel_and_a_site_as_the_papers() -> None:
@@ -99,6 +146,42 @@ def test_an_experiment_takes_over_its_base(tmp_path: Path) -> None:
             "experiments: {a: {grid: {1: [2]}}}",
             "'a', '(config|grid)', '1' must be a text",
         ),
+        (
+            "experiments: {'x-{a}': {}}",
+            "'x-{a}' .* placeholders a in its name, .*'matrix' has none",
+        ),
+        ("experiments: {x: {matrix: {a: [1]}}}", "'x' .* placeholders none .*'matrix' has a:"),
+        ("experiments: {'x-{a}': {matrix: }}", "'x-{a}', 'matrix' must be a mapping"),
+        ("experiments: {'x-{a}': {matrix: [1]}}", "'x-{a}', 'matrix' must be a mapping"),
+        ("experiments: {'x-{a}': {matrix: {a: 1}}}", "'matrix', 'a' must be a list of values"),
+        ("experiments: {'x-{a}': {matrix: {a: []}}}", "'matrix', 'a' must be a list of values"),
+        ("experiments: {'x-{a}': {matrix: {a: {}}}}", "'matrix', 'a' must be a list of values"),
+        ("experiments: {'x-{a}': {matrix: {a: [[1]]}}}", "'matrix', 'a' must be a text"),
+        ("experiments: {'x-{a}': {matrix: {a: [no]}}}", "'matrix', 'a' must be a text"),
+        ("experiments: {'x-{a}': {matrix: {a: [1, '1']}}}", "'a' must have each value once"),
+        (
+            "experiments: {'x-{a}': {matrix: {a: {3: {confg: {}}}}}}",
+            "'x-{a}', 'matrix', 'a', '3' has the unknown key 'confg'; did you mean 'config'",
+        ),
+        ("experiments: {'x-{a}': {matrix: {a: {3: [1]}}}}", "'a', '3' must be a mapping"),
+        (
+            "experiments: {'x-{a}': {matrix: {a: {3: {matrix: {b: [1]}}}}}}",
+            "'a', '3' has the unknown key 'matrix'",
+        ),
+        (
+            "experiments: {'x-{a}': {matrix: {a: [1]}, config: {seed: '{b}'}}}",
+            "'x-{a}' has an unknown placeholder 'b'",
+        ),
+        ("experiments: {x-1: {}, 'x-{a}': {matrix: {a: [1]}}}", "'x-{a}' makes 'x-1', but so does"),
+        (
+            "experiments: {'{a}{b}': {matrix: {a: [1, 11], b: [1, 11]}}}",
+            "'{a}{b}' makes '111', but so does '{a}{b}'",
+        ),
+        (
+            "experiments: {'{a}{b}': "
+            f"{{matrix: {{a: {list(range(40))}, b: {list(range(40))}}}}}}}",
+            "'{a}{b}' stands for 1600 experiments, but at most 1000 may be",
+        ),
         ("tuning: &a [*a]", "refers to itself"),
         ("experiments: [", "not valid YAML"),
         ("rounds: 3", "no mapping 'experiments'"),
@@ -107,6 +190,7 @@ def test_an_experiment_takes_over_its_base(tmp_path: Path) -> None:
 def test_a_malformed_simulation_file_is_refused(tmp_path: Path, text: str, told: str) -> None:
     path = tmp_path / "simulation.yaml"
     path.write_text(text)
-    with pytest.raises(SettingError, match=told) as caught:
+    with pytest.raises(SettingError, match=told.replace("{", r"\{")) as caught:
         read_experiments(path)
     assert "\n" not in str(caught.value)
+    assert str(path) in str(caught.value) or "unknown experiment" in str(caught.value)
