@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.yaml_text import read_yaml
+from fedsilo.datasets.io.yaml_text import read_own_yaml
 from fedsilo.models.contract.errors import DataError
 
 Origin = Literal["public", "own", "made-up"]
@@ -114,7 +114,7 @@ class PublicFiles:
 @cache
 def public_data() -> Mapping[str, PublicFiles]:
     """Return the public data sets in ``datasets/public.yaml``, by name."""
-    table = read_yaml(Path(__file__).parent.parent / "public.yaml", DataError)
+    table = read_own_yaml(Path(__file__).parent.parent / "public.yaml")
     return {
         name: PublicFiles(
             name, **{**entry, "files": tuple(RemoteFile(**file) for file in entry.get("files", ()))}

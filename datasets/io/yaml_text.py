@@ -67,6 +67,14 @@ def read_yaml(
         raise error(str(refused)) from None
 
 
+def read_own_yaml(path: Path) -> Any:
+    """Return the content of a YAML file that belongs to fedsilo.
+
+    Nobody else writes it, so it is not checked here: a test reads all of them by ``read_yaml``.
+    """
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+
+
 def parse_yaml(text: str, file: str = "it") -> Any:
     """Return the content of a YAML text, or None if it is empty.
 

@@ -1,20 +1,16 @@
 """Draw accuracy over a setting: python over_a_setting.py concentration runs/a runs/b ..."""
 
-import json
 import sys
-import tomllib
-from pathlib import Path
 
 import pandas as pd
+
+from fedsilo.server_app.api import load_run
 
 setting, *folders = sys.argv[1:]
 rows = []
 for folder in folders:
-    value = tomllib.loads(Path(folder, "config.toml").read_text())
-    for key in setting.split("."):  # uefl.gamma is 'gamma' of the table 'uefl'
-        value = value[key]
-    accuracy = json.loads(Path(folder, "summary.json").read_text())["mean"]["accuracy"]
-    rows.append({setting: value, "accuracy": accuracy})
+    run = load_run(folder)
+    rows.append({setting: run.settings[setting], "accuracy": run.summary["mean"]["accuracy"]})
 points = pd.DataFrame(rows).groupby(setting)["accuracy"].agg(["mean", "std", "count"])
 print(points)
 axes = points["mean"].plot(yerr=points["std"].fillna(0), marker="o", ylabel="accuracy")

@@ -65,15 +65,18 @@ def check(form: Any, content: Any, where: str) -> None:
     check_content(form, content, lambda sentence: _other_form(where, sentence), quoted=True)
 
 
-def check_columns(name: str, columns: Iterable[str], where: str) -> None:
-    """Raise a RunDirectoryError if a table lacks a column."""
-    for column in COLUMNS.get(name, ()):
+def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, Any]]) -> None:
+    """Raise a RunDirectoryError if metrics.csv or traffic.csv has another form.
+
+    Args:
+        path: the file.
+        columns: the cells of its first line.
+        rows: its other lines, column -> cell.
+    """
+    where = str(path)
+    for column in COLUMNS.get(path.name, ()):
         if column not in columns:
             raise _other_form(where, f"line 1 lacks the column '{column}'")
-
-
-def check_table(rows: Iterable[Mapping[Any, Any]], where: str) -> None:
-    """Raise a RunDirectoryError if rows of metrics.csv or traffic.csv have another form."""
     for line, cells in enumerate(rows, start=2):
         if None in cells or None in cells.values():
             raise _other_form(where, f"line {line} has more or fewer cells than the first")
@@ -87,10 +90,14 @@ def check_table(rows: Iterable[Mapping[Any, Any]], where: str) -> None:
 def _cell_fault(column: str, cell: str) -> str | None:
     if column in ("round", "bytes_down", "bytes_up", "steps", "samples") and not _is_count(cell):
         return "no whole number"
-    if column == "value" and not _is_number(cell):
-        return "no number"
-    if column == "seconds" and not (_is_number(cell) and 0 <= float(cell) <= _LARGEST):
-        return "no seconds"
+    if column in ("value", "seconds"):
+        expected = {"value": "no number", "seconds": "no seconds"}[column]
+        try:
+            number = float(cell)
+        except ValueError:
+            return expected
+        if column == "seconds" and not 0 <= number <= _LARGEST:
+            return expected
     return None if cell.isprintable() else "no text that can be printed"
 
 
@@ -108,14 +115,6 @@ def _is_possible(metric: str, value: float) -> bool:
 
 def _is_count(text: str) -> bool:
     return text.isdecimal() and len(text) < 16
-
-
-def _is_number(cell: str) -> bool:
-    try:
-        float(cell)
-    except ValueError:
-        return False
-    return True
 
 
 def _other_form(where: str, sentence: str) -> RunDirectoryError:

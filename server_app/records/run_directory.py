@@ -34,7 +34,6 @@ from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings, group_settings
 from fedsilo.server_app.records.forms import (
     Content,
-    check_columns,
     check_table,
     read_content,
 )
@@ -106,13 +105,13 @@ class RunDirectory:
         try:
             with path.open(newline="", encoding="utf-8") as file:
                 reader = csv.DictReader(file)
-                check_columns(name, reader.fieldnames or (), str(path))
+                columns = reader.fieldnames or ()
                 rows = [Content(cells.items(), path) for cells in reader]
         except OSError as error:
             raise RunDirectoryError(f"{path}: {error.strerror}") from None
         except (ValueError, csv.Error) as error:
             raise RunDirectoryError(f"{path} is damaged ({one_line(error, 100)})") from None
-        check_table(rows, str(path))
+        check_table(path, columns, rows)
         return list[dict[str, str]](rows)
 
     def has_ended(self) -> bool:

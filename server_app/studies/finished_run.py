@@ -112,7 +112,9 @@ class FinishedRun:
     @cached_property
     def config(self) -> RunConfig:
         """The content of ``config.toml``: settings by key, engine, versions of the software."""
-        return read_run_config(self.path / CONFIG)
+        config = read_run_config(self.path / CONFIG)
+        # Decoded data are written to the cache, so a foreign run directory must not choose it
+        return dataclasses.replace(config, settings=config.settings | {"cache-dir": ""})
 
     @cached_property
     def settings(self) -> RunSettings:
@@ -121,13 +123,9 @@ class FinishedRun:
         They have this user's cache directory, and are not checked against each other.
         """
         try:
-            return read_recorded(self._settings_here())
+            return read_recorded(self.config.settings)
         except SettingError as error:
             raise RunDirectoryError(f"{self.path / CONFIG}: {error}") from None
-
-    def _settings_here(self) -> dict[str, Any]:
-        # Decoded data are written to the cache, so a foreign run directory must not choose it
-        return self.config.settings | {"cache-dir": ""}
 
     @cached_property
     def summary(self) -> Document:
@@ -227,7 +225,8 @@ class FinishedRun:
     @property
     def withheld(self) -> list[str]:
         """The sites of whose test samples some metric is not shown because of the floor."""
-        return self.floors.withheld
+        hidden = self.floors.hidden_classes
+        return [site for site in self.silos if hidden(site, "test") != frozenset()]
 
     @property
     def sent(self) -> list[Row]:
@@ -269,7 +268,7 @@ class FinishedRun:
             RunDirectoryError: settings contradict each other.
         """
         try:
-            settings = resolve_recorded(self._settings_here())
+            settings = resolve_recorded(self.config.settings)
         except SettingError as error:
             raise RunDirectoryError(f"{self.path / CONFIG}: {error}") from None
         if not data_dir:

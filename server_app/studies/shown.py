@@ -86,11 +86,6 @@ class Floors:
         return frozenset(label for label, count in enumerate(counts) if count is None)
 
     @cached_property
-    def withheld(self) -> list[str]:
-        """Sites of whose test samples some metric is not shown because of the floor."""
-        return [site for site in self.silos if self.hidden_classes(site, "test") != frozenset()]
-
-    @cached_property
     def hiding(self) -> set[str]:
         """Sites with a hidden count: a split without samples of a class has no AUC of it.
 

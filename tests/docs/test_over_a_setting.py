@@ -5,14 +5,20 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.run_directory import config_document
+from tests.support.run_files import SUMMARY
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "over_a_setting.py"
 
 
 def test_points_are_means_over_the_runs_of_a_value(tmp_path: Path) -> None:
     for name, gamma, accuracy in (("a", 0.1, 0.5), ("b", 0.1, 0.7), ("c", 0.2, 0.9)):
         (tmp_path / name).mkdir()
-        (tmp_path / name / "config.toml").write_text(f"rounds = 3\n[uefl]\ngamma = {gamma}\n")
-        (tmp_path / name / "summary.json").write_text(json.dumps({"mean": {"accuracy": accuracy}}))
+        settings = resolve({"method": "uefl", "uefl.gamma": gamma})
+        (tmp_path / name / "config.toml").write_text(config_document(settings, {}))
+        summary = SUMMARY | {"mean": {"accuracy": accuracy}}
+        (tmp_path / name / "summary.json").write_text(json.dumps(summary))
     done = subprocess.run(
         [sys.executable, str(EXAMPLE), "uefl.gamma", "a", "b", "c"],
         cwd=tmp_path,

@@ -13,8 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedsilo.datasets.io.yaml_text import read_yaml
-from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.datasets.io.yaml_text import read_own_yaml
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, defaults
 
@@ -160,7 +159,7 @@ def in_words(differing: Sequence[str]) -> str:
 @cache
 def paper(name: str) -> Paper:
     """Read the tables of ``name``.yaml."""
-    content: dict[str, Any] = read_yaml(_FOLDER / f"{name}.yaml", RunDirectoryError)
+    content: dict[str, Any] = read_own_yaml(_FOLDER / f"{name}.yaml")
     rows = [_row(content, table, row) for table in content["tables"] for row in table["rows"]]
     return Paper(content["names"], rows)
 

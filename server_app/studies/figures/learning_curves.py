@@ -28,6 +28,7 @@ from fedsilo.server_app.studies.figures.documents import (
 )
 from fedsilo.server_app.studies.figures.panels import over_rounds, panel_grid
 from fedsilo.server_app.studies.figures.topology import draw_edge_weights, draw_topology
+from fedsilo.server_app.studies.finished_run import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -146,10 +147,9 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
     Raises:
         RunDirectoryError: the run has not ended.
     """
-    summary = directory.read_json("summary.json")
-    silos = directory.read_json("silos.json")
-    distribution_of = {site: facts["distribution"] for site, facts in silos.items()}
-    rows = directory.read_csv("metrics.csv")
+    run = FinishedRun(directory.path)
+    summary, rows = run.summary, run.metric_rows
+    distribution_of = {site: facts["distribution"] for site, facts in run.silos.items()}
     split = "test" if any(row["split"] == "test" for row in rows) else "val"
     curves = {metric: series(rows, metric, distribution_of, split) for metric in CURVES}
     drawn = {metric: lines for metric, lines in curves.items() if lines}

@@ -35,7 +35,7 @@ def head_of(run: Shown) -> dict[str, Any]:
 def facts(run: Shown) -> list[tuple[str, str]]:
     """Return the facts of a run, such as its method and rounds, as pairs (name, value)."""
     summary = run.summary
-    done, asked = summary["rounds"], run.settings["rounds"]
+    done, asked = summary["rounds"], run.settings.common.rounds
     rounds = counted(done, "round") + (f" of at most {asked}" if done != asked else "")
     progress = read_progress(run.path)
     environment = run.config.environment

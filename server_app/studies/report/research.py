@@ -70,9 +70,9 @@ def research_data(runs: Runs) -> dict[str, Any]:
         "one_seed": max(map(len, seeds)) < 2,
         "paired": len(seeds) == 1,
         "same_split": same_split(runs),
-        "unequal": _unequal(experiments),
+        "unequal": [] if alone else _unequal(experiments),
         "cost": [_cost(run) for run in runs],
-        "cost_picture": [*_cost_against(runs, split)] if len(data_sets) == 1 else [],
+        "cost_picture": [] if alone or len(data_sets) > 1 else [*_cost_against(runs, split)],
         "withheld": sorted({site for run in runs for site in run.withheld}),
         "failed": [taking_part(run) for run in runs if run.summary["failures"]],
         "early": [(r.name, r.summary["stopped"]) for r in runs if r.summary["stopped"]],
@@ -82,7 +82,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
 
 def _row(run: Shown) -> list[str]:
     summary = run.summary
-    rounds = f"{summary['rounds']} of {run.settings['rounds']}"
+    rounds = f"{summary['rounds']} of {run.settings.common.rounds}"
     facts = (summary["title"], summary["dataset"], str(run.summary["seed"]), rounds)
     return [run.name, *facts, str(len(run.silos))]
 

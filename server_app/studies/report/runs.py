@@ -35,6 +35,8 @@ def reported_runs(folders: Sequence[Path]) -> list[Shown]:
         for path in begun:
             if path.resolve() not in runs:
                 runs[path.resolve()] = FinishedRun.open(path)
+    if len(runs) == 1:
+        return [run.shown() for run in runs.values()]
     alike: dict[str, list[FinishedRun]] = {}
     for run in runs.values():
         alike.setdefault(run.experiment, []).append(run)

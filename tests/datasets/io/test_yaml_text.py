@@ -1,10 +1,13 @@
 """YAML is read without ambiguity, or refused in one line."""
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.datasets.io.yaml_text import YamlError, parse_yaml
+from fedsilo.datasets.io.yaml_text import YamlError, parse_yaml, read_own_yaml, read_yaml
+from fedsilo.models.contract.errors import DataError
 
 BILLION = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
     f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]\n"
@@ -67,3 +70,11 @@ def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
         lines = [str(error), error.detail]
     assert "f.yaml" in lines[0]
     assert not any("\n" in line for line in lines)
+
+
+def test_files_of_our_own_are_without_a_doubt() -> None:
+    root = Path(__file__).resolve().parents[3]
+    own = [root / "datasets" / "public.yaml", *root.glob("server_app/**/published/*.yaml")]
+    assert len(own) > 1
+    for path in own:
+        assert read_own_yaml(path) == read_yaml(path, DataError)

@@ -140,10 +140,9 @@ def test_common_values_leave_no_count_below_the_floor(counts: list[int], said: s
 
 
 def test_intervals_are_of_the_clinic_reports_bins(tables: Path) -> None:
-    model = FinishedRun.open(tables / "table").model("north")
-    shown = FinishedRun.open(model.run_dir).shown()
+    shown = FinishedRun.open(tables / "table").shown()
     found = final_figures(shown)
-    counts = [one.count for one in cases._reliability(model)]
+    counts = [one.count for one in cases._reliability(shown)]
     assert counts == [
         one.count for one in merge_bins(bins(found.values(), CONFIDENCE), shown.floor)
     ]
