@@ -3,19 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
-from fedsilo.server_app.run.arguments import (
-    Engine,
+from fedsilo.models.contract.errors import SettingError
+from fedsilo.server_app.run.arguments import Tell, refuse_below, several, silent
+from fedsilo.server_app.run.options import (
+    AnyEngine,
+    ExperimentName,
+    ExperimentNames,
+    Jobs,
     MeasuredSplit,
+    Option,
     Sampler,
+    SlurmParameters,
     Sources,
-    Tell,
+    Supernodes,
     TunedMetric,
-    refuse_below,
+    command,
     run_sources,
-    several,
-    silent,
 )
 
 if TYPE_CHECKING:
@@ -24,20 +29,33 @@ if TYPE_CHECKING:
     from fedsilo.server_app.studies.compare.tune import Tuned
 
 
+@command
 def compare(
-    experiments: Sequence[str],
+    experiments: ExperimentNames,
     *,
-    engine: Engine = "inline",
-    supernodes: int | None = None,
-    seeds: int = 3,
-    jobs: int | str = 0,
-    slurm: Sequence[str] = (),
-    split: MeasuredSplit = "test",
-    own_splits: bool = False,
-    metrics: Sequence[str] = (),
-    tests: Sequence[str] = (),
-    paired: bool = False,
-    unequal: bool = False,
+    engine: AnyEngine = "inline",
+    supernodes: Supernodes = None,
+    seeds: Annotated[int, "number of seeds"] = 3,
+    jobs: Jobs = 0,
+    slurm: SlurmParameters = (),
+    split: Annotated[
+        MeasuredSplit, "test data, or val: the validation data, for choosing settings"
+    ] = "test",
+    own_splits: Annotated[
+        bool, Option("give each seed its own split of the data (fold-seed)", name="--splits")
+    ] = False,
+    metrics: Annotated[
+        Sequence[str],
+        Option("names or patterns of metrics (default: the data set's)", value="M,..."),
+    ] = (),
+    tests: Annotated[
+        Sequence[str],
+        Option("metrics to test for differences between the experiments", value="M,..."),
+    ] = (),
+    paired: Annotated[bool, "test the differences seed by seed"] = False,
+    unequal: Annotated[
+        bool, "compare and mark rows that differ in rounds, steps, start or tuning"
+    ] = False,
     tell: Tell = silent,
     **sources: Unpack[Sources],
 ) -> Comparison:
@@ -52,7 +70,7 @@ def compare(
 
     refuse_below(1, "seeds", seeds)
     return compare(
-        several(experiments),
+        _named(experiments),
         run_sources(sources),
         engine=engine,
         supernodes=supernodes,
@@ -68,16 +86,29 @@ def compare(
     )
 
 
+@command
 def tune(
-    experiment: str,
+    experiment: ExperimentName,
     *,
-    sampler: Sampler = "grid",
-    metric: TunedMetric | None = None,
-    trials: int | None = None,
-    folds: int | None = None,
-    seeds: int | None = None,
-    jobs: int | str = 0,
-    slurm: Sequence[str] = (),
+    sampler: Annotated[
+        Sampler, "grid draws points of the grid; tpe searches the ranges that the grid spans"
+    ] = "grid",
+    metric: Annotated[
+        TunedMetric | None,
+        "the deciding metric: a mean over the sites that have it, or pooled over all validation "
+        "samples (default: the first of the data set's headline metrics)",
+    ] = None,
+    trials: Annotated[
+        int | None, "points to try, for all methods (default: the simulation file's)"
+    ] = None,
+    folds: Annotated[
+        int | None,
+        "validation folds for each seed (default: the simulation file's); 1 for a data set with "
+        "its own validation part",
+    ] = None,
+    seeds: Annotated[int | None, "seeds for each point (default: the simulation file's)"] = None,
+    jobs: Jobs = 0,
+    slurm: SlurmParameters = (),
     tell: Tell = silent,
     **sources: Unpack[Sources],
 ) -> Tuned:
@@ -99,14 +130,17 @@ def tune(
     )
 
 
+@command
 def crossvalidate(
-    experiments: Sequence[str],
+    experiments: ExperimentNames,
     *,
-    folds: int = 5,
-    repeats: int = 5,
-    unequal: bool = False,
-    jobs: int | str = 0,
-    slurm: Sequence[str] = (),
+    folds: Annotated[int, "folds of each site"] = 5,
+    repeats: Annotated[int, "number of repetitions, each with its own folds"] = 5,
+    unequal: Annotated[
+        bool, "compare and mark experiments that differ in rounds, start or tuning"
+    ] = False,
+    jobs: Jobs = 0,
+    slurm: SlurmParameters = (),
     tell: Tell = silent,
     **sources: Unpack[Sources],
 ) -> CrossValidation:
@@ -117,7 +151,7 @@ def crossvalidate(
     refuse_below(2, "folds", folds)
     refuse_below(1, "repeats", repeats)
     return crossvalidate(
-        several(experiments),
+        _named(experiments),
         run_sources(sources),
         folds=folds,
         repeats=repeats,
@@ -125,3 +159,10 @@ def crossvalidate(
         jobs=read_jobs(str(jobs), several(slurm)),
         tell=tell,
     )
+
+
+def _named(experiments: Sequence[str]) -> list[str]:
+    names = several(experiments)
+    if not names:
+        raise SettingError("no experiment is named: name at least one experiment")
+    return names

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.trusted_plugins import name_plugins
-from fedsilo.server_app.run.arguments import Plugins, path_of, plugin_texts
+from fedsilo.server_app.run.arguments import AnyRun, Plugins, folder_of, path_of, plugin_texts
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -110,12 +110,12 @@ class Run:
         ).frame()
 
 
-def load_run(path: Path | str, *, plugin: Plugins = None) -> Run:
+def load_run(path: AnyRun, *, plugin: Plugins = None) -> Run:
     """Read a finished run; ``plugin`` are the reader's own copies of the run's plugins."""
     from fedsilo.server_app.studies.finished_run import finished_run
 
     name_plugins(plugin_texts(plugin))
-    return Run(finished_run(Path(path)))
+    return Run(finished_run(folder_of(path)))
 
 
 def _frame(rows: list[dict[str, str]], columns: str, **types: Any) -> pd.DataFrame:

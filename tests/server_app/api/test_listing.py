@@ -4,8 +4,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+from fedsilo import experiments, methods, settings
 from fedsilo.models.contract.methods import METHODS
-from fedsilo.server_app.api import experiments, methods, settings
 from fedsilo.server_app.config.settings import flat_values, known_defaults, resolve
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -11,11 +11,11 @@ import pytest
 import torch
 from PIL import Image
 
+from fedsilo import explain
 from fedsilo.client_app.training.evaluation import figures_of
 from fedsilo.datasets.registry import image_reader
 from fedsilo.models.contract.errors import DataError, RunDirectoryError, SettingError
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.api import explain
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.figures.embeddings import Selection, embeddings
