@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import unknown_name
-from fedsilo.server_app.run.arguments import AnyPath, path_of, several
+from fedsilo.server_app.run.arguments import path_of, several
 from fedsilo.server_app.run.options import (
     Changes,
     ExperimentName,
+    MaybePath,
     NodeConfig,
     Option,
     OptionalDeployment,
@@ -34,13 +35,12 @@ def site(
     deployment: OptionalDeployment = None,
     site: Annotated[Sequence[str], "a site of the deployment (default: all)"] = (),
     kit: Annotated[
-        AnyPath | None,
-        "a kit, or the folder into which it was opened, instead of the options below",
+        MaybePath, "a kit, or the folder into which it was opened, instead of the options below"
     ] = None,
     superlink: Annotated[str, "the server's host:port"] = "",
-    root_certificates: Annotated[AnyPath | None, "the authority's certificate"] = None,
+    root_certificates: Annotated[MaybePath, "the authority's certificate"] = None,
     key: Annotated[
-        AnyPath | None, Option("the hospital's key", name="--auth-supernode-private-key")
+        MaybePath, Option("the hospital's key", name="--auth-supernode-private-key")
     ] = None,
     node_config: NodeConfig = (),
     host: Annotated[str, "address to listen on"] = "127.0.0.1",
@@ -92,15 +92,15 @@ def server(
     *,
     deployment: OptionalDeployment = None,
     authority: Annotated[
-        AnyPath | None, Option("the authority's certificate", name="--ssl-ca-certfile")
+        MaybePath, Option("the authority's certificate", name="--ssl-ca-certfile")
     ] = None,
     certificate: Annotated[
-        AnyPath | None, Option("the server's certificate", name="--ssl-certfile")
+        MaybePath, Option("the server's certificate", name="--ssl-certfile")
     ] = None,
     certificate_key: Annotated[
-        AnyPath | None, Option("the key of the server's certificate", name="--ssl-keyfile")
+        MaybePath, Option("the key of the server's certificate", name="--ssl-keyfile")
     ] = None,
-    database: Annotated[AnyPath | None, "Flower's database"] = None,
+    database: Annotated[MaybePath, "Flower's database"] = None,
     fleet: Annotated[
         str, Option("address by which hospitals reach the server", name="--fleet-api-address")
     ] = "0.0.0.0:9092",

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 from fedsilo.models.contract.one_line import counted
-from fedsilo.server_app.run.arguments import AnyPath, Tell, path_of, refuse_below, several, silent
+from fedsilo.server_app.run.arguments import Tell, path_of, refuse_below, several, silent
 from fedsilo.server_app.run.options import (
     DeploymentFolder,
     ExperimentName,
+    MaybePath,
     NodeConfig,
     RunName,
     Seed,
@@ -38,7 +39,7 @@ def up(
     host: Annotated[
         str | None, "HOST or HOST:PORT by which hospitals on other machines reach the server"
     ] = None,
-    data_dir: Annotated[AnyPath | None, "the folder of the sites' data"] = None,
+    data_dir: Annotated[MaybePath, "the folder of the sites' data"] = None,
     device: Annotated[str | None, "device of all sites (default: cpu)"] = None,
     file: SimulationFile = None,
     node_config: NodeConfig = (),

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.run.arguments import AnyPath, Tell, path_of, several, silent
-from fedsilo.server_app.run.options import NodeConfig, command
+from fedsilo.server_app.run.options import MaybePath, NodeConfig, command
 
 
 @command
@@ -19,9 +19,7 @@ def start(
         AnyPath, "the zip of 'fedsilo deploy add', or the folder into which it was opened"
     ],
     *,
-    folder: Annotated[
-        AnyPath | None, "the folder for the opened kit (default: next to the zip)"
-    ] = None,
+    folder: Annotated[MaybePath, "the folder for the opened kit (default: next to the zip)"] = None,
     trust: Annotated[str, "the hospital's level of trust: server, sums or nobody"] = "",
     method: Annotated[
         Sequence[str], "a method that runs may ask for (default: any); may be repeated"
@@ -33,7 +31,7 @@ def start(
         Sequence[str], "another key of the site file, such as max-epsilon=3.0; may be repeated"
     ] = (),
     yes: Annotated[bool, "confirm the kit's code and the rules without being asked"] = False,
-    data_dir: Annotated[AnyPath | None, "the folder of the hospital's data"] = None,
+    data_dir: Annotated[MaybePath, "the folder of the hospital's data"] = None,
     device: Annotated[str, "auto, cpu, cuda or cuda:N"] = "auto",
     node_config: NodeConfig = (),
     health: Annotated[str, "address of Flower's health server"] = "",
@@ -81,7 +79,7 @@ def start(
 @command
 def counts(
     *,
-    kit: Annotated[AnyPath | None, "the folder into which the hospital's kit was opened"] = None,
+    kit: Annotated[MaybePath, "the folder into which the hospital's kit was opened"] = None,
     node_config: NodeConfig = (),
     draw_again: Annotated[
         bool, "charge the ledger for another draw, which the next run makes"

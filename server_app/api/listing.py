@@ -11,6 +11,7 @@ from fedsilo.models.contract.settings_schema import unknown_name
 from fedsilo.server_app.run.arguments import AnyPath, Tell, path_of, plugin_texts, silent
 from fedsilo.server_app.run.options import (
     ExperimentName,
+    MaybePath,
     NewPlugin,
     OptionalDeployment,
     RunName,
@@ -32,7 +33,7 @@ _SECTION = "tool.flwr.app.config"
 def fetch(
     dataset: Annotated[str, "a name that 'fedsilo datasets' lists, or hf:NAME of Hugging Face"],
     *,
-    data_dir: Annotated[AnyPath | None, "folder to write to (default: $FEDSILO_DATA)"] = None,
+    data_dir: Annotated[MaybePath, "folder to write to (default: $FEDSILO_DATA)"] = None,
     base_url: Annotated[str, "another place with the same files"] = "",
     accept_licence: Annotated[bool, "you agree to the data set's terms"] = False,
 ) -> Iterator[str]:
@@ -62,7 +63,7 @@ def fetch(
 
 @command
 def datasets(
-    *, data_dir: Annotated[AnyPath | None, "the folder to look in (default: $FEDSILO_DATA)"] = None
+    *, data_dir: Annotated[MaybePath, "the folder to look in (default: $FEDSILO_DATA)"] = None
 ) -> list[dict[str, str]]:
     """List the data sets with their licences, and whether their files are on this machine."""
     from fedsilo.datasets.registry import overview

@@ -25,6 +25,7 @@ from fedsilo.server_app.run.options import (
     ENGINE_HELP,
     Engine,
     ExperimentName,
+    MaybePath,
     Option,
     OptionalDeployment,
     OwnPlugin,
@@ -181,7 +182,7 @@ def resume(
 
 @command
 def watch(
-    run_dir: Annotated[AnyPath | None, "the run directory"] = None,
+    run_dir: Annotated[MaybePath, "the run directory"] = None,
     *,
     deployment: OptionalDeployment = None,
 ) -> Callable[[], View]:
@@ -203,7 +204,7 @@ def pretrain(
     experiment: ExperimentName,
     *,
     save_as: Annotated[
-        AnyPath | None, "file to write (default: the file of the setting backbone-weights)"
+        MaybePath, "file to write (default: the file of the setting backbone-weights)"
     ] = None,
     tell: Tell = silent,
     **sources: Unpack[Sources],

@@ -17,7 +17,7 @@ import typer
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.one_line import as_word, counted, terminal_text
 from fedsilo.server_app.run.arguments import AnyPath, path_of
-from fedsilo.server_app.run.options import Option
+from fedsilo.server_app.run.options import MaybePath, Option
 
 if TYPE_CHECKING:
     from fedsilo.server_app.deploy.commands import MemberStatus
@@ -114,13 +114,11 @@ def compare(
     *,
     median: Annotated[bool, "show median and range over seeds instead of mean and sd"] = False,
     csv: Annotated[
-        AnyPath | None,
+        MaybePath,
         "also write the table as CSV, with NAME-budgets.csv and NAME-tests.csv next to it",
     ] = None,
-    markdown: Annotated[AnyPath | None, "also write table and tests as Markdown"] = None,
-    picture: Annotated[
-        AnyPath | None, "also draw each metric by site or distribution, as PNG"
-    ] = None,
+    markdown: Annotated[MaybePath, "also write table and tests as Markdown"] = None,
+    picture: Annotated[MaybePath, "also draw each metric by site or distribution, as PNG"] = None,
 ) -> None:
     """Print the table and the tests of a comparison; write files and draw a picture if asked."""
     print_result(found.lines(median))
@@ -133,8 +131,8 @@ def compare(
 def crossvalidate(
     found: CrossValidation,
     *,
-    csv: Annotated[AnyPath | None, "also write the numbers as CSV"] = None,
-    markdown: Annotated[AnyPath | None, "also write the tables as Markdown"] = None,
+    csv: Annotated[MaybePath, "also write the numbers as CSV"] = None,
+    markdown: Annotated[MaybePath, "also write the tables as Markdown"] = None,
 ) -> None:
     """Print a table for each metric, and write the tables if asked."""
     print_result(found)
@@ -174,7 +172,7 @@ def calibrate(
 def monitor(
     found: Monitored,
     *,
-    out: Annotated[AnyPath | None, "also write a page"] = None,
+    out: Annotated[MaybePath, "also write a page"] = None,
     overwrite: Annotated[bool, "replace existing files"] = False,
 ) -> None:
     """Print the checks, write a page if asked, and exit with code 3 if a check is an alarm."""

@@ -1,6 +1,7 @@
 """The types of the API's arguments: paths, runs and settings in every form that it accepts."""
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -103,3 +104,15 @@ def refuse_below(minimum: int, option: str, value: int | None) -> None:
     """Raise a SettingError if an option's value is below ``minimum``; None passes."""
     if value is not None and value < minimum:
         raise SettingError(f"--{option} must be at least {minimum}, but is {value}")
+
+
+def refuse_target(target: Path, instead: str) -> None:
+    """Raise a SettingError if a target exists or its folder cannot be written.
+
+    ``instead`` names the option by which the user can choose another target.
+    """
+    if target.exists():
+        raise SettingError(f"{target} already exists: remove it, or give {instead}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(target.parent, os.W_OK):
+        raise SettingError(f"{target.parent} cannot be written to: give {instead}")

@@ -82,6 +82,8 @@ Sampler = Literal["grid", "tpe"]
 TunedMetric = Literal["accuracy", "balanced-accuracy", "pooled-balanced-accuracy", "auc"]
 Track = Literal["none", "tensorboard", "mlflow", "wandb"]
 
+MaybePath = AnyPath | None
+
 # Parameters that several commands have
 RunDir = Annotated[AnyRun, "the run directory"]
 RunDirs = Annotated[Sequence[AnyRun], "run directories"]
@@ -109,9 +111,11 @@ SlurmParameters = Annotated[
     ),
 ]
 Sites = Annotated[Sequence[str], "a site (default: all)"]
+ModelSite = Annotated[str | None, "the site whose model is used (default: the model of all sites)"]
+CalibrationFile = Annotated[MaybePath, "the file that 'calibrate' wrote (default: the run's)"]
 SplitOfSamples = Annotated[Split, "the split with the samples"]
-DataDir = Annotated[AnyPath | None, "the data directory (default: the run's)"]
-StateDir = Annotated[AnyPath | None, "the site's state (default: the run's)"]
+DataDir = Annotated[MaybePath, "the data directory (default: the run's)"]
+StateDir = Annotated[MaybePath, "the site's state (default: the run's)"]
 OwnPlugin = Annotated[
     Plugins,
     Option("your own copy FILE.py of the run's plugin, or its installed module", value="FILE.py"),
@@ -124,12 +128,12 @@ NewPlugin = Annotated[
     ),
 ]
 DeploymentFolder = Annotated[AnyPath, "the folder of a 'fedsilo deploy'"]
-OptionalDeployment = Annotated[AnyPath | None, "the folder of a 'fedsilo deploy'"]
+OptionalDeployment = Annotated[MaybePath, "the folder of a 'fedsilo deploy'"]
 NodeConfig = Annotated[
     Sequence[str],
     Option("settings of the SuperNode, for example allow-folds=true", value="KEY=VALUE"),
 ]
-SimulationFile = Annotated[AnyPath | None, "the simulation.yaml to read"]
+SimulationFile = Annotated[MaybePath, "the simulation.yaml to read"]
 
 
 class Changes(TypedDict, total=False):
@@ -144,16 +148,14 @@ class Changes(TypedDict, total=False):
         Option("a setting that replaces the experiment's", name="--set", value="KEY=VALUE"),
     ]
     plugin: NewPlugin
-    config: Annotated[AnyPath | None, Option("a file of settings", value="FILE.toml")]
+    config: Annotated[MaybePath, Option("a file of settings", value="FILE.toml")]
     file: SimulationFile
 
 
 class Sources(Changes, total=False):
     """The sources of a run's settings, and the folder in which its run directory is created."""
 
-    out: Annotated[
-        AnyPath | None, "folder of run directories (default: the settings' own, else runs)"
-    ]
+    out: Annotated[MaybePath, "folder of run directories (default: the settings' own, else runs)"]
 
 
 def run_sources(given: Changes) -> RunSources:

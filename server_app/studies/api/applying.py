@@ -15,12 +15,17 @@ from fedsilo.server_app.run.arguments import (
     folder_of,
     path_of,
     plugin_texts,
+    refuse_below,
+    refuse_target,
     several,
     silent,
     texts_of,
 )
 from fedsilo.server_app.run.options import (
+    CalibrationFile,
     DataDir,
+    MaybePath,
+    ModelSite,
     Option,
     OwnPlugin,
     RunDir,
@@ -79,29 +84,35 @@ def finetune(
     plugin: OwnPlugin = None,
     tell: Tell = silent,
 ) -> FinetuneResult:
-    """Fine-tune a finished run's model for a task."""
-    from fedsilo.server_app.studies.finetune.command import finetune
-    from fedsilo.server_app.studies.finetune.request import FinetuneRequest
+    """Fine-tune a finished run's model for a task.
+
+    Each of ``weights`` is trained over the seeds. If one fails, nothing is written.
+    """
+    from fedsilo.server_app.studies.finetune import request
+    from fedsilo.server_app.studies.finetune.command import (
+        open_study,
+        refuse_equal_labels,
+        train_starts,
+    )
+    from fedsilo.server_app.studies.finetune.settings import network_of, read_changes, settings_of
 
     name_plugins(plugin_texts(plugin))
-    request = FinetuneRequest(
-        task=task,
-        weights=tuple(several(weights)),
-        out=Path(out),
-        dataset=dataset,
-        sites=tuple(several(site)),
-        network=network,
-        epochs=epochs,
-        seeds=seeds,
-        changes=texts_of(settings),
-        device=device,
-        data_dir=path_of(data_dir),
-        from_site=from_site,
-        state_dir=path_of(state_dir),
-        images=images,
-        distil_epochs=distil_epochs,
-    )
-    return finetune(request, tell)
+    for option, number in {"seeds": seeds, "epochs": epochs, "images": images}.items():
+        refuse_below(1, option, number)
+    refuse_below(0, "distil-epochs", distil_epochs)
+    names = several(weights)
+    request.check_starts(names, from_site)
+    folder, data, state = Path(out), path_of(data_dir), path_of(state_dir)
+    refuse_target(folder, "another --out")
+    starts = [request.open_start(name, data, from_site, state) for name in names]
+    sources = [source for source in starts if source is not None]
+    refuse_equal_labels(sources)
+    chosen = network_of(task, network, sources, distil=distil_epochs > 0)
+    changes = read_changes(texts_of(settings), device, data)
+    run_models = [source for source in sources if isinstance(source, request.RunModel)]
+    common = settings_of(task, chosen, run_models, dataset, changes)
+    study = open_study(task, chosen, common, several(site), seeds, epochs, distil_epochs)
+    return train_starts(study, starts, folder, images, tell)
 
 
 @command
@@ -109,31 +120,24 @@ def predict(
     run_dir: RunDir,
     *,
     out: Annotated[
-        AnyPath | None,
+        MaybePath,
         Option("CSV file to write, with a JSON file next to it; must not exist", required=True),
     ] = None,
-    site: Annotated[
-        str | None, "the site whose model is used (default: the model of all sites)"
-    ] = None,
-    images: Annotated[AnyPath | None, "predict the image files in this folder"] = None,
-    manifest: Annotated[
-        AnyPath | None, "predict the files in the column 'path' of this table"
-    ] = None,
+    site: ModelSite = None,
+    images: Annotated[MaybePath, "predict the image files in this folder"] = None,
+    manifest: Annotated[MaybePath, "predict the files in the column 'path' of this table"] = None,
     table: Annotated[
-        AnyPath | None,
-        "predict the rows of a CSV, Excel or Parquet file; columns by name, in any order",
+        MaybePath, "predict the rows of a CSV, Excel or Parquet file; columns by name, in any order"
     ] = None,
     id: Annotated[str | None, "the table's column with the patients' ids"] = None,
     split: Annotated[Split | None, "predict this split of the site"] = None,
     coverage: Annotated[
         float | None, "also give prediction sets of this coverage; needs 'calibrate'"
     ] = None,
-    calibration: Annotated[
-        AnyPath | None, "the file that 'calibrate' wrote (default: the run's)"
-    ] = None,
+    calibration: CalibrationFile = None,
     answer_all: Annotated[bool, "also answer cases that are unlike the training samples"] = False,
     html: Annotated[
-        AnyPath | None, "also write a page of the cases, the most doubtful first; must not exist"
+        MaybePath, "also write a page of the cases, the most doubtful first; must not exist"
     ] = None,
     data_dir: DataDir = None,
     state_dir: StateDir = None,
@@ -149,30 +153,32 @@ def predict(
     ``frame()`` of the result has the rows of the CSV file: ``predicted``, ``p.<class>``,
     ``entropy`` and so on.
     """
-    from fedsilo.server_app.studies.predict.masks import is_finetuned, predict_masks
-    from fedsilo.server_app.studies.predict.prediction import predict
-    from fedsilo.server_app.studies.predict.request import PredictRequest
+    from fedsilo.server_app.studies.predict import masks, prediction, request
+    from fedsilo.server_app.studies.predict.calibration import open_calibration
+    from fedsilo.server_app.studies.predict.inputs import open_inputs
+    from fedsilo.server_app.studies.predict.model import open_model
+    from fedsilo.server_app.studies.predict.novelty import reference_of
 
     name_plugins(plugin_texts(plugin))
-    request = PredictRequest(
-        run_dir=folder_of(run_dir),
-        site=site,
-        images=path_of(images),
-        manifest=path_of(manifest),
-        table=path_of(table),
-        id=id,
-        split=split,
-        out=path_of(out),
-        coverage=coverage,
-        calibration=path_of(calibration),
-        answer_all=answer_all,
-        html=path_of(html),
-        data_dir=path_of(data_dir),
-        state_dir=path_of(state_dir),
-        best=best,
+    run, data = folder_of(run_dir), path_of(data_dir)
+    written, page = path_of(out), path_of(html)
+    files = {"images": path_of(images), "manifest": path_of(manifest), "table": path_of(table)}
+    source = request.choose_source(id, **files, split=split)
+    if masks.is_finetuned(run):
+        return masks.predict_masks(run, source, written, data, watch)
+    request.check_coverage(coverage)
+    request.check_outputs(written, page)
+    model = open_model(run, site, data, path_of(state_dir), best)
+    calibrated = None
+    if coverage is not None or calibration is not None:
+        calibrated = open_calibration(model, path_of(calibration))
+    inputs = open_inputs(model, source)
+    reference = reference_of(model, site)
+    found = prediction.predict_inputs(
+        model, inputs, calibrated, coverage, reference, answer_all, watch
     )
-    made = predict_masks if is_finetuned(request.run_dir) else predict
-    return made(request, watch)
+    prediction.write_predictions(model, found, written, page)
+    return found
 
 
 @command
@@ -181,17 +187,33 @@ def calibrate(
     site: Annotated[str, Option("the site whose validation rows are used", name="--site")],
     *,
     coverage: Annotated[float, "coverage of the prediction sets"] = 0.9,
-    out: Annotated[AnyPath | None, "JSON file to write (default: in the run directory)"] = None,
+    out: Annotated[MaybePath, "JSON file to write (default: in the run directory)"] = None,
     data_dir: DataDir = None,
     state_dir: StateDir = None,
     plugin: OwnPlugin = None,
 ) -> Calibration:
-    """Calibrate a finished run's model at a site."""
-    from fedsilo.server_app.studies.predict.calibration import calibrate
+    """Calibrate a finished run's model at a site.
+
+    ``coverage`` is the highest that prediction sets will be asked for: it decides how many
+    validation rows are needed. Without ``out`` an earlier file in the run directory is replaced.
+    """
+    from fedsilo.server_app.studies.predict.calibration import (
+        calibrate_model,
+        calibration_path,
+        write_calibration,
+    )
+    from fedsilo.server_app.studies.predict.model import open_model
+    from fedsilo.server_app.studies.predict.request import check_coverage
 
     name_plugins(plugin_texts(plugin))
-    folders = (path_of(out), path_of(data_dir), path_of(state_dir))
-    return calibrate(folder_of(run_dir), site, coverage, *folders)
+    run, target = folder_of(run_dir), path_of(out)
+    check_coverage(coverage)
+    if target is not None:
+        refuse_target(target, "another --out")
+    model = open_model(run, site, path_of(data_dir), path_of(state_dir))
+    found = calibrate_model(model, coverage)
+    write_calibration(found, target or calibration_path(run, site))
+    return found
 
 
 @command
@@ -207,9 +229,7 @@ def monitor(
         "the site with the model and the training data to compare with (default: the first)",
     ] = None,
     coverage: Annotated[float, "promised coverage of the prediction sets; needs 'calibrate'"] = 0.9,
-    calibration: Annotated[
-        AnyPath | None, "the file that 'calibrate' wrote (default: the run's)"
-    ] = None,
+    calibration: CalibrationFile = None,
     data_dir: DataDir = None,
     plugin: OwnPlugin = None,
 ) -> Monitored:
@@ -237,10 +257,8 @@ def export(
         Literal["pt2", "onnx"], Option("pt2 (torch.export) or onnx", name="--format")
     ] = "pt2",
     *,
-    site: Annotated[
-        str | None, "the site whose model is used (default: the model of all sites)"
-    ] = None,
-    out: Annotated[AnyPath | None, "folder to write (default: in the run directory)"] = None,
+    site: ModelSite = None,
+    out: Annotated[MaybePath, "folder to write (default: in the run directory)"] = None,
     data_dir: DataDir = None,
     state_dir: StateDir = None,
     plugin: OwnPlugin = None,
@@ -258,9 +276,7 @@ def card(
     run_dir: RunDir,
     *,
     site: Annotated[str | None, "the site, for its own model"] = None,
-    out: Annotated[
-        AnyPath | None, "file to write (default: model-card.md in the run directory)"
-    ] = None,
+    out: Annotated[MaybePath, "file to write (default: model-card.md in the run directory)"] = None,
     plugin: OwnPlugin = None,
 ) -> Path:
     """Write the model card of a run; return its path."""

@@ -24,6 +24,7 @@ from fedsilo.server_app.run.arguments import (
 from fedsilo.server_app.run.options import (
     DataDir,
     Layer,
+    MaybePath,
     Option,
     OwnPlugin,
     Reader,
@@ -57,12 +58,12 @@ def explain(
     site: Annotated[str, "the site of the patient"],
     row: Annotated[int, "row of the split or of --table, counted from 0"] = 0,
     split: SplitOfSamples = "test",
-    table: Annotated[AnyPath | None, "a new case: a row of a CSV, Excel or Parquet file"] = None,
-    image: Annotated[AnyPath | None, "a new case: an image file"] = None,
+    table: Annotated[MaybePath, "a new case: a row of a CSV, Excel or Parquet file"] = None,
+    image: Annotated[MaybePath, "a new case: an image file"] = None,
     data_dir: DataDir = None,
     state_dir: StateDir = None,
-    json_file: Annotated[AnyPath | None, "also write the explanation as JSON"] = None,
-    picture: Annotated[AnyPath | None, "also draw the explanation as PNG"] = None,
+    json_file: Annotated[MaybePath, "also write the explanation as JSON"] = None,
+    picture: Annotated[MaybePath, "also draw the explanation as PNG"] = None,
     plugin: OwnPlugin = None,
 ) -> Explanation:
     """Explain a prediction for one patient of the site, or for a new one."""
@@ -95,7 +96,7 @@ def attention(
     images: Annotated[int, "images per class"] = 5,
     data_dir: DataDir = None,
     state_dir: StateDir = None,
-    pictures: Annotated[AnyPath | None, "folder of the pictures (default: the run's)"] = None,
+    pictures: Annotated[MaybePath, "folder of the pictures (default: the run's)"] = None,
     plugin: OwnPlugin = None,
 ) -> Iterator[Path | str]:
     """Draw the attention of a run's ViT, a sheet per site.
@@ -117,7 +118,7 @@ def histograms(
     *,
     site: Sites = (),
     split: SplitOfSamples = "train",
-    picture: Annotated[AnyPath | None, "PNG to write (default: in the run directory)"] = None,
+    picture: Annotated[MaybePath, "PNG to write (default: in the run directory)"] = None,
     data_dir: DataDir = None,
     plugin: OwnPlugin = None,
     tell: Tell = silent,
@@ -141,13 +142,13 @@ def embeddings(
     *,
     site: Sites = (),
     split: SplitOfSamples = "test",
-    picture: Annotated[AnyPath | None, "PNG to write (default: in the first run directory)"] = None,
+    picture: Annotated[MaybePath, "PNG to write (default: in the first run directory)"] = None,
     data_dir: DataDir = None,
     layer: Annotated[Layer, "the layer whose output is drawn"] = "embedding",
     limit: Annotated[int | None, Option("samples per site (default: all)", value="N")] = None,
     seed: Annotated[int, "seed of t-SNE and of the folds"] = 0,
     state_dir: StateDir = None,
-    csv: Annotated[AnyPath | None, "also write the numbers as CSV"] = None,
+    csv: Annotated[MaybePath, "also write the numbers as CSV"] = None,
     plugin: OwnPlugin = None,
     tell: Tell = silent,
 ) -> Iterator[Path | str]:
@@ -193,7 +194,7 @@ def gradcam(
         "run, or the second but not the first run predict correctly",
     ] = None,
     split: SplitOfSamples = "test",
-    picture: Annotated[AnyPath | None, "PNG to write (default: in the first run directory)"] = None,
+    picture: Annotated[MaybePath, "PNG to write (default: in the first run directory)"] = None,
     data_dir: DataDir = None,
     label: Annotated[
         str | None,
@@ -231,8 +232,8 @@ def report(
             name="--for",
         ),
     ] = "research",
-    audit_log: Annotated[AnyPath | None, "for dpo: the hospital's own audit log"] = None,
-    site_file: Annotated[AnyPath | None, "for dpo: the hospital's own site file"] = None,
+    audit_log: Annotated[MaybePath, "for dpo: the hospital's own audit log"] = None,
+    site_file: Annotated[MaybePath, "for dpo: the hospital's own site file"] = None,
     overwrite: Annotated[bool, "replace an existing file"] = False,
     by: Annotated[
         Sequence[str],

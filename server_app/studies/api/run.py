@@ -101,13 +101,14 @@ class Run:
         Raises:
             FedsiloError: as ``model``, or the split is unknown or empty, or differs from the run's.
         """
-        from fedsilo.server_app.studies.predict.prediction import predict
-        from fedsilo.server_app.studies.predict.request import PredictRequest
+        from fedsilo.server_app.studies.predict.inputs import open_inputs
+        from fedsilo.server_app.studies.predict.novelty import reference_of
+        from fedsilo.server_app.studies.predict.prediction import predict_inputs
+        from fedsilo.server_app.studies.predict.request import CaseSource
 
-        data = path_of(data_dir)
-        return predict(
-            PredictRequest(self.path, site, split=split, data_dir=data, best=best)
-        ).frame()
+        model = self.model(site, data_dir=data_dir, best=best)
+        inputs = open_inputs(model, CaseSource("split", split))
+        return predict_inputs(model, inputs, reference=reference_of(model, site)).frame()
 
 
 def load_run(path: AnyRun, *, plugin: Plugins = None) -> Run:

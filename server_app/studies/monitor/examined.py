@@ -14,7 +14,7 @@ from fedsilo.server_app.studies.monitor.groups import Column, Examined, group_se
 from fedsilo.server_app.studies.predict.inputs import open_inputs, table_schema
 from fedsilo.server_app.studies.predict.model import SiteModel, open_model
 from fedsilo.server_app.studies.predict.prediction import predict_inputs
-from fedsilo.server_app.studies.predict.request import PredictRequest
+from fedsilo.server_app.studies.predict.request import CaseSource
 from fedsilo.server_app.studies.report.page import Section, Text
 from fedsilo.server_app.studies.report.shown import ShownRun
 
@@ -48,7 +48,7 @@ def examine(
 def _together(run: ShownRun, models: Sequence[SiteModel]) -> Examined:
     probabilities, labels, rows = [], [], []
     for model in models:
-        inputs = open_inputs(model, PredictRequest(run.path, model.site, split="test"))
+        inputs = open_inputs(model, CaseSource("split", "test"))
         probabilities.append(predict_inputs(model, inputs).own)
         labels.append(model.samples("test").labels)
         if (read := inputs.read) is not None:
