@@ -19,11 +19,33 @@ if TYPE_CHECKING:
     from fedsilo.server_app.studies.predict.model import SiteModel
 
 
+_METRICS = ("accuracy", "balanced-accuracy", "auc", "loss")  # shown of a plugin's data set
+
+
 @dataclass(frozen=True)
 class Run:
     """A finished run; each file is read at its first use."""
 
     finished: FinishedRun
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the final table, without what a page must not show."""
+        from fedsilo.datasets.registry import DATA_SETS, data_set
+        from fedsilo.server_app.records.summary import summary_lines
+        from fedsilo.server_app.run.notebook import html_of_lines
+        from fedsilo.server_app.studies.report.shown import ShownRun
+
+        shown = ShownRun(self.path)
+        name = shown.summary["dataset"]
+        # A plugin's code is not imported only to show its run
+        metrics = data_set(name).headline if name in DATA_SETS else _METRICS
+        lines = [*summary_lines(shown.summary, shown.silos, metrics)]
+        if shown.withheld:
+            lines.append(
+                f"Some metrics of {', '.join(shown.withheld)} are not shown, because they rest on "
+                f"fewer than {shown.floor} patients, or would reveal a metric that does."
+            )
+        return html_of_lines([*lines, str(self.path)])
 
     @property
     def path(self) -> Path:

@@ -31,6 +31,7 @@ from fedsilo.models.networks.segmentation.build import build_segmentation
 from fedsilo.server_app.config.trusted_plugins import approve_plugins
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.arguments import refuse_target
+from fedsilo.server_app.run.notebook import html_of_lines
 from fedsilo.server_app.studies.finetune.request import SEGMENTATION
 from fedsilo.server_app.studies.finetune.tasks import predicted_masks
 from fedsilo.server_app.studies.predict.inputs import FileInputs, Watch, file_inputs
@@ -54,6 +55,10 @@ class MaskPredictions:
         if self.faults:
             lines.append(f"{len(self.faults)} without a mask: column 'fault' says why")
         return [*lines, str(self.folder)]
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the lines of the terminal as HTML."""
+        return html_of_lines(self.lines())
 
     def frame(self) -> pd.DataFrame:
         """Return the rows of masks.csv: ``file``, ``mask``, ``catheter`` and ``fault``."""

@@ -120,3 +120,6 @@ def test_compare_uses_the_runs_that_are_there(tiny: Tiny, tmp_path: Path) -> Non
     ours = found.results.query("experiment == 'local-digits' and group == 'all'")
     recorded = load_run(tmp_path / "local-digits-seed0").summary["mean"]["accuracy"]
     assert ours["value"].tolist() == [recorded]
+    html = found._repr_html_()
+    assert "<td>local-digits</td>" in html
+    assert f"<td>{recorded:.3f}</td>" in html
