@@ -11,14 +11,13 @@ import torch
 from flwr.app import Message
 
 import fedsilo.server_app.run.inline_engine
+from fedsilo import predict
 from fedsilo.models.contract.methods import METHODS, why_not_private
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid, run_inline
 from fedsilo.server_app.run.process_engine import run_with_processes
-from fedsilo.server_app.studies.predict.prediction import predict
-from fedsilo.server_app.studies.predict.request import PredictRequest
 from tests.support.tiny import VARIANTS
 
 if not torch.cuda.is_available():
@@ -188,7 +187,7 @@ def test_predictions_of_a_gpus_run_have_the_figures_of_metrics_csv(
 ) -> None:
     values = tiny(method) | ON_GPU | {"run-name": "run", "out": str(tmp_path)}
     directory = run_inline(resolve(values), 3)
-    found = predict(PredictRequest(directory.path, site="s1a", split="test"))
+    found = predict(directory.path, site="s1a", split="test")
     rows = measured(directory)
     for name, value in found.document["figures"].items():
         if (key := ("2", "s1a", "test", name)) in rows:
