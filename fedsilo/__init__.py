@@ -68,6 +68,21 @@ if TYPE_CHECKING:
     from fedsilo.server_app.studies.api.run import Run, load_run
 
     __version__: str
+else:  # hidden from mypy, which would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Import a function when it is first used, so that ``import fedsilo`` stays quick.
+
+        Raises:
+            AttributeError: there is no such function; for a removed one the message names its
+                replacement.
+        """
+        from fedsilo.server_app.api.table import find_public
+
+        found = find_public(name)
+        globals()[name] = found  # so that this function is called once for each name
+        return found
+
 
 __all__ = [
     "FedsiloError",
@@ -118,20 +133,6 @@ __all__ = [
     "tune",
     "watch",
 ]
-
-
-def __getattr__(name: str) -> object:
-    """Import a function when it is first used, so that ``import fedsilo`` stays quick.
-
-    Raises:
-        AttributeError: there is no such function; for a removed one the message names its
-            replacement.
-    """
-    from fedsilo.server_app.api.table import find_public
-
-    found = find_public(name)
-    globals()[name] = found  # so that this function is called once for each name
-    return found
 
 
 def __dir__() -> list[str]:
