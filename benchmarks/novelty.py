@@ -22,6 +22,7 @@ import pandas as pd
 import yaml
 from sklearn.metrics import roc_auc_score
 
+from fedsilo import predict
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import silo_names
 from fedsilo.datasets.tables import heart
@@ -34,8 +35,8 @@ from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.predict.answers import Predictions
 from fedsilo.server_app.studies.predict.inputs import open_inputs
 from fedsilo.server_app.studies.predict.novelty import reference_of
-from fedsilo.server_app.studies.predict.prediction import predict, predict_inputs
-from fedsilo.server_app.studies.predict.request import PredictRequest
+from fedsilo.server_app.studies.predict.prediction import predict_inputs
+from fedsilo.server_app.studies.predict.request import CaseSource
 
 
 def main() -> None:
@@ -77,13 +78,13 @@ def _run(folder: Path, seed: int) -> Path:
 def _figures(run: Path, folder: Path, file: str) -> dict[str, Value]:
     labels = pd.read_csv(folder / file, header=None).iloc[:, -1].clip(0, 1)
     reference = reference_of(FinishedRun.open(run).model(), None)
-    new = predict(PredictRequest(run, table=folder / file, answer_all=True))
+    new = predict(run, table=folder / file, answer_all=True)
     kept = [int(new.inputs.names[place]) - 1 for place in new.inputs.kept()]
     elsewhere = _cases(new, labels[kept].to_numpy())
     tests = []
     for site in FinishedRun(run).silos:
         model = FinishedRun.open(run).model(site)
-        inputs = open_inputs(model, PredictRequest(run, split="test"))
+        inputs = open_inputs(model, CaseSource("split", "test"))
         found = predict_inputs(model, inputs, reference=reference)
         assert inputs.truth is not None
         tests.append(_cases(found, inputs.truth.numpy()))

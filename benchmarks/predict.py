@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from fedsilo import predict
 from fedsilo.client_app.training.evaluation import batch_size
 from fedsilo.datasets.images.decoding import decode_image
 from fedsilo.models.contract.settings_schema import Value
@@ -28,8 +29,7 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
 from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.predict.inputs import files_of
-from fedsilo.server_app.studies.predict.prediction import predict
-from fedsilo.server_app.studies.predict.request import PredictRequest
+from fedsilo.server_app.studies.predict.request import CaseSource
 from fedsilo.server_app.studies.trained_model import TrainedModel
 
 _BATCHES = (32, batch_size(3 * 224 * 224))
@@ -75,10 +75,10 @@ def bare_seconds(model: TrainedModel, paths: list[Path], size: int) -> float:
     return time.perf_counter() - began
 
 
-def predict_seconds(request: PredictRequest) -> float:
+def predict_seconds(run: Path, images: Path) -> float:
     """Return the seconds of the whole command but its imports: opening, predicting, the table."""
     began = time.perf_counter()
-    predict(request).text()
+    predict(run, site="bcn", images=images).text()
     return time.perf_counter() - began
 
 
@@ -94,10 +94,11 @@ def main() -> None:
         write_images(folder / "images", arguments.images)
         values = {**_RUN, "out": str(folder), "run-name": "run", "cache-dir": str(folder / "cache")}
         run = run_inline(resolve(values), 6).path
-        request = PredictRequest(run, site="bcn", images=folder / "images")
-        model, paths = FinishedRun.open(run).model("bcn"), list(files_of(request).values())
+        images = folder / "images"
+        paths = list(files_of(CaseSource("images", images)).values())
+        model = FinishedRun.open(run).model("bcn")
         times = [
-            [*(bare_seconds(model, paths, size) for size in _BATCHES), predict_seconds(request)]
+            [*(bare_seconds(model, paths, size) for size in _BATCHES), predict_seconds(run, images)]
             for _ in range(arguments.turns)
         ]
     print(f"{arguments.images} images, {torch.get_num_threads()} threads, median of {len(times)}")

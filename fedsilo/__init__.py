@@ -1,11 +1,141 @@
 """Cross-silo federated learning for hospitals, as one package.
 
+    import fedsilo
+
+    run = fedsilo.simulate("fedavg-digits", settings={"rounds": 5}, seed=1)
+    run.metrics.query("split == 'test' and metric == 'accuracy'")
+
+Each command of the command line is a function here, which is imported when it is first used. Every
+error is a ``fedsilo.FedsiloError`` of one line.
+
 In an installed fedsilo the five folders are next to this file. In a checkout they are at the top of
 the repository, one level up, which this file adds to where the package is looked for. It does so
 first and at once: a thread that imports a part of a package does not wait for another one's import.
 """
 
 import os.path
+from typing import TYPE_CHECKING
 
 if not os.path.isdir(f"{__path__[0]}/server_app"):
     __path__.append(os.path.dirname(__path__[0]))
+
+# What editors and mypy see; a test compares it with the table of commands
+if TYPE_CHECKING:
+    from fedsilo.models.contract.errors import FedsiloError
+    from fedsilo.server_app.api.checking import run as doctor_run
+    from fedsilo.server_app.api.checking import server as doctor_server
+    from fedsilo.server_app.api.checking import site as doctor_site
+    from fedsilo.server_app.api.deploying import add as deploy_add
+    from fedsilo.server_app.api.deploying import down as deploy_down
+    from fedsilo.server_app.api.deploying import logs as deploy_logs
+    from fedsilo.server_app.api.deploying import renew as deploy_renew
+    from fedsilo.server_app.api.deploying import revoke as deploy_revoke
+    from fedsilo.server_app.api.deploying import run as deploy_run
+    from fedsilo.server_app.api.deploying import status as deploy_status
+    from fedsilo.server_app.api.deploying import up as deploy_up
+    from fedsilo.server_app.api.hospital import counts as hospital_counts
+    from fedsilo.server_app.api.hospital import keys as hospital_keys
+    from fedsilo.server_app.api.hospital import start as hospital_start
+    from fedsilo.server_app.api.listing import datasets as list_datasets
+    from fedsilo.server_app.api.listing import (
+        experiments,
+        fetch,
+        manifest,
+        methods,
+        settings,
+        survey,
+    )
+    from fedsilo.server_app.api.privacy import plan as privacy_plan
+    from fedsilo.server_app.api.running import new, pretrain, resume, simulate, watch
+    from fedsilo.server_app.studies.api.applying import (
+        calibrate,
+        card,
+        export,
+        finetune,
+        monitor,
+        predict,
+    )
+    from fedsilo.server_app.studies.api.comparing import compare, crossvalidate, tune
+    from fedsilo.server_app.studies.api.drawing import (
+        attention,
+        embeddings,
+        explain,
+        gradcam,
+        histograms,
+        plot,
+        report,
+    )
+    from fedsilo.server_app.studies.finished_run import FinishedRun as Run
+    from fedsilo.server_app.studies.finished_run import load_run
+
+    __version__: str
+else:  # hidden from mypy, which would accept any name
+
+    def __getattr__(name: str) -> object:
+        """Import a function when it is first used, so that ``import fedsilo`` stays quick.
+
+        Raises:
+            AttributeError: there is no such function; for a removed one the message names its
+                replacement.
+        """
+        from fedsilo.server_app.api.table import find_public
+
+        found = find_public(name)
+        globals()[name] = found  # so that this function is called once for each name
+        return found
+
+
+__all__ = [
+    "FedsiloError",
+    "Run",
+    "__version__",
+    "attention",
+    "calibrate",
+    "card",
+    "compare",
+    "crossvalidate",
+    "deploy_add",
+    "deploy_down",
+    "deploy_logs",
+    "deploy_renew",
+    "deploy_revoke",
+    "deploy_run",
+    "deploy_status",
+    "deploy_up",
+    "doctor_run",
+    "doctor_server",
+    "doctor_site",
+    "embeddings",
+    "experiments",
+    "explain",
+    "export",
+    "fetch",
+    "finetune",
+    "gradcam",
+    "histograms",
+    "hospital_counts",
+    "hospital_keys",
+    "hospital_start",
+    "list_datasets",
+    "load_run",
+    "manifest",
+    "methods",
+    "monitor",
+    "new",
+    "plot",
+    "predict",
+    "pretrain",
+    "privacy_plan",
+    "report",
+    "resume",
+    "settings",
+    "simulate",
+    "survey",
+    "tune",
+    "watch",
+]
+
+
+def __dir__() -> list[str]:
+    """List the functions, for the completion of a shell or a notebook."""
+    return sorted({*globals(), *__all__})

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import fedsilo.server_app.run.inline_engine
+from fedsilo import predict
 from fedsilo.models.contract.errors import RunDirectoryError, SiteError
 from fedsilo.models.contract.messages import TRAINING
 from fedsilo.models.contract.methods import METHODS
@@ -23,8 +24,6 @@ from fedsilo.server_app.run import runner
 from fedsilo.server_app.run.inline_engine import inline_grid, run_inline
 from fedsilo.server_app.run.process_engine import run_with_processes
 from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
-from fedsilo.server_app.studies.predict.prediction import predict
-from fedsilo.server_app.studies.predict.request import PredictRequest
 from fedsilo.strategies.meeting.simulated_sites import SimulatedSites
 from tests.support import golden
 from tests.support.dying_grid import DyingGrid
@@ -133,7 +132,7 @@ def test_predictions_of_the_test_rows_have_the_figures_of_metrics_csv(
     directory = finished(variant)
     rows = directory.read_csv("metrics.csv")
     for site in ("s1a", "s2a", "s3a"):
-        found = predict(PredictRequest(directory.path, site=site, split="test"))
+        found = predict(directory.path, site=site, split="test")
         figures = found.document["figures"] | {
             name: values.double().mean().item() for name, values in found.statistics.items()
         }

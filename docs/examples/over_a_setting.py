@@ -4,7 +4,7 @@ import sys
 
 import pandas as pd
 
-from fedsilo.server_app.api import load_run
+from fedsilo import load_run
 
 setting, *folders = sys.argv[1:]
 rows = []

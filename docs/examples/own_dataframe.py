@@ -2,7 +2,7 @@
 
 from sklearn.datasets import load_breast_cancer
 
-from fedsilo.server_app.api import simulate
+from fedsilo import simulate
 
 frame = load_breast_cancer(as_frame=True).frame  # 30 numbers of a biopsy, and 'target'
 hospitals = {"north": frame[:250], "south": frame[250:400], "east": frame[400:]}

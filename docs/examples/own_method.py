@@ -20,6 +20,6 @@ class OwnFedBN(FedPer):
 
 
 if __name__ == "__main__":
-    from fedsilo.server_app.api import simulate
+    from fedsilo import simulate
 
     simulate("fedbn-digits", plugin=__file__, settings={"method": "own_method", "rounds": 2})

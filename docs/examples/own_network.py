@@ -4,7 +4,7 @@ from math import prod
 
 from torch import nn
 
-from fedsilo.server_app.api import simulate
+from fedsilo import simulate
 
 
 def build(input_shape: tuple[int, ...], classes: int) -> nn.Module:

@@ -6,8 +6,6 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
 import click
 import typer.main
@@ -16,7 +14,7 @@ from fedsilo.models.contract import errors
 from fedsilo.models.contract.methods import METHODS, about, class_name, settings_class, title_of
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import SettingRule, defaults, rule_of
-from fedsilo.server_app import api
+from fedsilo.server_app.api.table import public_names
 from fedsilo.server_app.cli.main import make_app
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,9 +49,6 @@ AUTHORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "A data set": ("fedsilo.datasets.silo.silos", ("DataSet", "Silo", "Split")),
     "A method as a Flower strategy": ("fedsilo.strategies.flower", ("FlowerStrategy",)),
 }
-
-
-_AS_MODULES = ("checking", "deploying", "privacy")  # of the API: imported as modules
 
 
 def _cell(text: object) -> str:
@@ -238,15 +233,13 @@ def _text(node: ast.AST) -> str:
 
 
 def python_page() -> str:
-    """Return the reference of ``fedsilo.server_app.api``, read from the docstrings."""
-    lines = ["# Python", "", "Import these from `fedsilo.server_app.api`.", ""]
+    """Return the reference of ``import fedsilo``, read from the docstrings."""
+    lines = ["# Python", "", "Import these from `fedsilo`.", ""]
     found = api_names()
-    for module in sorted(found, key=lambda name: (name in _AS_MODULES, name != "running")):
-        path = found[module][0].rpartition(".")[0]
-        summary = inspect.getdoc(import_module(path)) or ""
-        lines += [f"## {module.capitalize()}", "", summary.splitlines()[0], ""]
-        before = f"{module}." if module in _AS_MODULES else ""
-        lines += [_directive(name, before + name.rpartition(".")[2]) for name in found[module]]
+    for module in sorted(found, key=lambda path: not path.endswith(".running")):
+        heading, summary = module.rpartition(".")[2], inspect.getdoc(import_module(module)) or ""
+        lines += [f"## {heading.capitalize()}", "", summary.splitlines()[0], ""]
+        lines += [_directive(path, name) for name, path in found[module].items()]
     return "\n".join(lines)
 
 
@@ -254,21 +247,14 @@ def _directive(path: str, heading: str) -> str:
     return f"::: {path}\n    options:\n      heading: {heading}\n      toc_label: {heading}\n"
 
 
-def api_names() -> dict[str, list[str]]:
-    """Return the public functions and classes of the API by heading, as paths."""
-    found: dict[str, list[str]] = defaultdict(list)
-    for name, value in vars(api).items():
-        if isinstance(value, ModuleType) and name in _AS_MODULES:
-            own = (v for k, v in vars(value).items() if inspect.isfunction(v) and k[0] != "_")
-            found[name] = [path_of(v) for v in own if v.__module__ == value.__name__]
-        elif not name.startswith("_") and (inspect.isfunction(value) or inspect.isclass(value)):
-            found[value.__module__.rpartition(".")[2]].append(path_of(value))
+def api_names() -> dict[str, dict[str, str]]:
+    """Return for each module the names that ``fedsilo`` offers from it, name -> path."""
+    found: dict[str, dict[str, str]] = defaultdict(dict)
+    for name, place in public_names().items():
+        if not name.startswith("_"):
+            module, _, own = place.partition(":")
+            found[module][name] = f"{module}.{own}"
     return found
-
-
-def path_of(value: Any) -> str:
-    """Return the full path of a class or function."""
-    return f"{value.__module__}.{value.__qualname__}"
 
 
 def authors_page() -> str:
@@ -290,7 +276,8 @@ def author_names() -> dict[str, list[str]]:
 
 def undocumented() -> list[str]:
     """Return the public names of the reference, and their public members, without a docstring."""
-    paths = [p for names in (*api_names().values(), *author_names().values()) for p in names]
+    paths = [path for names in api_names().values() for path in names.values()]
+    paths += [path for names in author_names().values() for path in names]
     return [name for path in paths for name in _undocumented(path)]
 
 

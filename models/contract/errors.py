@@ -31,6 +31,10 @@ class FedsiloError(Exception):
     def __init__(self, text: object = "") -> None:
         super().__init__(abbreviate(text, _LONGEST, _END))
 
+    def _render_traceback_(self) -> list[str]:
+        """Return what IPython and notebooks print in place of a traceback: the one line."""
+        return [error_line(self)]
+
 
 class SettingError(FedsiloError):
     """A setting or an option is unknown, of the wrong type, out of range or contradicts another.

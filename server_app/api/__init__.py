@@ -1,57 +1,28 @@
-# ruff: noqa: F401
-"""The commands of ``fedsilo`` as functions, with the same arguments, results and errors.
+"""The functions of the commands; ``import fedsilo`` offers them.
 
-    from fedsilo.server_app.api import compare, load_run, simulate
-
-    run = simulate("fedavg-digits", settings={"rounds": 5}, seed=1)
-    run.metrics.query("split == 'test' and metric == 'accuracy'")
-
-Every error is a ``fedsilo.models.contract.errors.FedsiloError`` of one line. The commands
-``fedsilo deploy``, ``fedsilo doctor``, ``fedsilo hospital`` and ``fedsilo privacy`` are the
-functions of ``deploying``, ``checking``, ``hospital`` and ``privacy``.
+Up to version 0.1 Python imported them from here. That still works for one version, with a warning
+that names the new import.
 """
 
-from fedsilo.server_app.api import checking, deploying, hospital, privacy
-from fedsilo.server_app.api.listing import (
-    datasets,
-    experiments,
-    fetch,
-    manifest,
-    methods,
-    settings,
-    survey,
-)
-from fedsilo.server_app.api.running import new, pretrain, resume, simulate, watch
-from fedsilo.server_app.studies.api.applying import (
-    calibrate,
-    card,
-    export,
-    finetune,
-    monitor,
-    predict,
-)
-from fedsilo.server_app.studies.api.comparing import (
-    compare,
-    crossvalidate,
-    tune,
-)
-from fedsilo.server_app.studies.api.drawing import (
-    attention,
-    embeddings,
-    explain,
-    gradcam,
-    histograms,
-    plot,
-    report,
-)
-from fedsilo.server_app.studies.finished_run import FinishedRun, load_run
-
-Run = FinishedRun  # its name until 0.1
+_MODULES = ("checking", "deploying", "hospital", "privacy")
 
 
 def __getattr__(name: str) -> object:
-    """Raise an AttributeError that names the replacement of a removed function."""
-    from fedsilo.models.contract.removed import COMMANDS
+    """Return what version 0.1 had here, and warn.
 
-    instead = f": {COMMANDS[name]}" if name in COMMANDS else ""
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'{instead}")
+    Raises:
+        AttributeError: there was no such name; for a removed command the message names its
+            replacement.
+    """
+    from importlib import import_module
+    from warnings import warn
+
+    from fedsilo.server_app.api import table
+
+    if name in _MODULES:
+        return import_module(f"{__name__}.{name}")
+    new = table.RENAMED.get(name, name)
+    found = table.find_public(new)
+    text = f"'from {__name__} import {name}' ends with the next version"
+    warn(f"{text}: write 'from fedsilo import {new}'", DeprecationWarning, stacklevel=2)
+    return found

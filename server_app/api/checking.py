@@ -6,28 +6,45 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import unknown_name
-from fedsilo.server_app.run.arguments import AnyPath, Changes, path_of, run_sources, several
+from fedsilo.server_app.run.arguments import path_of, several
+from fedsilo.server_app.run.options import (
+    Changes,
+    ExperimentName,
+    MaybePath,
+    NodeConfig,
+    Option,
+    OptionalDeployment,
+    Seed,
+    Supernodes,
+    command,
+    run_sources,
+)
 
 if TYPE_CHECKING:
     from fedsilo.server_app.doctor.findings import Finding
 
 
+@command
 def site(
-    experiment: str | None = None,
+    experiment: Annotated[str | None, "also check the site for this experiment"] = None,
     *,
-    deployment: AnyPath | None = None,
-    site: Sequence[str] = (),
-    kit: AnyPath | None = None,
-    superlink: str = "",
-    root_certificates: AnyPath | None = None,
-    key: AnyPath | None = None,
-    node_config: Sequence[str] = (),
-    host: str = "127.0.0.1",
-    port: int = 9094,
+    deployment: OptionalDeployment = None,
+    site: Annotated[Sequence[str], "a site of the deployment (default: all)"] = (),
+    kit: Annotated[
+        MaybePath, "a kit, or the folder into which it was opened, instead of the options below"
+    ] = None,
+    superlink: Annotated[str, "the server's host:port"] = "",
+    root_certificates: Annotated[MaybePath, "the authority's certificate"] = None,
+    key: Annotated[
+        MaybePath, Option("the hospital's key", name="--auth-supernode-private-key")
+    ] = None,
+    node_config: NodeConfig = (),
+    host: Annotated[str, "address to listen on"] = "127.0.0.1",
+    port: Annotated[int, "port of the SuperNode"] = 9094,
     **sources: Unpack[Changes],
 ) -> Iterator[Finding]:
     """Check a hospital's node, by the arguments that start it."""
@@ -70,17 +87,26 @@ def site(
         yield from examine(CHECKS, setup, setup.name)
 
 
+@command
 def server(
     *,
-    deployment: AnyPath | None = None,
-    authority: AnyPath | None = None,
-    certificate: AnyPath | None = None,
-    certificate_key: AnyPath | None = None,
-    database: AnyPath | None = None,
-    fleet: str = "0.0.0.0:9092",
-    host: str = "127.0.0.1",
-    port: int = 8000,
-    hospital: Sequence[str] = (),
+    deployment: OptionalDeployment = None,
+    authority: Annotated[
+        MaybePath, Option("the authority's certificate", name="--ssl-ca-certfile")
+    ] = None,
+    certificate: Annotated[
+        MaybePath, Option("the server's certificate", name="--ssl-certfile")
+    ] = None,
+    certificate_key: Annotated[
+        MaybePath, Option("the key of the server's certificate", name="--ssl-keyfile")
+    ] = None,
+    database: Annotated[MaybePath, "Flower's database"] = None,
+    fleet: Annotated[
+        str, Option("address by which hospitals reach the server", name="--fleet-api-address")
+    ] = "0.0.0.0:9092",
+    host: Annotated[str, "address to listen on"] = "127.0.0.1",
+    port: Annotated[int, "port of the Control API"] = 8000,
+    hospital: Annotated[Sequence[str], "a hospital that the registry must know"] = (),
 ) -> Iterator[Finding]:
     """Check the server, by the arguments of flower-superlink."""
     from fedsilo.server_app.config.operator_files import REGISTRY
@@ -106,12 +132,13 @@ def server(
     yield from examine(CHECKS, setup)
 
 
+@command
 def run(
-    experiment: str,
+    experiment: ExperimentName,
     *,
-    deployment: AnyPath | None = None,
-    supernodes: int | None = None,
-    seed: int | None = None,
+    deployment: OptionalDeployment = None,
+    supernodes: Supernodes = None,
+    seed: Seed = None,
     **sources: Unpack[Changes],
 ) -> Iterator[Finding]:
     """Ask the sites of a run for their facts, but train nothing."""

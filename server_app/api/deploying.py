@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from fedsilo.models.contract.one_line import counted
-from fedsilo.server_app.run.arguments import (
-    AnyPath,
+from fedsilo.server_app.run.arguments import Tell, path_of, refuse_below, several, silent
+from fedsilo.server_app.run.options import (
+    DeploymentFolder,
+    ExperimentName,
+    MaybePath,
+    NodeConfig,
+    RunName,
+    Seed,
+    SimulationFile,
     Sources,
-    Tell,
-    path_of,
-    refuse_below,
+    command,
     run_sources,
-    several,
-    silent,
 )
 
 if TYPE_CHECKING:
@@ -26,17 +29,20 @@ if TYPE_CHECKING:
 _FOLDER = "deployment"
 
 
+@command
 def up(
-    experiment: str = "uefl-digits",
+    experiment: Annotated[str, "the experiment whose silos become the sites"] = "uefl-digits",
     *,
-    deployment: AnyPath = _FOLDER,
-    sites: int | None = None,
-    site: Sequence[str] = (),
-    host: str | None = None,
-    data_dir: AnyPath | None = None,
-    device: str | None = None,
-    file: AnyPath | None = None,
-    node_config: Sequence[str] = (),
+    deployment: DeploymentFolder = _FOLDER,
+    sites: Annotated[int | None, "number of silos into which the experiment's data are cut"] = None,
+    site: Annotated[Sequence[str], "the name of a site, instead of --sites"] = (),
+    host: Annotated[
+        str | None, "HOST or HOST:PORT by which hospitals on other machines reach the server"
+    ] = None,
+    data_dir: Annotated[MaybePath, "the folder of the sites' data"] = None,
+    device: Annotated[str | None, "device of all sites (default: cpu)"] = None,
+    file: SimulationFile = None,
+    node_config: NodeConfig = (),
     tell: Tell = silent,
 ) -> Deployment:
     """Start the server and all sites of this machine that do not run."""
@@ -56,8 +62,12 @@ def up(
     return up(Path(deployment), request, tell)
 
 
+@command
 def add(
-    names: Sequence[str], *, deployment: AnyPath = _FOLDER, tell: Tell = silent
+    names: Annotated[Sequence[str], "a name for each hospital"],
+    *,
+    deployment: DeploymentFolder = _FOLDER,
+    tell: Tell = silent,
 ) -> Sequence[MadeKit]:
     """Register hospitals on other machines, and make a kit for each."""
     from fedsilo.server_app.deploy.joining import add
@@ -65,14 +75,23 @@ def add(
     return add(Path(deployment), several(names), tell)
 
 
-def renew(member: str, *, deployment: AnyPath = _FOLDER, tell: Tell = silent) -> MadeKit | str:
+@command
+def renew(
+    member: Annotated[str, "a hospital or server"],
+    *,
+    deployment: DeploymentFolder = _FOLDER,
+    tell: Tell = silent,
+) -> MadeKit | str:
     """Replace a hospital's key and kit, or the certificate of the server."""
     from fedsilo.server_app.deploy.joining import renew
 
     return renew(Path(deployment), member, tell)
 
 
-def revoke(member: str, *, deployment: AnyPath = _FOLDER, tell: Tell = silent) -> str:
+@command
+def revoke(
+    member: Annotated[str, "a site"], *, deployment: DeploymentFolder = _FOLDER, tell: Tell = silent
+) -> str:
     """Exclude a hospital for good."""
     from fedsilo.server_app.deploy.joining import revoke
 
@@ -80,18 +99,22 @@ def revoke(member: str, *, deployment: AnyPath = _FOLDER, tell: Tell = silent) -
     return f"{member} is revoked"
 
 
-def status(*, deployment: AnyPath = _FOLDER) -> list[MemberStatus]:
+@command
+def status(*, deployment: DeploymentFolder = _FOLDER) -> list[MemberStatus]:
     """List the members of a deployment, and whether each one runs."""
     from fedsilo.server_app.deploy.commands import status
 
     return status(Path(deployment))
 
 
+@command
 def logs(
-    member: str = "server",  # deploy.deployment.SERVER, which imports what runs
+    member: Annotated[
+        str, "server or a site"
+    ] = "server",  # deploy.deployment.SERVER, which imports what runs
     *,
-    deployment: AnyPath = _FOLDER,
-    lines: int = 40,
+    deployment: DeploymentFolder = _FOLDER,
+    lines: Annotated[int, "number of lines"] = 40,
 ) -> str:
     """Print the last lines of a member's log."""
     from fedsilo.server_app.deploy.commands import logs
@@ -100,12 +123,13 @@ def logs(
     return logs(Path(deployment), member, lines)
 
 
+@command
 def run(
-    experiment: str,
+    experiment: ExperimentName,
     *,
-    deployment: AnyPath = _FOLDER,
-    seed: int | None = None,
-    name: str | None = None,
+    deployment: DeploymentFolder = _FOLDER,
+    seed: Seed = None,
+    name: RunName = None,
     tell: Tell = silent,
     **sources: Unpack[Sources],
 ) -> Path:
@@ -115,7 +139,8 @@ def run(
     return run(experiment, Path(deployment), run_sources(sources), tell, seed=seed, name=name)
 
 
-def down(*, deployment: AnyPath = _FOLDER) -> str:
+@command
+def down(*, deployment: DeploymentFolder = _FOLDER) -> str:
     """Stop all processes; the folder stays."""
     from fedsilo.server_app.deploy.commands import down
 

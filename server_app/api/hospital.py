@@ -6,24 +6,35 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Annotated
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.run.arguments import AnyPath, Tell, path_of, several, silent
+from fedsilo.server_app.run.options import MaybePath, NodeConfig, command
 
 
+@command
 def start(
-    kit: AnyPath,
+    kit: Annotated[
+        AnyPath, "the zip of 'fedsilo deploy add', or the folder into which it was opened"
+    ],
     *,
-    folder: AnyPath | None = None,
-    trust: str = "",
-    method: Sequence[str] = (),
-    dataset: Sequence[str] = (),
-    rule: Sequence[str] = (),
-    yes: bool = False,
-    data_dir: AnyPath | None = None,
-    device: str = "auto",
-    node_config: Sequence[str] = (),
-    health: str = "",
+    folder: Annotated[MaybePath, "the folder for the opened kit (default: next to the zip)"] = None,
+    trust: Annotated[str, "the hospital's level of trust: server, sums or nobody"] = "",
+    method: Annotated[
+        Sequence[str], "a method that runs may ask for (default: any); may be repeated"
+    ] = (),
+    dataset: Annotated[
+        Sequence[str], "a data set that runs may ask for (default: any); may be repeated"
+    ] = (),
+    rule: Annotated[
+        Sequence[str], "another key of the site file, such as max-epsilon=3.0; may be repeated"
+    ] = (),
+    yes: Annotated[bool, "confirm the kit's code and the rules without being asked"] = False,
+    data_dir: Annotated[MaybePath, "the folder of the hospital's data"] = None,
+    device: Annotated[str, "auto, cpu, cuda or cuda:N"] = "auto",
+    node_config: NodeConfig = (),
+    health: Annotated[str, "address of Flower's health server"] = "",
     tell: Tell = silent,
 ) -> None:
     """Open a kit, confirm its code and the rules, and become the hospital's node."""
@@ -65,8 +76,14 @@ def start(
     os.execve(words[0], words, os.environ | {"FLWR_HOME": str(home / "flwr"), **quiet})
 
 
+@command
 def counts(
-    *, kit: AnyPath | None = None, node_config: Sequence[str] = (), draw_again: bool = False
+    *,
+    kit: Annotated[MaybePath, "the folder into which the hospital's kit was opened"] = None,
+    node_config: NodeConfig = (),
+    draw_again: Annotated[
+        bool, "charge the ledger for another draw, which the next run makes"
+    ] = False,
 ) -> Iterator[str]:
     """List the noisy sample counts that a hospital keeps for all runs, and draw them again.
 
@@ -129,7 +146,17 @@ def counts(
         )
 
 
-def keys(folder: AnyPath, *, compared: Sequence[str] = (), forget: Sequence[str] = ()) -> list[str]:
+@command
+def keys(
+    folder: Annotated[AnyPath, "the folder into which the kit was opened, or the 'state-dir'"],
+    *,
+    compared: Annotated[
+        Sequence[str],
+        "a hospital whose key was compared by telephone, or NAME=CODE as it was read out; may "
+        "be repeated",
+    ] = (),
+    forget: Annotated[Sequence[str], "a hospital to remove from the list; may be repeated"] = (),
+) -> list[str]:
     """List the signing keys of this hospital and of others, and mark keys as compared."""
     from fedsilo.server_app.deploy.hospital_keys import describe_keys, find_own_folder, mark_keys
 

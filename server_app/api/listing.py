@@ -1,33 +1,38 @@
 """Lists data sets, settings, methods and experiments, and surveys the data of the sites."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Unpack
+from typing import Annotated, Unpack
 
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.one_line import counted, one_line
 from fedsilo.models.contract.settings_schema import unknown_name
-from fedsilo.server_app.run.arguments import (
-    AnyPath,
+from fedsilo.server_app.run.arguments import AnyPath, Tell, path_of, plugin_texts, silent
+from fedsilo.server_app.run.options import (
+    ExperimentName,
+    MaybePath,
+    NewPlugin,
+    OptionalDeployment,
+    RunName,
+    SimulationFile,
     Sources,
-    Tell,
-    path_of,
-    plugin_texts,
+    Supernodes,
+    command,
     run_sources,
-    silent,
 )
 
 _HUGGING_FACE = "hf:"
 _SECTION = "tool.flwr.app.config"
 
 
+@command
 def fetch(
-    dataset: str,
+    dataset: Annotated[str, "a name that 'fedsilo datasets' lists, or hf:NAME of Hugging Face"],
     *,
-    data_dir: AnyPath | None = None,
-    base_url: str = "",
-    accept_licence: bool = False,
+    data_dir: Annotated[MaybePath, "folder to write to (default: $FEDSILO_DATA)"] = None,
+    base_url: Annotated[str, "another place with the same files"] = "",
+    accept_licence: Annotated[bool, "you agree to the data set's terms"] = False,
 ) -> Iterator[str]:
     """Download a data set's files and verify their checksums; yield lines about each file.
 
@@ -53,14 +58,21 @@ def fetch(
     yield from fetch(public, folder, base_url)
 
 
-def datasets(*, data_dir: AnyPath | None = None) -> list[dict[str, str]]:
+@command
+def datasets(
+    *, data_dir: Annotated[MaybePath, "the folder to look in (default: $FEDSILO_DATA)"] = None
+) -> list[dict[str, str]]:
     """List the data sets with their licences, and whether their files are on this machine."""
     from fedsilo.datasets.registry import overview
 
     return overview(str(data_dir or ""))
 
 
-def manifest(recipe: str, folder: AnyPath) -> Iterator[str]:
+@command
+def manifest(
+    recipe: Annotated[str, "folder, of images in SITE/CLASS/"],
+    folder: Annotated[AnyPath, "the folder of the sites"],
+) -> Iterator[str]:
     """Write the manifests of images that are sorted into folders."""
     from fedsilo.datasets.images.folders import FOLDER, write_folder_manifests
 
@@ -79,12 +91,13 @@ def _counts(path: Path, labels: Counter[str]) -> Iterator[str]:
         yield f"  {one_line(label, 60)}: {count}"
 
 
+@command
 def survey(
-    experiment: str,
+    experiment: ExperimentName,
     *,
-    deployment: AnyPath | None = None,
-    supernodes: int | None = None,
-    name: str | None = None,
+    deployment: OptionalDeployment = None,
+    supernodes: Supernodes = None,
+    name: RunName = None,
     tell: Tell = silent,
     **sources: Unpack[Sources],
 ) -> Path:
@@ -104,7 +117,13 @@ def survey(
     )
 
 
-def settings(*, pyproject: bool = False) -> Iterator[str]:
+@command
+def settings(
+    *,
+    pyproject: Annotated[
+        bool, "print the run-config section of pyproject.toml, built from the code"
+    ] = False,
+) -> Iterator[str]:
     """List every setting with its default and range.
 
     The list is read from pyproject.toml, where Flower finds the defaults. With ``pyproject`` it is
@@ -146,7 +165,8 @@ def _section() -> Iterator[str]:
         yield f"{line}  # {help_}" if help_ else line
 
 
-def methods(*, plugin: Sequence[AnyPath] | AnyPath | None = None) -> Iterator[str]:
+@command
+def methods(*, plugin: NewPlugin = None) -> Iterator[str]:
     """List the methods: built-in ones, and those of installed packages and of plugins."""
     from fedsilo.models.contract.methods import METHODS, about, load_plugin_files
     from fedsilo.models.contract.plugs import file_digests, find_plugins, module_of
@@ -163,12 +183,15 @@ def methods(*, plugin: Sequence[AnyPath] | AnyPath | None = None) -> Iterator[st
         yield f"{name}: {about(name)}"
 
 
+@command
 def experiments(
-    experiment: str | None = None,
+    experiment: Annotated[
+        str | None, "the experiment to show in full; without it, all are listed by method"
+    ] = None,
     *,
-    method: str | None = None,
-    check: bool = False,
-    file: AnyPath | None = None,
+    method: Annotated[str | None, "list only the experiments with this method"] = None,
+    check: Annotated[bool, "check all experiments; list those that cannot run"] = False,
+    file: SimulationFile = None,
 ) -> Iterator[str]:
     """List the experiments by method; or show one in full, or check all of them.
 

@@ -5,24 +5,33 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.one_line import counted
-from fedsilo.server_app.run.arguments import Changes, run_sources, several
+from fedsilo.server_app.run.arguments import several
+from fedsilo.server_app.run.options import Changes, ExperimentName, command, run_sources
 
 if TYPE_CHECKING:
     from fedsilo.models.contract.settings import CommonSettings
     from fedsilo.models.privacy.accountant import Releases
 
 
+@command
 def plan(
-    experiment: str,
+    experiment: ExperimentName,
     *,
-    samples: Sequence[int],
-    epsilon: Sequence[float] = (1.0, 2.0, 5.0, 10.0),
-    delta: float = 1e-5,
-    counts_noise: float = 0.0,
+    samples: Annotated[Sequence[int], "training samples of a site; may be repeated"],
+    epsilon: Annotated[Sequence[float], "the budget per patient; may be repeated"] = (
+        1.0,
+        2.0,
+        5.0,
+        10.0,
+    ),
+    delta: Annotated[float, "the delta at which the budget holds"] = 1e-5,
+    counts_noise: Annotated[
+        float, "the hospital's 'counts-noise' (0: a noise that costs a quarter of the budget)"
+    ] = 0.0,
     **sources: Unpack[Changes],
 ) -> Iterator[str]:
     """Compute the noise that an experiment needs for a budget.

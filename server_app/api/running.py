@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from shutil import copytree, ignore_patterns
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING, Annotated, Unpack
 
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.one_line import as_word
@@ -14,18 +14,30 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 from fedsilo.server_app.run.arguments import (
     AnyPath,
-    AnyRun,
-    Engine,
-    Plugins,
-    Sources,
     Tell,
-    Track,
     folder_of,
     path_of,
     plugin_texts,
-    run_sources,
     silent,
     texts_of,
+)
+from fedsilo.server_app.run.options import (
+    ENGINE_HELP,
+    Engine,
+    ExperimentName,
+    MaybePath,
+    Option,
+    OptionalDeployment,
+    OwnPlugin,
+    RayAddress,
+    RunDir,
+    RunName,
+    Seed,
+    Sources,
+    Supernodes,
+    Tracker,
+    command,
+    run_sources,
 )
 from fedsilo.server_app.studies.finished_run import FinishedRun, load_run
 
@@ -34,7 +46,8 @@ if TYPE_CHECKING:
     from fedsilo.server_app.studies.watch.view import View
 
 
-def new(project: AnyPath) -> Iterator[str]:
+@command
+def new(project: Annotated[AnyPath, "the folder to create"]) -> Iterator[str]:
     """Make a folder for experiments of your own; its README has commands that run as they are.
 
     Raises:
@@ -50,20 +63,21 @@ def new(project: AnyPath) -> Iterator[str]:
     yield f"next:  cd {as_word(folder)} && fedsilo simulate first"
 
 
+@command
 def simulate(
-    experiment: str,
+    experiment: ExperimentName,
     *,
     silos: object = None,
     label: str = "label",
     missing: str = "drop",
     network: object = None,
-    engine: Engine = "inline",
-    ray_address: str | None = None,
-    supernodes: int | None = None,
-    seed: int | None = None,
-    name: str | None = None,
-    track: Track | None = None,
-    no_pictures: bool = False,
+    engine: Annotated[Engine, Option(ENGINE_HELP, default="auto")] = "inline",
+    ray_address: RayAddress = None,
+    supernodes: Supernodes = None,
+    seed: Seed = None,
+    name: RunName = None,
+    track: Tracker = None,
+    no_pictures: Annotated[bool, "do not draw pictures at the end"] = False,
     **sources: Unpack[Sources],
 ) -> FinishedRun:
     """Run an experiment of simulation.yaml, or a method.
@@ -144,14 +158,15 @@ def _write_silos(silos: object, label: str, missing: str, sources: Sources) -> d
     return {"dataset": dataset, "data-dir": str(folder)}
 
 
+@command
 def resume(
-    run_dir: AnyRun,
+    run_dir: RunDir,
     *,
-    engine: Engine | None = None,
-    supernodes: int | None = None,
-    ray_address: str | None = None,
-    track: Track | None = None,
-    plugin: Plugins = None,
+    engine: Annotated[Engine | None, "processes, ray or inline (default: as before)"] = None,
+    supernodes: Annotated[int | None, "number of simulated sites (default: as before)"] = None,
+    ray_address: RayAddress = None,
+    track: Tracker = None,
+    plugin: OwnPlugin = None,
 ) -> FinishedRun:
     """Continue an interrupted run."""
     from fedsilo.server_app.run.planning import plan_resumed_run, start
@@ -165,8 +180,11 @@ def resume(
     return load_run(directory.path)
 
 
+@command
 def watch(
-    run_dir: AnyPath | None = None, *, deployment: AnyPath | None = None
+    run_dir: Annotated[MaybePath, "the run directory"] = None,
+    *,
+    deployment: OptionalDeployment = None,
 ) -> Callable[[], View]:
     """Show the progress of a run or a deployment.
 
@@ -181,10 +199,13 @@ def watch(
     raise SettingError("name either a run directory, or a deployment by --deployment")
 
 
+@command
 def pretrain(
-    experiment: str,
+    experiment: ExperimentName,
     *,
-    save_as: AnyPath | None = None,
+    save_as: Annotated[
+        MaybePath, "file to write (default: the file of the setting backbone-weights)"
+    ] = None,
     tell: Tell = silent,
     **sources: Unpack[Sources],
 ) -> Path:

@@ -1,39 +1,25 @@
-"""The commands: functions of the API, whose arguments become the options.
+"""Builds the command line from the table of commands: each parameter becomes an option.
 
-The function of the same name in ``results`` shows the returned value; its further arguments become
-options too. ``commands.toml`` has the names, the examples and the help texts.
+The function of the same name in ``results`` shows a command's result. Its further parameters are
+options too, which only the command line has.
 """
 
 import inspect
-import tomllib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
-from functools import cache
+from functools import partial
 from pathlib import Path
-from types import SimpleNamespace, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 import click
 import typer
 import typer.core
 
-from fedsilo.server_app import api
+from fedsilo.server_app.api.table import COMMANDS, GROUPS, Command
 from fedsilo.server_app.cli import results
+from fedsilo.server_app.run.options import Option, members_of, option_of, parameters_of
 
-_GIVEN = {"tell", "watch"}  # arguments that the command line supplies, so they are no options
-_UNSHOWN = ("", "()", "None", "False")  # defaults that say nothing
-_MODULES = {
-    "deploy": api.deploying,
-    "doctor": api.checking,
-    "hospital": api.hospital,
-    "privacy": api.privacy,
-}
-
-
-@cache
-def _texts() -> dict[str, Any]:
-    return tomllib.loads(Path(__file__).with_name("commands.toml").read_text(encoding="utf-8"))
+_SILENT = ("", "()", "None", "False")  # defaults that say nothing
 
 
 class _ClickCommand(typer.core.TyperCommand):
@@ -43,137 +29,122 @@ class _ClickCommand(typer.core.TyperCommand):
         """Print no arguments here, because Typer lists them before the options."""
 
 
-@dataclass(frozen=True)
-class Command:
-    """A command: its name, the panel of the help that lists it, and its table's entries."""
-
-    name: str
-    panel: str
-    example: str
-    help: Mapping[str, str] = field(default_factory=dict)
-    default: Mapping[str, Any] = field(default_factory=dict)
-    required: Sequence[str] = ()
-    python: Sequence[str] = ()  # arguments that only Python can give
-
-    def add_to(self, app: typer.Typer) -> None:
-        """Add the command to an app."""
-        group, _, own = self.name.rpartition(" ")
-        function: Callable[..., Any] = getattr(_MODULES.get(group, api), own)
-        show = getattr(results, self.name.replace(" ", "_"), results.print_result)
-        summary = (function.__doc__ or "").partition("\n")[0].partition(";")[0].rstrip(".")
-        callback = self._callback(function, show)
-        epilog = f"Example: fedsilo {self.example}"
-        words = {"help": summary, "epilog": epilog, "rich_help_panel": self.panel}
-        app.command(own, cls=self._made, **words)(callback)  # type: ignore[arg-type]
-
-    def _made(self, **parts: Any) -> typer.core.TyperCommand:
-        """Build typer's command and set the help text of each argument."""
-        made, texts = _ClickCommand(**parts), _texts()["help"] | self.help
-        for one in made.params:
-            one.help = texts.get(one.name)
-        return made
-
-    def _callback(
-        self, function: Callable[..., Any], show: Callable[..., None]
-    ) -> Callable[..., None]:
-        """Build the function that typer calls; its signature lists the command's options.
-
-        Options of the API function come first, then those of the function that shows its result.
-        """
-        own, showing = _parameters(function), _parameters(show)
-        own = {name: one for name, one in own.items() if name not in self.python}
-        options = [p for name, p in (own | showing | own).items() if name not in _GIVEN]
-
-        def call(**given: Any) -> None:
-            bar = results.progress_bar(self.name) if "watch" in own else nullcontext()
-            with bar as watch:
-                given |= {"tell": results.line, "watch": watch}
-                result = function(**{name: given[name] for name in own})
-                show(result, **{name: given[name] for name in showing})
-
-        signature = [self._option(parameter) for parameter in options]
-        call.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
-        call.__annotations__ = {p.name: p.annotation for p in signature}
-        return call
-
-    def _option(self, parameter: inspect.Parameter) -> inspect.Parameter:
-        """Convert a function's parameter to a typer argument or option.
-
-        Only parameters that ``commands.toml`` lists under ``arguments`` are positional.
-        """
-        texts, name = _texts(), parameter.name
-        default = self.default.get(name, parameter.default)
-        default = parameter.empty if name in self.required else default
-        words: dict[str, Any] = {"help": (texts["help"] | self.help).get(name)}
-        words["show_default"] = str(default) not in _UNSHOWN
-        info: Any
-        if name in texts["arguments"] and parameter.kind is not parameter.KEYWORD_ONLY:
-            info = typer.Argument(metavar=texts["arguments"][name], **words)
-        else:
-            option = texts["names"].get(name, f"--{name.replace('_', '-')}")
-            info = typer.Option(option, metavar=texts["values"].get(name), **words)
-        return inspect.Parameter(
-            name,
-            parameter.KEYWORD_ONLY,
-            default=default,
-            annotation=Annotated[_command_type(parameter.annotation), info],
-        )
-
-
-def _parameters(function: Callable[..., Any]) -> dict[str, inspect.Parameter]:
-    """Return the parameters of a function by name, with resolved types.
-
-    The keys of ``**sources``, a typed dictionary, become one optional parameter each. For a
-    function of ``results``, the first parameter is left out, because it is the result to show.
-    """
-    parameters = list(inspect.signature(function).parameters.values())
-    found: dict[str, inspect.Parameter] = {}
-    for parameter in parameters[function.__module__ == results.__name__ :]:
-        hints = SimpleNamespace(__annotations__={"it": parameter.annotation})
-        hint = get_type_hints(hints, function.__globals__)["it"]
-        if parameter.kind is not parameter.VAR_KEYWORD:
-            found[parameter.name] = parameter.replace(annotation=hint)
-            continue
-        for name, own in get_type_hints(get_args(hint)[0]).items():
-            found[name] = inspect.Parameter(
-                name, parameter.KEYWORD_ONLY, default=None, annotation=own
-            )
-    return found
-
-
-def _command_type(hint: Any) -> Any:
-    """Convert the type of an API argument to a type that the command line can parse.
-
-    A mapping becomes a list of ``key=value`` texts, a union becomes its path or text member, and
-    an optional type stays optional.
-    """
-    members = get_args(hint) if isinstance(hint, UnionType) or get_origin(hint) is Union else [hint]
-    rest = [member for member in members if member is not type(None)]
-    if any(get_origin(member) is Mapping for member in rest):
-        return list[str]
-    if get_origin(rest[0]) is Sequence:
-        return list[_command_type(get_args(rest[0])[0])]  # type: ignore[misc]
-    chosen = next((kind for kind in (Path, str) if kind in rest), rest[0])
-    return chosen if len(rest) == len(members) else chosen | None
+def _make_command(texts: Mapping[str, str], **words: Any) -> _ClickCommand:
+    """Build typer's command, and give its arguments the help that Typer 0.20 does not pass on."""
+    made = _ClickCommand(**words)
+    for parameter in made.params:
+        if parameter.name in texts:
+            parameter.help = texts[parameter.name]
+    return made
 
 
 def panels() -> list[str]:
-    """Return the names of the help's panels, in the order of ``commands.toml``."""
-    return [name for name in _texts() if name[0].isupper()]
+    """Return the names of the help's panels, in their order."""
+    return list(COMMANDS)
 
 
 def add_commands(app: typer.Typer) -> None:
     """Add all commands to an app; a command of two words goes into a group named by the first."""
     groups: dict[str, typer.Typer] = {}
-    tables = [(panel, *named) for panel in panels() for named in _texts()[panel].items()]
-    for panel, name, table in tables:
-        command, group = Command(name, panel, **table), name.partition(" ")[0]
-        if group not in _MODULES:
-            command.add_to(app)
-            continue
-        if group not in groups:
-            groups[group] = typer.Typer(rich_markup_mode=None)
-            words = {"help": _texts()["groups"][group], "rich_help_panel": panel}
-            epilog = f"Example: fedsilo {command.example}"
-            app.add_typer(groups[group], name=group, epilog=epilog, **words)
-        command.add_to(groups[group])
+    for panel, commands in COMMANDS.items():
+        for name, command in commands.items():
+            group = name.partition(" ")[0]
+            if group not in GROUPS:
+                _add_command(app, name, command, panel)
+                continue
+            if group not in groups:
+                groups[group] = typer.Typer(rich_markup_mode=None)
+                app.add_typer(
+                    groups[group],
+                    name=group,
+                    help=GROUPS[group],
+                    epilog=f"Example: fedsilo {command.example}",
+                    rich_help_panel=panel,
+                )
+            _add_command(groups[group], name, command, panel)
+
+
+def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> None:
+    """Add one command; its options come first, then those of the function that shows its result."""
+    function = command.load()
+    show = getattr(results, name.replace(" ", "_"), results.print_result)
+    own = parameters_of(function)
+    showing = parameters_of(show, skip=1)  # the first one is the result
+    options: dict[str, Option] = {}
+    signature: list[inspect.Parameter] = []
+    for parameter in [*own.values(), *showing.values()]:
+        option = option_of(parameter.annotation)
+        if option is not None and parameter.name not in options:
+            options[parameter.name] = option
+            signature.append(_typer_parameter(parameter, option))
+
+    def call(**given: Any) -> None:
+        bar = results.progress_bar(name) if "watch" in own else nullcontext()
+        with bar as watch:
+            given |= {"tell": results.line, "watch": watch}
+            # Not the checked function: typer has checked the types, and lines appear as they come
+            result = inspect.unwrap(function)(**_choose(given, own))
+            show(result, **_choose(given, showing))
+
+    call.__signature__ = inspect.Signature(signature)  # type: ignore[attr-defined]
+    call.__annotations__ = {parameter.name: parameter.annotation for parameter in signature}
+    texts = {parameter: option.help for parameter, option in options.items()}
+    summary = (function.__doc__ or "").partition("\n")[0].partition(";")[0].rstrip(".")
+    app.command(
+        name.split(" ")[-1],
+        cls=partial(_make_command, texts),  # type: ignore[arg-type]
+        help=summary,
+        epilog=f"Example: fedsilo {command.example}",
+        rich_help_panel=panel,
+    )(call)
+
+
+def _choose(given: Mapping[str, Any], parameters: Mapping[str, object]) -> dict[str, Any]:
+    return {name: given[name] for name in parameters if name in given}
+
+
+def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Parameter:
+    """Convert a function's parameter to an argument or option of typer.
+
+    It is an argument if it comes before the ``*`` of the function and its ``Option`` has no name.
+    """
+    name = parameter.name
+    default = parameter.default
+    if option.default is not None:
+        default = option.default
+    if option.required:
+        default = parameter.empty
+    show_default = str(default) not in _SILENT
+    kind = _command_type(parameter.annotation)
+    info: Any
+    if option.name or parameter.kind is parameter.KEYWORD_ONLY:
+        info = typer.Option(
+            option.name or f"--{name.replace('_', '-')}",
+            metavar=option.value,
+            help=option.help,
+            show_default=show_default,
+        )
+    else:
+        shown = f"{name.removesuffix('s')}..." if get_origin(kind) is list else name
+        info = typer.Argument(metavar=shown, help=option.help, show_default=show_default)
+    return inspect.Parameter(
+        name, parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
+    )
+
+
+def _command_type(hint: Any) -> Any:
+    """Convert the type of a parameter to a type that the command line can parse.
+
+    A mapping becomes a list of ``key=value`` texts, a union becomes its path or text member, and
+    an optional type stays optional.
+    """
+    members = [member for member in members_of(hint) if member is not type(None)]
+    if any(get_origin(member) is Mapping for member in members):
+        return list[str]
+    if get_origin(members[0]) is Sequence:
+        return list[_command_type(get_args(members[0])[0])]  # type: ignore[misc]
+    chosen = members[0]
+    for kind in (str, Path):
+        if kind in members:
+            chosen = kind
+    return chosen | None if type(None) in members_of(hint) else chosen

@@ -1,7 +1,7 @@
 """Shows the results of commands: on the terminal, and in files that options name.
 
-Each function takes the result of the API function of the same name first. Its other arguments are
-options of the command; an argument that both functions have is passed to both.
+Each function takes the result of the command of the same name first. Its other arguments are
+options of the command line; an argument that the command has too is passed to both.
 """
 
 from __future__ import annotations
@@ -10,13 +10,14 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.one_line import as_word, counted, terminal_text
 from fedsilo.server_app.run.arguments import AnyPath, path_of
+from fedsilo.server_app.run.options import MaybePath, Option
 
 if TYPE_CHECKING:
     from fedsilo.server_app.deploy.commands import MemberStatus
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
     from fedsilo.server_app.studies.predict.calibration import Calibration
     from fedsilo.server_app.studies.predict.masks import MaskPredictions
     from fedsilo.server_app.studies.watch.view import View
+
+AsJson = Annotated[bool, Option("print JSON", name="--json")]
 
 
 def line(text: object) -> None:
@@ -64,7 +67,14 @@ def _print_labelled(label: str) -> Callable[[object], None]:
 pretrain, survey, deploy_run = map(_print_labelled, ("weights", "page", "run directory"))
 
 
-def watch(look: Callable[[], View], *, once: bool = False, port: int | None = None) -> None:
+def watch(
+    look: Callable[[], View],
+    *,
+    once: Annotated[bool, "print one line and end"] = False,
+    port: Annotated[
+        int | None, "serve a page on this port of 127.0.0.1, 0 for any free port"
+    ] = None,
+) -> None:
     """Print one line, serve a page on ``port``, or redraw the terminal until the run ends."""
     if once and port is not None:
         raise SettingError(
@@ -102,10 +112,13 @@ resume = simulate
 def compare(
     found: Comparison,
     *,
-    median: bool = False,
-    csv: AnyPath | None = None,
-    markdown: AnyPath | None = None,
-    picture: AnyPath | None = None,
+    median: Annotated[bool, "show median and range over seeds instead of mean and sd"] = False,
+    csv: Annotated[
+        MaybePath,
+        "also write the table as CSV, with NAME-budgets.csv and NAME-tests.csv next to it",
+    ] = None,
+    markdown: Annotated[MaybePath, "also write table and tests as Markdown"] = None,
+    picture: Annotated[MaybePath, "also draw each metric by site or distribution, as PNG"] = None,
 ) -> None:
     """Print the table and the tests of a comparison; write files and draw a picture if asked."""
     print_result(found.lines(median))
@@ -116,7 +129,10 @@ def compare(
 
 
 def crossvalidate(
-    found: CrossValidation, *, csv: AnyPath | None = None, markdown: AnyPath | None = None
+    found: CrossValidation,
+    *,
+    csv: Annotated[MaybePath, "also write the numbers as CSV"] = None,
+    markdown: Annotated[MaybePath, "also write the tables as Markdown"] = None,
 ) -> None:
     """Print a table for each metric, and write the tables if asked."""
     print_result(found)
@@ -153,7 +169,12 @@ def calibrate(
     print_result([*found.lines(coverage), out or calibration_path(Path(run_dir), found.site)])
 
 
-def monitor(found: Monitored, *, out: AnyPath | None = None, overwrite: bool = False) -> None:
+def monitor(
+    found: Monitored,
+    *,
+    out: Annotated[MaybePath, "also write a page"] = None,
+    overwrite: Annotated[bool, "replace existing files"] = False,
+) -> None:
     """Print the checks, write a page if asked, and exit with code 3 if a check is an alarm."""
     from fedsilo.server_app.studies.monitor.monitor import ALARM
     from fedsilo.server_app.studies.report.written import write_page
@@ -202,7 +223,7 @@ def deploy_status(members: list[MemberStatus], *, deployment: AnyPath) -> None:
 
 
 def _findings(target: str) -> Callable[..., None]:
-    def show(found: Iterable[Finding], *, as_json: bool = False) -> None:
+    def show(found: Iterable[Finding], *, as_json: AsJson = False) -> None:
         from fedsilo.server_app.doctor.findings import document, exit_code, last_line, lines_of
 
         seen: list[Finding] = []
@@ -220,7 +241,7 @@ def _findings(target: str) -> Callable[..., None]:
 doctor_site, doctor_server, doctor_run = map(_findings, ("site", "server", "run"))
 
 
-def datasets(rows: list[dict[str, str]], *, as_json: bool = False) -> None:
+def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:
     """Print a table of the data sets, or JSON."""
     if as_json:
         line(json.dumps(rows, indent=2))

@@ -1,6 +1,6 @@
 """Summarises a run: means, the table of results, and the data that left the sites."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -148,6 +148,27 @@ def result_table(
     for name, row in [*groups.items(), ("all", means(values))]:
         add_row(name, name, row, "bold")
     return table
+
+
+def summary_lines(
+    summary: Mapping[str, Any], silos: Mapping[str, Any], shown: Sequence[str]
+) -> Iterator[Table | str]:
+    """Yield the final table of a finished run; without values of sites, a line of the means.
+
+    Args:
+        summary: the content of summary.json, or what of it may be shown.
+        silos: the content of silos.json.
+        shown: the metrics to show, in this order.
+    """
+    distribution_of = {site: str(facts["distribution"]) for site, facts in silos.items()}
+    title = f"{summary['title']} on {summary['dataset']}, round {summary['rounds']}"
+    title += f", seed {summary['seed']}"
+    if summary["sites"]:
+        yield result_table(summary["sites"], distribution_of, title, summary["published"], shown)
+        return
+    yield title
+    means_of_all = [f"{metric} {value:.3f}" for metric, value in sorted(summary["mean"].items())]
+    yield f"mean over the test samples of all sites: {', '.join(means_of_all) or 'none'}"
 
 
 def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:

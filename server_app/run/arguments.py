@@ -1,10 +1,11 @@
 """The types of the API's arguments: paths, runs and settings in every form that it accepts."""
 
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol, TypedDict, cast
+from typing import Any, Protocol
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import Value
@@ -24,34 +25,6 @@ Plugins = Sequence[AnyPath] | AnyPath | None  # files FILE.py, or modules of ins
 Settings = Mapping[str, Value] | Sequence[str]  # by key, {"uefl.gamma": 0.2}, or as key=value
 Tell = Callable[[str], None]  # takes a line about the progress
 Watch = Callable[[int, int], None]  # takes the amount done and the total amount
-
-Engine = Literal["auto", "processes", "ray", "inline"]
-Layer = Literal["embedding", "penultimate"]
-Reader = Literal["research", "clinic", "dpo"]
-Split = Literal["train", "val", "test"]
-MeasuredSplit = Literal["test", "val"]
-Sampler = Literal["grid", "tpe"]
-TunedMetric = Literal["accuracy", "balanced-accuracy", "pooled-balanced-accuracy", "auc"]
-Track = Literal["none", "tensorboard", "mlflow", "wandb"]
-
-
-class Changes(TypedDict, total=False):
-    """The sources of settings: ``settings`` override ``config``, and both override the experiment.
-
-    ``file`` is the simulation.yaml with the experiment; by default the working folder's or, if
-    there is none, fedsilo's own. ``plugin`` lists files and modules of plugins.
-    """
-
-    settings: Settings | None
-    plugin: Plugins
-    config: AnyPath | None
-    file: AnyPath | None
-
-
-class Sources(Changes, total=False):
-    """The sources of a run's settings, and the folder in which its run directory is created."""
-
-    out: AnyPath | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,8 +67,16 @@ def several(given: Any) -> list[Any]:
 
 
 def folder_of(run: AnyRun) -> Path:
-    """Return the run directory of a run."""
-    return Path(run) if isinstance(run, Path | str) else run.path
+    """Return the run directory of a run.
+
+    Raises:
+        SettingError: it is neither a path nor a run.
+    """
+    folder = run if isinstance(run, Path | str) else getattr(run, "path", None)
+    if folder is None:
+        kind = type(run).__name__
+        raise SettingError(f"expected a run or its directory, but got a {kind}: name one")
+    return Path(folder)
 
 
 def folders_of(runs: Sequence[AnyRun]) -> list[Path]:
@@ -115,18 +96,6 @@ def plugin_texts(plugin: Plugins) -> list[str]:
     return [str(entry) for entry in several(plugin)]
 
 
-def run_sources(given: Changes) -> RunSources:
-    """Convert the API's ``Changes`` or ``Sources`` to ``RunSources``."""
-    entries = plugin_texts(given.get("plugin"))
-    plugins = [f"plugin={', '.join(entries)}"] if entries else []
-    return RunSources(
-        file=path_of(given.get("file")),
-        config=path_of(given.get("config")),
-        changes=(*plugins, *texts_of(given.get("settings"))),
-        out=path_of(cast(Sources, given).get("out")),
-    )
-
-
 def silent(line: str) -> None:
     """Ignore a line: the ``Tell`` of callers that want no output."""
 
@@ -135,3 +104,15 @@ def refuse_below(minimum: int, option: str, value: int | None) -> None:
     """Raise a SettingError if an option's value is below ``minimum``; None passes."""
     if value is not None and value < minimum:
         raise SettingError(f"--{option} must be at least {minimum}, but is {value}")
+
+
+def refuse_target(target: Path, instead: str) -> None:
+    """Raise a SettingError if a target exists or its folder cannot be written.
+
+    ``instead`` names the option by which the user can choose another target.
+    """
+    if target.exists():
+        raise SettingError(f"{target} already exists: remove it, or give {instead}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(target.parent, os.W_OK):
+        raise SettingError(f"{target.parent} cannot be written to: give {instead}")

@@ -46,7 +46,14 @@ from fedsilo.server_app.records.run_directory import (
     RunDirectory,
     refuse_links,
 )
-from fedsilo.server_app.run.arguments import AnyPath, Plugins, path_of, plugin_texts
+from fedsilo.server_app.run.arguments import (
+    AnyPath,
+    AnyRun,
+    Plugins,
+    folder_of,
+    path_of,
+    plugin_texts,
+)
 from fedsilo.server_app.studies.shown import Document, Floors, Row
 
 if TYPE_CHECKING:  # pandas and PyTorch take a second to import, and a report needs neither
@@ -357,6 +364,23 @@ class FinishedRun:
                 errors.append(error)
         raise errors[0]
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the final table, without what a page must not show."""
+        from fedsilo.datasets.registry import DATA_SETS, data_set
+        from fedsilo.server_app.records.summary import summary_lines
+        from fedsilo.server_app.run.notebook import html_of_lines
+
+        shown = self.shown()
+        name = shown.summary["dataset"]
+        metrics = data_set(name).headline if name in DATA_SETS else _METRICS
+        lines = [*summary_lines(shown.summary, shown.silos, metrics)]
+        if shown.withheld:
+            lines.append(
+                f"Some metrics of {', '.join(shown.withheld)} are not shown, because they rest on "
+                f"fewer than {shown.floor} patients, or would reveal a metric that does."
+            )
+        return html_of_lines([*lines, str(self.path)])
+
     def predictions(
         self,
         site: str | None = None,
@@ -371,20 +395,23 @@ class FinishedRun:
             FedsiloError: as ``model``, or the split is unknown or empty, or differs from the run's.
         """
         # By its public name, because this room must not import the rooms that use it
-        public = import_module("fedsilo.server_app.api")
+        public = import_module("fedsilo")
         found = public.predict(self, site=site, split=split, data_dir=data_dir, best=best)
         frame: pd.DataFrame = found.frame()
         return frame
 
 
+# What a notebook shows of a run on a plugin's data set, whose code is not imported for that
+_METRICS = ("accuracy", "balanced-accuracy", "auc", "loss")
+
 # A run that went through ``FinishedRun.shown``: what writes a page asks for one by this type
 Shown = NewType("Shown", FinishedRun)
 
 
-def load_run(path: AnyPath, *, plugin: Plugins = None) -> FinishedRun:
+def load_run(path: AnyRun, *, plugin: Plugins = None) -> FinishedRun:
     """Read a finished run; ``plugin`` are the reader's own copies of the run's plugins."""
     name_plugins(plugin_texts(plugin))
-    return FinishedRun.open(Path(path))
+    return FinishedRun.open(folder_of(path))
 
 
 def same_split(runs: Iterable[FinishedRun]) -> bool | None:

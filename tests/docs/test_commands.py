@@ -18,7 +18,7 @@ from fedsilo.models.contract.methods import METHODS
 from fedsilo.server_app.cli.main import main, make_app
 from fedsilo.server_app.records.progress_hook import ProgressHook
 from fedsilo.server_app.run import planning
-from fedsilo.server_app.run.arguments import run_sources
+from fedsilo.server_app.run.options import run_sources
 from tests.support.data_folders import write_sorted, write_tables
 from tests.support.made_data import write_data
 from tests.support.page_commands import commands

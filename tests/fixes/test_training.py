@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedsilo import load_run
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.datasets.registry import silo_names
@@ -16,7 +17,6 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.studies.finished_run import load_run
 from tests.support.fixes import GONE, HEART, Case, Values, changed, check, refused, tiny
 
 # Parts of the errors that the functions below try

@@ -10,14 +10,13 @@ import pytest
 import torch
 
 import fedsilo.server_app.run.inline_engine
+from fedsilo import predict
 from fedsilo.models.contract.methods import METHODS, why_not_private
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import run_inline
 from fedsilo.server_app.run.process_engine import run_with_processes
-from fedsilo.server_app.studies.predict.prediction import predict
-from fedsilo.server_app.studies.predict.request import PredictRequest
 from tests.support.dying_grid import DyingGrid
 from tests.support.tiny import VARIANTS
 
@@ -177,7 +176,7 @@ def test_predictions_of_a_gpus_run_have_the_figures_of_metrics_csv(
 ) -> None:
     values = tiny(method) | ON_GPU | {"run-name": "run", "out": str(tmp_path)}
     directory = run_inline(resolve(values), 3)
-    found = predict(PredictRequest(directory.path, site="s1a", split="test"))
+    found = predict(directory.path, site="s1a", split="test")
     rows = measured(directory)
     for name, value in found.document["figures"].items():
         if (key := ("2", "s1a", "test", name)) in rows:

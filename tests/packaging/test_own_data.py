@@ -15,7 +15,7 @@ HUGGING_FACE = """\
 import sys
 import datasets
 from PIL import Image
-from fedsilo.server_app.api import fetch, simulate
+from fedsilo import fetch, simulate
 
 names = datasets.ClassLabel(names=["healthy", "ill"])
 rows = {"age": [float(i) for i in range(50)], "kind": ["a", "b"] * 25, "label": [0, 1] * 25}
@@ -95,7 +95,7 @@ def test_without_its_package_a_data_set_of_hugging_face_says_what_to_install(
 ) -> None:
     (tmp_path / "datasets.py").write_text("")
     code = (
-        "from fedsilo.server_app.api import fetch\n"
+        "from fedsilo import fetch\n"
         "from fedsilo.models.contract.errors import DataError\n"
         "try:\n    list(fetch('hf:beans', data_dir='data'))\n"
         "except DataError as error:\n    print(error)"

@@ -5,17 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 from fedsilo.server_app.run.arguments import (
     AnyPath,
     AnyRun,
-    Layer,
-    Plugins,
-    Reader,
-    Split,
     Tell,
     folder_of,
     folders_of,
@@ -25,6 +21,20 @@ from fedsilo.server_app.run.arguments import (
     several,
     silent,
 )
+from fedsilo.server_app.run.options import (
+    DataDir,
+    Layer,
+    MaybePath,
+    Option,
+    OwnPlugin,
+    Reader,
+    RunDir,
+    RunDirs,
+    Sites,
+    SplitOfSamples,
+    StateDir,
+    command,
+)
 
 if TYPE_CHECKING:
     from fedsilo.client_app.explain.sample import Explanation
@@ -32,7 +42,8 @@ if TYPE_CHECKING:
     from fedsilo.server_app.studies.report.page import Section
 
 
-def plot(run_dir: AnyRun) -> Iterator[Path]:
+@command
+def plot(run_dir: RunDir) -> Iterator[Path]:
     """Draw the learning curves of a finished run again."""
     from fedsilo.server_app.records.run_directory import RunDirectory
     from fedsilo.server_app.studies.figures.learning_curves import draw_run
@@ -40,19 +51,20 @@ def plot(run_dir: AnyRun) -> Iterator[Path]:
     return draw_run(RunDirectory(folder_of(run_dir)))
 
 
+@command
 def explain(
-    run_dir: AnyRun,
+    run_dir: RunDir,
     *,
-    site: str,
-    row: int = 0,
-    split: Split = "test",
-    table: AnyPath | None = None,
-    image: AnyPath | None = None,
-    data_dir: AnyPath | None = None,
-    state_dir: AnyPath | None = None,
-    json_file: AnyPath | None = None,
-    picture: AnyPath | None = None,
-    plugin: Plugins = None,
+    site: Annotated[str, "the site of the patient"],
+    row: Annotated[int, "row of the split or of --table, counted from 0"] = 0,
+    split: SplitOfSamples = "test",
+    table: Annotated[MaybePath, "a new case: a row of a CSV, Excel or Parquet file"] = None,
+    image: Annotated[MaybePath, "a new case: an image file"] = None,
+    data_dir: DataDir = None,
+    state_dir: StateDir = None,
+    json_file: Annotated[MaybePath, "also write the explanation as JSON"] = None,
+    picture: Annotated[MaybePath, "also draw the explanation as PNG"] = None,
+    plugin: OwnPlugin = None,
 ) -> Explanation:
     """Explain a prediction for one patient of the site, or for a new one."""
     from fedsilo.client_app.explain.sample import explain_sample
@@ -76,16 +88,17 @@ def explain(
     return explanation
 
 
+@command
 def attention(
-    run_dir: AnyRun,
+    run_dir: RunDir,
     *,
-    site: Sequence[str] = (),
-    split: Split = "test",
-    images: int = 5,
-    data_dir: AnyPath | None = None,
-    state_dir: AnyPath | None = None,
-    pictures: AnyPath | None = None,
-    plugin: Plugins = None,
+    site: Sites = (),
+    split: SplitOfSamples = "test",
+    images: Annotated[int, "images per class"] = 5,
+    data_dir: DataDir = None,
+    state_dir: StateDir = None,
+    pictures: Annotated[MaybePath, "folder of the pictures (default: the run's)"] = None,
+    plugin: OwnPlugin = None,
 ) -> Iterator[Path | str]:
     """Draw the attention of a run's ViT, a sheet per site.
 
@@ -100,14 +113,15 @@ def attention(
     yield from attention(folder_of(run_dir), several(site), split, images, *folders)
 
 
+@command
 def histograms(
-    run_dir: AnyRun,
+    run_dir: RunDir,
     *,
-    site: Sequence[str] = (),
-    split: Split = "train",
-    picture: AnyPath | None = None,
-    data_dir: AnyPath | None = None,
-    plugin: Plugins = None,
+    site: Sites = (),
+    split: SplitOfSamples = "train",
+    picture: Annotated[MaybePath, "PNG to write (default: in the run directory)"] = None,
+    data_dir: DataDir = None,
+    plugin: OwnPlugin = None,
     tell: Tell = silent,
 ) -> Path:
     """Draw the brightness of images at each site."""
@@ -123,19 +137,20 @@ def histograms(
     return path
 
 
+@command
 def embeddings(
-    run_dirs: Sequence[AnyRun],
+    run_dirs: RunDirs,
     *,
-    site: Sequence[str] = (),
-    split: Split = "test",
-    picture: AnyPath | None = None,
-    data_dir: AnyPath | None = None,
-    layer: Layer = "embedding",
-    limit: int | None = None,
-    seed: int = 0,
-    state_dir: AnyPath | None = None,
-    csv: AnyPath | None = None,
-    plugin: Plugins = None,
+    site: Sites = (),
+    split: SplitOfSamples = "test",
+    picture: Annotated[MaybePath, "PNG to write (default: in the first run directory)"] = None,
+    data_dir: DataDir = None,
+    layer: Annotated[Layer, "the layer whose output is drawn"] = "embedding",
+    limit: Annotated[int | None, Option("samples per site (default: all)", value="N")] = None,
+    seed: Annotated[int, "seed of t-SNE and of the folds"] = 0,
+    state_dir: StateDir = None,
+    csv: Annotated[MaybePath, "also write the numbers as CSV"] = None,
+    plugin: OwnPlugin = None,
     tell: Tell = silent,
 ) -> Iterator[Path | str]:
     """Draw the embeddings of all sites' samples.
@@ -168,18 +183,26 @@ def embeddings(
         yield Path(csv)
 
 
+@command
 def gradcam(
-    run_dirs: Sequence[AnyRun],
+    run_dirs: RunDirs,
     *,
-    site: str,
-    rows: str = "",
-    scenarios: int | None = None,
-    split: Split = "test",
-    picture: AnyPath | None = None,
-    data_dir: AnyPath | None = None,
-    label: str | None = None,
-    state_dir: AnyPath | None = None,
-    plugin: Plugins = None,
+    site: Annotated[str, "the site of the images"],
+    rows: Annotated[str, "rows of the split, counted from 0, as 0,3,7"] = "",
+    scenarios: Annotated[
+        int | None,
+        "instead of --rows: this many images per class that all runs, no run, only the first "
+        "run, or the second but not the first run predict correctly",
+    ] = None,
+    split: SplitOfSamples = "test",
+    picture: Annotated[MaybePath, "PNG to write (default: in the first run directory)"] = None,
+    data_dir: DataDir = None,
+    label: Annotated[
+        str | None,
+        Option("the class (default: each network's prediction)", name="--class", value="NAME"),
+    ] = None,
+    state_dir: StateDir = None,
+    plugin: OwnPlugin = None,
 ) -> Path:
     """Draw the image regions by which convolutional networks find a class (Grad-CAM)."""
     from fedsilo.server_app.studies.figures import gradcam as grad_cam
@@ -197,18 +220,32 @@ def gradcam(
     return path
 
 
+@command
 def report(
-    run_dirs: Sequence[AnyRun],
-    out: AnyPath = "report.html",
+    run_dirs: Annotated[Sequence[AnyRun], "run directories, or folders with run directories"],
+    out: Annotated[AnyPath, Option("HTML file to write", name="--out")] = "report.html",
     *,
-    reader: Reader = "research",
-    audit_log: AnyPath | None = None,
-    site_file: AnyPath | None = None,
-    overwrite: bool = False,
-    by: Sequence[str] = (),
-    decisions: bool = False,
-    data_dir: AnyPath | None = None,
-    plugin: Plugins = None,
+    reader: Annotated[
+        Reader,
+        Option(
+            "research: settings, curves, tests, cost; clinic: hits and misses by class; dpo: "
+            "the data that left each site",
+            name="--for",
+        ),
+    ] = "research",
+    audit_log: Annotated[MaybePath, "for dpo: the hospital's own audit log"] = None,
+    site_file: Annotated[MaybePath, "for dpo: the hospital's own site file"] = None,
+    overwrite: Annotated[bool, "replace an existing file"] = False,
+    by: Annotated[
+        Sequence[str],
+        "for clinic, on a machine with the data: results by this column, such as age; may be "
+        "repeated",
+    ] = (),
+    decisions: Annotated[
+        bool, "for clinic, on a machine with the data: the decision curve of two classes"
+    ] = False,
+    data_dir: DataDir = None,
+    plugin: OwnPlugin = None,
 ) -> list[Path]:
     """Write a page about finished runs; return its file.
 

@@ -133,6 +133,14 @@ class Budgets:
                 found[name] = parts
         return found
 
+    def with_costs(self, runs: Mapping[str, Sequence[FinishedRun]]) -> Budgets:
+        """Return the budgets with the costs of each experiment's finished runs."""
+        return Budgets({name: budget.with_costs(runs[name]) for name, budget in self.of.items()})
+
+    def with_rounds(self, rounds: Mapping[str, Sequence[int]]) -> Budgets:
+        """Return the budgets with the finished rounds of each experiment's runs."""
+        return Budgets({name: replace(b, rounds=rounds[name]) for name, b in self.of.items()})
+
     def refuse_unequal(self, advice: str) -> None:
         """Check that all rows on the same data have equal budgets.
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 import math
 import re
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,15 +21,10 @@ from rich.table import Table
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import data_fingerprint, data_set
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import counted
 from fedsilo.server_app.config.settings import RunSettings
-from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.planning import plan_run
 from fedsilo.server_app.studies.compare.budgets import (
     MARK,
     Budgets,
-    planned_budgets,
-    refuse_mixed_optimisers,
 )
 from fedsilo.server_app.studies.compare.pooled import POOLED
 from fedsilo.server_app.studies.compare.slurm import Jobs
@@ -70,54 +65,40 @@ class CrossValidation:
             write_atomically(markdown, text)
 
 
-def crossvalidate(
-    experiments: Sequence[str],
-    sources: RunSources,
-    *,
-    folds: int,
-    repeats: int,
-    unequal: bool = False,
-    jobs: Jobs = 0,
-    tell: Callable[[str], None] = lambda _: None,
-) -> CrossValidation:
-    """Cross-validate experiments and compare the others with the first; finished runs are kept.
-
-    Budgets (see budgets.py) are compared by settings and finished rounds, because trials record no
-    optimiser steps.
-
-    Args:
-        experiments: names of experiments, or methods; a name given twice counts once.
-        sources: the sources of settings.
-        folds: folds of each site's rows, at least 2.
-        repeats: number of repetitions, each with another shuffling into folds.
-        unequal: whether to compare, and mark, experiments with another budget.
-        jobs: number of runs at once; 0 for one per core; or Slurm's parameters.
-        tell: takes a line about the progress.
+def plan_folds(
+    plans: Mapping[str, RunSettings], folds: int, repeats: int
+) -> Mapping[str, Sequence[Trial]]:
+    """Plan the trials of each experiment: every fold of every repetition's shuffling.
 
     Raises:
-        FedsiloError: the data set has no folds, a setting is wrong, budgets differ, or a run
-            failed.
+        SettingError: the data set has no folds, or the experiments' data differ.
     """
-    names = list(dict.fromkeys(experiments))
-    plans = {name: plan_run(name, sources)[0] for name in names}
-    refuse_mixed_optimisers({name: settings.common for name, settings in plans.items()})
-    trials = [_trials(settings, folds, repeats) for settings in plans.values()]
-    runs = folds * repeats
-    of = f"{counted(len(names), 'experiment')}, {folds} folds, {counted(repeats, 'repeat')}"
-    tell(f"{of}: {counted(len(names) * runs, 'run')}")
+    trials = {name: _trials(settings, folds, repeats) for name, settings in plans.items()}
     _refuse_other_data(plans)
-    budgets = planned_budgets(plans, sources)
-    if not unequal:
-        budgets.refuse_unequal("give all the same budget, or mark the row by --unequal")
-    first = plans[names[0]].common
-    folder = Path(first.out) / "crossvalidation"
-    summaries = dict(zip(names, run_groups(trials, folder, jobs), strict=True))
-    rounds = {name: [int(run["rounds"]) for run in runs] for name, runs in summaries.items()}
-    budgets = Budgets({n: replace(b, rounds=rounds[n]) for n, b in budgets.of.items()})
-    if not unequal:
-        budgets.refuse_unequal("all runs are kept; repeat with --unequal to mark the row")
+    return trials
+
+
+def run_folds(
+    trials: Mapping[str, Sequence[Trial]], out: Path, jobs: Jobs
+) -> Mapping[str, Summaries]:
+    """Run the trials of each experiment; return the summaries of its runs.
+
+    ``out`` is the folder of run directories. ``jobs`` is the number of runs at once, 0 for one per
+    core, or Slurm's parameters.
+
+    Raises:
+        RunFailedError: a run failed. Finished runs are kept, and are used again.
+    """
+    found = run_groups(list(trials.values()), out / "crossvalidation", jobs)
+    return dict(zip(trials, found, strict=True))
+
+
+def compare_folds(
+    summaries: Mapping[str, Summaries], headline: Sequence[str], folds: int, budgets: Budgets
+) -> CrossValidation:
+    """Compute the intervals of each metric, and of the differences from the first experiment."""
     pooled = all(POOLED in run["mean"] for runs in summaries.values() for run in runs)
-    metrics = (*data_set(first.dataset).headline, *([POOLED] if pooled else []))
+    metrics = (*headline, *([POOLED] if pooled else []))
     figures = figure_intervals(summaries, metrics, folds)
     differences = difference_intervals(summaries, metrics, folds)
     return CrossValidation(pd.concat([figures, differences]), metrics, budgets)

@@ -7,7 +7,6 @@ an interrupted run is resumed.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings, differences, resolve
 from fedsilo.server_app.records.run_directory import CONFIG, RunDirectory
 from fedsilo.server_app.run.arguments import RunSources
+from fedsilo.server_app.run.notebook import html_of_lines
 from fedsilo.server_app.run.planning import plan_run, start
 from fedsilo.server_app.studies.compare.budgets import (
     Budgets,
@@ -92,6 +92,10 @@ class Comparison:
         yield comparison_table(self.budgets.mark_unequal(self.results), self.split, median)
         yield rich_table(self.budgets.title(), self.budgets.lines())
         yield from lines_of_tests(self.tested, self.split, self.notes)
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the lines of the terminal as HTML."""
+        return html_of_lines(self.lines())
 
     def draw(self, path: Path) -> None:
         """Draw the mean over seeds for each metric and site, as PNG."""
@@ -200,72 +204,65 @@ def _run_or_resume(work: _Work) -> Failure | None:
     return None
 
 
-def compare(
-    experiments: Sequence[str],
-    sources: RunSources,
-    *,
-    engine: str = "inline",
-    supernodes: int | None = None,
-    seeds: int = 3,
-    own_splits: bool = False,
-    split: str = "test",
-    metrics: str | None = None,
-    tests: str | None = None,
-    paired: bool = False,
-    unequal: bool = False,
-    jobs: Jobs = 0,
-    tell: Callable[[str], None] = lambda _: None,
+def check_jobs(jobs: Sequence[Job], tests: str | None, paired: bool, seeds: int) -> None:
+    """Check that planned runs can be compared, and their differences tested.
+
+    Raises:
+        SettingError: optimisers differ, or a test is not possible.
+    """
+    commons = {job.experiment: job.settings.common for job in jobs}
+    data_sets = {name: common.dataset for name, common in commons.items()}
+    refuse_mixed_optimisers(commons)
+    check_tests(data_sets, tests=tests, paired=paired, seeds=seeds)
+
+
+def plan_budgets(jobs: Sequence[Job], sources: RunSources) -> Budgets:
+    """Return the budget of each experiment, as planned; see budgets.py."""
+    return planned_budgets({job.experiment: job.settings for job in jobs}, sources)
+
+
+def compare_runs(
+    jobs: Sequence[Job],
+    split: str,
+    metrics: str | None,
+    tests: str | None,
+    paired: bool,
+    budgets: Budgets,
 ) -> Comparison:
-    """Run the missing seeds of all experiments, 0 to ``seeds - 1``, and compare all runs.
+    """Compare finished runs.
 
     Args:
-        experiments: names of experiments, or methods; a name given twice counts once.
-        sources: the sources of settings.
-        engine: the engine of each run.
-        supernodes: number of simulated sites; None for all silos.
-        seeds: number of seeds.
-        own_splits: whether each seed has its own split of the data.
+        jobs: the runs, which have ended.
         split: ``test`` or ``val``.
         metrics: names and patterns, separated by commas; None for the data set's headline metrics.
         tests: names and patterns of metrics to test for differences; None for no tests.
         paired: whether to test the differences seed by seed.
-        unequal: whether to compare, and mark, rows with another budget (see budgets.py).
-        jobs: number of runs at once; 0 for as many as the cores allow; or Slurm's parameters.
-        tell: takes a line each time a run has ended.
+        budgets: the budget of each experiment, with the costs of its runs.
 
     Raises:
-        FedsiloError: a setting is wrong, budgets differ, or a run failed. Finished runs stay and
-            are used again.
+        SettingError: no site has samples in the split, or no metric has such a name.
     """
-    names = list(dict.fromkeys(experiments))
-    planning = partial(_job, sources, engine, supernodes, own_splits)
-    all_jobs = [planning(name, seed) for name in names for seed in range(seeds)]
-    data_sets = {job.experiment: job.settings.common.dataset for job in all_jobs}
-    refuse_mixed_optimisers({job.experiment: job.settings.common for job in all_jobs})
-    check_tests(data_sets, tests=tests, paired=paired, seeds=seeds)
-    budgets = planned_budgets({job.experiment: job.settings for job in all_jobs}, sources)
-    if not unequal:
-        budgets.refuse_unequal("give all the same budget, or mark the row by --unequal")
-    if own_splits:
-        _refuse_one_split(all_jobs)
-    _run_all([job for job in all_jobs if not job.is_finished()], jobs, tell)
-    runs = {name: [job.directory for job in all_jobs if job.experiment == name] for name in names}
-    budgets = Budgets({name: budget.with_costs(runs[name]) for name, budget in budgets.of.items()})
-    if not unequal:
-        budgets.refuse_unequal("all runs are kept; repeat with --unequal to mark the row")
-    summaries = _summaries(all_jobs, split)
-    results = _results(all_jobs, summaries, split, metrics)
+    summaries = _summaries(jobs, split)
+    results = _results(jobs, summaries, split, metrics)
     tested = []
     if tests:
-        tested = [
-            significance(metric, values_by_seed(summaries, metric), paired)
-            for metric in chosen_metrics(tests, _all(summaries), "--tests")
-        ]
-    same = {same_split(by_seed) for by_seed in runs.values()}
-    cut = None if None in same else False not in same
-    remarks = _left_out([job.directory for job in all_jobs], split)
-    remarks += notes(tested[0], seeds, paired, cut) if tested else []
+        for metric in chosen_metrics(tests, _all(summaries), "--tests"):
+            tested.append(significance(metric, values_by_seed(summaries, metric), paired))
+    remarks = _left_out([job.directory for job in jobs], split)
+    if tested:
+        seeds = len({job.settings.common.seed for job in jobs})
+        same = {same_split(runs) for runs in runs_of(jobs).values()}
+        cut = None if None in same else False not in same
+        remarks += notes(tested[0], seeds, paired, cut)
     return Comparison(results, split, tested, remarks, budgets)
+
+
+def runs_of(jobs: Sequence[Job]) -> dict[str, list[FinishedRun]]:
+    """Return the directories of the runs of each experiment, in the order of the seeds."""
+    runs: dict[str, list[FinishedRun]] = {}
+    for job in jobs:
+        runs.setdefault(job.experiment, []).append(job.directory)
+    return runs
 
 
 def _all(summaries: Summaries) -> list[Mapping[str, Any]]:
@@ -319,7 +316,7 @@ def _results(
     return pd.concat(frames, ignore_index=True)
 
 
-def _refuse_one_split(jobs: Sequence[Job]) -> None:
+def refuse_one_split(jobs: Sequence[Job]) -> None:
     """Raise a SettingError for --splits if the first two seeds of an experiment share a split."""
     for one, other in pairwise(job.settings.common for job in jobs):
         if (one.seed, other.seed) != (0, 1):
@@ -333,14 +330,15 @@ def _refuse_one_split(jobs: Sequence[Job]) -> None:
                 )
 
 
-def _job(
+def plan_job(
+    experiment: str,
+    seed: int,
     sources: RunSources,
     engine: str,
     supernodes: int | None,
     own_splits: bool,
-    experiment: str,
-    seed: int,
 ) -> Job:
+    """Plan the run of an experiment with a seed; SettingError if a setting is wrong."""
     # The names differ, because otherwise a run with another split would be used in its place
     own_split: dict[str, Value] = {"fold-seed": seed} if own_splits else {}
     name = f"{experiment}-{'split' if own_splits else 'seed'}{seed}"
@@ -349,12 +347,8 @@ def _job(
     return Job(experiment, settings, resources, engine)
 
 
-def _run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> None:
-    """Run or resume all jobs, several at once.
-
-    Raises:
-        RunFailedError: a run failed; names the run, and has its error's text.
-    """
+def run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> None:
+    """Run or resume all jobs, several at once; RunFailedError if one failed."""
     if not jobs:
         return
     workers, width = 0, "with Slurm"

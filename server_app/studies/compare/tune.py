@@ -6,6 +6,8 @@ reads a test row. A data set with its own validation part has no folds, and its 
 used. The deciding metric is the first of the data set's headline metrics that all runs have.
 """
 
+from __future__ import annotations
+
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -92,40 +94,25 @@ class Tuned:
         return rich_table("the best " + counted(len(best), "point"), lines, left=0)
 
 
-def tune(
-    experiment: str,
-    sources: RunSources,
-    *,
-    sampler: str = "grid",
-    metric: str | None = None,
-    trials: int | None = None,
-    folds: int | None = None,
-    seeds: int | None = None,
-    jobs: Jobs = 0,
-    tell: Callable[[str], None] = lambda _: None,
+def search(
+    plan: Plan, sampler: str, metric: str | None, jobs: Jobs, tell: Callable[[str], None]
 ) -> Tuned:
-    """Try points of the grid, choose the best, and write the choice and all trials.
+    """Try the points of a plan, choose the best, and write the choice and all trials.
 
     If training fails at a point, for example because it diverges, the point is reported and not
     chosen; the sampler gets score 0 for it.
 
     Args:
-        experiment: an experiment with a grid.
-        sources: the sources of settings.
+        plan: the settings, the grid and the budget.
         sampler: ``grid`` or ``tpe``.
         metric: the deciding metric, of which a higher value is better: a mean over the sites that
             have it, or ``POOLED`` over all samples. None for the data set's.
-        trials: points to try; None for the simulation file's number, as for the next two.
-        folds: folds of each seed's shuffling.
-        seeds: seeds of each point.
         jobs: number of runs at once; 0 for one per core; or Slurm's parameters.
         tell: takes a line about the progress.
 
     Raises:
-        FedsiloError: there is no grid, a setting is wrong, a run failed at every point, or Optuna
-            is missing.
+        FedsiloError: a run failed at every point, or Optuna is missing.
     """
-    plan = _plan(experiment, sources, sampler, {"trials": trials, "folds": folds, "seeds": seeds})
     ranked, decides = _run_search(plan, sampler, metric, jobs, tell)
     if ranked[0].failed:
         raise RunFailedError(f"all {len(ranked)} points failed; the first one: {ranked[0].failed}")
@@ -155,7 +142,7 @@ class Plan:
         return {k: rule_of(type(p), k) for p in parts for k in as_mapping(p) if k in self.grid}
 
 
-def _plan(
+def plan_search(
     experiment: str, sources: RunSources, sampler: str, given: Mapping[str, int | None]
 ) -> Plan:
     """Plan a search; the parts of the budget in ``given`` override the simulation file's.

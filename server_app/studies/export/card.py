@@ -24,7 +24,7 @@ from fedsilo.models.contract.one_line import (
 from fedsilo.models.contract.settings import SERVER, CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
 from fedsilo.models.measures.intervals import Estimate, Interval, of_auc, wilson
-from fedsilo.server_app.studies.finetune.request import refuse_target
+from fedsilo.server_app.run.arguments import refuse_target
 from fedsilo.server_app.studies.finished_run import FinishedRun, Shown
 from fedsilo.server_app.studies.report.clinic import class_outcomes, final_figures
 from fedsilo.server_app.studies.report.headline import facts as facts_of

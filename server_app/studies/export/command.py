@@ -14,6 +14,7 @@ from safetensors.torch import save_file
 from fedsilo.datasets.io.atomic_files import build_folder
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.versions import installed_software
+from fedsilo.server_app.run.arguments import refuse_target
 from fedsilo.server_app.studies.export.card import card_text
 from fedsilo.server_app.studies.export.formats import (
     INPUTS,
@@ -24,7 +25,6 @@ from fedsilo.server_app.studies.export.formats import (
     write_onnx,
     write_pt2,
 )
-from fedsilo.server_app.studies.finetune.request import refuse_target
 from fedsilo.server_app.studies.finished_run import FinishedRun
 
 CARD = "model-card.md"

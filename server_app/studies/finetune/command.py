@@ -1,4 +1,4 @@
-"""``fedsilo finetune``: trains a run's model on a new task, beside the same network from scratch.
+"""Trains a run's model on a new task, beside the same network from scratch: ``fedsilo finetune``.
 
 All networks are trained on the pooled training images of the sites on this machine. Validation
 images choose the epoch; test images are read once, for the metrics of that epoch.
@@ -8,6 +8,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 from torch import Tensor, nn
@@ -18,16 +19,9 @@ from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.seeding import derive_seed
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.segmentation.pyramids import Segmenter
-from fedsilo.server_app.studies.finetune.request import (
-    SCRATCH,
-    SEGMENTATION,
-    FinetuneRequest,
-    RunModel,
-    Source,
-    open_start,
-)
+from fedsilo.server_app.studies.finetune.request import SCRATCH, SEGMENTATION, RunModel, Source
 from fedsilo.server_app.studies.finetune.results import FinetuneResult, StartResult, write_results
-from fedsilo.server_app.studies.finetune.settings import network_of, settings_of, takes
+from fedsilo.server_app.studies.finetune.settings import takes
 from fedsilo.server_app.studies.finetune.tasks import (
     Downstream,
     Segmentation,
@@ -46,43 +40,57 @@ from fedsilo.server_app.studies.finetune.transfer import (
 Say = Callable[[str], None]
 
 
-def finetune(request: FinetuneRequest, say: Say) -> FinetuneResult:
+def open_study(
+    task: str,
+    network: str,
+    settings: CommonSettings,
+    sites: Sequence[str],
+    seeds: int,
+    epochs: int,
+    distil_epochs: int,
+) -> Study:
+    """Read the images of the sites, and build what is the same for all starts."""
+    kind = Segmentation if task == SEGMENTATION else Downstream
+    downstream = kind(network)
+    data = downstream.data(settings, chosen_sites(settings, sites))
+    compute = choose_compute(
+        settings.device, settings.precision, settings.threads, settings.deterministic
+    )
+    return Study(downstream, settings, data, compute, seeds, epochs, distil_epochs)
+
+
+def refuse_equal_labels(sources: Sequence[Source]) -> None:
+    """Raise a SettingError if two starts have one label, because their rows would look alike."""
+    labels = [source.label for source in sources]
+    for label in sorted(labels):
+        if labels.count(label) > 1:
+            raise SettingError(
+                f"two of --weights are named '{label}', so their rows would look alike: rename one "
+                "of the folders"
+            )
+
+
+def train_starts(
+    study: Study, sources: Sequence[Source | None], out: Path, images: int, say: Say
+) -> FinetuneResult:
     """Train each start over the seeds and write the folder; ``say`` gets each line of progress.
 
+    Args:
+        study: what is the same for all starts.
+        sources: the starts; None for a start from the seed's weights.
+        out: the folder to write.
+        images: how many test images are drawn.
+        say: takes a line.
+
     Raises:
-        FedsiloError: a run has not ended or does not fit, settings or data cannot be used, the
-            folder exists already, or training diverged; then nothing is written.
+        FedsiloError: weights do not fit, or training diverged; then nothing is written.
     """
-    request.check()
-    sources = [open_start(weights, request) for weights in request.weights]
-    study = _study(request, [source for source in sources if source])
     sizes = ", ".join(f"{count} {name}" for name, count in study.data.sizes().items())
     say(f"{study.settings.dataset}, {', '.join(study.data.sites)}: {sizes} images")
     with noted_operations(say):
         starts = tuple(_train_start(study, source, say) for source in sources)
-    build_folder(request.out, lambda folder: write_results(folder, study, starts, request.images))
+    build_folder(out, lambda folder: write_results(folder, study, starts, images))
     return FinetuneResult(study, starts)
-
-
-def _study(request: FinetuneRequest, sources: Sequence[Source]) -> Study:
-    """Return network, settings and data of all starts; ``sources`` are those not from scratch."""
-    labels = [source.label for source in sources]
-    if twice := sorted({label for label in labels if labels.count(label) > 1}):
-        raise SettingError(
-            f"two of --weights are named '{twice[0]}', so their rows would look alike: rename one "
-            "of the folders"
-        )
-    network = network_of(request.task, request.network, sources, distil=request.distil_epochs > 0)
-    run_models = [source for source in sources if isinstance(source, RunModel)]
-    settings = settings_of(request, network, run_models)
-    downstream = (Segmentation if request.task == SEGMENTATION else Downstream)(network)
-    data = downstream.data(settings, chosen_sites(settings, request.sites))
-    compute = choose_compute(
-        settings.device, settings.precision, settings.threads, settings.deterministic
-    )
-    return Study(
-        downstream, settings, data, compute, request.seeds, request.epochs, request.distil_epochs
-    )
 
 
 def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:

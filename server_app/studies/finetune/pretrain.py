@@ -31,9 +31,8 @@ from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.experiments import read_section, simulation_file
 from fedsilo.server_app.config.resources import cores
-from fedsilo.server_app.run.arguments import RunSources
+from fedsilo.server_app.run.arguments import RunSources, refuse_target
 from fedsilo.server_app.run.planning import plan_run
-from fedsilo.server_app.studies.finetune.request import refuse_target
 
 _SHAPE = keys_with(CommonSettings, "shape")
 _FEWEST = 20  # public images

@@ -1,9 +1,5 @@
-"""The request of ``fedsilo finetune``, and its starting points: models of runs, other weights.
+"""The starting points of ``fedsilo finetune``: models of finished runs, and other weights."""
 
-``FinetuneRequest.check`` refuses errors that can be found before anything is opened.
-"""
-
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +14,6 @@ from fedsilo.datasets.weights.provenance import run_beside
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import image_network
-from fedsilo.server_app.run.arguments import refuse_below
 from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.trained_site import refuse_other_backbone
 
@@ -30,55 +25,19 @@ _ENCODER = ("encoder.", "prompts.")
 Classes: TypeAlias = tuple[tuple[str, ...], int]
 
 
-@dataclass(frozen=True)
-class FinetuneRequest:
-    """One call of fine-tuning."""
+def check_starts(weights: Sequence[str], from_site: str | None) -> None:
+    """Check the names of the starting points before any is opened.
 
-    task: str  # classification or segmentation
-    weights: Sequence[str]  # starting points: run directories, files, timm:NAME or scratch
-    out: Path  # the folder to write; it must not exist
-    dataset: str | None = None  # None: the first run's
-    sites: Sequence[str] = ()  # the sites with the images to pool; empty for all sites
-    network: str | None = None  # None: the first of the task that takes the weights
-    epochs: int = 20
-    seeds: int = 3  # how many, from 0
-    changes: Sequence[str] = ()  # settings as key=value, over the run's or the default
-    device: str | None = None  # auto, cpu, cuda or cuda:N, or None for auto
-    data_dir: Path | None = None  # None: the run's
-    from_site: str | None = None  # use this site's own model of a run, or None for the shared one
-    state_dir: Path | None = None  # that site's private state, or None for the run's
-    images: int = 4  # how many test images are painted
-    # Passes in which a network without an array of a run's ViT learns its tokens, or 0 to refuse it
-    distil_epochs: int = 0
-
-    def check(self) -> None:
-        """Raise a SettingError for what is out of range or could not be written."""
-        for name in ("seeds", "epochs", "images"):
-            refuse_below(1, name, getattr(self, name))
-        if self.distil_epochs < 0:
-            raise SettingError(
-                f"--distil-epochs must be at least 0, but is {self.distil_epochs}: give 5, or "
-                "remove it"
-            )
-        if twice := {weights for weights in self.weights if self.weights.count(weights) > 1}:
-            raise SettingError(f"--weights names {', '.join(sorted(twice))} twice: name each once")
-        if self.from_site and not any(Path(name).expanduser().is_dir() for name in self.weights):
-            raise SettingError(
-                "--from-site needs a run, but --weights names none: name a run directory"
-            )
-        refuse_target(self.out, "another --out")
-
-
-def refuse_target(target: Path, instead: str) -> None:
-    """Raise a SettingError if a target exists or its folder cannot be written.
-
-    ``instead`` names the option by which the user can choose another target.
+    Raises:
+        SettingError: one is named twice, or a site's own model is asked for but no run is named.
     """
-    if target.exists():
-        raise SettingError(f"{target} already exists: remove it, or give {instead}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(target.parent, os.W_OK):
-        raise SettingError(f"{target.parent} cannot be written to: give {instead}")
+    for name in weights:
+        if weights.count(name) > 1:
+            raise SettingError(f"--weights names {name} twice: name each once")
+    if from_site and not any(Path(name).expanduser().is_dir() for name in weights):
+        raise SettingError(
+            "--from-site needs a run, but --weights names none: name a run directory"
+        )
 
 
 @dataclass(frozen=True)
@@ -109,8 +68,12 @@ class PretrainedWeights:
 Source: TypeAlias = RunModel | PretrainedWeights
 
 
-def open_start(weights: str, request: FinetuneRequest) -> Source | None:
+def open_start(
+    weights: str, data_dir: Path | None, from_site: str | None, state_dir: Path | None
+) -> Source | None:
     """Open the model or the weights that ``--weights`` names; None for scratch.
+
+    ``data_dir``, ``from_site`` and ``state_dir`` are for a run, see ``open_run_model``.
 
     Raises:
         FedsiloError: ``weights`` names nothing, or a run that has not ended or has no such model.
@@ -119,12 +82,13 @@ def open_start(weights: str, request: FinetuneRequest) -> Source | None:
         return None
     path = Path(weights).expanduser()
     if path.is_dir():
-        return open_run_model(path, request)
+        return open_run_model(path, data_dir, from_site, state_dir)
     if weights.startswith("timm:"):
         network = "vgg16-bn" if weights.startswith("timm:vgg16_bn") else "vit"
         return PretrainedWeights(weights, weights, network)
     if path.is_file() and path.name == "model.safetensors" and run_beside(path):
-        return open_run_model(path.parent, request)  # we must know what the run has trained on
+        # We must know what the run has trained on
+        return open_run_model(path.parent, data_dir, from_site, state_dir)
     if path.is_file():
         return PretrainedWeights(path.name, str(path.resolve()))
     raise SettingError(
@@ -133,25 +97,28 @@ def open_start(weights: str, request: FinetuneRequest) -> Source | None:
     )
 
 
-def open_run_model(run_dir: Path, request: FinetuneRequest) -> RunModel:
-    """Return a finished run's model.
+def open_run_model(
+    run_dir: Path, data_dir: Path | None, from_site: str | None, state_dir: Path | None
+) -> RunModel:
+    """Open a finished run's model.
 
-    Without ``--from-site`` it is that of model.safetensors, and the run directory is enough. With
+    Without ``from_site`` it is that of model.safetensors, and the run directory is enough. With
     it, it is the model of this site after the run, and the site's data must be on this machine.
+    ``data_dir`` and ``state_dir``, the site's private state, are the run's if they are None.
 
     Raises:
         FedsiloError: the run has not ended, or has no such model.
     """
     run = FinishedRun.open(run_dir)
-    common = run.local_settings(request.data_dir).common
+    common = run.local_settings(data_dir).common
     if data_set(common.dataset).is_table:
         raise SettingError(
             f"{run_dir} is a run on a table, but fine-tuning needs images: name another run"
         )
     label = run_dir.resolve().name
-    if request.from_site:
-        label = f"{label}, {request.from_site}"
-        network = run.lab(request.from_site, request.data_dir, request.state_dir).open()
+    if from_site:
+        label = f"{label}, {from_site}"
+        network = run.lab(from_site, data_dir, state_dir).open()
         state = cast(nn.Module, network).state_dict()
         arrays = {name: array.cpu() for name, array in state.items()}
     else:

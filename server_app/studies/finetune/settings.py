@@ -1,6 +1,6 @@
 """Builds the settings of fine-tuning from a run's settings, our recipe and the user's changes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +24,6 @@ from fedsilo.server_app.config.settings import parse_assignment
 from fedsilo.server_app.studies.finetune.request import (
     CLASSIFICATION,
     SEGMENTATION,
-    FinetuneRequest,
     RunModel,
     Source,
 )
@@ -105,24 +104,27 @@ def _distils(network: str, source: Source) -> bool:
 
 
 def settings_of(
-    request: FinetuneRequest, network: str, run_models: Sequence[RunModel]
+    task: str,
+    network: str,
+    run_models: Sequence[RunModel],
+    dataset: str | None,
+    changes: Mapping[str, Value],
 ) -> CommonSettings:
-    """Return the settings of data, network and training.
+    """Build the settings of data, network and training.
 
-    The network's are the first run's, and so are the data's if the data set is the same; the
-    request's changes go over them.
+    The network's are the first run's, and so are the data's if the data set is the same.
+    ``dataset`` is None for the first run's. ``changes`` replace any setting.
 
     Raises:
         SettingError: a setting is unknown, out of range or unused here, or images would be tested
             that a run has trained on.
     """
     first = as_mapping(run_models[0].common) if run_models else {}
-    dataset = str(request.dataset or first.get("dataset", ""))
+    dataset = dataset or str(first.get("dataset", ""))
     if not dataset:
         raise SettingError("without a run, the data set is unknown: give --dataset")
-    changes = dict(parse_assignment(text) for text in request.changes)
     partition = str({**first, **changes}.get("partition", "own"))
-    of_data = _of_data(dataset, partition, request.task)
+    of_data = _of_data(dataset, partition, task)
     _refuse_unused(changes, of_data)
     kept = of_data if dataset == first.get("dataset") else frozenset(_FILES)
     if run_models and takes(network, run_models[0]):  # not if it only learns from the run's
@@ -134,7 +136,7 @@ def settings_of(
     cut_again = partition != "own" and of_data >= cut_keys(partition)
     if "val-folds" in of_data and not values.get("val-folds") and not cut_again:
         values["val-folds"] = _VALIDATION_FOLDS
-    settings = build(CommonSettings, _complete_values(values | changes, request))
+    settings = build(CommonSettings, _with_absolute_paths({**values, **changes}))
     check_data_settings(settings)
     if not changes.keys() & {"val-folds", "val-fold"}:
         places = find_places(settings.data_dir, settings.cache_dir)
@@ -148,12 +150,20 @@ def settings_of(
     return settings
 
 
-def _complete_values(values: dict[str, Value], request: FinetuneRequest) -> dict[str, Value]:
-    """Add the request's device and data directory to ``values``, and make paths absolute."""
-    if request.device is not None:
-        values["device"] = request.device
-    if request.data_dir is not None:
-        values["data-dir"] = str(request.data_dir)
+def read_changes(
+    texts: Sequence[str], device: str | None, data_dir: Path | None
+) -> dict[str, Value]:
+    """Read the user's settings, each ``key=value``; ``device`` and ``data_dir`` override them."""
+    changes = dict(parse_assignment(text) for text in texts)
+    if device is not None:
+        changes["device"] = device
+    if data_dir is not None:
+        changes["data-dir"] = str(data_dir)
+    return changes
+
+
+def _with_absolute_paths(values: dict[str, Value]) -> dict[str, Value]:
+    """Make the paths among settings absolute, because the settings are written to a file."""
     paths = {key: values[key] for key in _FILES if values.get(key)}
     return values | {k: str(Path(str(path)).expanduser().resolve()) for k, path in paths.items()}
 
@@ -176,7 +186,7 @@ def used_settings(settings: CommonSettings) -> dict[str, Value]:
     return {key: value for key, value in as_mapping(settings).items() if key in keys}
 
 
-def _refuse_unused(changes: dict[str, Value], of_data: frozenset[str]) -> None:
+def _refuse_unused(changes: Mapping[str, Value], of_data: frozenset[str]) -> None:
     """Refuse a setting that concerns neither data, network nor training here."""
     known = _OF_NETWORK | _OF_TRAINING | of_data
     for key in changes:

@@ -14,7 +14,7 @@ from fedsilo.server_app.studies.monitor.decisions import decision_section
 from fedsilo.server_app.studies.monitor.groups import Column, Examined, group_section
 from fedsilo.server_app.studies.predict.inputs import open_inputs, table_schema
 from fedsilo.server_app.studies.predict.prediction import predict_inputs
-from fedsilo.server_app.studies.predict.request import PredictRequest
+from fedsilo.server_app.studies.predict.request import CaseSource
 from fedsilo.server_app.studies.report.page import Section, Text
 from fedsilo.server_app.studies.trained_model import TrainedModel
 
@@ -46,7 +46,7 @@ def examine(run: Shown, by: Sequence[str], decisions: bool, data_dir: Path | Non
 def _together(run: Shown, models: Sequence[TrainedModel]) -> Examined:
     probabilities, labels, rows = [], [], []
     for model in models:
-        inputs = open_inputs(model, PredictRequest(run.path, model.site, split="test"))
+        inputs = open_inputs(model, CaseSource("split", "test"))
         probabilities.append(predict_inputs(model, inputs).own)
         labels.append(model.samples("test").labels)
         if (read := inputs.read) is not None:

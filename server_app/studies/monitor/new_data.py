@@ -19,7 +19,7 @@ from fedsilo.server_app.studies.predict.inputs import (
     open_inputs,
     table_schema,
 )
-from fedsilo.server_app.studies.predict.request import PredictRequest
+from fedsilo.server_app.studies.predict.request import CaseSource
 from fedsilo.server_app.studies.trained_model import TrainedModel
 
 
@@ -38,15 +38,15 @@ class NewData:
 
 def open_new_data(model: TrainedModel, data: Path) -> NewData:
     """Return the cases of a folder, a table or a manifest of images; errors as ``open_inputs``."""
-    path, by_name = model.run_dir, {}
+    by_name: dict[str, int] = {}
     if data.is_dir():
-        inputs = open_inputs(model, PredictRequest(path, images=data))
+        inputs = open_inputs(model, CaseSource("images", data))
     elif model.silo.features:
-        inputs = open_inputs(model, PredictRequest(path, table=data))
+        inputs = open_inputs(model, CaseSource("table", data))
         schema = table_schema(model)
         by_name = dict(_of_table(data, schema, _by_label(schema.classes)))
     else:
-        inputs = open_inputs(model, PredictRequest(path, manifest=data))
+        inputs = open_inputs(model, CaseSource("manifest", data))
         by_name = dict(_of_manifest(data, _by_label(_read_class_labels(model))))
     labels = [by_name.get(name, -1) for name in inputs.names]
     return NewData(inputs, torch.tensor(labels))

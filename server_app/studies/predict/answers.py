@@ -8,10 +8,12 @@ from itertools import compress
 from typing import Any
 
 import pandas as pd
+from rich.table import Table
 from torch import Tensor
 
 from fedsilo.models.contract.one_line import one_line
 from fedsilo.models.maths.mc_dropout import predictive_entropy
+from fedsilo.server_app.run.notebook import html_of_lines
 from fedsilo.server_app.studies.predict.inputs import Inputs
 from fedsilo.server_app.studies.predict.novelty import CaseNovelty
 
@@ -62,6 +64,14 @@ class Predictions:
     def predicted(self) -> list[str]:
         """Return the predicted class of each input without a fault."""
         return [self.classes[place] for place in self.probabilities.argmax(dim=1).tolist()]
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: a table of the answers by class, and the other lines."""
+        answers = list(compress(self.predicted(), self.answered()))
+        table = Table("class", "cases", title=f"{len(answers)} predicted")
+        for name in self.classes:
+            table.add_row(name, str(answers.count(name)))
+        return html_of_lines([table, *self.lines()[1:]])
 
     def frame(self) -> pd.DataFrame:
         """Return a row for each input; of an input with a fault all else is missing."""

@@ -1,4 +1,4 @@
-"""``fedsilo calibrate``: calibrates a model's probabilities on a site's validation rows.
+"""Calibrates a model's probabilities on a site's validation rows.
 
 It fits a temperature for the probabilities, and keeps the scores that decide prediction sets. The
 scores use the model's own probabilities, so that fitting the temperature takes nothing from their
@@ -25,9 +25,6 @@ from fedsilo.models.measures.conformal import (
 )
 from fedsilo.models.measures.temperature import apply_temperature, fit_temperature, mean_loss
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.studies.finetune.request import refuse_target
-from fedsilo.server_app.studies.finished_run import FinishedRun
-from fedsilo.server_app.studies.predict.request import check_coverage
 from fedsilo.server_app.studies.trained_model import TrainedModel, refuse_other_rows
 
 SPLIT = "val"
@@ -94,35 +91,21 @@ def calibration_path(run_dir: Path, site: str) -> Path:
     return run_dir / f"calibration-{site}.json"
 
 
-def calibrate(
-    run_dir: Path,
-    site: str,
-    coverage: float = 0.9,
-    out: Path | None = None,
-    data_dir: Path | None = None,
-    state_dir: Path | None = None,
-) -> Calibration:
-    """Calibrate a finished run's model at a site, and write a file that only its owner may read.
+def write_calibration(calibration: Calibration, path: Path) -> None:
+    """Write a calibration to a file that only its owner may read."""
+    content = _FORM.dump_json(calibration, indent=2).decode() + "\n"
+    write_atomically(path, content, mode=0o600)
 
-    The site's data must be here. ``coverage`` is the highest that sets will be asked for: it
-    decides how many rows are needed. Without ``out`` the file is ``calibration_path``'s, which is
-    overwritten. Data and private state are in folders of the run, or in those that are named.
+
+def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
+    """Calibrate a model on the validation rows of its site.
+
+    ``coverage`` is the highest that prediction sets will be asked for, because it decides how many
+    rows are needed.
 
     Raises:
-        FedsiloError: the model cannot be opened, or the site has too few validation rows, or others
-            than the run's.
+        DataError: the site has too few validation rows, or others than the run's.
     """
-    check_coverage(coverage)
-    if out is not None:
-        refuse_target(out, "another --out")
-    model = FinishedRun.open(run_dir).model(site, data_dir=data_dir, state_dir=state_dir)
-    found = _calibrate_model(model, coverage)
-    content = _FORM.dump_json(found, indent=2).decode() + "\n"
-    write_atomically(out or calibration_path(run_dir, site), content, mode=0o600)
-    return found
-
-
-def _calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
     refuse_other_rows(model, SPLIT)
     own = model.silo.splits()[SPLIT]
     needed = max(_MINIMUM, rows_needed(coverage))

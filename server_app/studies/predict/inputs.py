@@ -25,7 +25,7 @@ from fedsilo.datasets.tables.new_rows import parse_new_rows, read_table
 from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.maths.standardisation import standardise
-from fedsilo.server_app.studies.predict.request import PredictRequest
+from fedsilo.server_app.studies.predict.request import CaseSource
 from fedsilo.server_app.studies.trained_model import (
     TrainedModel,
     refuse_other_rows,
@@ -141,46 +141,47 @@ class FileInputs(Inputs):
             return str(error)
 
 
-def open_inputs(model: TrainedModel, request: PredictRequest) -> Inputs:
-    """Return the inputs of a request.
+def open_inputs(model: TrainedModel, source: CaseSource) -> Inputs:
+    """Open the cases of a source.
 
     Raises:
         DataError: they cannot be read, are of another kind than the run's data, or there are none.
     """
-    if request.split is not None:
-        return _split_inputs(model, request.split)
-    refuse_table_or_images(model, table=request.table is not None)
-    if request.table is not None:
-        return table_inputs(model, request.table, request.id)
+    if source.kind == "split":
+        return _split_inputs(model, str(source.where))
+    is_table = source.kind == "table"
+    refuse_table_or_images(model, table=is_table)
+    if is_table:
+        return table_inputs(model, source.path, source.id_column)
     reader = image_reader(model.site, model.common)
-    return file_inputs(request, reader, int(np.prod(model.silo.task.input_shape)))
+    return file_inputs(source, reader, int(np.prod(model.silo.task.input_shape)))
 
 
-def file_inputs(request: PredictRequest, reader: ImageReader, numbers: int) -> FileInputs:
-    """Return the image files that a request names, of about so many ``numbers`` each.
+def file_inputs(source: CaseSource, reader: ImageReader, numbers: int) -> FileInputs:
+    """Open the image files of a source; an image has about ``numbers`` numbers.
 
     Raises:
-        SettingError: it names none.
+        SettingError: the source has no image files.
         DataError: there are none, or the manifest has another form.
     """
-    files = files_of(request)
+    files = files_of(source)
     return FileInputs(
         key="file",
         names=list(files),
-        source={"files": str(request.manifest or request.images)},
+        source={"files": str(source.where)},
         paths=list(files.values()),
         reader=reader,
         numbers=numbers,
     )
 
 
-def files_of(request: PredictRequest) -> Mapping[str, Path]:
-    """Return the image files that a request names, by their names; errors as ``file_inputs``."""
-    if request.manifest is not None:
-        return _read_manifest(request.manifest)
-    if request.images is None:
+def files_of(source: CaseSource) -> Mapping[str, Path]:
+    """Return the image files of a source by their names; errors as ``file_inputs``."""
+    if source.kind == "manifest":
+        return _read_manifest(source.path)
+    if source.kind != "images":
         raise SettingError("no images are named: give --images or --manifest")
-    return _found(request.images)
+    return _found(source.path)
 
 
 def _split_inputs(model: TrainedModel, split: str) -> RowInputs:

@@ -30,10 +30,12 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.segmentation.build import build_segmentation
 from fedsilo.server_app.config.trusted_plugins import approve_plugins
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.studies.finetune.request import SEGMENTATION, refuse_target
+from fedsilo.server_app.run.arguments import refuse_target
+from fedsilo.server_app.run.notebook import html_of_lines
+from fedsilo.server_app.studies.finetune.request import SEGMENTATION
 from fedsilo.server_app.studies.finetune.tasks import predicted_masks
 from fedsilo.server_app.studies.predict.inputs import FileInputs, Watch, file_inputs
-from fedsilo.server_app.studies.predict.request import PredictRequest
+from fedsilo.server_app.studies.predict.request import CaseSource
 
 _DOCUMENT = "finetune.json"
 
@@ -54,6 +56,14 @@ class MaskPredictions:
             lines.append(f"{len(self.faults)} without a mask: column 'fault' says why")
         return [*lines, str(self.folder)]
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the lines of the terminal as HTML."""
+        return html_of_lines(self.lines())
+
+    def frame(self) -> pd.DataFrame:
+        """Return the rows of masks.csv: ``file``, ``mask``, ``catheter`` and ``fault``."""
+        return pd.read_csv(self.folder / "masks.csv")
+
 
 def is_finetuned(folder: Path) -> bool:
     """Tell whether a folder is what ``fedsilo finetune`` writes."""
@@ -61,27 +71,30 @@ def is_finetuned(folder: Path) -> bool:
 
 
 def predict_masks(
-    request: PredictRequest, watch: Watch = lambda done, total: None
+    folder: Path, source: CaseSource, out: Path | None, data_dir: Path | None, watch: Watch
 ) -> MaskPredictions:
-    """Write a mask for each image that a request names; its ``run_dir`` is finetune's folder.
+    """Write a mask for each image of a source to the folder ``out``.
+
+    ``folder`` is what ``fedsilo finetune`` has written. Without ``data_dir`` the data directory is
+    that of its settings.
 
     Raises:
-        FedsiloError: the model or the images cannot be opened, or the output exists already.
+        FedsiloError: the model or the images cannot be opened, or ``out`` exists or is None.
     """
-    if request.out is None:
+    if out is None:
         raise SettingError("masks are written to a folder: name one by --out")
-    refuse_target(request.out, "another --out")
-    document, arrays, digest = _open_folder(request.run_dir)
-    settings = _settings(document, request.data_dir)
+    refuse_target(out, "another --out")
+    document, arrays, digest = _open_folder(folder)
+    settings = _settings(document, data_dir)
     numbers = (settings.image_size or 512) ** 2
-    inputs = file_inputs(request, image_reader("", settings), numbers)
+    inputs = file_inputs(source, image_reader("", settings), numbers)
     first: dict[str, str] = {}
     for name in inputs.names:
         if (other := first.setdefault(_mask_name(name), name)) != name:
             raise DataError(f"the masks of '{other}' and '{name}' would be one file: rename one")
     shares: dict[str, float] = {}
 
-    def fill(folder: Path) -> None:
+    def fill(work: Path) -> None:
         network: nn.Module | None = None
         masks: list[Tensor] = []
         for batch in inputs.watch_batches(watch):
@@ -90,14 +103,14 @@ def predict_masks(
         for place, mask in zip(inputs.kept(), masks, strict=True):
             name = inputs.names[place]
             shares[name] = (mask == 1).double().mean().item()
-            _write_mask(folder / _mask_name(name), mask)
-        about = _about(request.run_dir, document, digest)
-        (folder / "masks.json").write_text(json.dumps(about, indent=2) + "\n")
-        (folder / "masks.csv").write_text(_table(inputs, shares))
+            _write_mask(work / _mask_name(name), mask)
+        about = _about(folder, document, digest)
+        (work / "masks.json").write_text(json.dumps(about, indent=2) + "\n")
+        (work / "masks.csv").write_text(_table(inputs, shares))
 
-    build_folder(request.out, fill)
+    build_folder(out, fill)
     faults = {inputs.names[place]: reason for place, reason in inputs.faults.items()}
-    return MaskPredictions(request.out, shares, faults)
+    return MaskPredictions(out, shares, faults)
 
 
 def _open_folder(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Tensor], str]:

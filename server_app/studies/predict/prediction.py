@@ -1,4 +1,4 @@
-"""``fedsilo predict``: a finished run's model on new cases, or on a site's own rows.
+"""Predicts new cases, or a site's own rows, with a finished run's model.
 
 It computes as the run's final evaluation does, with the same decoding, batches and dropout
 samples: the rows of a run's test split have the metrics of its ``metrics.csv`` to the last digit.
@@ -21,14 +21,10 @@ from fedsilo.models.contract.settings_schema import as_mapping, keys_with
 from fedsilo.models.contract.versions import installed_software
 from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.predict.answers import COLUMNS, Predictions
-from fedsilo.server_app.studies.predict.calibration import Calibration, open_calibration
-from fedsilo.server_app.studies.predict.inputs import Inputs, RowInputs, Watch, open_inputs
-from fedsilo.server_app.studies.predict.novelty import (
-    CaseNovelty,
-    Reference,
-    reference_of,
-)
-from fedsilo.server_app.studies.predict.request import PredictRequest, document_path
+from fedsilo.server_app.studies.predict.calibration import Calibration
+from fedsilo.server_app.studies.predict.inputs import Inputs, RowInputs, Watch
+from fedsilo.server_app.studies.predict.novelty import CaseNovelty, Reference
+from fedsilo.server_app.studies.predict.request import document_path
 from fedsilo.server_app.studies.trained_model import TrainedModel
 
 _FEATURES = "features"  # of images, by which novelty compares them
@@ -55,41 +51,27 @@ class _Collected:
         return {name: torch.cat([part[name] for part in self._parts]) for name in names}
 
 
-def predict(request: PredictRequest, watch: Watch = lambda done, total: None) -> Predictions:
-    """Predict what a request names; if it names a file, write it and the JSON next to it.
+def write_predictions(
+    run: FinishedRun,
+    model: TrainedModel,
+    found: Predictions,
+    out: Path | None,
+    html: Path | None,
+) -> None:
+    """Write the table ``out``, the JSON next to it, and the page ``html``; None for no file.
 
-    Raises:
-        FedsiloError: the model or the inputs cannot be opened, or the output exists already; then
-            nothing is written.
+    All files are built before the first is written. Only their owner may read them.
     """
-    request.check()
-    run = FinishedRun.open(request.run_dir)
-    folders = {"data_dir": request.data_dir, "state_dir": request.state_dir}
-    model = run.model(request.site, best=request.best, **folders)
-    calibration = None
-    if request.coverage is not None or request.calibration is not None:
-        calibration = open_calibration(model, request.calibration)
-    inputs, reference = open_inputs(model, request), reference_of(model, request.site)
-    given = calibration, request.coverage, reference, request.answer_all
-    found = predict_inputs(model, inputs, *given, watch=watch)
-    for path, content in _files(run, model, found, request).items():
-        write_atomically(path, content, 0o600)
-    return found
-
-
-def _files(
-    run: FinishedRun, model: TrainedModel, found: Predictions, request: PredictRequest
-) -> dict[Path, bytes | str]:
-    """Build all files to write, path -> text, before the first is written."""
     files: dict[Path, bytes | str] = {}
-    if request.html is not None:
+    if html is not None:
         from fedsilo.server_app.studies.predict.cases import cases_page  # matplotlib, captum
 
-        files[request.html] = cases_page(run.shown(), model, found)
-    if request.out is not None:
+        files[html] = cases_page(run.shown(), model, found)
+    if out is not None:
         document = json.dumps(found.document, indent=2, allow_nan=False) + "\n"
-        files |= {document_path(request.out): document, request.out: found.text()}
-    return files
+        files |= {document_path(out): document, out: found.text()}
+    for path, content in files.items():
+        write_atomically(path, content, 0o600)
 
 
 def predict_inputs(

@@ -3,10 +3,10 @@ from pathlib import Path
 
 import pytest
 
+from fedsilo import hospital_counts as counts
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
 from fedsilo.client_app.privacy.told_counts import told_counts
 from fedsilo.models.contract.errors import EpsilonSpentError, SettingError
-from fedsilo.server_app.api.hospital import counts
 
 EXACT = {"train": [20, 10], "val": [0, 0], "test": [8, 8]}
 DATA = {"train": "a" * 64}

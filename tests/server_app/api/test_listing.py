@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fedsilo import experiments, methods, settings
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.methods import METHODS
-from fedsilo.server_app.api import experiments, methods, settings
 from fedsilo.server_app.config.experiments import find_experiment
 from fedsilo.server_app.config.settings import flat_values, known_defaults, resolve
 

@@ -13,13 +13,14 @@ from PIL import Image
 from torch import from_numpy, ones, tensor
 from torch.utils.data import Dataset, TensorDataset
 
+from fedsilo import Run, doctor_run, predict, resume, simulate, survey
 from fedsilo.datasets.images.decoding import decode_image
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.api import Run, checking, hugging_face, predict, resume, simulate, survey
+from fedsilo.server_app.api import hugging_face
 from fedsilo.server_app.api.own_silos import write_to_cache
 from fedsilo.server_app.records.checkpoints import CheckpointHook
 from tests.support.data_folders import write_sorted
@@ -294,7 +295,7 @@ def test_own_data_are_surveyed_examined_and_predicted_as_any(form: str, tmp_path
     document = json.loads((page.parent / "survey.json").read_text())
     counts = {"train": 26, "test": 14} if form == "frame" else {"train": 24, "test": None}
     assert document["sites"]["north"]["samples"] == counts, "8 are below the floor"
-    findings = list(checking.run("fedavg", settings=own))
+    findings = doctor_run("fedavg", settings=own)
     assert not [finding for finding in findings if "FAILED" in str(finding)]
     new = {"images": tmp_path / "data" / "north" / "a"}
     if form == "frame":

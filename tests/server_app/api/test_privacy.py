@@ -2,9 +2,9 @@ import re
 
 import pytest
 
+from fedsilo import privacy_plan as plan
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.privacy.accountant import counts_noise_for, epsilon
-from fedsilo.server_app.api.privacy import plan
 
 SETTINGS = {"rounds": 3, "local-steps": 2, "batch-size": 50, "evaluate-every": 0}
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
+from fedsilo import experiments, new
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.api import experiments, new
 
 
 def test_new_makes_files_and_refuses_a_folder_with_content(tmp_path: Path) -> None:

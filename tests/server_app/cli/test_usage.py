@@ -11,8 +11,8 @@ import click
 import pytest
 import typer.main
 
+import fedsilo
 from fedsilo.models.contract import removed
-from fedsilo.server_app import api
 from fedsilo.server_app.cli import main as command_line
 from fedsilo.server_app.cli.main import main, make_app
 
@@ -266,7 +266,7 @@ def test_a_removed_command_names_what_to_use(
     assert said.count("\n") == 1
     assert command not in COMMANDS
     with pytest.raises(AttributeError, match=re.escape(removed.COMMANDS[command])):
-        getattr(api, command)
+        getattr(fedsilo, command)
 
 
 @pytest.mark.parametrize(("command", "option"), removed.OPTIONS)

@@ -7,7 +7,7 @@ import pytest
 from fedsilo.client_app.explain.embeddings import LAYERS
 from fedsilo.datasets.silo.silos import SPLITS
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.run.arguments import Layer, Split
+from fedsilo.server_app.run.options import Layer, Split
 from fedsilo.server_app.studies.api.drawing import parse_rows
 
 

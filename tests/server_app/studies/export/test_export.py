@@ -13,14 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from fedsilo import predict
 from fedsilo.models.contract.errors import ExportError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.export.command import FORMATS, export
 from fedsilo.server_app.studies.export.formats import VECTORS, open_program, write_pt2
 from fedsilo.server_app.studies.finished_run import FinishedRun
-from fedsilo.server_app.studies.predict.prediction import predict
-from fedsilo.server_app.studies.predict.request import PredictRequest
 from tests.server_app.studies.predict.test_data_sets import SHIFTED, run_of
 from tests.support.soak import in_soak
 from tests.support.tiny import TINY_METHOD, VIT
@@ -145,7 +144,7 @@ def test_a_program_takes_rows_as_they_are_read(runs: Mapping[str, Path], written
         answers = program(raw)
         own = torch.softmax(model.network.eval()(model.silo.test.inputs), dim=1)
     assert torch.allclose(answers, own, atol=1e-6)
-    assert len(answers) == len(predict(PredictRequest(runs["mlp"], "va", split="test")).own)
+    assert len(answers) == len(predict(runs["mlp"], site="va", split="test").own)
 
 
 @pytest.mark.parametrize("name", in_soak(["vgg16-bn", "vit", "resnet22", "uefl", *SOME], but=SOME))

@@ -12,6 +12,7 @@ import safetensors.numpy
 import torch
 from torch import Tensor, nn
 
+from fedsilo import finetune as tune
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.datasets.io.state_files import load_state
 from fedsilo.datasets.silo.silos import Split
@@ -21,9 +22,7 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.studies.finetune.command import finetune as tune
 from fedsilo.server_app.studies.finetune.command import train
-from fedsilo.server_app.studies.finetune.request import FinetuneRequest
 from fedsilo.server_app.studies.finetune.tasks import (
     Pooled,
     Segmentation,
@@ -141,15 +140,15 @@ def test_what_came_of_each_start_is_returned_and_its_lines_are_told_not_printed(
     finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lines: list[str] = []
-    request = FinetuneRequest(
+    finetuned = tune(
         task="classification",
         weights=(str(finished / "fedavg"), "scratch"),
         out=tmp_path / "out",
         seeds=1,
         epochs=1,
         device="cpu",
+        tell=lines.append,
     )
-    finetuned = tune(request, lines.append)
     from_run, scratch = finetuned.starts
     assert (from_run.label, from_run.method) == ("fedavg", "fedavg")
     assert from_run.transfer is not None
@@ -176,9 +175,9 @@ def test_operations_without_a_deterministic_form_are_named_at_the_end(
 
     monkeypatch.setattr("fedsilo.server_app.studies.finetune.command.train", warned)
     weights, out, lines = (str(finished / "fedavg"),), tmp_path / "out", list[str]()
-    request = FinetuneRequest("classification", weights, out, seeds=1, epochs=1, device="cpu")
+    small = {"seeds": 1, "epochs": 1, "device": "cpu", "tell": lines.append}
     with warnings.catch_warnings(record=True) as passed:
-        tune(request, lines.append)
+        tune(task="classification", weights=weights, out=out, **small)
     assert lines[-1].endswith("no deterministic form on this device: nll_loss2d_forward_out")
     assert not any("deterministic" in str(warning.message) for warning in passed)
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedsilo import report
 from fedsilo.datasets.registry import load_silo
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.studies.api.drawing import report
 from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.monitor.decisions import decision_section, thresholds
 from fedsilo.server_app.studies.monitor.examined import _column, _together

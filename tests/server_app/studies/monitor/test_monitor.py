@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from fedsilo import simulate
 from fedsilo.datasets.tables.heart import synthetic_text
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.api import simulate
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.monitor.new_data import open_new_data

@@ -6,11 +6,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedsilo import calibrate, predict
 from fedsilo.models.measures.temperature import apply_temperature
 from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.studies.predict.calibration import calibrate
-from fedsilo.server_app.studies.predict.prediction import predict
-from fedsilo.server_app.studies.predict.request import PredictRequest
 from tests.server_app.studies.predict.test_data_sets import run_of
 
 
@@ -29,7 +27,7 @@ def test_a_calibration_is_of_the_validation_rows(run: Path) -> None:
     path = run / "calibration-hungary.json"
     assert json.loads(path.read_text())["temperature"] == found.temperature
     assert path.stat().st_mode & 0o777 == 0o600
-    val = predict(PredictRequest(run, site="hungary", split="val"))
+    val = predict(run, site="hungary", split="val")
     assert val.inputs.truth is not None
     scores = 1 - val.own.gather(1, val.inputs.truth[:, None])[:, 0]
     assert list(found.scores) == sorted(scores.tolist())
@@ -42,8 +40,8 @@ def test_a_calibration_is_of_the_validation_rows(run: Path) -> None:
 
 def test_predictions_are_tempered_and_have_sets(run: Path) -> None:
     found = calibrate(run, "hungary")
-    plain = predict(PredictRequest(run, site="hungary", split="test"))
-    told = predict(PredictRequest(run, site="hungary", split="test", coverage=0.8))
+    plain = predict(run, site="hungary", split="test")
+    told = predict(run, site="hungary", split="test", coverage=0.8)
     assert torch.equal(told.own, plain.own)
     assert torch.equal(told.probabilities, apply_temperature(plain.own, found.temperature))
     assert told.sets is not None
@@ -55,11 +53,10 @@ def test_predictions_are_tempered_and_have_sets(run: Path) -> None:
     figures = told.document["figures"]
     assert 0 <= figures["covered"] <= 1
     assert told.document["calibration"]["threshold"] == limit
-    only = PredictRequest(
-        run, site="hungary", split="test", calibration=run / "calibration-hungary.json"
-    )
-    assert predict(only).sets is None
-    assert torch.equal(predict(only).probabilities, told.probabilities)
+    file = run / "calibration-hungary.json"
+    only = predict(run, site="hungary", split="test", calibration=file)
+    assert only.sets is None
+    assert torch.equal(only.probabilities, told.probabilities)
 
 
 def refusal(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from fedsilo import calibrate, predict
 from fedsilo.client_app.explain.columns import column_contributions, explain_columns
 from fedsilo.datasets.tables.schema import Column
 from fedsilo.models.contract.errors import SettingError
@@ -16,9 +17,7 @@ from fedsilo.models.measures.outcome_counts import bins, merge_bins
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.predict import cases
-from fedsilo.server_app.studies.predict.calibration import calibrate
-from fedsilo.server_app.studies.predict.prediction import predict
-from fedsilo.server_app.studies.predict.request import PredictRequest
+from fedsilo.server_app.studies.predict.request import check_outputs
 from fedsilo.server_app.studies.predict.values import ValueTexts
 from fedsilo.server_app.studies.report.clinic import final_figures
 from tests.server_app.studies.predict.test_data_sets import run_of
@@ -99,8 +98,7 @@ def test_what_the_columns_add_is_the_probability_less_that_of_the_mean_row(table
 
 def test_training_values_of_few_patients_are_not_shown(tables: Path) -> None:
     """Of 63 training patients at north none is in a tail of 10 beyond the quarter."""
-    request = PredictRequest(tables / "table", "north", table=tables / "new.csv")
-    found = predict(request)
+    found = predict(tables / "table", site="north", table=tables / "new.csv")
     from fedsilo.server_app.studies.predict.cases import cases_page
 
     run = FinishedRun.open(tables / "table")
@@ -115,7 +113,7 @@ def test_a_run_for_nobody_gives_a_page_that_says_what_is_missing(tmp_path: Path)
     private |= {"sample-clip-norm": 1.0, "noise-multiplier": 2.0}
     run = run_of("heart-synthetic", tmp_path, "", **private)
     html = tmp_path / "cases.html"
-    predict(PredictRequest(run.path, site="switzerland", split="test", html=html))
+    predict(run.path, site="switzerland", split="test", html=html)
     page = html.read_text()
     assert "made for trust nobody, keeps nothing of theirs" in page
     assert "What is usual in training is not shown" in page
@@ -151,9 +149,8 @@ def test_intervals_are_of_the_clinic_reports_bins(tables: Path) -> None:
 
 @pytest.mark.parametrize(("out", "html"), [("a.csv", "a.csv"), ("a", "a.json")])
 def test_two_files_of_one_name_are_refused(out: str, html: str, tmp_path: Path) -> None:
-    request = PredictRequest(tmp_path, split="test", out=tmp_path / out, html=tmp_path / html)
     with pytest.raises(SettingError, match="would be written twice: give --html another name"):
-        request.check()
+        check_outputs(tmp_path / out, tmp_path / html)
 
 
 def test_images_are_shown_with_a_map_and_a_mixture_with_its_router(
@@ -162,11 +159,11 @@ def test_images_are_shown_with_a_map_and_a_mixture_with_its_router(
     data = write_images(tmp_path / "data", "images.yaml", count=60)
     run = run_of("images", tmp_path / "runs", str(data), **{"test-folds": 3})
     page = tmp_path / "images.html"
-    predict(PredictRequest(run.path, images=data / "north", html=page, answer_all=True))
+    predict(run.path, images=data / "north", html=page, answer_all=True)
     assert page.read_text().count('src="data:image/png;base64,') == 50
     assert "Grad-CAM" in page.read_text()
     mixed = tmp_path / "mixed.html"
-    predict(PredictRequest(finished / "picsr", site="s2a", split="test", html=mixed))
+    predict(finished / "picsr", site="s2a", split="test", html=mixed)
     assert "The router&#39;s share of each site&#39;s expert" in mixed.read_text()
 
 
@@ -181,4 +178,4 @@ def test_the_page_fits_a_window_and_loads_nothing(width: int, page: str, tables:
 def test_nothing_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "a.html").touch()
     with pytest.raises(SettingError, match=r"a\.html already exists"):
-        PredictRequest(tmp_path, split="test", html=tmp_path / "a.html").check()
+        check_outputs(None, tmp_path / "a.html")

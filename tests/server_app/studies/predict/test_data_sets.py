@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from fedsilo import predict
 from fedsilo.datasets.registry import DATA_SETS, data_set, silo_names
 from fedsilo.datasets.shifted.medmnist import MEDMNIST
 from fedsilo.models.contract.metric_names import CLASS, CONFIDENCE, UNCERTAINTY
@@ -12,8 +13,6 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.studies.predict.prediction import predict
-from fedsilo.server_app.studies.predict.request import PredictRequest
 from tests.support.data_folders import write_images
 from tests.support.made_data import MADE as MADE_DATA
 
@@ -93,5 +92,5 @@ def test_the_rows_of_a_test_split_have_the_figures_of_metrics_csv(
     directory = run_of(name, tmp_path / "runs", data_for(name, tmp_path / "data", request))
     for site in directory.read_json("silos.json"):
         told = figures_of(directory, site)
-        found = predict(PredictRequest(directory.path, site=site, split="test"))
+        found = predict(directory.path, site=site, split="test")
         assert {metric: found.document["figures"][metric] for metric in told} == told

@@ -9,14 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fedsilo import predict
 from fedsilo.datasets.tables.heart import HEART
 from fedsilo.datasets.tables.schema import Column
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.predict.inputs import open_inputs
 from fedsilo.server_app.studies.predict.novelty import CaseNovelty, Reference, reference_of
-from fedsilo.server_app.studies.predict.prediction import predict, predict_inputs
-from fedsilo.server_app.studies.predict.request import PredictRequest
+from fedsilo.server_app.studies.predict.prediction import predict_inputs
+from fedsilo.server_app.studies.predict.request import CaseSource
 from tests.server_app.studies.predict.test_data_sets import run_of
 from tests.support.data_folders import write_images
 
@@ -77,8 +78,8 @@ def test_fifty_odd_patients_are_each_refused_or_marked_and_none_is_answered(
         writer = csv.DictWriter(file, [*USUAL])
         writer.writeheader()
         writer.writerows([USUAL, *odd])
-    request = PredictRequest(hearts, table=tmp_path / "odd.csv")
-    frame = predict_inputs(model, open_inputs(model, request), reference=reference).frame()
+    source = CaseSource("table", tmp_path / "odd.csv")
+    frame = predict_inputs(model, open_inputs(model, source), reference=reference).frame()
     assert not frame["unusual"][0], "a usual patient"
     assert frame["predicted"][0] in model.classes
     rest = frame.iloc[1:]
@@ -91,7 +92,7 @@ def test_a_patient_of_250_years_has_no_answer_whatever_is_asked_for(
 ) -> None:
     row = ",".join((USUAL | {"age": "250", "trestbps": "9999"}).values())
     (tmp_path / "new.csv").write_text(f"{','.join(USUAL)}\n{row}\n{','.join(USUAL.values())}\n")
-    found = predict(PredictRequest(hearts, table=tmp_path / "new.csv", answer_all=True)).frame()
+    found = predict(hearts, table=tmp_path / "new.csv", answer_all=True).frame()
     assert found["predicted"].isna().tolist() == [True, False]
     assert "column 'age': 250 is impossible" in found["fault"][0]
     assert "column 'trestbps': 9999 is impossible" in found["fault"][0]
@@ -103,8 +104,7 @@ def test_an_unusual_case_is_answered_and_still_marked_if_all_are_asked_for(
     row = ",".join((USUAL | {"age": "119"}).values())
     (tmp_path / "new.csv").write_text(f"{','.join(USUAL)}\n{row}\n")
     held, answered = (
-        predict(PredictRequest(hearts, table=tmp_path / "new.csv", answer_all=answer))
-        for answer in (False, True)
+        predict(hearts, table=tmp_path / "new.csv", answer_all=answer) for answer in (False, True)
     )
     assert held.frame()["predicted"].isna().all()
     assert held.document["novelty"]["not answered"] == 1
@@ -121,7 +121,7 @@ def test_which_cases_are_unusual_is_computed_once_for_all_of_them(
     hearts: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For each case again, a table of 80,000 rows would take minutes."""
-    found = predict(PredictRequest(hearts, split="test"))
+    found = predict(hearts, split="test")
     assert isinstance(found.novelty, CaseNovelty)
     calls, unusual = list[CaseNovelty](), CaseNovelty.unusual
 
@@ -144,7 +144,7 @@ def test_of_the_samples_that_set_the_limit_at_most_5_percent_are_beyond_it_and_a
     for site in reference.sites:
         model = FinishedRun.open(hearts).model(site)
         found = predict_inputs(
-            model, open_inputs(model, PredictRequest(hearts, split="val")), reference=reference
+            model, open_inputs(model, CaseSource("split", "val")), reference=reference
         )
         frame = found.frame()
         marked, total = marked + (frame["unusual"] != "").sum(), total + len(frame)
@@ -163,7 +163,7 @@ def test_images_unlike_the_training_images_are_held_back(tmp_path: Path) -> None
     new.mkdir()
     for number, pixels in enumerate((np.zeros((40, 36)), np.indices((40, 36)).sum(0) % 2 * 255)):
         Image.fromarray(pixels.astype(np.uint8)).save(new / f"{number}.png")
-    found = predict(PredictRequest(run.path, images=new))
+    found = predict(run.path, images=new)
     assert isinstance(found.novelty.reference, Reference)  # type: ignore[union-attr]
     assert found.novelty.reference.split == "test"  # type: ignore[union-attr]
     assert found.frame()["unusual"].tolist() == ["unlike any training sample"] * 2
@@ -182,12 +182,12 @@ def test_what_is_not_known_of_other_sites_is_said(
 ) -> None:
     private = {"sample-clip-norm": 1.0, "noise-multiplier": 2.0} if values else {}
     run = run_of("heart-synthetic", tmp_path, "", **(values | private))
-    found = predict(PredictRequest(run.path, site=site, split="test"))
+    found = predict(run.path, site=site, split="test")
     assert told in "\n".join(found.lines())
     assert ("not known here" in "\n".join(found.lines())) == bool(told)
 
 
 def test_a_mixture_of_networks_says_that_novelty_of_images_is_not_known(finished: Path) -> None:
-    found = predict(PredictRequest(finished / "picsr", site="s2a", split="test"))
+    found = predict(finished / "picsr", site="s2a", split="test")
     assert "mixes" in found.document["novelty"]["not known"]
     assert "is unknown: this model mixes" in "\n".join(found.lines())

@@ -11,17 +11,16 @@ import pytest
 import torch
 from PIL import Image
 
+from fedsilo import explain, predict
 from fedsilo.client_app.training.evaluation import figures_of
 from fedsilo.datasets.registry import image_reader
 from fedsilo.models.contract.errors import DataError, RunDirectoryError, SettingError
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.api import explain
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.figures.embeddings import Selection, embeddings
 from fedsilo.server_app.studies.finished_run import FinishedRun
-from fedsilo.server_app.studies.predict.prediction import predict
-from fedsilo.server_app.studies.predict.request import PredictRequest
+from fedsilo.server_app.studies.predict.request import choose_source
 from tests.server_app.studies.predict.test_data_sets import run_of
 from tests.support.data_folders import save_picture, write_images, write_tables
 
@@ -83,14 +82,14 @@ def test_a_file_of_a_split_holds_numbers_with_all_their_digits(
 
 
 def test_the_document_says_what_answered(finished: Path) -> None:
-    document = predict(PredictRequest(finished / "fedavg", split="val")).document
+    document = predict(finished / "fedavg", split="val").document
     assert (document["run"], document["method"], document["site"]) == ("fedavg", "fedavg", "s1a")
     assert document["model"] == "of all sites"
     assert document["source"] == {"split": "val"}
     assert document["settings"]["width"] == 4
     assert not {"data-dir", "out", "run-name"} & document["settings"].keys()
     assert {"fedsilo", "torch"} <= document["software"].keys()
-    own = predict(PredictRequest(finished / "local", site="s1a", split="val")).document
+    own = predict(finished / "local", site="s1a", split="val").document
     assert own["model"] == "the site's own"
     assert own["weights"] != document["weights"]
 
@@ -106,10 +105,10 @@ def test_the_digest_is_of_the_weights_and_of_nothing_else(finished: Path) -> Non
 def test_rows_of_a_new_table_are_those_of_the_split_that_they_were(tables: Path) -> None:
     """All rows of north as new ones: each of its split is among them, with the same answer."""
     north = tables / "data" / "north.csv"
-    new = predict(PredictRequest(tables / "table", site="north", table=north))
+    new = predict(tables / "table", site="north", table=north)
     assert new.frame().columns[0] == "line"
     assert new.inputs.names == [str(line) for line in range(2, 32)]
-    split = predict(PredictRequest(tables / "table", site="north", split="train"))
+    split = predict(tables / "table", site="north", split="train")
     mine, theirs = (one.own.round(decimals=6).tolist() for one in (new, split))
     assert all(row in mine for row in theirs)
 
@@ -120,7 +119,7 @@ def test_a_local_model_of_a_table_has_the_pooled_figures(tables: Path) -> None:
         "mean",
         "std",
     }
-    found = predict(PredictRequest(tables / "local", site="south", split="test"))
+    found = predict(tables / "local", site="south", split="test")
     assert math.isfinite(found.document["figures"]["loss"])
 
 
@@ -139,8 +138,10 @@ def test_images_that_cannot_be_read_are_rows_with_their_reason(
     out = tmp_path / "out.csv"
     told = []
     found = predict(
-        PredictRequest(pictures / "images", images=folder, out=out),
-        lambda done, total: told.append((done, total)),
+        pictures / "images",
+        images=folder,
+        out=out,
+        watch=lambda done, total: told.append((done, total)),
     )
     rows = rows_of(out)
     assert [row["file"] for row in rows] == [
@@ -160,7 +161,7 @@ def test_images_that_cannot_be_read_are_rows_with_their_reason(
 
 def test_a_manifest_names_files_from_its_own_folder(pictures: Path) -> None:
     north = pictures / "data" / "north"
-    listed = predict(PredictRequest(pictures / "images", manifest=north / "list.csv"))
+    listed = predict(pictures / "images", manifest=north / "list.csv")
     assert listed.inputs.names == [f"{number}.png" for number in range(16)]
     assert not listed.inputs.faults
 
@@ -176,9 +177,9 @@ def test_many_files_are_batched_as_a_split_is(pictures: Path) -> None:
     manifest = pictures / "data" / "north" / "test.csv"
     paths = [read[bytes(image.numpy())].name for image in model.silo.test.inputs]
     manifest.write_text("path\n" + "".join(f"{name}\n" for name in paths))
-    new = predict(PredictRequest(pictures / "images", site="north", manifest=manifest))
+    new = predict(pictures / "images", site="north", manifest=manifest)
     manifest.unlink()
-    own = predict(PredictRequest(pictures / "images", site="north", split="test"))
+    own = predict(pictures / "images", site="north", split="test")
     assert torch.equal(new.own, own.own)
 
 
@@ -333,11 +334,11 @@ def test_data_that_were_altered_since_are_refused(tmp_path: Path) -> None:
     south = data / "south.csv"
     south.write_text(south.read_text().replace(",a,", ",b,"))
     with pytest.raises(DataError, match="the test rows of site south are not those of the run"):
-        predict(PredictRequest(directory.path, site="south", split="test"))
+        predict(directory.path, site="south", split="test")
     schema = data / "schema.yaml"
     schema.write_text(schema.read_text().replace("[a, b, c]", "[a, b, c, d]"))
     with pytest.raises(DataError, match="have another schema"):
-        predict(PredictRequest(directory.path, site="north", split="test"))
+        predict(directory.path, site="north", split="test")
 
 
 def test_a_run_that_has_not_ended_is_refused(
@@ -346,9 +347,15 @@ def test_a_run_that_has_not_ended_is_refused(
     directory = inline_run(tiny("fedavg", rounds=1))
     (directory.path / "summary.json").unlink()
     with pytest.raises(RunDirectoryError, match="has not ended: continue it by 'fedsilo resume"):
-        predict(PredictRequest(directory.path, split="test"))
+        predict(directory.path, split="test")
 
 
 def test_a_request_names_one_source() -> None:
     with pytest.raises(SettingError, match="nothing is named"):
-        PredictRequest(Path("run")).check()
+        choose_source(None, images=None, split=None)
+    with pytest.raises(SettingError, match="--images and --split is named"):
+        choose_source(None, images=Path("x"), split="test")
+    with pytest.raises(SettingError, match="is a column of a table"):
+        choose_source("id", images=Path("x"), split=None)
+    source = choose_source("id", table=Path("x.csv"), split=None)
+    assert (source.kind, source.path, source.id_column) == ("table", Path("x.csv"), "id")
