@@ -28,7 +28,7 @@ from fedsilo.server_app.run.arguments import (
 
 if TYPE_CHECKING:
     from fedsilo.client_app.explain.sample import Explanation
-    from fedsilo.server_app.studies.report.page import Section
+    from fedsilo.server_app.studies.report.clinic import Examination
     from fedsilo.server_app.studies.report.shown import ShownRun
 
 
@@ -217,7 +217,7 @@ def report(
 
     name_plugins(plugin_texts(plugin))
 
-    def examine_run(run: ShownRun) -> Sequence[Section]:
+    def examine_run(run: ShownRun) -> Sequence[Examination]:
         from fedsilo.server_app.studies.monitor.examined import examine
 
         return examine(run, several(by), decisions, path_of(data_dir))

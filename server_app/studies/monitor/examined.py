@@ -9,13 +9,13 @@ import torch
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import SERVER
-from fedsilo.server_app.studies.monitor.decisions import decision_section
-from fedsilo.server_app.studies.monitor.groups import Column, Examined, group_section
+from fedsilo.server_app.studies.monitor.decisions import examine_decisions
+from fedsilo.server_app.studies.monitor.groups import Column, Examined, examine_groups
 from fedsilo.server_app.studies.predict.inputs import open_inputs, table_schema
 from fedsilo.server_app.studies.predict.model import SiteModel, open_model
 from fedsilo.server_app.studies.predict.prediction import predict_inputs
 from fedsilo.server_app.studies.predict.request import PredictRequest
-from fedsilo.server_app.studies.report.page import Section, Text
+from fedsilo.server_app.studies.report.clinic import Examination
 from fedsilo.server_app.studies.report.shown import ShownRun
 
 _TITLE = "Groups of patients, and decisions"
@@ -23,7 +23,7 @@ _TITLE = "Groups of patients, and decisions"
 
 def examine(
     run: ShownRun, by: Sequence[str], decisions: bool, data_dir: Path | None
-) -> list[Section]:
+) -> list[Examination]:
     """Return a section for each column of ``by``, and one of the decision curve.
 
     Raises:
@@ -33,16 +33,18 @@ def examine(
     level = run.settings.common.trust
     if level != SERVER:
         why = f"At 'trust: {level}' no metrics of patient groups leave a site, so none are shown."
-        return [Section(_TITLE, [Text([why])])]
+        return [Examination(_TITLE, [why])]
     sites = [site for site in run.silos if site not in run.withheld]
     if not sites:
         why = f"Every site has a class with fewer than {run.floor} test patients."
-        return [Section(_TITLE, [Text([why])])]
+        return [Examination(_TITLE, [why])]
     models = [open_model(run.path, site, data_dir) for site in sites]
     columns = [_column(models[0], name) for name in by]
     found = _together(run, models)
-    sections = [group_section(found, column) for column in columns]
-    return [*sections, decision_section(found)] if decisions else sections
+    answers = [examine_groups(found, column) for column in columns]
+    if decisions:
+        answers.append(examine_decisions(found))
+    return answers
 
 
 def _together(run: ShownRun, models: Sequence[SiteModel]) -> Examined:
