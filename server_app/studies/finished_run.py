@@ -19,6 +19,7 @@ from fedsilo.server_app.records.run_directory import (
     RunDirectory,
     refuse_links,
 )
+from fedsilo.server_app.studies.published.numbers import Published, published_numbers
 
 Document = Mapping[str, Any]
 Rows = list[dict[str, str]]
@@ -67,6 +68,11 @@ class FinishedRun(RunDirectory):
             return resolve_recorded(values)
         except SettingError as error:
             raise RunDirectoryError(f"{self.path / CONFIG}: {error}") from None
+
+    @cached_property
+    def published(self) -> Published:
+        """The numbers of the paper for a run in this setting, or why the paper has none."""
+        return published_numbers(read_run_config(self.path / CONFIG).settings, self.silos)
 
     @cached_property
     def metrics(self) -> Rows:
