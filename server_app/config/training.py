@@ -34,6 +34,15 @@ def check_training(common: CommonSettings, is_table: bool) -> None:
     check_augmentation(common, is_table)
 
 
+def refuse_vectorised(common: CommonSettings, engine: str) -> None:
+    """Raise a SettingError for 'vectorised' with an engine that does not train sites as one."""
+    if common.vectorised > 1 and engine != "inline":
+        raise SettingError(
+            f"setting 'vectorised' is {common.vectorised}, but only engine 'inline' trains several "
+            "sites as one: use --engine inline, or set 'vectorised' to 1"
+        )
+
+
 def _check_early_stopping(common: CommonSettings) -> None:
     metric, usual = common.early_stopping_metric, CommonSettings()
     if metric == "none":

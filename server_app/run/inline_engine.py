@@ -13,9 +13,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import TRAIN
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -111,15 +109,6 @@ class InlineGrid(Grid):
             return self._app(message, context)
         except Exception as error:  # a SuperNode also turns a failing app into an error reply
             return Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)
-
-
-def refuse_vectorised(common: CommonSettings, engine: str) -> None:
-    """Raise a SettingError for 'vectorised' with an engine that does not train sites as one."""
-    if common.vectorised > 1 and engine != "inline":
-        raise SettingError(
-            f"setting 'vectorised' is {common.vectorised}, but only engine 'inline' trains several "
-            "sites as one: use --engine inline, or set 'vectorised' to 1"
-        )
 
 
 def partition_configs(nodes: int) -> list[dict[str, Value]]:

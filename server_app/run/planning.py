@@ -36,6 +36,7 @@ from fedsilo.server_app.config.settings import (
     resolve,
     resolve_recorded,
 )
+from fedsilo.server_app.config.training import refuse_vectorised
 from fedsilo.server_app.config.trusted_plugins import approve_plugins, name_plugins
 from fedsilo.server_app.records.run_directory import (
     CONFIG,
@@ -45,7 +46,7 @@ from fedsilo.server_app.records.run_directory import (
     with_run_name,
 )
 from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.inline_engine import refuse_vectorised, run_inline
+from fedsilo.server_app.run.inline_engine import run_inline
 from fedsilo.server_app.run.process_engine import run_with_processes, start_fork_server
 from fedsilo.server_app.run.ray_engine import run_with_ray
 from fedsilo.server_app.run.ready import (

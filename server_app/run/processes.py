@@ -13,8 +13,10 @@ from pathlib import Path
 import psutil
 
 from fedsilo.models.contract.errors import ProcessError
+from fedsilo.models.contract.processes import end_with
 
 VERBOSE = "FEDSILO_VERBOSE"  # set by --verbose: show what Flower and Ray print
+LAUNCH = "FEDSILO_LAUNCH"  # engine and resources as JSON, for the app in a Flower run
 RUN_MARK = "FLWR_HOME"  # each run has its own folder, so this variable marks all its processes
 _PARENT = "FEDSILO_ENDS_WITH"  # id of the process with which a command must end
 _PASSES = 5
@@ -98,8 +100,6 @@ def end_if_bound() -> None:
     """If another process has bound this command to itself, end when that process ends."""
     parent = os.environ.pop(_PARENT, "")
     if parent.isdecimal():
-        from fedsilo.client_app.worker.polling import end_with  # Flower comes with it
-
         end_with(int(parent), signal.SIGTERM)
 
 

@@ -13,8 +13,9 @@ from fedsilo.models.contract.errors import FedsiloError, SettingError
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.networks.stacked import Rows, StackedNetwork
 from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.config.training import refuse_vectorised
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.inline_engine import refuse_vectorised, run_inline
+from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.float64 import ABSOLUTE, RELATIVE, train_in_float64
 from tests.support.tiny import TINY
 
