@@ -90,7 +90,10 @@ def digests(values: Mapping[str, Any], engine: str, cache: str) -> dict[str, str
 def digest(path: Path) -> str:
     """Return a digest of what a file says, without what differs from run to run."""
     if path.suffix == ".json":
-        content: bytes = json.dumps(_timeless(json.loads(path.read_text()))).encode()
+        document = json.loads(path.read_text())
+        if path.name == "summary.json":
+            document = _with_published(document, path.parent)
+        content: bytes = json.dumps(_timeless(document)).encode()
     elif path.suffix == ".csv":
         rows = csv.DictReader(io.StringIO(path.read_text()))
         content = json.dumps([_timeless(row) for row in rows]).encode()
@@ -106,6 +109,23 @@ def digest(path: Path) -> str:
     else:
         content = path.read_bytes()
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+def _with_published(summary: dict[str, Any], run: Path) -> dict[str, Any]:
+    """Add the papers' numbers, which summary.json of version 0.1 had after the validation's."""
+    if "published" in summary:
+        return summary
+    sys.path.insert(0, str(ROOT))
+    from fedsilo.server_app.studies.finished_run import FinishedRun
+
+    found = FinishedRun(run).published
+    content: dict[str, Any] = {}
+    for key, value in summary.items():
+        content[key] = value
+        if key == "validation":
+            content["published"] = found.numbers or None
+            content["published-unlike"] = found.unlike or None
+    return content
 
 
 def _timeless(content: Any) -> Any:

@@ -10,7 +10,8 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
-from fedsilo.server_app.run.processes import VERBOSE
+from fedsilo.models.contract.one_line import as_word
+from fedsilo.server_app.run.processes import LAUNCH, VERBOSE
 
 app = ServerApp()
 
@@ -59,17 +60,14 @@ def _run(grid: Grid, context: Context) -> None:
     from fedsilo.server_app.config.settings import resolve
     from fedsilo.server_app.run.checks import DATA_CHECKS, Plan, check_vectorised, raise_first
     from fedsilo.server_app.run.meeting import write_meeting
-    from fedsilo.server_app.run.ray_engine import LAUNCH_VARIABLE
     from fedsilo.server_app.run.runner import run
-    from fedsilo.server_app.run.terminal import make_console, printer
-    from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
-    from fedsilo.server_app.studies.survey.collect import run_survey
+    from fedsilo.server_app.run.survey import run_survey
     from fedsilo.strategies.meeting.simulated_sites import is_simulation, with_all_sites
     from fedsilo.strategies.wire.messaging import retry_soon
 
     retry_soon()
     settings = resolve(context.run_config)
-    launch: dict[str, Any] = json.loads(os.environ.get(LAUNCH_VARIABLE, "{}"))
+    launch: dict[str, Any] = json.loads(os.environ.get(LAUNCH, "{}"))
     # Without a launch, 'flwr run' was called by hand, with any number of SuperNodes
     if not launch and is_simulation(grid):
         grid = with_all_sites(grid, settings.common)
@@ -81,5 +79,5 @@ def _run(grid: Grid, context: Context) -> None:
     else:
         raise_first((check_vectorised,), Plan(settings.common, engine=launch.get("engine", "ray")))
         directory = run(grid, settings, launch)
-        if not launch:  # otherwise the command that started this process draws the pictures
-            draw_pictures(directory, printer(make_console()))
+        if not launch:  # 'flwr run' draws no pictures, unlike a command of fedsilo
+            print(f"to draw its pictures: fedsilo plot {as_word(directory.path)}")

@@ -15,6 +15,7 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.strategies.methods.registry import strategy_class
 from tests.support.dying_grid import DyingGrid
 from tests.support.soak import in_soak
@@ -129,7 +130,7 @@ def test_a_run_on_tables_writes_figures_that_can_be(
     assert summary["distributions"].keys() == summary["sites"].keys()
     folded = "val-folds" in VARIANTS[variant]
     assert list(summary["validation"]["distributions"]) == (SITES[:nodes] if folded else [])
-    assert summary["published"] is None, "the paper's patients are not these"
+    assert not FinishedRun(directory.path).published.numbers, "the paper's patients are not these"
     names = {path.name for path in directory.path.iterdir()}
     assert {"config.toml", "silos.json", "metrics.csv", "traffic.csv", "privacy.json"} <= names
     assert ("model.safetensors" in names) == (summary["method"] != "local")
@@ -357,5 +358,5 @@ def test_switzerlands_patients_are_routed_to_switzerlands_expert(
     directory = inline_run(values, 4)
     weights = directory.read_json("routing.json")["sites"]["switzerland"]
     assert max(SITES, key=lambda expert: weights[expert]["mean"]) == "switzerland"
-    published = directory.read_json("summary.json")["published"]
+    published = FinishedRun(directory.path).published.numbers
     assert published["switzerland"] == {"accuracy": 0.9, "accuracy-sd": 0.0306}

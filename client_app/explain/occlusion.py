@@ -63,16 +63,22 @@ def occlusion(network: SiteNetwork, image: Tensor, label: int) -> Tensor:
     Returns:
         (rows, columns) of squares, on the CPU.
     """
-    height, width = image.shape[2:]
+    from captum.attr import Occlusion
+
     # Ceiling division, so that the squares cover the whole image
-    sizes = [-(-side // min(_SQUARES, side)) for side in (height, width)]
-    mean = image.mean(dim=(2, 3), keepdim=True)
-    hidden = []
-    for top in range(0, height, sizes[0]):
-        for left in range(0, width, sizes[1]):
-            other = image.clone()
-            other[:, :, top : top + sizes[0], left : left + sizes[1]] = mean
-            hidden.append(other)
-    with torch.no_grad():
-        shown = torch.softmax(network(torch.cat([image, *hidden])).float(), dim=-1)[:, label]
-    return (shown[0] - shown[1:]).clamp_min(0).reshape(-(-height // sizes[0]), -1).cpu()
+    height, width = (-(-side // min(_SQUARES, side)) for side in image.shape[2:])
+    square = (image.shape[1], height, width)
+
+    def probabilities(images: Tensor) -> Tensor:
+        return torch.softmax(network(images).float(), dim=-1)
+
+    drops: Tensor = Occlusion(probabilities).attribute(
+        image,
+        square,
+        square,
+        baselines=image.mean(dim=(2, 3), keepdim=True).expand_as(image),
+        target=label,
+        perturbations_per_eval=_SQUARES**2,
+    )
+    # captum repeats a square's value for each of its pixels
+    return drops[0, 0, ::height, ::width].clamp_min(0).cpu()

@@ -22,7 +22,8 @@ from typing import Any
 from flwr.common.constant import Status
 from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR
 
-from fedsilo.client_app.worker.polling import LONG, SHORT, PollInterval, end_with
+from fedsilo.client_app.worker.polling import LONG, SHORT, PollInterval
+from fedsilo.models.contract.processes import end_with
 from fedsilo.strategies.wire.messaging import retry_soon
 
 READ = "1.39.0"  # the Flower version whose code was read

@@ -135,8 +135,13 @@ def run(
 ) -> Path:
     """Run an experiment on the deployment, and wait for its end."""
     from fedsilo.server_app.deploy.run import run
+    from fedsilo.server_app.records.run_directory import RunDirectory
+    from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
 
-    return run(experiment, Path(deployment), run_sources(sources), tell, seed=seed, name=name)
+    folder = run(experiment, Path(deployment), run_sources(sources), tell, seed=seed, name=name)
+    # The server draws nothing
+    draw_pictures(RunDirectory(folder), tell)
+    return folder
 
 
 @command

@@ -115,17 +115,25 @@ def simulate(
         engine=engine,
     )
     directory = start(with_free_name(settings), resources, engine, ray_address)
-    if not no_pictures:
-        _draw(directory)
-    return load_run(directory.path)
+    return _finish(directory, draw=not no_pictures)
 
 
-def _draw(directory: RunDirectory) -> None:
-    """Draw the pictures of a finished run; print a line for each that cannot be drawn."""
+def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
+    """Add what the server leaves to the command that started the run; return the run.
+
+    The server knows no picture and no paper: it has written and printed its own numbers.
+    """
+    from fedsilo.datasets.registry import data_set
     from fedsilo.server_app.run.terminal import make_console, printer
     from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
+    from fedsilo.server_app.studies.published.table import print_published
 
-    draw_pictures(directory, printer(make_console()))
+    run, console = load_run(directory.path), make_console()
+    if draw:
+        draw_pictures(directory, printer(console))
+    headline = data_set(run.summary["dataset"]).headline
+    print_published(run.summary, run.published, headline, console)
+    return run
 
 
 def _network_name(network: object) -> str:
@@ -176,8 +184,7 @@ def resume(
         folder_of(run_dir), supernodes=supernodes, track=track
     )
     directory = start(settings, resources, engine or before, ray_address)
-    _draw(directory)
-    return load_run(directory.path)
+    return _finish(directory)
 
 
 @command

@@ -22,7 +22,9 @@ from fedsilo.server_app.doctor.findings import (
 )
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.checks import PLAN_CHECKS, Plan, find_problems
-from fedsilo.server_app.run.meeting import Meeting, meet_inline
+from fedsilo.server_app.run.inline_engine import inline_grid
+from fedsilo.server_app.run.meeting import Meeting
+from fedsilo.server_app.run.meeting import meet as meet_simulated
 from fedsilo.server_app.run.planning import plan_run, planned_settings
 
 _REFUSED = (
@@ -56,7 +58,8 @@ class RunSetup:
         if self.deployment:
             return meet(self.experiment, self.deployment, self.sources, self.seed)
         settings, resources = self.plan
-        return meet_inline(settings, int(resources["num-supernodes"]))
+        with inline_grid(settings, int(resources["num-supernodes"])) as grid:
+            return meet_simulated(grid, settings)
 
     @property
     def met(self) -> Meeting:

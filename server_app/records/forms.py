@@ -327,6 +327,7 @@ class Summary(RunObject):
     mean: Metrics
     distributions: dict[Label, Metrics]
     validation: Means
+    # Written by version 0.1; today the papers' numbers are looked up when a run is read
     published: dict[Line, Metrics] | None = None
     published_unlike: Line | None = None
     stopped: Line | None

@@ -110,10 +110,9 @@ def result_table(
     values: Values,
     distribution_of: Mapping[str, str],
     title: str,
-    published: Values | None,
     shown: Sequence[str],
 ) -> Table:
-    """Build the final table: a row per site, per distribution and for all, with published numbers.
+    """Build the final table: a row per site, per distribution and for all sites.
 
     A distribution of a single site of the same name has one row. For more than twenty sites, the
     table has quantiles and the five worst sites.
@@ -122,31 +121,23 @@ def result_table(
         values: site -> metric -> value on the test samples.
         distribution_of: the distribution of each site.
         title: the title of the table.
-        published: the paper's numbers by site, distribution or "all"; None if there are none.
         shown: the metrics to show, in this order.
     """
-    published = published or {}
     metrics = [metric for metric in shown if any(metric in row for row in values.values())]
-    # A paper may print fewer metrics than a run has, and a column must not stay empty
-    compared = [m for m in metrics if any(m in row for row in published.values())]
     table = Table(title=title, title_justify="left")
     table.add_column("site")
-    for name in [*(f"test {m}" for m in metrics), *(f"published {m}" for m in compared)]:
-        table.add_column(name, justify="right")
-
-    def add_row(label: str, name: str, row: Mapping[str, float], style: str = "") -> None:
-        paper = published.get(name, {})
-        table.add_row(label, *_cells(row, metrics), *_cells(paper, compared), style=style)
-
+    for metric in metrics:
+        table.add_column(f"test {metric}", justify="right")
     groups = by_distribution(values, distribution_of)
     groups = groups if len(groups) <= MANY else {}
     for name, row in _shown_sites(values, metrics).items():
         group = distribution_of.get(name, "")
         if group != name or name not in groups:
-            add_row(f"{name} ({group})" if group in groups else name, name, row)
+            label = f"{name} ({group})" if group in groups else name
+            table.add_row(label, *_cells(row, metrics))
     table.add_section()
     for name, row in [*groups.items(), ("all", means(values))]:
-        add_row(name, name, row, "bold")
+        table.add_row(name, *_cells(row, metrics), style="bold")
     return table
 
 
@@ -164,7 +155,7 @@ def summary_lines(
     title = f"{summary['title']} on {summary['dataset']}, round {summary['rounds']}"
     title += f", seed {summary['seed']}"
     if summary["sites"]:
-        yield result_table(summary["sites"], distribution_of, title, summary["published"], shown)
+        yield result_table(summary["sites"], distribution_of, title, shown)
         return
     yield title
     means_of_all = [f"{metric} {value:.3f}" for metric, value in sorted(summary["mean"].items())]

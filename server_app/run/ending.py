@@ -27,17 +27,13 @@ from fedsilo.models.contract.metric_names import (
 from fedsilo.models.contract.one_line import listed, reason_of, shortened
 from fedsilo.models.contract.plugs import stated_digests
 from fedsilo.models.contract.site_facts import SiteFacts
-from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.records import summary as summaries
 from fedsilo.server_app.records.best_round import write_model
-from fedsilo.server_app.records.published.numbers import published_numbers
 from fedsilo.server_app.records.recorder import ALL, Recorder
 from fedsilo.server_app.records.run_directory import (
     BEST,
-    CONFIG,
     ENDING,
     MODEL,
-    SILOS,
     STANDARDISATION,
     SUMMARY,
     RunDirectory,
@@ -72,7 +68,7 @@ def write_end(
     privacy = _privacy(method, hooks)
     directory.write_json("privacy.json", privacy)
     summary = {
-        **_results(directory, loop, recorder),
+        **_results(loop, recorder),
         **({"best": hooks.best.best} if hooks.best else {}),
         "seconds": {
             **{name: round(value, 3) for name, value in seconds.items()},
@@ -130,11 +126,9 @@ def _privacy(method: Method, hooks: Hooks) -> dict[str, Any]:
     )
 
 
-def _results(directory: RunDirectory, loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
+def _results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
     """Return the part of summary.json on results: test and validation metrics, failures, marks."""
     state, method, common = loop.state, loop.method, loop.method.common
-    settings = read_run_config(directory.path / CONFIG).settings
-    paper = published_numbers(settings, directory.read_json(SILOS))
     distribution_of = _distribution_of(method)
     test = without_bins(recorder.values(state.round, "test"))
     val = recorder.values(state.round, "val")
@@ -152,8 +146,6 @@ def _results(directory: RunDirectory, loop: RoundLoop, recorder: Recorder) -> di
             "mean": summaries.means(val),
             "distributions": summaries.by_distribution(val, distribution_of),
         },
-        "published": paper.numbers or None,
-        "published-unlike": paper.unlike or None,
         # The text may quote the errors of all sites, so it is cut to a readable length
         "stopped": shortened(loop.stopped or method.why_finished(state) or "", 1000) or None,
         "marks": method.marks(state),
@@ -171,14 +163,14 @@ def show_end(
 ) -> None:
     """Print why the run stopped early, the table of results, and the run directory."""
     say = printer(console)
-    published, dataset = summary["published"], summary["dataset"]
+    dataset = summary["dataset"]
     if summary["stopped"]:
         say(summary["stopped"])
     if values := summary["sites"]:
         title = f"{summary['title']} on {dataset}, round {summary['rounds']}"
         title += f", seed {summary['seed']}"
         shown, groups = data_set(dataset).headline, _distribution_of(method)
-        table = summaries.result_table(values, groups, title, published, shown)
+        table = summaries.result_table(values, groups, title, shown)
         print_table(console, table)
         floor = method.common.sums_min_count
         if "auc" in shown and (few := few_of_a_class(method.participants.facts, floor)):
@@ -189,10 +181,6 @@ def show_end(
     elif mean := summary["mean"]:
         said = ", ".join(f"{metric} {value:.3f}" for metric, value in sorted(mean.items()))
         say(f"mean over the test samples of all sites: {said}")
-    if published:
-        say("published: the numbers from the paper, measured in the paper's own setting")
-    elif unlike := summary["published-unlike"]:
-        say(f"no published numbers, because the paper measured another setting: {unlike}")
     if summary.get("best") == {}:
         metric = method.common.early_stopping_metric
         say(f"no best round, because no site reported validation {metric}")

@@ -79,14 +79,6 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
     return replace(heard, leaves=tuple(method.leaves()), noise=method.disclosures().noise)
 
 
-def meet_inline(settings: RunSettings, nodes: int) -> Meeting:
-    """Meet ``nodes`` simulated sites in this process; errors as ``meet``."""
-    from fedsilo.server_app.run.inline_engine import inline_grid
-
-    with inline_grid(settings, nodes) as grid:
-        return meet(grid, settings)
-
-
 def write_meeting(grid: Grid, settings: RunSettings) -> None:
     """Meet the sites and write the ``Meeting`` as JSON to ``meeting_file``."""
     written = TypeAdapter(Meeting).dump_json(meet(grid, settings), indent=2)

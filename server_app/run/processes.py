@@ -15,6 +15,7 @@ import psutil
 from fedsilo.models.contract.errors import ProcessError
 
 VERBOSE = "FEDSILO_VERBOSE"  # set by --verbose: show what Flower and Ray print
+LAUNCH = "FEDSILO_LAUNCH"  # engine and resources as JSON, for the app in a Flower run
 RUN_MARK = "FLWR_HOME"  # each run has its own folder, so this variable marks all its processes
 _PASSES = 5
 

@@ -38,7 +38,6 @@ from fedsilo.server_app.run import processes
 from fedsilo.server_app.run.ray_cluster import check_cluster, ray_variables, unused_cluster
 from fedsilo.server_app.run.terminal import make_console, progress_bars
 
-LAUNCH_VARIABLE = "FEDSILO_LAUNCH"  # engine and resources as JSON, for the app in the Flower run
 _START_LIMIT = 60.0  # seconds
 _END_LIMIT = 30.0  # seconds
 
@@ -77,7 +76,7 @@ def run_with_ray(
         config.write_text(tomli_w.dumps(settings.run_config()))
         check_device(settings.common.device, share)
         launch = json.dumps({"engine": "ray", "resources": wanted})
-        variables = {LAUNCH_VARIABLE: launch, GPU_SHARE: str(wanted["client-resources-num-gpus"])}
+        variables = {processes.LAUNCH: launch, GPU_SHARE: str(wanted["client-resources-num-gpus"])}
         try:
             with _superlink(Path(home), variables, address) as environment:
                 error = _flwr_run(app, config, wanted, environment, directory)

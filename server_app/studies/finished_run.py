@@ -54,6 +54,7 @@ from fedsilo.server_app.run.arguments import (
     path_of,
     plugin_texts,
 )
+from fedsilo.server_app.studies.published.numbers import Published, published_numbers
 from fedsilo.server_app.studies.shown import Document, Floors, Row
 
 if TYPE_CHECKING:  # pandas and PyTorch take a second to import, and a report needs neither
@@ -139,6 +140,11 @@ class FinishedRun:
         """``summary.json``: final metrics, seconds, bytes, failures (docs/run-directory.md)."""
         summary: Document = RunDirectory(self.path).read_json(SUMMARY)
         return summary
+
+    @cached_property
+    def published(self) -> Published:
+        """The numbers of the paper for a run in this setting, or why the paper has none."""
+        return published_numbers(read_run_config(self.path / CONFIG).settings, self.silos)
 
     @cached_property
     def silos(self) -> Document:

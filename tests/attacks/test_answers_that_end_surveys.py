@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from fedsilo.models.contract.messages import SURVEYED
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.survey import Survey
-from fedsilo.server_app.studies.survey.collect import SurveyDocument, survey_document
+from fedsilo.server_app.run.survey import survey_document
+from fedsilo.server_app.studies.survey.collect import SurveyDocument
 from fedsilo.server_app.studies.survey.page import survey_page
 from fedsilo.strategies.meeting.survey import Surveyed, read_survey
 from tests.fuzz.mutations import TEXTS

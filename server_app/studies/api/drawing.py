@@ -39,7 +39,7 @@ from fedsilo.server_app.run.options import (
 if TYPE_CHECKING:
     from fedsilo.client_app.explain.sample import Explanation
     from fedsilo.server_app.studies.finished_run import Shown
-    from fedsilo.server_app.studies.report.page import Section
+    from fedsilo.server_app.studies.report.clinic import Examination
 
 
 @command
@@ -255,7 +255,7 @@ def report(
 
     name_plugins(plugin_texts(plugin))
 
-    def examine_run(run: Shown) -> Sequence[Section]:
+    def examine_run(run: Shown) -> Sequence[Examination]:
         from fedsilo.server_app.studies.monitor.examined import examine
 
         return examine(run, several(by), decisions, path_of(data_dir))

@@ -65,12 +65,15 @@ def shared_figures(runs: Sequence[FinishedRun], figures: Sequence[Figures]) -> l
 def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, Any]]:
     """Return the runs' summaries for a split, with means over the sites of ``shared_figures``.
 
-    A distribution of a single site keeps all metrics of that site.
+    A distribution of a single site keeps all metrics of that site. Those for ``test`` also have
+    ``published``, the paper's numbers.
     """
     ends = [run.last_metrics(split) for run in runs]
     summaries = []
     for run, own, shared in zip(runs, ends, shared_figures(runs, ends), strict=True):
         summary = of_split(run.summary, split)
+        if split == "test":
+            summary["published"] = run.published.numbers
         if shared != own:
             groups = {site: str(facts["distribution"]) for site, facts in run.silos.items()}
             sizes = Counter(groups.values())

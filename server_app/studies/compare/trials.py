@@ -23,7 +23,6 @@ from typing import Any, Self, TypeVar
 
 from rich.progress import Progress
 
-from fedsilo.client_app.worker.polling import end_with
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.datasets.registry import silo_names
@@ -34,6 +33,7 @@ from fedsilo.models.contract.errors import (
     SiteError,
 )
 from fedsilo.models.contract.one_line import one_line
+from fedsilo.models.contract.processes import end_with
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RunSettings, resolve

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from fedsilo.models.figures.palette import line_styles
 from fedsilo.models.measures.decision_curve import net_benefit
 from fedsilo.server_app.studies.monitor.groups import Examined
-from fedsilo.server_app.studies.report.page import Block, Picture, Pictures, Section, Table, Text
+from fedsilo.server_app.studies.report.clinic import Examination
+from fedsilo.server_app.studies.report.page import Picture, Table
 from fedsilo.server_app.studies.report.pictures import curves
 
 _THRESHOLDS = [percent / 100 for percent in range(5, 100, 5)]
@@ -35,47 +37,66 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
             before = threshold
 
 
-def decision_section(found: Examined) -> Section:
-    """Build the section with the curve and its table, or with the reason why there is none."""
+def examine_decisions(found: Examined) -> Examination:
+    """Compute the decision curve and its table, or say why there is none."""
     if len(found.classes) != 2:
-        return Section(
-            _TITLE, [Text(["A decision curve needs two classes, but this run has more."])]
-        )
+        return Examination(_TITLE, ["A decision curve needs two classes, but this run has more."])
+    benefits = _net_benefits(found)
+    if not benefits:
+        return Examination(_TITLE, ["There are too few test patients for a decision curve."])
+    explained = (
+        f"A threshold is the probability of '{found.classes[1]}' from which somebody acts. It "
+        "states how bad a miss is compared with a false alarm: 9 times as bad at 0.1, equally bad "
+        "at 0.5. Net benefit is the number of true positives per patient, minus the false alarms "
+        "weighted by the threshold's odds. The model is useful at a threshold if its net benefit "
+        "is above that of acting on everybody and above 0, that of acting on nobody."
+    )
+    picture = _draw_benefits(benefits, found.classes[1])
+    return Examination(_TITLE, [explained], picture, [_table(found, benefits)])
+
+
+@dataclass(frozen=True)
+class _Benefit:
+    """The net benefits per patient at a threshold."""
+
+    threshold: float
+    of_model: float  # acting on the patients whose score reaches the threshold
+    of_all: float  # acting on everybody
+
+
+def _net_benefits(found: Examined) -> list[_Benefit]:
     scores, ill = found.probabilities[:, 1], found.labels == 1
-    n, rows = len(scores), list[tuple[float, float, float]]()
+    patients, benefits = len(scores), list[_Benefit]()
     for threshold in thresholds(scores, found.floor):
         acted = scores >= threshold
-        by_model = net_benefit(int((acted & ill).sum()), int((acted & ~ill).sum()), n, threshold)
-        by_all = net_benefit(int(ill.sum()), int((~ill).sum()), n, threshold)
-        rows.append((threshold, by_model, by_all))
-    if not rows:
-        return Section(_TITLE, [Text(["There are too few test patients for a decision curve."])])
-    return Section(_TITLE, list(_blocks(found, rows)))
+        hits, false_alarms = int((acted & ill).sum()), int((acted & ~ill).sum())
+        of_model = net_benefit(hits, false_alarms, patients, threshold)
+        of_all = net_benefit(int(ill.sum()), int((~ill).sum()), patients, threshold)
+        benefits.append(_Benefit(threshold, of_model, of_all))
+    return benefits
 
 
-def _blocks(found: Examined, rows: list[tuple[float, float, float]]) -> Iterator[Block]:
-    name = found.classes[1]
-    yield Text(
-        [
-            f"A threshold is the probability of '{name}' from which somebody acts. It states how "
-            "bad a miss is compared with a false alarm: 9 times as bad at 0.1, equally bad at 0.5. "
-            "Net benefit is the number of true positives per patient, minus the false alarms "
-            "weighted by the threshold's odds. The model is useful at a threshold if its net "
-            "benefit is above that of acting on everybody and above 0, that of acting on nobody."
-        ]
-    )
-    lines = {
-        "the model": {round(100 * at): model for at, model, _ in rows},
-        f"all are '{name}'": {round(100 * at): e for at, _, e in rows if e > _LOWEST},
-        "nobody": {round(100 * at): 0.0 for at, *_ in rows},
-    }
-    best = [f"{at:g}" for at, model, everybody in rows if model > max(0.0, everybody)]
+def _draw_benefits(benefits: Sequence[_Benefit], ill: str) -> Picture:
+    """Draw the curves of the model, of acting on all, and of acting on nobody."""
+    model, everybody, nobody = dict[int, float](), dict[int, float](), dict[int, float]()
+    best = []
+    for one in benefits:
+        percent = round(100 * one.threshold)
+        model[percent], nobody[percent] = one.of_model, 0.0
+        if one.of_all > _LOWEST:
+            everybody[percent] = one.of_all
+        if one.of_model > max(0.0, one.of_all):
+            best.append(f"{one.threshold:g}")
+    lines = {"the model": model, f"all are '{ill}'": everybody, "nobody": nobody}
     said = f"Thresholds at which the model is above both: {', '.join(best) or 'none'}."
     svg = curves("decision", lines, line_styles(list(lines)), "net benefit", "threshold in percent")
-    yield Pictures([Picture(svg, f"Net benefit by threshold. {said}", said)])
-    table = [[f"{at:g}", f"{model:.3f}", f"{everybody:.3f}"] for at, model, everybody in rows]
+    return Picture(svg, f"Net benefit by threshold. {said}", said)
+
+
+def _table(found: Examined, benefits: Sequence[_Benefit]) -> Table:
+    rows = [[f"{b.threshold:g}", f"{b.of_model:.3f}", f"{b.of_all:.3f}"] for b in benefits]
     note = (
         f"Vickers and Elkin 2006; {len(found.labels)} test patients of {', '.join(found.sites)}. "
         f"At least {found.floor} patients lie between two thresholds."
     )
-    yield Table("Net benefit", ("threshold", "the model", "acting on all"), table, note)
+    return Table("Net benefit", ("threshold", "the model", "acting on all"), rows, note)

@@ -10,18 +10,20 @@ import torch
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import SERVER
 from fedsilo.server_app.studies.finished_run import Shown
-from fedsilo.server_app.studies.monitor.decisions import decision_section
-from fedsilo.server_app.studies.monitor.groups import Column, Examined, group_section
+from fedsilo.server_app.studies.monitor.decisions import examine_decisions
+from fedsilo.server_app.studies.monitor.groups import Column, Examined, examine_groups
 from fedsilo.server_app.studies.predict.inputs import open_inputs, table_schema
 from fedsilo.server_app.studies.predict.prediction import predict_inputs
 from fedsilo.server_app.studies.predict.request import CaseSource
-from fedsilo.server_app.studies.report.page import Section, Text
+from fedsilo.server_app.studies.report.clinic import Examination
 from fedsilo.server_app.studies.trained_model import TrainedModel
 
 _TITLE = "Groups of patients, and decisions"
 
 
-def examine(run: Shown, by: Sequence[str], decisions: bool, data_dir: Path | None) -> list[Section]:
+def examine(
+    run: Shown, by: Sequence[str], decisions: bool, data_dir: Path | None
+) -> list[Examination]:
     """Return a section for each column of ``by``, and one of the decision curve.
 
     Raises:
@@ -31,16 +33,18 @@ def examine(run: Shown, by: Sequence[str], decisions: bool, data_dir: Path | Non
     level = run.settings.common.trust
     if level != SERVER:
         why = f"At 'trust: {level}' no metrics of patient groups leave a site, so none are shown."
-        return [Section(_TITLE, [Text([why])])]
+        return [Examination(_TITLE, [why])]
     sites = [site for site in run.silos if site not in run.withheld]
     if not sites:
         why = f"Every site has a class with fewer than {run.floor} test patients."
-        return [Section(_TITLE, [Text([why])])]
+        return [Examination(_TITLE, [why])]
     models = [run.model(site, data_dir=data_dir) for site in sites]
     columns = [_column(models[0], name) for name in by]
     found = _together(run, models)
-    sections = [group_section(found, column) for column in columns]
-    return [*sections, decision_section(found)] if decisions else sections
+    answers = [examine_groups(found, column) for column in columns]
+    if decisions:
+        answers.append(examine_decisions(found))
+    return answers
 
 
 def _together(run: Shown, models: Sequence[TrainedModel]) -> Examined:

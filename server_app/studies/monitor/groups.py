@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fedsilo.models.measures.intervals import of_share
+from fedsilo.server_app.studies.report.clinic import Examination
 from fedsilo.server_app.studies.report.numbers import edge_names, with_interval
-from fedsilo.server_app.studies.report.page import Picture, Pictures, Section, Table, Text
+from fedsilo.server_app.studies.report.page import Picture, Table
 from fedsilo.server_app.studies.report.pictures import estimates
 
 
@@ -113,18 +114,18 @@ def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
     return kept if kept and kept[-1].is_enough(floor) else []
 
 
-def group_section(found: Examined, column: Column) -> Section:
-    """Build the section with the metrics by group of a column."""
+def examine_groups(found: Examined, column: Column) -> Examination:
+    """Compute the metrics by group of a column."""
     groups, title = group_patients(found, column), f"By {column.name}"
     if len(groups) < 2:
         why = f"There are no two groups with {found.floor} patients of each class."
-        return Section(title, [Text([why])])
+        return Examination(title, [why])
     drawn = {group.name: of_share(sum(group.right), sum(group.counts)) for group in groups}
     said = "; ".join(f"{n}: {with_interval(e)}" for n, e in drawn.items())
     label = "share of test patients predicted correctly"
     svg = estimates(f"by-{column.name}", {"accuracy": drawn}, label)
     picture = Picture(svg, f"Accuracy by {column.name}. {said}.", f"Accuracy by {column.name}.")
-    return Section(title, [Pictures([picture]), _table(found, column, groups)])
+    return Examination(title, picture=picture, tables=[_table(found, column, groups)])
 
 
 def _table(found: Examined, column: Column, groups: Sequence[Group]) -> Table:

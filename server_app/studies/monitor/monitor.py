@@ -28,7 +28,7 @@ from fedsilo.server_app.studies.predict.calibration import (
     open_calibration,
 )
 from fedsilo.server_app.studies.predict.prediction import predict_inputs
-from fedsilo.server_app.studies.report.page import Facts, Items, Section, Table, Text, page
+from fedsilo.server_app.studies.report.page import render_page
 from fedsilo.server_app.studies.trained_model import TrainedModel
 
 ALARM = 3  # exit status
@@ -65,17 +65,18 @@ class Monitored:
     def page(self) -> str:
         """Return the result as an HTML page."""
         rows = [(c.name, c.value, c.limit, "ALARM" if c.alarm else "ok") for c in self.checks]
-        note = (
-            "PSI: population stability index, 0 for equal distributions. Its limit is 0.25, or "
-            "higher if there are so few cases that chance alone reaches 0.25."
+        return render_page(
+            "monitor.html",
+            "Does the model still suit these cases?",
+            {
+                "verdict": self.verdict(),
+                "alarm": bool(self.alarms),
+                "facts": self.facts,
+                "checks": rows,
+                "missing": self.missing,
+            },
+            foot="Not for clinical use. Written by fedsilo, research software.",
         )
-        verdict = Text([self.verdict()], warning=bool(self.alarms))
-        table = Table("New cases", ("check", "found", "limit", ""), rows, note)
-        sections = [Section("In short", [verdict, Facts(self.facts)]), Section("Checks", [table])]
-        if self.missing:
-            sections.append(Section("What was not checked", [Items(self.missing)]))
-        foot = "Not for clinical use. Written by fedsilo, research software."
-        return page("Does the model still suit these cases?", sections, foot=foot)
 
 
 def monitor(

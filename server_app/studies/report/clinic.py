@@ -13,7 +13,7 @@ from fedsilo.server_app.studies.compare.results import Figures
 from fedsilo.server_app.studies.finished_run import Shown
 from fedsilo.server_app.studies.report.headline import head_of
 from fedsilo.server_app.studies.report.numbers import NONE, share, with_interval
-from fedsilo.server_app.studies.report.page import Picture, Section
+from fedsilo.server_app.studies.report.page import Picture, Table
 from fedsilo.server_app.studies.report.pictures import certainty, estimates
 from fedsilo.server_app.studies.report.runs import taking_part
 
@@ -30,8 +30,26 @@ INTERVALS = (
 _DRAWN_CLASSES = 6
 
 
-def clinic_data(run: Shown, extra: Sequence[Section] = ()) -> dict[str, Any]:
-    """Build the template variables of ``clinic.html``, with sections that need the data."""
+@dataclass(frozen=True)
+class Examination:
+    """A section on one question about a run that only the sites' data answer.
+
+    Such as the accuracy by group of patients. A question without an answer has only sentences.
+    """
+
+    title: str
+    sentences: Sequence[str] = ()  # a paragraph each
+    picture: Picture | None = None
+    tables: Sequence[Table] = ()
+
+
+def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[str, Any]:
+    """Build the template variables of ``clinic.html`` for a run.
+
+    Args:
+        run: the run, without what its pages must not show.
+        examinations: further sections, which needed the sites' data; none by default.
+    """
     figures = final_figures(run)
     outcomes = {
         site: class_outcomes(by_name, run.class_names(site), *_test_counts(run, site))
@@ -41,7 +59,7 @@ def clinic_data(run: Shown, extra: Sequence[Section] = ()) -> dict[str, Any]:
     return {
         **taking_part(run),
         "head": head_of(run),
-        "extra": extra,
+        "examinations": examinations,
         "withheld": ", ".join(run.withheld),
         **_overall(run, figures),
         **_by_class(run, outcomes),

@@ -1,48 +1,26 @@
 """A page that people read: one HTML file that loads nothing and runs nothing.
 
-The same content gives the same bytes. All content is plain text and is escaped; only a picture's
-SVG is taken as it is.
+Every page is a template of its own in ``templates``. It extends ``base.html``, which holds the only
+stylesheet, and it gets values by name: texts, rows of tables, pictures. The same values give the
+same bytes. Everything is escaped except a picture's SVG, which fedsilo itself has drawn.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from jinja2 import Environment
+    from jinja2 import Environment, Template
     from markupsafe import Markup
 
 
 @dataclass(frozen=True)
-class Text:
-    """Paragraphs; a warning is framed."""
-
-    paragraphs: Sequence[str]
-    warning: bool = False
-
-
-@dataclass(frozen=True)
-class Items:
-    """A list of sentences below a heading, or without one if it is empty."""
-
-    sentences: Sequence[str]
-    heading: str = ""
-
-
-@dataclass(frozen=True)
-class Facts:
-    """Pairs of a name and its value."""
-
-    pairs: Sequence[tuple[str, str]]
-
-
-@dataclass(frozen=True)
 class Table:
-    """A table whose rows begin with their heading; ``note`` below it says what the numbers are."""
+    """A table whose rows begin with their heading; ``note`` below it explains the numbers."""
 
     caption: str
     columns: Sequence[str]
@@ -59,35 +37,25 @@ class Picture:
     caption: str
 
 
-@dataclass(frozen=True)
-class Pictures:
-    """Pictures side by side where there is room."""
-
-    pictures: Sequence[Picture]
-
-
-Block = Text | Items | Facts | Table | Pictures
-
-
-@dataclass(frozen=True)
-class Section:
-    """A heading and the blocks below it."""
-
-    title: str
-    blocks: Sequence[Block] = field(default_factory=tuple)
-
-
-def page(title: str, sections: Sequence[Section], *, subtitle: str = "", foot: str = "") -> str:
-    """Return a page of sections whose titles differ."""
-    return render_page("sections.html", title, {"sections": sections}, subtitle=subtitle, foot=foot)
-
-
 def render_page(
-    template: str, title: str, data: Mapping[str, Any], *, subtitle: str = "", foot: str = ""
+    template: str | Template,
+    title: str,
+    data: Mapping[str, Any],
+    *,
+    subtitle: str = "",
+    foot: str = "",
 ) -> str:
-    """Return a page whose body is a template; more than two sections get a table of contents.
+    """Render a page; a page of more than two sections gets a table of contents.
 
-    The template gets ``data``, and calls ``section`` with titles that are unique in the page.
+    Args:
+        template: the name of a template that extends ``base.html``, or such a template.
+        title: the page's title and first heading.
+        data: the template's own variables.
+        subtitle: a line below the title; empty for none.
+        foot: a line at the end of the page; empty for none.
+
+    Returns:
+        The HTML text. The template calls ``section`` with headings that are unique in the page.
     """
     from markupsafe import Markup
 
@@ -99,9 +67,10 @@ def render_page(
         text = '<section id="{}">\n<h2>{}</h2>\n{}</section>\n'
         return Markup(text).format(anchor, heading, caller())
 
-    body = Markup(environment().get_template(template).render(**data, section=section))
-    shell = {"title": title, "contents": contents, "subtitle": subtitle, "foot": foot}
-    return environment().get_template("base.html").render(**shell, body=body) + "\n"
+    # base.html renders the sections first, so that the table of contents above them knows them
+    page = {"title": title, "subtitle": subtitle, "foot": foot, "contents": contents}
+    found = environment().get_template(template)
+    return found.render({**data, "page": page, "section": section}) + "\n"
 
 
 def is_number(cell: str) -> bool:

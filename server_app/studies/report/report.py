@@ -7,10 +7,16 @@ from typing import Any, Literal, get_args
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.studies.finished_run import Shown
-from fedsilo.server_app.studies.report.clinic import INTERVALS, TITLE, WARNING, clinic_data
+from fedsilo.server_app.studies.report.clinic import (
+    INTERVALS,
+    TITLE,
+    WARNING,
+    Examination,
+    clinic_data,
+)
 from fedsilo.server_app.studies.report.dpo import dpo_data, site_file_data
 from fedsilo.server_app.studies.report.hospital_files import read_audit_log, read_own_site_file
-from fedsilo.server_app.studies.report.page import Section, render_page
+from fedsilo.server_app.studies.report.page import render_page
 from fedsilo.server_app.studies.report.research import research_data
 from fedsilo.server_app.studies.report.runs import reported_runs
 from fedsilo.server_app.studies.report.written import write_page
@@ -34,7 +40,7 @@ class ReportOptions:
     audit_log: Path | None = None  # a hospital's own, for ``dpo``
     site_file: Path | None = None  # a hospital's own, for ``dpo``
     # Makes further sections of a run, for ``clinic``, where the data are
-    examine: Callable[[Shown], Sequence[Section]] | None = None
+    examine: Callable[[Shown], Sequence[Examination]] | None = None
 
     def check(self) -> None:
         """Refuse options that contradict each other.

@@ -11,7 +11,8 @@ from fedsilo.server_app.deploy import run as deployed
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.inline_engine import inline_grid
 from fedsilo.server_app.run.planning import plan_run
-from fedsilo.server_app.studies.survey.collect import FILE, read_survey_document, run_survey
+from fedsilo.server_app.run.survey import SURVEY, run_survey
+from fedsilo.server_app.studies.survey.collect import read_survey_document
 from fedsilo.server_app.studies.survey.page import survey_page
 
 PAGE = "survey.html"
@@ -46,6 +47,6 @@ def survey(
         )
         with inline_grid(settings, int(resources["num-supernodes"])) as grid:
             folder = run_survey(grid, settings, say).path
-    document = read_survey_document(folder / FILE)
+    document = read_survey_document(folder / SURVEY)
     write_atomically(folder / PAGE, survey_page(document))
     return folder / PAGE

@@ -6,16 +6,13 @@ from collections.abc import Iterator, Mapping
 
 from fedsilo.models.contract.site_facts import SPLITS
 from fedsilo.models.contract.survey import Count, Measured, Survey
-from fedsilo.server_app.studies.report.page import (
-    Block,
-    Items,
-    Pictures,
-    Section,
-    Table,
-    Text,
-    page,
+from fedsilo.server_app.studies.report.page import Table, render_page
+from fedsilo.server_app.studies.survey.collect import (
+    Between,
+    Distances,
+    SurveyDocument,
+    cell_names,
 )
-from fedsilo.server_app.studies.survey.collect import Between, SurveyDocument, cell_names
 from fedsilo.server_app.studies.survey.pictures import (
     feature_pictures,
     is_binary,
@@ -42,31 +39,28 @@ _FOOT = (
 
 
 def survey_page(document: SurveyDocument) -> str:
-    """Return the page."""
-    sections = [
-        Section("Sites", list(_sites(document))),
-        Section("Labels", list(_labels(document.sites))),
-        Section("How far the sites are apart", list(_distances(document))),
-        Section("Features", list(_features(document))),
-    ]
-    if any(answer.files for answer in document.sites.values()):
-        sections.append(Section("Files", list(_files(document.sites))))
-    subtitle = f"{document.run}, asked {document.asked}"
-    return page(f"Survey of {document.dataset}", sections, subtitle=subtitle, foot=_FOOT)
-
-
-def _sites(document: SurveyDocument) -> Iterator[Block]:
+    """Build the page of a survey."""
     answers = document.sites
-    if document.refused:
-        yield Items(document.refused, "Without an answer")
-    if changed := [site for site, answer in answers.items() if answer.about.changed]:
-        yield Text(
-            [
-                f"The data of {', '.join(changed)} have changed since the answer. A hospital gives "
-                "one answer; it can remove the old one itself."
-            ],
-            warning=True,
-        )
+    training = document.distances.get("train", Distances())
+    label_drawn = label_picture(answers)
+    data = {
+        "refused": document.refused,
+        "changed": [site for site, answer in answers.items() if answer.about.changed],
+        "sites": list(_sites(answers)),
+        "label_pictures": [label_drawn] if label_drawn else [],
+        "labels": list(_labels(answers)),
+        "distances": list(_distances(training)),
+        "feature_pictures": feature_pictures(answers, training.features),
+        "features": list(_features(answers)),
+        "has_files": any(answer.files for answer in answers.values()),
+        "files": list(_files(answers)),
+    }
+    subtitle = f"{document.run}, asked {document.asked}"
+    title = f"Survey of {document.dataset}"
+    return render_page("survey.html", title, data, subtitle=subtitle, foot=_FOOT)
+
+
+def _sites(answers: Mapping[str, Survey]) -> Iterator[Table]:
     rows = [
         (
             site,
@@ -88,9 +82,7 @@ def _sites(document: SurveyDocument) -> Iterator[Block]:
         yield _counts("Rows left out, by the column without a value", "column", lacking, note)
 
 
-def _labels(answers: Mapping[str, Survey]) -> Iterator[Block]:
-    if picture := label_picture(answers):
-        yield Pictures([picture])
+def _labels(answers: Mapping[str, Survey]) -> Iterator[Table]:
     for split, name in _SPLIT_NAMES.items():
         counts = {
             site: dict(zip(answer.about.classes, answer.labels[split], strict=True))
@@ -101,31 +93,25 @@ def _labels(answers: Mapping[str, Survey]) -> Iterator[Block]:
             yield _counts(f"Labels, {name} samples", "label", counts)
 
 
-def _distances(document: SurveyDocument) -> Iterator[Block]:
-    training = document.distances.get("train")
-    labels, features = (training.labels, training.features) if training else ([], [])
-    if not labels and not features:
-        yield Text(["There are no two sites with counts to compare."])
-    if labels:
+def _distances(training: Distances) -> Iterator[Table]:
+    """Yield the distances of the training samples' labels and features; none without counts."""
+    if training.labels:
         note = f"Measured on training samples. {_DISTANCE}"
-        yield Table("Labels", ("sites", "distance"), [_pair(one) for one in labels], note)
-    if features:
-        rows = [(one.feature, *_pair(one)) for one in features[:_WORST]]
-        more = len(features) - len(rows)
+        rows = [_pair(one) for one in training.labels]
+        yield Table("Labels", ("sites", "distance"), rows, note)
+    if training.features:
+        shown = [(one.feature, *_pair(one)) for one in training.features[:_WORST]]
+        more = len(training.features) - len(shown)
         note = f"{more} more pairs are in survey.json." if more else ""
         columns = ("feature", "sites", "distance")
-        yield Table("Features, the most different first", columns, rows, note)
+        yield Table("Features, the most different first", columns, shown, note)
 
 
 def _pair(one: Between) -> tuple[str, str]:
     return ", ".join(one.sites), f"{one.distance:.3f}"
 
 
-def _features(document: SurveyDocument) -> Iterator[Block]:
-    answers = document.sites
-    training = document.distances.get("train")
-    if pictures := feature_pictures(answers, training.features if training else []):
-        yield Pictures(pictures)
+def _features(answers: Mapping[str, Survey]) -> Iterator[Table]:
     declared: dict[str, Measured] = {}  # as the first site has it that names it
     for answer in answers.values():
         for feature in answer.about.features:
@@ -161,7 +147,7 @@ def _statistics(answer: Survey, name: str) -> tuple[str, ...] | None:
     )
 
 
-def _files(answers: Mapping[str, Survey]) -> Iterator[Block]:
+def _files(answers: Mapping[str, Survey]) -> Iterator[Table]:
     rows = [
         (name, site, f"{ends[0]:g}", f"{ends[1]:g}")
         for site, answer in answers.items()

@@ -6,15 +6,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from fedsilo.models.contract.errors import FedsiloError, SettingError
 from fedsilo.server_app.records.progress import bytes_text, clock
-from fedsilo.server_app.studies.report.page import (
-    Block,
-    Facts,
-    Pictures,
-    Section,
-    Table,
-    Text,
-    page,
-)
+from fedsilo.server_app.studies.report.page import render_page
 from fedsilo.server_app.studies.watch.curves import run_curves
 from fedsilo.server_app.studies.watch.view import SITE_COLUMNS, Look, View
 from fedsilo.server_app.studies.watch.watched import (
@@ -28,23 +20,26 @@ _FOOT = "This page reloads every two seconds. It only reads files; closing it ch
 
 
 def watch_page(view: View) -> str:
-    """Return the page."""
-    run: list[Block] = [Text(["There has been no run yet."])]
+    """Build the page of a run or a deployment."""
+    run = None
     if view.run:
-        run = [Text([view.run.in_words()]), Pictures(run_curves(view.run.folder)), _facts(view.run)]
-    sections = [Section("Run", run)]
-    if rows := view.site_rows():
-        note = "Bytes and seconds of this run so far, as the server counts them."
-        sections.append(Section("Sites", [Table("Sites of the run", SITE_COLUMNS, rows, note)]))
-    if view.members:
-        pairs = [(member, "running" if runs else "down") for member, runs in view.members]
-        sections.append(Section("Deployment", [Facts(pairs)]))
-    return page(view.title, sections, subtitle=view.line(), foot=_FOOT)
+        run = {
+            "in_words": view.run.in_words(),
+            "curves": run_curves(view.run.folder),
+            "facts": _facts(view.run),
+        }
+    data = {
+        "run": run,
+        "site_columns": SITE_COLUMNS,
+        "sites": view.site_rows(),
+        "members": [(member, "running" if runs else "down") for member, runs in view.members],
+    }
+    return render_page("watch.html", view.title, data, subtitle=view.line(), foot=_FOOT)
 
 
-def _facts(run: Watched) -> Facts:
+def _facts(run: Watched) -> list[tuple[str, str]]:
     here, left = run.progress, run.seconds_left
-    pairs = [
+    return [
         ("state", run.state()),
         ("round", f"{here.round} of {here.rounds}, {here.finished_rounds} finished"),
         ("phase", phase_text(here) if here.phase and not run.over else "-"),
@@ -55,7 +50,6 @@ def _facts(run: Watched) -> Facts:
         ("time", clock(run.seconds)),
         ("time left", "-" if left is None else f"about {clock(left)}"),
     ]
-    return Facts(pairs)
 
 
 HOST = "127.0.0.1"
@@ -109,7 +103,7 @@ class _Handler(BaseHTTPRequestHandler):
             text = watch_page(self.server.look())
         except FedsiloError as error:  # a run may be removed and appear again
             status = HTTPStatus.SERVICE_UNAVAILABLE
-            text = page("Nothing to watch", [Section("Why", [Text([str(error)])])])
+            text = render_page("notice.html", "Nothing to watch", {"why": str(error)})
         body = text.encode()
         self.send_response(status)
         for name, value in (

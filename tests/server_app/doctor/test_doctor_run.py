@@ -14,10 +14,15 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.doctor import run
-from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
+from fedsilo.server_app.run.inline_engine import (
+    InlineGrid,
+    flower_identity,
+    inline_grid,
+    partition_configs,
+)
 from fedsilo.server_app.run.meeting import (
     Meeting,
-    meet_inline,
+    meet,
     meeting_file,
     read_meeting,
     write_meeting,
@@ -84,11 +89,11 @@ def test_sites_that_cannot_be_met_are_asked_once_and_fail_once(
 ) -> None:
     asked = []
 
-    def silent(settings: Any, supernodes: int) -> Meeting:
-        asked.append(supernodes)
+    def silent(grid: InlineGrid, settings: Any) -> Meeting:
+        asked.append(len(list(grid.get_node_ids())))
         raise SiteError("0 SuperNodes are connected after 60 s")
 
-    monkeypatch.setattr(run, "meet_inline", silent)
+    monkeypatch.setattr(run, "meet_simulated", silent)
     assert _run("--json") == 1
     found = {finding["check"]: finding for finding in _document(capsys)["findings"]}
     assert asked == [3]
@@ -139,7 +144,9 @@ def test_too_few_sites_for_the_aggregation_fail_as_at_the_start_of_a_run(
 @pytest.mark.parametrize("method", sorted(METHODS))
 def test_every_method_says_what_leaves_before_it_runs(method: str) -> None:
     values = TINY | {"method": method} | TINY_METHOD.get(method, {})
-    meeting = meet_inline(resolve(values), 3)
+    settings = resolve(values)
+    with inline_grid(settings, 3) as grid:
+        meeting = meet(grid, settings)
     assert (meeting.fault, meeting.refused, len(meeting.sites)) == ("", (), 3)
     assert meeting.leaves or method == "local"
 

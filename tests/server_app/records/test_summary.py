@@ -51,23 +51,15 @@ def test_a_distributions_mean_is_over_its_own_sites() -> None:
     assert groups["D2"] == {"accuracy": 0.1, "entropy": 0.9, "extra": 1.0}
 
 
-def test_the_table_shows_every_site_each_distribution_and_the_published_number() -> None:
-    paper = {"D1": {"accuracy": 0.951}}
-    lines = _printed(result_table(VALUES, OF, "title", paper, ("accuracy", "entropy")))
-    assert _cells_of(lines, "D1") == ["D1", "0.700", "0.300", "0.951"]
-    assert _cells_of(lines, "D2") == ["D2", "0.100", "0.900", ""]
+def test_the_table_shows_every_site_and_each_distribution() -> None:
+    lines = _printed(result_table(VALUES, OF, "title", ("accuracy", "entropy")))
+    assert _cells_of(lines, "D1") == ["D1", "0.700", "0.300"]
+    assert _cells_of(lines, "D2") == ["D2", "0.100", "0.900"]
     assert sum(line.startswith("│ s") for line in lines) == 3
 
 
-def test_the_table_shows_what_a_paper_says_of_single_silos() -> None:
-    paper = {"s1b": {"accuracy": 0.936}, "D1": {"accuracy": 0.95}}
-    lines = _printed(result_table(VALUES, OF, "title", paper, ("accuracy",)))
-    assert _cells_of(lines, "s1b (D1)")[2:] == ["0.936"]
-    assert _cells_of(lines, "s1a (D1)")[2:] == [""]
-
-
 def test_the_table_shows_the_metrics_asked_for_in_that_order_and_none_that_nobody_has() -> None:
-    lines = _printed(result_table(VALUES, OF, "title", None, ("extra", "auc", "accuracy")))
+    lines = _printed(result_table(VALUES, OF, "title", ("extra", "auc", "accuracy")))
     header = next(line for line in lines if "site" in line)
     assert [cell.strip() for cell in header.split("┃")[1:-1]] == [
         "site",
@@ -80,7 +72,7 @@ def test_the_table_shows_the_metrics_asked_for_in_that_order_and_none_that_nobod
 
 def test_a_site_that_is_a_distribution_of_its_own_has_one_row() -> None:
     own = {site: site for site in VALUES}
-    lines = _printed(result_table(VALUES, own, "title", None, ("accuracy",)))
+    lines = _printed(result_table(VALUES, own, "title", ("accuracy",)))
     assert [line.split("│")[1].strip() for line in lines if line.startswith("│")] == [
         *("s1a", "s1b", "s2a", "all"),
     ]
@@ -113,7 +105,7 @@ def test_a_curve_is_the_mean_over_a_distributions_sites_by_round() -> None:
 def test_of_many_sites_the_table_shows_quantiles_and_the_five_worst() -> None:
     values = {f"s{place:03}": {"accuracy": place / 100, "loss": 1.0} for place in range(101)}
     for groups in (dict.fromkeys(values, "all of them"), {site: site for site in values}):
-        lines = _printed(result_table(values, groups, "title", None, ("accuracy", "loss")))
+        lines = _printed(result_table(values, groups, "title", ("accuracy", "loss")))
         assert _cells_of(lines, "5% of 101 sites below")[1:] == ["0.050", "1.000"]
         assert _cells_of(lines, "50% of 101 sites below")[1:] == ["0.500", "1.000"]
         assert _cells_of(lines, "all")[1:] == ["0.500", "1.000"]

@@ -9,9 +9,7 @@ import pytest
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.records.published.numbers import Published
 from fedsilo.server_app.records.run_directory import ENDING, SUMMARY, RunDirectory
-from fedsilo.server_app.run import ending
 from fedsilo.server_app.run.ending import evidence_document, few_of_a_class, without_bins
 from fedsilo.server_app.run.inline_engine import run_inline
 from fedsilo.strategies.methods.fedavg import FedAvg
@@ -19,16 +17,10 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 Tiny = Callable[..., dict[str, Value]]
 
 
-def test_published_numbers_are_in_the_summary_and_the_table(
-    tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    paper = Published({"all": {"accuracy": 0.951}})
-    monkeypatch.setattr(ending, "published_numbers", lambda *_: paper)
+def test_the_server_writes_its_own_numbers_and_no_picture(tiny: Tiny, tmp_path: Path) -> None:
     directory = run_inline(resolve(tiny("fedavg", out=str(tmp_path), rounds=1)), 3)
-    assert directory.read_json(SUMMARY)["published"] == {"all": {"accuracy": 0.951}}
-    printed = capsys.readouterr().out
-    assert "0.951" in printed
-    assert "published: the numbers from the paper, measured in the paper's own setting" in printed
+    assert not {"published", "published-unlike"} & directory.read_json(SUMMARY).keys()
+    assert not list(directory.path.glob("*.png"))
 
 
 def test_documents_are_made_when_all_that_a_run_is_for_is_there(

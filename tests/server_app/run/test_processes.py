@@ -22,7 +22,7 @@ def test_a_bound_process_ends_with_its_killed_parent_and_cleans_up_if_the_signal
 ) -> None:
     child = (
         "import os, signal, sys, time\n"
-        "from fedsilo.client_app.worker.polling import end_with\n"
+        "from fedsilo.models.contract.processes import end_with\n"
         f"open({str(tmp_path / 'file')!r}, 'w')\n"
         "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))\n"
         f"end_with(os.getppid(), signal.{number})\n"
@@ -46,10 +46,10 @@ def test_a_bound_process_ends_with_its_killed_parent_and_cleans_up_if_the_signal
 def test_a_process_that_does_not_heed_the_signal_is_ended_all_the_same() -> None:
     child = (
         "import os, signal, time\n"
-        "from fedsilo.client_app.worker import polling\n"
-        "polling._UNWINDING = 0.2\n"
+        "from fedsilo.models.contract import processes\n"
+        "processes._UNWINDING = 0.2\n"
         "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
-        "polling.end_with(os.getppid(), signal.SIGTERM)\n"
+        "processes.end_with(os.getppid(), signal.SIGTERM)\n"
         "print(os.getpid(), flush=True)\n"
         "time.sleep(600)\n"
     )

@@ -11,7 +11,7 @@ from fedsilo import report
 from fedsilo.datasets.registry import load_silo
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.studies.finished_run import FinishedRun
-from fedsilo.server_app.studies.monitor.decisions import decision_section, thresholds
+from fedsilo.server_app.studies.monitor.decisions import examine_decisions, thresholds
 from fedsilo.server_app.studies.monitor.examined import _column, _together
 from fedsilo.server_app.studies.monitor.groups import (
     Column,
@@ -20,7 +20,6 @@ from fedsilo.server_app.studies.monitor.groups import (
     group_patients,
     merge_small_groups,
 )
-from fedsilo.server_app.studies.report.page import Table
 from tests.support.printed import printed_text
 
 AGE = Column("age", [0], (), (40.0, 50.0, 60.0))
@@ -91,11 +90,10 @@ def test_thresholds_have_the_floor_of_patients_up_to_one_half_which_class_figure
         assert int(((scores >= low) & (scores < high)).sum()) >= floor
 
 
-def test_decision_section_has_net_benefit_by_hand() -> None:
+def test_decisions_have_net_benefit_by_hand() -> None:
     ill = [0, 0, 1, 0, 1, 1, 1, 0]
     scores = [0.02, 0.04, 0.21, 0.22, 0.23, 0.51, 0.9, 0.91]
-    section = decision_section(_examined([50.0] * 8, scores, ill))
-    (table,) = [block for block in section.blocks if isinstance(block, Table)]
+    (table,) = examine_decisions(_examined([50.0] * 8, scores, ill)).tables
     # From 0.05: 4 true, 2 false of 8, odds 1/19; from 0.5: 2 true, 1 false, odds 1
     assert list(table.rows[0]) == ["0.05", f"{4 / 8 - 2 / 8 / 19:.3f}", f"{4 / 8 - 4 / 8 / 19:.3f}"]
     assert list(table.rows[1]) == ["0.5", f"{2 / 8 - 1 / 8:.3f}", f"{4 / 8 - 4 / 8:.3f}"]

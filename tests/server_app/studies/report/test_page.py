@@ -3,26 +3,24 @@
 import re
 import warnings
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 from matplotlib.figure import Figure
 
 from fedsilo.models.figures.palette import line_styles
 from fedsilo.models.measures.intervals import Estimate
+from fedsilo.server_app.studies.report import page as page_module
 from fedsilo.server_app.studies.report.page import (
-    Block,
-    Facts,
-    Items,
     Picture,
-    Pictures,
-    Section,
     Table,
-    Text,
+    environment,
     is_number,
-    page,
+    render_page,
 )
 from fedsilo.server_app.studies.report.pictures import curves, estimates, svg_of
 
+_TEMPLATES = Path(page_module.__file__).parent / "templates"
 _NASTY = "<script>alert('a')</script> & \"b\""
 _VOID = {"meta", "link", "use"}
 
@@ -70,31 +68,47 @@ def _figure() -> Figure:
     return figure
 
 
-def _sections(word: str) -> list[Section]:
+# A page of every kind of block
+_TEMPLATE = """
+{% extends "base.html" %}
+{% import "blocks.html" as b %}
+{% block main %}
+{% call section("What is shown") %}
+{{ b.text([word, word]) }}
+{{ b.text([word], true) }}
+{{ b.items([word], word) }}
+{{ b.facts([(word, word)]) }}
+{{ b.tables(tables) }}
+{{ b.pictures(pictures) }}
+{% endcall %}
+{% call section("More") %}{% endcall %}
+{% call section(word) %}
+{{ b.text([word]) }}
+{% endcall %}
+{% endblock %}
+"""
+
+
+def _page(word: str, title: str = "A report", shared: str = "") -> str:
     pictures = [Picture(svg_of(_figure(), name), word, word) for name in ("one", "two")]
-    blocks: list[Block] = [
-        Text([word, word]),
-        Text([word], warning=True),
-        Items([word], word),
-        Facts([(word, word)]),
-        Table(word, [word, word], [[word, "0.5"], [word, word]], word),
-        Pictures(pictures),
-    ]
-    return [Section("What is shown", blocks), Section("More"), Section("Else", [Text([word])])]
+    tables = [Table(word, [word, word], [[word, "0.5"], [word, word]], word)]
+    data = {"word": word, "tables": tables, "pictures": pictures}
+    template = environment().from_string(_TEMPLATE)
+    return render_page(template, title, data, subtitle=shared, foot=shared)
 
 
 def test_a_page_is_whole_and_escapes_all_that_it_is_given() -> None:
-    html = page(_NASTY, _sections(_NASTY), subtitle=_NASTY, foot=_NASTY)
+    html = _page(_NASTY, _NASTY, _NASTY)
     outline = _Outline(html)
     assert outline.open == []
     assert "script" not in outline.tags
     assert outline.tags.count("svg") == 2
-    assert sum(_NASTY in text for text in outline.text) == 21
-    assert html.count("&lt;script&gt;") == 24  # also in names for who cannot see the thing
+    assert sum(_NASTY in text for text in outline.text) == 23
+    assert html.count("&lt;script&gt;") == 26  # also in names for who cannot see the thing
 
 
 def test_ids_are_there_once_and_every_reference_stays_in_the_page() -> None:
-    outline = _Outline(page("A report", _sections("word")))
+    outline = _Outline(_page("word"))
     assert len(outline.ids) == len(set(outline.ids))
     inside = [to.removeprefix("#") for to in outline.references if to.startswith("#")]
     assert set(inside) <= set(outline.ids)
@@ -106,7 +120,24 @@ def test_ids_are_there_once_and_every_reference_stays_in_the_page() -> None:
 
 
 def test_the_same_content_gives_the_same_bytes() -> None:
-    assert page("A", _sections("word")) == page("A", _sections("word"))
+    assert _page("word") == _page("word")
+
+
+@pytest.mark.parametrize("template", sorted(environment().list_templates(["html"])))
+def test_a_template_takes_nothing_as_markup_but_the_svg_of_a_picture(template: str) -> None:
+    source = (_TEMPLATES / template).read_text()
+    assert environment().autoescape is True
+    assert set(re.findall(r"[\w.]+ *\| *safe", source)) <= {"picture.svg | safe"}
+    assert "autoescape" not in source
+    assert "__" not in source, "a template asks for values, not for their class"
+
+
+@pytest.mark.parametrize("template", sorted(environment().list_templates(["html"])))
+def test_a_page_extends_the_base_which_has_the_only_stylesheet(template: str) -> None:
+    source = (_TEMPLATES / template).read_text()
+    is_page = "{% block main %}" in source and template != "base.html"
+    assert source.startswith('{% extends "base.html" %}') == is_page
+    assert ("<style" in source) == (template == "base.html")
 
 
 def test_a_picture_has_room_for_its_panel_below_long_names() -> None:

@@ -5,18 +5,27 @@ from pathlib import Path
 import pytest
 
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.studies.report.page import Section, Text, page
+from fedsilo.server_app.studies.report.page import render_page
 from fedsilo.server_app.studies.report.written import refuse_twice, write_page
 from tests.support.printed import printed_text
 
-_PAGE = page("A title", [Section("A section", [Text(["One sentence."])])])
+_DATA = {
+    "verdict": "One sentence.",
+    "alarm": True,
+    "facts": [("run", "a run")],
+    "checks": [("a check", "0.1", "above 0.25", "ok")],
+    "missing": ["coverage: no calibration"],
+}
+_PAGE = render_page("monitor.html", "A title", _DATA)
 
 
 def test_a_printed_page_has_its_text_and_no_navigation() -> None:
     text = printed_text(_PAGE)
     assert "A title" in text
     assert "One sentence." in text
-    assert text.count("A section") == _PAGE.count("A section") - _PAGE.count('href="#') > 0
+    # The table of contents names it once more, and is not printed
+    assert _PAGE.count("What was not checked") == 2
+    assert text.count("What was not checked") == 1
 
 
 def test_a_page_is_written_where_no_file_is(tmp_path: Path) -> None:

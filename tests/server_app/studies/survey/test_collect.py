@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedsilo.models.contract.survey import Measured, Survey
-from fedsilo.server_app.studies.survey.collect import cell_names, distance, distances
+from fedsilo.server_app.run.survey import distance, distances
+from fedsilo.server_app.studies.survey.collect import cell_names
 from tests.models.contract.test_survey import made
 
 

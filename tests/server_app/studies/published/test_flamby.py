@@ -6,7 +6,7 @@ import pytest
 
 from fedsilo.server_app.config.experiments import read_experiments
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.records.published.numbers import Published, published_numbers
+from fedsilo.server_app.studies.published.numbers import Published, published_numbers
 
 HOSPITALS = ("cleveland", "hungary", "switzerland", "va")
 EXPERIMENTS = read_experiments(Path(__file__).resolve().parents[4] / "simulation.yaml")

@@ -10,7 +10,7 @@ from fedsilo.models.contract.settings_schema import as_mapping, build
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.server_app.config.experiments import Experiment, read_experiments
 from fedsilo.server_app.config.settings import RunSettings, resolve
-from fedsilo.server_app.records.published.numbers import Row, paper, published_numbers
+from fedsilo.server_app.studies.published.numbers import Row, paper, published_numbers
 
 ROOT = Path(__file__).resolve().parents[4]
 DISFL, UEFL = "DisFL", "UEFL"

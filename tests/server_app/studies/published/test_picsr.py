@@ -7,7 +7,7 @@ import pytest
 from fedsilo.models.contract.methods import settings_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping
-from fedsilo.server_app.records.published.numbers import Numbers, paper, published_numbers
+from fedsilo.server_app.studies.published.numbers import Numbers, paper, published_numbers
 
 HOSPITALS = ("cleveland", "hungary", "switzerland", "va")
 COLUMNS = ("Local", "Ensemble", "FedAvg", "FedAvg+FT", "FedProx", "PICSR")

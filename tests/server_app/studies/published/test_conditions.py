@@ -10,7 +10,7 @@ from fedsilo.models.contract.settings_schema import as_mapping
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.server_app.config.experiments import Experiment, read_experiments
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.records.published.numbers import (
+from fedsilo.server_app.studies.published.numbers import (
     Conditions,
     Published,
     in_words,

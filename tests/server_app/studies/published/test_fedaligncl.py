@@ -7,7 +7,7 @@ import pytest
 from fedsilo.models.contract.methods import settings_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import as_mapping
-from fedsilo.server_app.records.published.numbers import Published, published_numbers
+from fedsilo.server_app.studies.published.numbers import Published, published_numbers
 
 VENDORS = ("ge", "hologic", "siemens")
 # The paper's row -> the method and its own settings that make a run of it

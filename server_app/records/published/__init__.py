@@ -1,1 +1,0 @@
-"""The papers' numbers, as data, each with the setting in which it was measured."""

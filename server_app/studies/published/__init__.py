@@ -1,0 +1,4 @@
+"""The papers' numbers, as data, each with the setting in which it was measured.
+
+They are looked up whenever a finished run is read: the server and the hospitals know none of them.
+"""
