@@ -47,7 +47,7 @@ def test_a_long_row_of_bases_is_refused_like_a_loop(tmp_path: Path) -> None:
     path = tmp_path / "simulation.yaml"
     rows = [f"  x{number}: {{base: x{number + 1}}}\n" for number in range(3000)]
     path.write_text("experiments:\n" + "".join(rows) + "  x3000: {config: {seed: 3}}\n")
-    assert find_experiment(path, "x2950").values == {"seed": 3}
+    assert find_experiment(path, "x2960").values == {"seed": 3}
     with pytest.raises(SettingError, match="in a row of more than 50"):
         find_experiment(path, "x0")
 
