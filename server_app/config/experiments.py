@@ -34,6 +34,7 @@ from fedsilo.server_app.config.settings import declared_defaults, flat_values
 S = TypeVar("S")
 
 SIMULATION_FILE = "simulation.yaml"
+_MOST_BASES = 50
 
 
 def _settings(content: Any) -> Any:
@@ -197,9 +198,13 @@ class SimulationFile:
         """
         if not self.has(name):
             raise unknown_name("experiment", one_line(name), self.cells)
-        if name in chain:
-            loop = " -> ".join((*chain, name))
-            raise SettingError(f"{self._path}: experiments {loop} are based on one another")
+        # A long row without a loop would end in Python's RecursionError
+        if name in chain or len(chain) == _MOST_BASES:
+            row = " -> ".join((*chain, name))
+            raise SettingError(
+                f"{self._path}: experiments {row} are based on one another, in a loop or in a row "
+                f"of more than {_MOST_BASES}"
+            )
         own = self._without_base(name)
         if "base" not in own.stated_fields():
             return own

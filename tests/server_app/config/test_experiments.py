@@ -43,6 +43,15 @@ def test_the_check_reports_each_experiment_that_cannot_run(tmp_path: Path) -> No
         assert f"'{key}'" in faults[name]
 
 
+def test_a_long_row_of_bases_is_refused_like_a_loop(tmp_path: Path) -> None:
+    path = tmp_path / "simulation.yaml"
+    rows = [f"  x{number}: {{base: x{number + 1}}}\n" for number in range(3000)]
+    path.write_text("experiments:\n" + "".join(rows) + "  x3000: {config: {seed: 3}}\n")
+    assert find_experiment(path, "x2960").values == {"seed": 3}
+    with pytest.raises(SettingError, match="in a row of more than 50"):
+        find_experiment(path, "x0")
+
+
 def test_a_mistake_in_another_experiment_does_not_stop_a_run(tmp_path: Path) -> None:
     path = tmp_path / "simulation.yaml"
     path.write_text("experiments: {good: {config: {rounds: 4}}, bad: {confg: {}}, worse: 3}")
