@@ -16,6 +16,7 @@ from fedsilo.strategies.methods.fedavg_ft import FedAvgFT
 from fedsilo.strategies.methods.personal_models import PersonalState
 from fedsilo.strategies.wire.reply import ArraySpec, Reply
 from tests.support.asking import arrays_expected, arrays_sent, state_after
+from tests.support.errors import refuses
 from tests.support.lab import answer, evaluate, steps_of
 from tests.support.methods import ALL, Opened, weights_of
 
@@ -174,7 +175,7 @@ def test_in_a_run_the_average_goes_out_once_more_and_then_nothing(
     for message in sent[6:9]:
         for name, array in message.content[ARRAYS].items():
             np.testing.assert_array_equal(array.numpy(), average[name])
-    for name, array in strategy.current().arrays.items():
+    for name, array in strategy.state.arrays.items():
         np.testing.assert_array_equal(array, average[name])
     assert [recorded.stateful_sites for recorded in recorder.states] == [
         (),
@@ -189,16 +190,14 @@ def test_until_it_fine_tunes_a_run_is_fedavgs(
 ) -> None:
     spied_run(tiny("fedavg-ft", rounds=3, finetune_rounds=1), [recorder])
     _, fedavg = spied_run(tiny("fedavg", rounds=2))
-    for name, array in fedavg.current().arrays.items():
+    for name, array in fedavg.state.arrays.items():
         np.testing.assert_array_equal(recorder.states[1].arrays[name], array)
 
 
 @pytest.mark.parametrize("rounds", [1, 4, 5])
 def test_a_run_that_would_only_fine_tune_is_refused(rounds: int) -> None:
     own = FedAvgFTSettings(finetune_rounds=5)
-    with pytest.raises(
-        SettingError, match=rf"'fedavg-ft.finetune-rounds' is 5 and 'rounds' is {rounds}: no"
-    ):
+    with refuses(SettingError, "fedavg-ft.finetune-rounds", 5, "rounds", rounds):
         own.check(CommonSettings(rounds=rounds), is_table=False)
     own.check(CommonSettings(rounds=6), is_table=False)
 

@@ -51,12 +51,14 @@ from fedsilo.strategies.wire.records import record_bytes
 from fedsilo.strategies.wire.reply import ArraySpec
 from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, fault_of, state_after
 from tests.support.dying_grid import DyingGrid
+from tests.support.errors import refuses
 from tests.support.lab import answer, steps_of
 from tests.support.methods import (
     ALL,
     Behaviour,
     InlineRun,
     Opened,
+    SharedRun,
     SiteReply,
     Tiny,
     arrays_of,
@@ -613,7 +615,7 @@ def test_settings_are_refused_before_a_run(tiny: Callable[..., dict[str, Any]]) 
     with pytest.raises(SettingError, match="prompts a frozen ViT"):
         resolve(tiny("fedevprompt", prompt_sets="none"))
     for key, value in (("buffer-maps", 0), ("distillation-weight", -1.0), ("shared-prompts", "t")):
-        with pytest.raises(SettingError, match=f"'fedevprompt.{key}' is "):
+        with refuses(SettingError, f"fedevprompt.{key}"):
             resolve(tiny("fedevprompt", **{key: value}))
 
 
@@ -793,8 +795,10 @@ def held(tiny: Tiny, site: str) -> list[int]:
     return torch.bincount(silo.train.labels, minlength=10).tolist()
 
 
-def test_replies_hold_maps_alone_and_no_site_is_sent_its_own(spied_run: Run, tiny: Tiny) -> None:
-    grid, strategy = spied_run(tiny("fedevprompt", rounds=3))
+def test_replies_hold_maps_alone_and_no_site_is_sent_its_own(
+    shared_run: SharedRun, tiny: Tiny
+) -> None:
+    grid, strategy, _ = shared_run(tiny("fedevprompt", rounds=3, learning_rate=0.05))
     sent, replies = by_round(grid.sent), by_round(grid.replies, of_reply=True)
     assert len(sent) == len(replies) == 4  # the last is the evaluation
     counts = {site: held(tiny, site) for site in ALL}
@@ -822,24 +826,24 @@ def test_replies_hold_maps_alone_and_no_site_is_sent_its_own(spied_run: Run, tin
                 np.testing.assert_array_equal(array, expected[name])
     for empty in (sent[0], sent[3], replies[3]):
         assert empty == {site: {} for site in ALL}
-    assert set(strategy.current().arrays) == {
+    assert set(strategy.state.arrays) == {
         name.replace("maps/", f"buffer/{site}/")
         for site, arrays in replies[2].items()
         for name in arrays
     }
 
 
-def test_maps_change_from_round_to_round(spied_run: Run, tiny: Tiny) -> None:
-    grid, _ = spied_run(tiny("fedevprompt", rounds=3, learning_rate=0.05))
+def test_maps_change_from_round_to_round(shared_run: SharedRun, tiny: Tiny) -> None:
+    grid, _, _ = shared_run(tiny("fedevprompt", rounds=3, learning_rate=0.05))
     first, second = by_round(grid.replies, of_reply=True)[:2]
     for site in ALL:
         assert not all(np.array_equal(a, second[site][name]) for name, a in first[site].items())
 
 
 def test_no_array_of_the_network_is_in_any_message_and_maps_are_all_that_weighs(
-    spied_run: Run, tiny: Tiny
+    shared_run: SharedRun, tiny: Tiny
 ) -> None:
-    grid, _ = spied_run(tiny("fedevprompt", rounds=3))
+    grid, _, _ = shared_run(tiny("fedevprompt", rounds=3, learning_rate=0.05))
     messages = [m for m in grid.sent + grid.replies if m.metadata.message_type != HELLO]
     assert len(messages) == 24
     for message in messages:
@@ -970,7 +974,7 @@ def test_without_min_sites_a_site_that_fails_stops_the_run(
     spied_run: Run, tiny: Tiny, fails_in: Any
 ) -> None:
     fails_in("s2a", 2)
-    with pytest.raises(SiteError, match="site s2a, round 2, phase train: the disk is full"):
+    with refuses(SiteError, "s2a", "2"):
         spied_run(tiny("fedevprompt"))
 
 
@@ -989,9 +993,9 @@ def test_a_site_without_a_class_sends_no_map_of_it_and_is_asked_for_none(
     monkeypatch.setattr(fedsilo.client_app.session, "load_silo", load)
     grid, strategy = spied_run(tiny("fedevprompt", distillation_weight=1.0))
     replies, sent = by_round(grid.replies, of_reply=True), by_round(grid.sent)
-    expected = arrays_expected(strategy.method, strategy.current(), "train")["s2a"]
+    expected = arrays_expected(strategy.method, strategy.state, "train")["s2a"]
     assert "maps/3" not in expected
-    assert "maps/3" in arrays_expected(strategy.method, strategy.current(), "train")["s1a"]
+    assert "maps/3" in arrays_expected(strategy.method, strategy.state, "train")["s1a"]
     for answers in replies[:2]:
         assert set(answers["s2a"]) == set(expected)
         assert "maps/3" in answers["s1a"]
@@ -1124,13 +1128,13 @@ def test_a_buffer_entry_that_cannot_be_one_stops_the_run_or_stays_out(
         started(s2a=bad)
     recorder.failures.clear()
     _, strategy = started(min_sites=2, s2a=bad)
-    assert {name.split("/")[1] for name in strategy.current().arrays} == {"s1a", "s3a"}
+    assert {name.split("/")[1] for name in strategy.state.arrays} == {"s1a", "s3a"}
     assert [(round_, site) for round_, _, site, _ in recorder.failures] == [(2, "s2a")]
 
 
 def test_good_maps_enter_the_buffer_of_every_site(started: Run) -> None:
     grid, strategy = started()
-    arrays = strategy.current().arrays
+    arrays = strategy.state.arrays
     assert set(arrays) == {f"buffer/{site}/{label}" for site in ALL for label in (0, 1)}
     (message,) = [m for m in grid.sent[3:6] if m.metadata.dst_node_id == 1002]
     expected = {f"maps/{site}/{label}" for site in ("s1a", "s3a") for label in (0, 1)}

@@ -23,7 +23,7 @@ def test_silos_get_the_mean_of_all_in_each_round_and_nothing_else(
         for name, array in arrays_of(message.content).items():
             own = [reply[name.removeprefix(MODEL)].astype(np.float64) for reply in replies]
             assert array == pytest.approx(np.mean(own, axis=0), abs=1e-7)
-    assert not any(name.startswith("silo/") for name in strategy.current().arrays)
+    assert not any(name.startswith("silo/") for name in strategy.state.arrays)
 
 
 def test_with_silos_of_one_size_it_is_fedavg_to_the_bit(

@@ -10,6 +10,7 @@ import pytest
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.server_app.records.forms import State, Summary, check
 from fedsilo.server_app.records.run_directory import RunDirectory
+from tests.support.errors import refuses
 from tests.support.run_files import SILO, SUMMARY
 
 
@@ -59,7 +60,7 @@ def test_what_is_no_site_name_is_none_of_a_run(name: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize("key", SUMMARY)
 def test_a_key_that_is_missing_is_told_when_the_file_is_read(key: str, tmp_path: Path) -> None:
     content = {name: value for name, value in SUMMARY.items() if name != key}
-    with pytest.raises(RunDirectoryError, match=rf"summary\.json .* lacks the key '{key}'"):
+    with refuses(RunDirectoryError, "summary.json", key):
         written(tmp_path, "summary.json", content).read_json("summary.json")
 
 

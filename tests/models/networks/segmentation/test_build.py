@@ -19,6 +19,7 @@ from fedsilo.models.networks.segmentation.build import (
 )
 from fedsilo.models.networks.segmentation.pyramids import ConvPyramid, TransPyramid, ViTPyramid
 from fedsilo.models.networks.segmentation.swin import PatchExpand, SwinUnet, swin_shape
+from tests.support.errors import refuses
 
 NETWORKS = ("unet", "vit", "swin", "transunet", "swinunet")
 SETTINGS = dataclasses.replace(
@@ -199,7 +200,7 @@ def test_images_that_do_not_fit_are_refused(kind: str, size: tuple[int, int], to
 
 def test_a_vit_whose_patch_is_no_power_of_two_has_no_maps_below_it() -> None:
     settings = dataclasses.replace(SETTINGS, backbone_patch=6)
-    with pytest.raises(SettingError, match="have 6 pixels: set 'backbone-patch' to 8 or 16"):
+    with refuses(SettingError, "6", "backbone-patch", "8", "16"):
         build_segmentation("transunet", settings, Task((1, 36, 36), 2))
 
 

@@ -3,7 +3,6 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 import tomli_w
 
 from fedsilo.models.contract.errors import RunDirectoryError
@@ -11,6 +10,7 @@ from fedsilo.server_app.config.settings import RUN_FORMAT, group_settings, read_
 from fedsilo.server_app.records.published.numbers import Published, published_numbers
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.studies.figures.learning_curves import draw_documents
+from tests.support.errors import refuses
 from tests.support.run_files import silo
 
 HOSPITALS = ("cleveland", "hungary", "switzerland", "va")
@@ -59,5 +59,5 @@ def test_documents_are_drawn_by_their_file_names(tmp_path: Path) -> None:
 def test_document_of_another_form_is_named(tmp_path: Path) -> None:
     directory = _run(tmp_path, "a", "b")
     directory.write_json("cross.json", {"accuracy": {}})
-    with pytest.raises(RunDirectoryError, match=r"cross\.json"):
+    with refuses(RunDirectoryError, "cross.json"):
         draw_documents(directory)
