@@ -393,14 +393,14 @@ def test_a_plug_is_a_data_set_or_its_class(plugged: ModuleType, name: str) -> No
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("ward_data:number", "must be a DataSet"),
-        ("ward_data:digits", "calls itself 'digits', and that name is taken"),
-        ("ward_data:none", "has no 'none'"),
-        ("digitz", "unknown data set 'digitz'.* did you mean 'digits'"),
+        ("ward_data:number", []),
+        ("ward_data:digits", ["digits"]),
+        ("ward_data:none", ["none"]),
+        ("digitz", ["digitz", "digits"]),
     ],
 )
 def test_a_plug_that_is_no_data_set_or_has_a_name_of_ours_is_refused(
-    plugged: ModuleType, name: str, told: str
+    plugged: ModuleType, name: str, told: list[object]
 ) -> None:
-    with pytest.raises(SettingError, match=told):
+    with refuses(SettingError, *told):
         data_set(name)

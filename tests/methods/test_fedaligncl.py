@@ -654,26 +654,26 @@ def test_without_noise_it_says_so_and_relative_noise_is_told_as_such(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"epoch-steps": 0, "pace": 40}, "'epoch-steps' .120 in the paper."),
-        ({"epoch-steps": 4, "pace": 3}, "'pace' must divide 'epoch-steps' .4., but is 3"),
-        ({"fedaligncl.warmup-epochs": 2}, "2 rounds end in epoch 1, .* would never begin"),
+        ({"epoch-steps": 0, "pace": 40}, ["epoch-steps"]),
+        ({"epoch-steps": 4, "pace": 3}, ["pace", "epoch-steps", 3]),
+        ({"fedaligncl.warmup-epochs": 2}, [2, 1]),
         (
             {"fedaligncl.noise-variance": -0.001},
-            "'fedaligncl.noise-variance' is -0.001; it must be .* at least 0",
+            ["fedaligncl.noise-variance", "-0.001", 0],
         ),
-        ({"network": "vit", "backbone-weights": "random"}, "does not take network 'vit'"),
-        ({"dataset": "heart-synthetic"}, "is of images"),
-        ({"fedaligncl.noise-scale": "both"}, "one of absolute, relative"),
+        ({"network": "vit", "backbone-weights": "random"}, ["vit"]),
+        ({"dataset": "heart-synthetic"}, []),
+        ({"fedaligncl.noise-scale": "both"}, []),
     ],
 )
 def test_settings_that_cannot_be_are_refused(
-    changes: dict[str, Any], told: str, tiny: Tiny
+    changes: dict[str, Any], told: list[object], tiny: Tiny
 ) -> None:
     values = tiny("fedaligncl") | changes
     if changes.get("dataset"):
         for key in ("silos", "silo-train-size", "silo-test-size"):
             values.pop(key)
-    with pytest.raises(SettingError, match=told):
+    with refuses(SettingError, *told):
         resolve(values)
 
 

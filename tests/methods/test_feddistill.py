@@ -165,15 +165,15 @@ def test_training_draws_logits_to_the_others(opened: Opened) -> None:
 @pytest.mark.parametrize(
     ("received", "fault"),
     [
-        (logits(size=9, c1=0.0), r"'logits/1' .* it is \(9,\), not \(10,\)"),
-        (logits(c1=float("nan")), "'logits/1' .* non-finite"),
-        (logits(c10=0.0), "'logits/10' .* there are 10 classes"),
+        (logits(size=9, c1=0.0), ["logits/1", 9, 10]),
+        (logits(c1=float("nan")), ["logits/1"]),
+        (logits(c10=0.0), ["logits/10", 10]),
     ],
 )
 def test_logits_that_cannot_be_some_stop_the_site(
-    opened: Opened, received: Mapping[str, Any], fault: str
+    opened: Opened, received: Mapping[str, Any], fault: list[object]
 ) -> None:
-    with pytest.raises(SiteError, match=fault):
+    with refuses(SiteError, *fault):
         answer(opened("feddistill", received))
 
 

@@ -349,15 +349,15 @@ def test_the_inference_changes_what_is_measured_and_nothing_that_is_trained(
 @pytest.mark.parametrize(
     ("received", "fault"),
     [
-        (prototypes(size=63, c1=0.0), r"'prototype/1' .* it is \(63,\), not \(64,\)"),
-        (prototypes(c1=float("inf")), "'prototype/1' .* non-finite"),
-        (prototypes(c10=0.0), "'prototype/10' .* there are 10 classes"),
+        (prototypes(size=63, c1=0.0), ["prototype/1", 63, 64]),
+        (prototypes(c1=float("inf")), ["prototype/1"]),
+        (prototypes(c10=0.0), ["prototype/10", 10]),
     ],
 )
 def test_a_prototype_that_cannot_be_one_stops_the_site(
-    opened: Opened, received: Mapping[str, Any], fault: str
+    opened: Opened, received: Mapping[str, Any], fault: list[object]
 ) -> None:
-    with pytest.raises(SiteError, match=fault):
+    with refuses(SiteError, *fault):
         answer(opened("fedproto", received))
 
 

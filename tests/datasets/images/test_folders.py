@@ -13,7 +13,7 @@ from fedsilo.datasets.images.folders import FOLDER, read_folder, write_folder_ma
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import SPLITS, Silo
-from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.errors import DataError, FileNamesError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.cli.main import main
 from tests.support.data_folders import write_sorted
@@ -178,22 +178,22 @@ def gone(data: Path) -> None:
     [
         (
             empty_class,
-            r"north/a holds no image \(.jpg, .*, but a folder next to it does: add some, remove",
+            ["north/a"],
         ),
-        (one_class, "has one class, 'b': a classifier needs two"),
-        (other_classes, "only one of the sites 'north' and 'south' has the class 'A': give all"),
-        (no_classes, "west holds no folder of a class: sort the images into SITE/CLASS"),
-        (nothing, "holds no folders: sort the images into SITE/CLASS"),
-        (strange_site, "site 'north east' is not a plain name .*: rename the folder"),
-        (gone, "cannot be read: No such file or directory"),
+        (one_class, ["b"]),
+        (other_classes, ["north", "south", "A"]),
+        (no_classes, ["SITE/CLASS"]),
+        (nothing, ["SITE/CLASS"]),
+        (strange_site, ["north east"]),
+        (gone, []),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_refused_before_anything_trains(
-    spoil: Callable[[Path], None], said: str, tmp_path: Path
+    spoil: Callable[[Path], None], said: list[object], tmp_path: Path
 ) -> None:
     data = write_sorted(tmp_path / "data")
     spoil(data)
-    with pytest.raises(DataError, match=said):
+    with refuses(FileNamesError, *said):
         silo_names(settings(data))
 
 

@@ -216,14 +216,14 @@ def test_a_bad_line_of_the_listing_is_told(places: Places, row: str, said: str) 
 @pytest.mark.parametrize(
     ("name", "old", "said"),
     [
-        ("train_test_split", "center", r"train_test_split, line 1: .* missing \['center'\]"),
-        ("train_test_split", "target", r"missing \['target'\]"),
-        ("HAM10000_metadata", "lesion_id", r"HAM10000_metadata, line 1: .*\['lesion_id'\]"),
+        ("train_test_split", "center", [1, "center"]),
+        ("train_test_split", "target", ["target"]),
+        ("HAM10000_metadata", "lesion_id", [1, "lesion_id"]),
     ],
 )
-def test_a_missing_column_is_told(places: Places, name: str, old: str, said: str) -> None:
+def test_a_missing_column_is_told(places: Places, name: str, old: str, said: list[object]) -> None:
     rewrite(places, lambda text: text.replace(old, "other"), name)
-    with pytest.raises(DataError, match=said):
+    with refuses(DataError, *said):
         load(places)
 
 

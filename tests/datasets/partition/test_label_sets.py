@@ -185,17 +185,17 @@ def test_no_sample_is_at_two_silos_and_all_silos_are_of_one_size(
 @pytest.mark.parametrize(
     ("sizes", "says"),
     [
-        ((42, 4), r"2 silos of 42 training images are .* gets 40 \(the .* \[20, 20, 20, 20\]\)"),
-        ((9, 4), "a silo of 9 training images has no validation part"),
-        ((20, 3), "2 silos of 3 test images, which are of all 4 labels, cannot be"),
-        ((20, 9), r"2 silos of 9 test images, .* the pool's labels have \[2, 2, 2, 3\]"),
+        ((42, 4), [2, 42, 40, 20]),
+        ((9, 4), [9]),
+        ((20, 3), [2, 3, 4]),
+        ((20, 9), [2, 9, 3]),
     ],
 )
 def test_sizes_that_the_pool_cannot_give_are_refused_with_its_counts(
-    sizes: tuple[int, int], says: str
+    sizes: tuple[int, int], says: list[object]
 ) -> None:
     cut = cut_of([0, 1, 2, 3] * 20, [(0, 1), (2, 3)], test=[0, 1, 2, 3, 0, 1, 2, 3, 3])
-    with pytest.raises(DataError, match=says):
+    with refuses(DataError, *says):
         cut.rows(*sizes)
 
 

@@ -249,22 +249,22 @@ def test_tables_are_not_cut_by_label(dataset: str) -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"dataset": "digits", "silos": 11}, "'unseen' is 1, .* has 10, and there are 11 silos"),
-        ({"dataset": "digits", "silos": 5, "unseen": 0.75}, "possible: 0.5 and 1"),
-        ({"dataset": "digits", "silos": 1}, "at least 2 silos"),
-        ({"dataset": "digits", "silo-set": "gaia"}, "has 10, and there are 11 silos"),
-        ({"dataset": "mini-mias", "silos": 3}, "has 2, and there are 3 silos"),
+        ({"dataset": "digits", "silos": 11}, ["unseen", 1, 10, 11]),
+        ({"dataset": "digits", "silos": 5, "unseen": 0.75}, ["0.5", 1]),
+        ({"dataset": "digits", "silos": 1}, [2]),
+        ({"dataset": "digits", "silo-set": "gaia"}, [10, 11]),
+        ({"dataset": "mini-mias", "silos": 3}, [2, 3]),
         (
             {"dataset": "dermoscopy-phantom", "silos": 2, "pixel-scale": "raw"},
-            "'pixel-scale' has no effect",
+            ["pixel-scale"],
         ),
-        ({"dataset": "fmnist", "silos": 5, "test-folds": 3}, "'test-folds' has no effect with"),
+        ({"dataset": "fmnist", "silos": 5, "test-folds": 3}, ["test-folds"]),
     ],
 )
 def test_what_cannot_be_is_refused_before_data_are_read(
-    values: dict[str, Value], says: str
+    values: dict[str, Value], says: list[object]
 ) -> None:
-    with pytest.raises(SettingError, match=says):
+    with refuses(SettingError, *says):
         check_data_settings(build(CommonSettings, {"partition": "unseen", **values}))
 
 

@@ -205,19 +205,19 @@ def test_an_unknown_silo_is_answered_with_the_known_ones(small_places: Places) -
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"silo_train_size": 41}, "5 silos of 41 train images need 205, and 'mnist' has 200"),
-        ({"silo_test_size": 11}, "5 silos of 11 test images need 55, and 'mnist' has 50"),
-        ({"silos": 51, "silo_train_size": 0}, "2000 train images need"),
+        ({"silo_train_size": 41}, [5, 41, 205, "mnist", 200]),
+        ({"silo_test_size": 11}, [5, 11, 55, "mnist", 50]),
+        ({"silos": 51, "silo_train_size": 0}, [2000]),
         (  # a tenth of nine is no validation data
             {"silo_train_size": 9},
-            "9 train images has no validation part: raise 'silo-train-size' to at least 10",
+            [9, "silo-train-size", 10],
         ),
     ],
 )
 def test_data_too_few_for_the_silos_are_refused(
-    small_places: Places, change: dict[str, int], says: str
+    small_places: Places, change: dict[str, int], says: list[object]
 ) -> None:
-    with pytest.raises(DataError, match=says):
+    with refuses(DataError, *says):
         load_silo("s1a", dataclasses.replace(SMALL, **change), small_places)  # type: ignore[arg-type]
 
 

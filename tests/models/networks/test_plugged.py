@@ -123,22 +123,22 @@ class _NoTensor(nn.Linear):
 @pytest.mark.parametrize(
     ("build", "told"),
     [
-        (3, "a function build.* is 'int'"),
-        (nn.Linear(1, 1), "a function build.* is 'Linear'"),
-        (lambda *_: 3, "must be an nn.Module, but is a 'int'"),
-        (_fails, "cannot be built .KeyError: 'x'"),
-        (lambda: 3, "cannot be built .TypeError"),
-        (lambda *_: nn.Flatten(), "has no parameters to train"),
-        (lambda *_: nn.Sequential(nn.Flatten(), nn.LazyLinear(5)), "has lazy layers"),
-        (lambda *_: nn.Linear(7, 5), r"does not take inputs of \(1, 8, 8\)"),
-        (lambda shape, classes: _own(shape, classes + 1), r"logits of \(2, 5\).* of \(2, 6\)"),
-        (lambda *_: _NoTensor(1, 1), "2 inputs.* returns list"),
+        (3, ["int"]),
+        (nn.Linear(1, 1), ["Linear"]),
+        (lambda *_: 3, ["nn.Module", "int"]),
+        (_fails, ["x"]),
+        (lambda: 3, []),
+        (lambda *_: nn.Flatten(), []),
+        (lambda *_: nn.Sequential(nn.Flatten(), nn.LazyLinear(5)), []),
+        (lambda *_: nn.Linear(7, 5), [1, 8]),
+        (lambda shape, classes: _own(shape, classes + 1), [2, 5, 6]),
+        (lambda *_: _NoTensor(1, 1), [2]),
     ],
 )
 def test_what_is_no_classifier_of_such_data_is_refused_in_a_line(
-    named: Callable[..., CommonSettings], build: Any, told: str
+    named: Callable[..., CommonSettings], build: Any, told: list[object]
 ) -> None:
-    with pytest.raises(SettingError, match=told) as error:
+    with refuses(SettingError, *told) as error:
         _built(named(build))
     assert "\n" not in str(error.value)
 

@@ -186,15 +186,17 @@ def test_a_window_divides_every_stage(size: tuple[int, int], stages: int, window
 @pytest.mark.parametrize(
     ("kind", "size", "told"),
     [
-        ("swin", (36, 36), "sides are multiples of 8 and at least 16, but these are 36x36"),
-        ("swinunet", (8, 64), "at least 16, but these are 8x64"),
-        ("transunet", (36, 36), "whose patches of 8 pixels do not divide images of 36"),
-        ("unet", (7, 64), "leaves nothing of 7x64 pixels"),
-        ("vit", (36, 36), "whose patches of 8 pixels do not divide images of 36"),
+        ("swin", (36, 36), [8, 16]),
+        ("swinunet", (8, 64), [16]),
+        ("transunet", (36, 36), [8, 36]),
+        ("unet", (7, 64), []),
+        ("vit", (36, 36), [8, 36]),
     ],
 )
-def test_images_that_do_not_fit_are_refused(kind: str, size: tuple[int, int], told: str) -> None:
-    with pytest.raises(SettingError, match=told):
+def test_images_that_do_not_fit_are_refused(
+    kind: str, size: tuple[int, int], told: list[object]
+) -> None:
+    with refuses(SettingError, *told):
         build_segmentation(kind, SETTINGS, Task((1, *size), 2))
 
 
