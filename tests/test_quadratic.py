@@ -3,26 +3,20 @@
 The NumPy versions are float64 and take the sums by samples; ten rounds must agree to 1e-6.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from fedsilo.server_app.run.inline_engine import flower_identity
+from tests.support.identity import flower_names  # noqa: F401
 from tests.support.quadratic import HESSIANS, RATE, SAMPLES, SITES, SLOPES, START, rounds_of
 
 Vector = np.ndarray[Any, Any]
 P = np.array(SAMPLES) / sum(SAMPLES)
 STEPS = (1, 2, 3)
 AWAY = {3: ["b"], 7: ["a", "c"]}  # round -> sites that it does not ask
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _identity() -> Iterator[None]:
-    with flower_identity():
-        yield
 
 
 def asked(number: int) -> list[int]:

@@ -1,7 +1,7 @@
 """What attacks need: Flower's Message outside a ServerApp, a hospital, and one that lies."""
 
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,19 +9,13 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsilo.server_app.run.inline_engine import flower_identity
 from tests.support.hospital import Hospital
+from tests.support.identity import flower_names  # noqa: F401
 
 APP = importlib.import_module(
     "fedsilo.client_app.app"
 )  # the package has its app by the module's name
 Alter = Callable[[RecordDict], None]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _identity() -> Iterator[None]:
-    with flower_identity():
-        yield
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.server_app.run.runner import run
 from fedsilo.strategies.meeting.participants import meet_sites
+from tests.support.errors import refuses
 
 APP = importlib.import_module(
     "fedsilo.client_app.app"
@@ -327,7 +328,7 @@ def test_a_run_goes_on_beside_a_node_that_answers_nothing_like_a_hello(
     directory = inline_run(tiny("fedavg", rounds=1, min_sites=2))
     went_on_without(directory, "unknown", "node 1003: its hello cannot be read")
     lying(alter)
-    with pytest.raises(SiteError, match=r"node 1003: its hello .* -- 2 of 3 can and 3 are needed"):
+    with refuses(SiteError, 1003, 2, 3):
         inline_run(tiny("fedavg", rounds=1, run_name="all"))
 
 

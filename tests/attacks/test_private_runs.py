@@ -15,6 +15,7 @@ from fedsilo.models.contract.messages import ARRAYS, START
 from fedsilo.models.privacy.dp_sgd import clipped_gradients, poisson_batch
 from fedsilo.models.privacy.noisy_metrics import LOSS_BOUND, bounded_parts
 from fedsilo.models.privacy.release import UNITS, Release
+from tests.support.errors import refuses
 from tests.support.hospital import Hospital
 
 Make = Callable[..., Hospital]
@@ -213,7 +214,7 @@ def test_a_cap_without_a_folder_for_its_ledger_is_refused(hospital: Make, tmp_pa
     site = hospital(node=NOBODY, **PRIVATE)
     context = site.context()
     del context.node_config["state-dir"]
-    with pytest.raises(RefusedError, match="no 'state-dir' for its ledger"):
+    with refuses(RefusedError, "state-dir"):
         open_site(context)
 
 

@@ -19,15 +19,8 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.server_app.config.settings import RunSettings, resolve
-from fedsilo.server_app.run.inline_engine import flower_identity
 from fedsilo.strategies.wire.records import to_record
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _identity() -> Iterator[None]:
-    """Let Flower's Message constructor work outside a ServerApp."""
-    with flower_identity():
-        yield
+from tests.support.identity import flower_names  # noqa: F401
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, build, defaults
 from fedsilo.models.networks.kinds import Task
+from tests.support.errors import refuses
 
 TABLE = CommonSettings(dataset="table")
 IMAGES = ("digits", "mnist", "fmnist", "cifar10", "cifar100", "gtsrb", *MEDMNIST)
@@ -179,11 +180,11 @@ def test_folds_that_are_not_there_are_refused(dataset: str, kind: str) -> None:
         }
         check_data_settings(build(CommonSettings, values))
 
-    with pytest.raises(SettingError, match=f"'{kind}-folds' is 1; it must be 0 or at least 2"):
+    with refuses(SettingError, f"{kind}-folds", 1, 0, 2):
         check(1, 0)
-    with pytest.raises(SettingError, match=f"'{kind}-fold' is 3 .* counted from 0 to 2"):
+    with refuses(SettingError, f"{kind}-fold", 3, 0, 2):
         check(3, 3)
-    with pytest.raises(SettingError, match=f"'{kind}-fold' is 1 and '{kind}-folds' is 0"):
+    with refuses(SettingError, f"{kind}-fold", 1, f"{kind}-folds", 0):
         check(0, 1)
     check(0, 0)
     check(2, 1)
@@ -322,7 +323,7 @@ def test_the_keys_of_a_partition_by_label_pass_with_all_images(
 @pytest.mark.parametrize("dataset", DATA_SETS)
 def test_a_share_of_unseen_labels_means_nothing_without_its_partition(dataset: str) -> None:
     settings = build(CommonSettings, {"dataset": dataset, "unseen": 0.5})
-    with pytest.raises(SettingError, match="'unseen' has no effect without partition 'unseen'"):
+    with refuses(SettingError, "unseen"):
         check_data_settings(settings)
 
 
@@ -392,14 +393,14 @@ def test_a_plug_is_a_data_set_or_its_class(plugged: ModuleType, name: str) -> No
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("ward_data:number", "must be a DataSet"),
-        ("ward_data:digits", "calls itself 'digits', and that name is taken"),
-        ("ward_data:none", "has no 'none'"),
-        ("digitz", "unknown data set 'digitz'.* did you mean 'digits'"),
+        ("ward_data:number", []),
+        ("ward_data:digits", ["digits"]),
+        ("ward_data:none", ["none"]),
+        ("digitz", ["digitz", "digits"]),
     ],
 )
 def test_a_plug_that_is_no_data_set_or_has_a_name_of_ours_is_refused(
-    plugged: ModuleType, name: str, told: str
+    plugged: ModuleType, name: str, told: list[object]
 ) -> None:
-    with pytest.raises(SettingError, match=told):
+    with refuses(SettingError, *told):
         data_set(name)

@@ -13,11 +13,12 @@ from fedsilo.client_app.training import compute, loop
 from fedsilo.models.contract.messages import TRAIN
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import flower_identity, run_inline
+from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.data_folders import write_tables
 from tests.support.federation import SITES, Federation
 from tests.support.fixes import Case, Values, check, refused, tiny
 from tests.support.hospital import Hospital
+from tests.support.identity import flower_names  # noqa: F401
 
 FEW = ("cleveland", "va")
 LEFT_OUT = "left out"  # the hospital, with which the run does without
@@ -69,12 +70,6 @@ NODES: list[dict[str, Value]] = [
     {"minimum-steps-per-reply": 3},
 ]
 ANYTHING: dict[str, Any] = {"methods": ["*"], "datasets": ["*"], "records": ["*"]}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _identity() -> Iterator[None]:
-    with flower_identity():
-        yield
 
 
 @pytest.fixture

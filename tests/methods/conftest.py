@@ -7,7 +7,6 @@ import pytest
 
 from tests.client_app.conftest import (
     _forgotten,
-    _identity,
     common,
     context,
     message,
@@ -23,27 +22,30 @@ from tests.strategies.conftest import (
     measured,
     participants,
     recorder,
+    shared_run,
     site_reply,
     spied_run,
     spy_grid,
     started,
     told,
 )
+from tests.support.identity import flower_names
 
 __all__ = [
     "_forgotten",
-    "_identity",
     "answering",
     "common",
     "content",
     "context",
     "fake_app",
+    "flower_names",
     "measured",
     "message",
     "opened",
     "participants",
     "recorder",
     "resolved",
+    "shared_run",
     "silo",
     "site_reply",
     "spied_run",

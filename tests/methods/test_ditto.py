@@ -46,7 +46,7 @@ def test_a_large_lambda_keeps_the_own_model_near_what_came(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     def gone(value: float) -> float:
-        own = SGD | {"learning_rate": 0.01, "local_epochs": 10, "personal_lambda": value}
+        own = SGD | {"learning_rate": 0.01, "local_steps": 12, "personal_lambda": value}
         trained(opened, weights, own=own)
         kept = opened("ditto", weights, own=own, round=2).state()
         return float(np.abs(kept[BIAS].numpy() - weights[BIAS]).sum())

@@ -22,6 +22,7 @@ from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.ensemble import Ensemble
 from fedsilo.strategies.wire.reply import ArraySpec
 from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, state_after
+from tests.support.errors import refuses
 from tests.support.lab import answer, evaluate
 from tests.support.methods import ALL, Opened, arrays_of, fail_in_rounds
 
@@ -115,7 +116,7 @@ def test_an_ensemble_of_one_is_that_expert(opened: Opened, weights: dict[str, An
 
 def test_an_expert_that_does_not_fit_is_refused(opened: Opened, experts: dict[str, Any]) -> None:
     del experts[expert_array("s2a", "head.4.bias")]
-    with pytest.raises(SettingError, match=r"missing \['head.4.bias'\]"):
+    with refuses(SettingError, "head.4.bias"):
         evaluate(opened("ensemble", experts, phase="evaluate"))
 
 
@@ -205,7 +206,7 @@ def test_a_site_that_fails_in_the_last_round_has_no_voice(
         return strategy
 
     assert sorted({n.split("/")[1] for n in run(2).state.arrays}) == experts
-    with pytest.raises(SiteError, match=f"site s2a, round {round_}, .*the network is down"):
+    with refuses(SiteError, "s2a", round_):
         run(0)
 
 

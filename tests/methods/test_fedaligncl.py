@@ -24,7 +24,7 @@ from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.models.contract.errors import RefusedError, SettingError, SiteError
 from fedsilo.models.contract.messages import ARRAYS, TRAIN
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedaligncl import (
@@ -52,6 +52,7 @@ from tests.support.asking import (
     question_of,
     state_after,
 )
+from tests.support.errors import refuses
 from tests.support.lab import answer, fitted, steps_of
 from tests.support.methods import Opened, Tiny
 
@@ -444,9 +445,7 @@ def test_a_discriminator_that_is_none_is_refused(
         rival["discriminators/b/layers.0.bias"] = np.full(4, np.inf, np.float32)
     others = {"embeddings/b": np.ones((4, WIDTH), np.float32)}
     site = _site(opened, weights | others | rival, own={"align_target": "others"})
-    with pytest.raises(
-        SiteError, match="the discriminator of site b does not take embeddings of 16"
-    ):
+    with refuses(SiteError, 16):
         answer(site)
 
 
@@ -502,7 +501,7 @@ def test_a_real_hospital_sends_no_embeddings_before_it_agrees(
     context: Callable[..., Any], tmp_path: Path
 ) -> None:
     silent = context(_hospital(tmp_path), method="fedaligncl")
-    with pytest.raises(SiteError, match=r"site s1a has not agreed: .* 'allow-embeddings=true'"):
+    with refuses(RefusedError, "s1a", "allow-embeddings=true"):
         SiteSession.open(silent)
     for node in (
         context(_hospital(tmp_path, **{"allow-embeddings": True}), method="fedaligncl"),
@@ -540,7 +539,7 @@ def test_other_data_than_the_sites_state_is_of_are_told(
     site = _after_a_round(opened, weights)
     fewer = Split(site.silo.train.inputs[:30], site.silo.train.labels[:30])
     site.silo = dataclasses.replace(site.silo, train=fewer)
-    with pytest.raises(SiteError, match=r"training data changed during the run: 36 .* 30 now"):
+    with refuses(SiteError, 36, 30):
         answer(site)
 
 
@@ -654,26 +653,26 @@ def test_without_noise_it_says_so_and_relative_noise_is_told_as_such(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"epoch-steps": 0, "pace": 40}, "'epoch-steps' .120 in the paper."),
-        ({"epoch-steps": 4, "pace": 3}, "'pace' must divide 'epoch-steps' .4., but is 3"),
-        ({"fedaligncl.warmup-epochs": 2}, "2 rounds end in epoch 1, .* would never begin"),
+        ({"epoch-steps": 0, "pace": 40}, ["epoch-steps"]),
+        ({"epoch-steps": 4, "pace": 3}, ["pace", "epoch-steps", 3]),
+        ({"fedaligncl.warmup-epochs": 2}, [2, 1]),
         (
             {"fedaligncl.noise-variance": -0.001},
-            "'fedaligncl.noise-variance' is -0.001; it must be .* at least 0",
+            ["fedaligncl.noise-variance", "-0.001", 0],
         ),
-        ({"network": "vit", "backbone-weights": "random"}, "does not take network 'vit'"),
-        ({"dataset": "heart-synthetic"}, "is of images"),
-        ({"fedaligncl.noise-scale": "both"}, "one of absolute, relative"),
+        ({"network": "vit", "backbone-weights": "random"}, ["vit"]),
+        ({"dataset": "heart-synthetic"}, []),
+        ({"fedaligncl.noise-scale": "both"}, []),
     ],
 )
 def test_settings_that_cannot_be_are_refused(
-    changes: dict[str, Any], told: str, tiny: Tiny
+    changes: dict[str, Any], told: list[object], tiny: Tiny
 ) -> None:
     values = tiny("fedaligncl") | changes
     if changes.get("dataset"):
         for key in ("silos", "silo-train-size", "silo-test-size"):
             values.pop(key)
-    with pytest.raises(SettingError, match=told):
+    with refuses(SettingError, *told):
         resolve(values)
 
 

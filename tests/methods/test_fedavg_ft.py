@@ -16,6 +16,7 @@ from fedsilo.strategies.methods.fedavg_ft import FedAvgFT
 from fedsilo.strategies.methods.personal_models import PersonalState
 from fedsilo.strategies.wire.reply import ArraySpec, Reply
 from tests.support.asking import arrays_expected, arrays_sent, state_after
+from tests.support.errors import refuses
 from tests.support.lab import answer, evaluate, steps_of
 from tests.support.methods import ALL, Opened, weights_of
 
@@ -196,9 +197,7 @@ def test_until_it_fine_tunes_a_run_is_fedavgs(
 @pytest.mark.parametrize("rounds", [1, 4, 5])
 def test_a_run_that_would_only_fine_tune_is_refused(rounds: int) -> None:
     own = FedAvgFTSettings(finetune_rounds=5)
-    with pytest.raises(
-        SettingError, match=rf"'fedavg-ft.finetune-rounds' is 5 and 'rounds' is {rounds}: no"
-    ):
+    with refuses(SettingError, "fedavg-ft.finetune-rounds", 5, "rounds", rounds):
         own.check(CommonSettings(rounds=rounds), is_table=False)
     own.check(CommonSettings(rounds=6), is_table=False)
 

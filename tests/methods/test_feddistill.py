@@ -21,6 +21,7 @@ from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.feddistill import FedDistill
 from fedsilo.strategies.wire.reply import ArraySpec
 from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, state_after
+from tests.support.errors import refuses
 from tests.support.lab import answer, steps_of
 from tests.support.methods import Opened, network_of, with_class_counts
 
@@ -29,7 +30,7 @@ from tests.support.methods import Opened, network_of, with_class_counts
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.nan])
 def test_no_weight_at_all_would_be_local_and_is_refused(weight: float) -> None:
-    with pytest.raises(SettingError, match=r"'feddistill.logit-weight' is .* above 0"):
+    with refuses(SettingError, "feddistill.logit-weight", "0"):
         build(FedDistillSettings, {"feddistill.logit-weight": weight})
 
 
@@ -39,7 +40,7 @@ def test_the_weight_is_one_unless_it_is_set() -> None:
 
 def test_ten_samples_are_behind_a_mean_unless_it_is_set_and_never_none() -> None:
     assert build(FedDistillSettings, {}).class_min_count == 10
-    with pytest.raises(SettingError, match=r"'feddistill.class-min-count' is 0; .* at least 1"):
+    with refuses(SettingError, "feddistill.class-min-count", "0", "1"):
         build(FedDistillSettings, {"feddistill.class-min-count": 0})
 
 
@@ -164,15 +165,15 @@ def test_training_draws_logits_to_the_others(opened: Opened) -> None:
 @pytest.mark.parametrize(
     ("received", "fault"),
     [
-        (logits(size=9, c1=0.0), r"'logits/1' .* it is \(9,\), not \(10,\)"),
-        (logits(c1=float("nan")), "'logits/1' .* non-finite"),
-        (logits(c10=0.0), "'logits/10' .* there are 10 classes"),
+        (logits(size=9, c1=0.0), ["logits/1", 9, 10]),
+        (logits(c1=float("nan")), ["logits/1"]),
+        (logits(c10=0.0), ["logits/10", 10]),
     ],
 )
 def test_logits_that_cannot_be_some_stop_the_site(
-    opened: Opened, received: Mapping[str, Any], fault: str
+    opened: Opened, received: Mapping[str, Any], fault: list[object]
 ) -> None:
-    with pytest.raises(SiteError, match=fault):
+    with refuses(SiteError, *fault):
         answer(opened("feddistill", received))
 
 

@@ -50,12 +50,14 @@ from fedsilo.strategies.wire.records import record_bytes
 from fedsilo.strategies.wire.reply import ArraySpec
 from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, fault_of, state_after
 from tests.support.dying_grid import DyingGrid
+from tests.support.errors import refuses
 from tests.support.lab import answer, steps_of
 from tests.support.methods import (
     ALL,
     Behaviour,
     InlineRun,
     Opened,
+    SharedRun,
     SiteReply,
     Tiny,
     arrays_of,
@@ -612,7 +614,7 @@ def test_settings_are_refused_before_a_run(tiny: Callable[..., dict[str, Any]]) 
     with pytest.raises(SettingError, match="prompts a frozen ViT"):
         resolve(tiny("fedevprompt", prompt_sets="none"))
     for key, value in (("buffer-maps", 0), ("distillation-weight", -1.0), ("shared-prompts", "t")):
-        with pytest.raises(SettingError, match=f"'fedevprompt.{key}' is "):
+        with refuses(SettingError, f"fedevprompt.{key}"):
             resolve(tiny("fedevprompt", **{key: value}))
 
 
@@ -792,8 +794,10 @@ def held(tiny: Tiny, site: str) -> list[int]:
     return torch.bincount(silo.train.labels, minlength=10).tolist()
 
 
-def test_replies_hold_maps_alone_and_no_site_is_sent_its_own(spied_run: Run, tiny: Tiny) -> None:
-    grid, strategy = spied_run(tiny("fedevprompt", rounds=3))
+def test_replies_hold_maps_alone_and_no_site_is_sent_its_own(
+    shared_run: SharedRun, tiny: Tiny
+) -> None:
+    grid, strategy, _ = shared_run(tiny("fedevprompt", rounds=3, learning_rate=0.05))
     sent, replies = by_round(grid.sent), by_round(grid.replies, of_reply=True)
     assert len(sent) == len(replies) == 4  # the last is the evaluation
     counts = {site: held(tiny, site) for site in ALL}
@@ -828,17 +832,17 @@ def test_replies_hold_maps_alone_and_no_site_is_sent_its_own(spied_run: Run, tin
     }
 
 
-def test_maps_change_from_round_to_round(spied_run: Run, tiny: Tiny) -> None:
-    grid, _ = spied_run(tiny("fedevprompt", rounds=3, learning_rate=0.05))
+def test_maps_change_from_round_to_round(shared_run: SharedRun, tiny: Tiny) -> None:
+    grid, _, _ = shared_run(tiny("fedevprompt", rounds=3, learning_rate=0.05))
     first, second = by_round(grid.replies, of_reply=True)[:2]
     for site in ALL:
         assert not all(np.array_equal(a, second[site][name]) for name, a in first[site].items())
 
 
 def test_no_array_of_the_network_is_in_any_message_and_maps_are_all_that_weighs(
-    spied_run: Run, tiny: Tiny
+    shared_run: SharedRun, tiny: Tiny
 ) -> None:
-    grid, _ = spied_run(tiny("fedevprompt", rounds=3))
+    grid, _, _ = shared_run(tiny("fedevprompt", rounds=3, learning_rate=0.05))
     messages = [m for m in grid.sent + grid.replies if m.metadata.message_type != HELLO]
     assert len(messages) == 24
     for message in messages:
@@ -969,7 +973,7 @@ def test_without_min_sites_a_site_that_fails_stops_the_run(
     spied_run: Run, tiny: Tiny, fails_in: Any
 ) -> None:
     fails_in("s2a", 2)
-    with pytest.raises(SiteError, match="site s2a, round 2, phase train: the disk is full"):
+    with refuses(SiteError, "s2a", "2"):
         spied_run(tiny("fedevprompt"))
 
 

@@ -43,8 +43,9 @@ from fedsilo.strategies.meeting.participants import Participants, meet_sites
 from fedsilo.strategies.methods.fedproto import FedProto
 from fedsilo.strategies.wire.reply import ArraySpec
 from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, state_after
+from tests.support.errors import refuses
 from tests.support.lab import answer, evaluate, steps_of
-from tests.support.methods import Opened, network_of, with_class_counts
+from tests.support.methods import Opened, SharedRun, network_of, with_class_counts
 
 # The equations
 
@@ -77,18 +78,18 @@ def test_a_network_measured_by_prototypes_ignores_its_head() -> None:
 
 @pytest.mark.parametrize("weight", [0.0, -1.0, math.nan])
 def test_no_weight_at_all_would_be_local_and_is_refused(weight: float) -> None:
-    with pytest.raises(SettingError, match=r"'fedproto.prototype-weight' is .* above 0"):
+    with refuses(SettingError, "fedproto.prototype-weight", "0"):
         build(FedProtoSettings, {"fedproto.prototype-weight": weight})
 
 
 def test_a_mean_of_no_sample_is_refused() -> None:
-    with pytest.raises(SettingError, match=r"'fedproto.class-min-count' is 0; .* at least 1"):
+    with refuses(SettingError, "fedproto.class-min-count", "0", "1"):
         build(FedProtoSettings, {"fedproto.class-min-count": 0})
 
 
 def test_the_head_classifies_unless_it_is_set_otherwise() -> None:
     assert build(FedProtoSettings, {}) == FedProtoSettings(1.0, "head", 10)
-    with pytest.raises(SettingError, match=r"'fedproto.inference' is 'nearest'.*head, prototype"):
+    with refuses(SettingError, "fedproto.inference", "nearest"):
         build(FedProtoSettings, {"fedproto.inference": "nearest"})
 
 
@@ -348,15 +349,15 @@ def test_the_inference_changes_what_is_measured_and_nothing_that_is_trained(
 @pytest.mark.parametrize(
     ("received", "fault"),
     [
-        (prototypes(size=63, c1=0.0), r"'prototype/1' .* it is \(63,\), not \(64,\)"),
-        (prototypes(c1=float("inf")), "'prototype/1' .* non-finite"),
-        (prototypes(c10=0.0), "'prototype/10' .* there are 10 classes"),
+        (prototypes(size=63, c1=0.0), ["prototype/1", 63, 64]),
+        (prototypes(c1=float("inf")), ["prototype/1"]),
+        (prototypes(c10=0.0), ["prototype/10", 10]),
     ],
 )
 def test_a_prototype_that_cannot_be_one_stops_the_site(
-    opened: Opened, received: Mapping[str, Any], fault: str
+    opened: Opened, received: Mapping[str, Any], fault: list[object]
 ) -> None:
-    with pytest.raises(SiteError, match=fault):
+    with refuses(SiteError, *fault):
         answer(opened("fedproto", received))
 
 
@@ -505,12 +506,12 @@ def test_a_reply_that_is_no_set_of_prototypes_is_refused(
 
 @pytest.mark.parametrize("inference", ["head", "prototype"])
 def test_in_a_run_only_prototypes_cross_the_wire(
-    spied_run: Callable[..., Any],
+    shared_run: SharedRun,
     tiny: Callable[..., dict[str, Any]],
     told: Any,
     inference: str,
 ) -> None:
-    grid, strategy = spied_run(tiny("fedproto", inference=inference))
+    grid, strategy, _ = shared_run(tiny("fedproto", inference=inference))
     sent, replies = grid.sent[3:], grid.replies[3:]
     received = [set(m.content.array_records.get(ARRAYS, {})) for m in sent]
     names = {f"prototype/{label}" for label in range(10)}
@@ -529,9 +530,9 @@ def test_in_a_run_only_prototypes_cross_the_wire(
 
 
 def test_in_a_run_the_second_round_gets_the_count_weighted_means_of_the_first(
-    spied_run: Callable[..., Any], tiny: Callable[..., dict[str, Any]]
+    shared_run: SharedRun, tiny: Callable[..., dict[str, Any]]
 ) -> None:
-    grid, strategy = spied_run(tiny("fedproto"))
+    grid, strategy, _ = shared_run(tiny("fedproto", inference="head"))
     name = "prototype/4"
     total, weights = np.zeros(64), 0
     for site, reply in zip(("s1a", "s2a", "s3a"), grid.replies[3:6], strict=True):

@@ -6,12 +6,14 @@ from typing import Any, cast
 import numpy as np
 import pytest
 import torch
+from flwr.app import Context
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
 from fedsilo.client_app.methods.fedprox import proximal
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.client_app.session import open_session
+from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.own_settings import NoSettings
 from fedsilo.models.contract.settings import CommonSettings
@@ -20,6 +22,7 @@ from fedsilo.models.methods.fedprox import FedProxSettings, proximal_term
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
 from tests.support.asking import arrays_expected, state_after
+from tests.support.errors import refuses
 from tests.support.lab import answer, fitted
 from tests.support.methods import Opened
 
@@ -58,7 +61,7 @@ def test_weights_without_their_anchors_are_an_error_of_ours() -> None:
 
 @pytest.mark.parametrize("mu", [0.0, 0, -0.1, float("nan")])
 def test_no_mu_at_all_is_fedavg_and_refused(mu: float) -> None:
-    with pytest.raises(SettingError, match=r"'fedprox.proximal-mu' is .* above 0"):
+    with refuses(SettingError, "fedprox.proximal-mu", "0"):
         build(FedProxSettings, {"fedprox.proximal-mu": mu})
 
 
@@ -118,10 +121,10 @@ def test_batch_norms_running_figures_are_free_of_the_penalty(
 def test_a_large_mu_keeps_the_weights_near_the_global_ones(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
-    free = moved(opened, weights, "fedavg", local_epochs=10)
-    little = moved(opened, weights, "fedprox", local_epochs=10, proximal_mu=1e-6)
+    free = moved(opened, weights, "fedavg", local_steps=12)
+    little = moved(opened, weights, "fedprox", local_steps=12, proximal_mu=1e-6)
     # a step of SGD takes back rate * mu = 0.9 of the way that is gone
-    much = moved(opened, weights, "fedprox", local_epochs=10, proximal_mu=90.0)
+    much = moved(opened, weights, "fedprox", local_steps=12, proximal_mu=90.0)
     assert little == pytest.approx(free, rel=0.05)
     assert much < 0.5 * free
 
@@ -133,6 +136,17 @@ def test_a_mu_of_nearly_nothing_is_fedavg(opened: Opened, weights: dict[str, Any
     assert set(found) == set(fedavg)
     for name in fedavg:
         np.testing.assert_allclose(found[name].numpy(), fedavg[name].numpy(), atol=1e-5)
+
+
+def test_a_mu_by_which_each_step_cancels_those_before_is_refused_at_a_hospital(
+    context: Callable[..., Context],
+) -> None:
+    sgd = {"optimiser": "sgd", "learning_rate": 0.01}
+    for mu in (0.01, 1.0):
+        open_session(context({"site": "s1a"}, "fedprox", proximal_mu=mu, **sgd)).admit()
+    # a step goes back rate * mu = 1, which is the whole way that is gone
+    with refuses(RefusedError, "minimum-steps-per-reply"):
+        open_session(context({"site": "s1a"}, "fedprox", proximal_mu=100.0, **sgd)).admit()
 
 
 # At the server

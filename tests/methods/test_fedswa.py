@@ -4,7 +4,6 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
-import pytest
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
@@ -14,6 +13,7 @@ from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedswa import FedSWA
 from fedsilo.strategies.wire.reply import Reply
 from tests.support.asking import arrays_sent, evaluation_of, state_after
+from tests.support.errors import refuses
 
 # At the server
 
@@ -45,5 +45,5 @@ def test_the_model_of_a_round_before_the_last_is_the_one_that_sites_measure(
 
 
 def test_more_averaged_rounds_than_rounds_are_refused() -> None:
-    with pytest.raises(SettingError, match="is 5, more than 'rounds'"):
+    with refuses(SettingError, "5", "rounds"):
         FedSWASettings(5).check(CommonSettings(rounds=4), is_table=False)

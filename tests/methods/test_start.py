@@ -8,15 +8,11 @@ import pytest
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import ARRAYS, START
+from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.run.inline_engine import run_inline
+from tests.support.errors import refuses
 from tests.support.methods import InlineRun, Tiny
-
-
-@pytest.fixture
-def start(tiny: Tiny, inline_run: InlineRun) -> str:
-    """Return the file of a model that a run has trained."""
-    run = inline_run(tiny("fedavg", rounds=1) | {"run-name": "before"})
-    return str(run.path / "model.safetensors")
 
 
 def _first(run: RunDirectory) -> dict[str, str]:
@@ -29,29 +25,43 @@ def _first(run: RunDirectory) -> dict[str, str]:
     }
 
 
+@pytest.fixture(scope="module")
+def start(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Return the file of a model that a run has trained."""
+    named = {"run-name": "before", "out": str(tmp_path_factory.mktemp("before"))}
+    run = run_inline(resolve(tiny("fedavg", rounds=1) | named), 3)
+    return str(run.path / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def federated(tiny: Tiny, start: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Return the first losses of FedAvg from that model."""
+    named = {"run-name": "federated", "out": str(tmp_path_factory.mktemp("federated"))}
+    values = tiny("fedavg", rounds=1) | named | {"initial-weights": start}
+    return _first(run_inline(resolve(values), 3))
+
+
 @pytest.mark.parametrize("method", ["local", "cross", "ensemble", "fedproto", "feddistill"])
 def test_sites_that_keep_their_networks_start_where_fedavg_does(
-    method: str, start: str, tiny: Tiny, inline_run: InlineRun
+    method: str, start: str, federated: dict[str, str], tiny: Tiny, inline_run: InlineRun
 ) -> None:
     named = {"initial-weights": start, "rounds": 1}
-    federated = inline_run(tiny("fedavg") | named | {"run-name": "federated"})
     alone = inline_run(tiny(method) | named | {"run-name": "alone"})
     seeded = inline_run(tiny(method) | {"rounds": 1, "run-name": "seeded"})
     assert len(_first(alone)) == 6
-    assert _first(alone) == _first(federated)
+    assert _first(alone) == federated
     assert not set(_first(alone).items()) & set(_first(seeded).items())
 
 
 @pytest.mark.parametrize("experts", ["local", "finetuned"])
 def test_experts_of_the_mixture_start_there_too(
-    experts: str, start: str, tiny: Tiny, inline_run: InlineRun
+    experts: str, start: str, federated: dict[str, str], tiny: Tiny, inline_run: InlineRun
 ) -> None:
     named = {"initial-weights": start}
-    federated = inline_run(tiny("fedavg") | named | {"rounds": 1, "run-name": "federated"})
     mixed = {"picsr.warmup-rounds": 1} if experts == "finetuned" else {}
     mixture = inline_run(tiny("picsr") | named | mixed | {"picsr.experts": experts, "rounds": 4})
     assert len(_first(mixture)) == 6
-    assert _first(mixture) == _first(federated)
+    assert _first(mixture) == federated
 
 
 def test_prompts_and_heads_start_there_too(tiny: Tiny, inline_run: InlineRun) -> None:
@@ -78,10 +88,8 @@ def test_the_start_travels_once(start: str, spied_run: Callable[..., Any], tiny:
 
 
 def test_a_start_that_is_gone_is_told_before_anything_is_trained(
-    start: str, tiny: Tiny, inline_run: InlineRun
+    tmp_path: Path, tiny: Tiny, inline_run: InlineRun
 ) -> None:
-    Path(start).unlink()
-    with pytest.raises(
-        SettingError, match=r"there is no .*model.safetensors: give an absolute path"
-    ):
+    start = str(tmp_path / "model.safetensors")
+    with refuses(SettingError, "model.safetensors"):
         inline_run(tiny("local") | {"initial-weights": start, "run-name": "gone"})

@@ -1,7 +1,8 @@
 """Fakes beside the strategies: sites that answer as a test wants, and a grid that looks on."""
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from fedsilo.models.contract.own_settings import NoSettings
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.site_facts import SiteFacts
-from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
+from fedsilo.server_app.run.inline_engine import InlineGrid, partition_configs
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
@@ -31,6 +32,7 @@ from fedsilo.strategies.meeting.participants import Participants, meet_sites
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.wire.reply import Reply
 from tests.support.asking import make_reply
+from tests.support.identity import flower_names  # noqa: F401
 
 SITES = ("s1a", "s2a", "s3a")
 Behaviour = Callable[[Message], RecordDict]
@@ -40,13 +42,6 @@ MEASURED = {"trained.train.loss": 0.7} | {
     for split in ("val", "test")
     for metric in ("accuracy", "entropy", "loss")
 }
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _identity() -> Iterator[None]:
-    """Let Flower's Message constructor work outside a ServerApp."""
-    with flower_identity():
-        yield
 
 
 class SpyGrid(InlineGrid):
@@ -248,21 +243,47 @@ def started(
     return start
 
 
-@pytest.fixture
-def spied_run(tmp_path: Path) -> Callable[..., tuple[SpyGrid, RoundLoop]]:
-    """Return a function that runs settings with real sites on a spying grid."""
+def spy_on_run(
+    values: Mapping[str, Value], folder: Path, hooks: Sequence[Hook] = ()
+) -> tuple[SpyGrid, RoundLoop]:
+    """Run settings with real sites on a spying grid, whose sites keep their state in ``folder``."""
     from fedsilo.client_app.app import app
     from fedsilo.server_app.config.settings import resolve
     from fedsilo.strategies.methods.registry import strategy_class
 
+    settings = resolve({"run-name": "run", **values})
+    grid = SpyGrid(app, settings.as_mapping(), partition_configs(len(SITES)))
+    sites = meet_sites(grid, settings.common)
+    method = strategy_class(settings.common.method)(settings.common, settings.own, sites)
+    loop = RoundLoop(method, hooks, str(folder))
+    loop.start(grid, settings.common.rounds, 60)
+    return grid, loop
+
+
+@pytest.fixture
+def spied_run(tmp_path: Path) -> Callable[..., tuple[SpyGrid, RoundLoop]]:
+    """Return a function that runs settings with real sites on a spying grid."""
+
     def run(values: Mapping[str, Value], hooks: Sequence[Hook] = ()) -> tuple[SpyGrid, RoundLoop]:
-        settings = resolve({"run-name": "run", **values})
-        grid = SpyGrid(app, settings.as_mapping(), partition_configs(len(SITES)))
-        sites = meet_sites(grid, settings.common)
-        method = strategy_class(settings.common.method)(settings.common, settings.own, sites)
-        loop = RoundLoop(method, hooks, str(tmp_path))
-        loop.start(grid, settings.common.rounds, 60)
-        return grid, loop
+        return spy_on_run(values, tmp_path, hooks)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def shared_run(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., tuple[SpyGrid, RoundLoop, Recorder]]:
+    """Return ``spied_run`` for tests that only read a run: equal settings run once a file."""
+    runs: dict[str, tuple[SpyGrid, RoundLoop, Recorder]] = {}
+
+    def run(values: Mapping[str, Value]) -> tuple[SpyGrid, RoundLoop, Recorder]:
+        key = json.dumps(values, sort_keys=True)
+        if key not in runs:
+            recorder = Recorder()
+            folder = tmp_path_factory.mktemp("shared")
+            runs[key] = (*spy_on_run(values, folder, [recorder]), recorder)
+        return runs[key]
 
     return run
 

@@ -1,9 +1,12 @@
 """Folders of made-up data in the form of each data set that needs files, a few samples each."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
+
+from fedsilo.datasets.io.locations import Places
 
 SCHEMA = """\
 columns:
@@ -82,3 +85,10 @@ def save_picture(path: Path, rng: np.random.Generator, bits: int = 8, label: int
     pixels[:, :20] += 0.4 * label
     levels = np.rint(pixels * top).astype(np.uint16 if bits > 8 else np.uint8)
     Image.fromarray(levels).save(path)
+
+
+def rewrite(places: Places, name: str, change: Callable[[str], str]) -> None:
+    """Replace a text file of the data folder by what ``change`` makes of it."""
+    assert places.data is not None
+    path = places.data / name
+    path.write_text(change(path.read_text()))

@@ -18,6 +18,7 @@ from fedsilo.strategies.wire.reply import Reply
 Tiny = Callable[..., dict[str, Any]]
 Opened = Callable[..., Lab]
 InlineRun = Callable[..., RunDirectory]
+SharedRun = Callable[..., tuple[Any, Any, Any]]  # the grid, the loop, and a recorder of its rounds
 SiteReply = Callable[..., Reply]
 Behaviour = Callable[[Message], RecordDict]
 

@@ -19,6 +19,7 @@ from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.maths.dirichlet import vacuity
 from fedsilo.models.networks.prompted_vit import PromptedViT
+from tests.support.errors import refuses
 from tests.support.tiny import VIT_FIELDS
 
 CPU = Compute(torch.device("cpu"), bf16=False)
@@ -137,7 +138,7 @@ def test_a_site_explains_a_row_by_its_truth_and_refuses_one_that_is_not_there(
     assert found.title == f"s1a, test row 3: truth {label}"
     assert list(found.classes) == [str(number) for number in range(10)]
     for row in (-1, 10):
-        with pytest.raises(DataError, match=rf"s1a has 10 test rows.*but no row {row}"):
+        with refuses(DataError, "s1a", 10, row):
             explain_sample(method, "test", row)
-    with pytest.raises(DataError, match="s1a has 4 val rows"):
+    with refuses(DataError, "s1a", "4"):
         explain_sample(method, "val", 4)

@@ -23,6 +23,7 @@ from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.mixture import Mixture
 from fedsilo.models.networks.resnet22 import ResNet22
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
+from tests.support.errors import refuses
 
 CPU = Compute(torch.device("cpu"), bf16=False)
 Opened = Callable[..., Lab]
@@ -166,7 +167,7 @@ def test_a_site_explains_an_image_by_the_map_of_what_it_says(
     by_hand = grad_cam(network, float_inputs(image), found.answer())[0]
     torch.testing.assert_close(found.saliency.values, by_hand)
     assert (found.beliefs, found.vacuity) == ([], None)
-    with pytest.raises(DataError, match="but no row 10"):
+    with refuses(DataError, 10):
         explain_sample(method, "test", 10)
 
 
@@ -186,7 +187,7 @@ def test_grad_cam_of_an_evidential_network_has_beliefs_and_takes_a_label() -> No
 def test_networks_without_maps_of_their_own_are_refused(opened: Opened) -> None:
     row = build_classifier(settings("mlp"), Task((5,), 2))
     for network in (row, opened("fedevprompt").open()):
-        with pytest.raises(SettingError, match=r"needs convolutional maps.*'fedsilo attention'"):
+        with refuses(SettingError, "fedsilo attention"):
             last_maps(network)
     mixed = Mixture({"a": identity(GRADIENTS), "b": identity(GRADIENTS)})
     with pytest.raises(SettingError, match="mixes 2 networks"):

@@ -7,6 +7,7 @@ import pytest
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
 from fedsilo.client_app.privacy.told_counts import FILE, Told, draw_again, kept_counts, told_counts
 from fedsilo.models.contract.errors import CheckpointError, EpsilonSpentError
+from tests.support.errors import refuses
 
 EXACT = {"train": [60, 40], "val": [0, 0], "test": [20, 10]}
 DATA = {"train": "a" * 64}
@@ -96,5 +97,5 @@ def test_a_draw_beyond_the_cap_leaves_the_counts_as_they_are(tmp_path: Path) -> 
 
 def test_damaged_counts_stop_the_site(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text("[1]")
-    with pytest.raises(CheckpointError, match=r"told-counts\.json is damaged"):
+    with refuses(CheckpointError, "told-counts.json"):
         told_counts(EXACT, DATA, 3.0, cap(tmp_path))

@@ -10,6 +10,7 @@ from fedsilo.client_app.site.limits import Limits
 from fedsilo.client_app.site.run_book import RunBook, RunRecord
 from fedsilo.models.contract.errors import CheckpointError, RefusedError
 from fedsilo.models.contract.messages import Instruction
+from tests.support.errors import refuses
 
 
 def asked(round_: int, step: int = 0, name: str = "run") -> Instruction:
@@ -46,7 +47,7 @@ def test_a_resumed_run_may_ask_for_its_last_round_again(tmp_path: Path) -> None:
     book = RunBook(tmp_path)
     for round_ in (1, 2, 3, 3, 2):
         book.enter(asked(round_), 5, Limits())
-    with pytest.raises(RefusedError, match="asks for round 1, but was in round 3"):
+    with refuses(RefusedError, 1, 3):
         book.enter(asked(1), 5, Limits())
 
 
@@ -56,7 +57,7 @@ def test_seconds_of_a_run_add_up(tmp_path: Path) -> None:
     book.add_seconds("run", 7.5)
     assert RunBook(tmp_path).enter(asked(2), 5, limits) == 2.5
     book.add_seconds("run", 7.5)
-    with pytest.raises(RefusedError, match=r"has taken all the seconds .*\('max-seconds'\)"):
+    with refuses(RefusedError, "max-seconds"):
         book.enter(asked(3), 5, limits)
 
 
@@ -66,7 +67,7 @@ def test_a_day_has_so_many_new_runs_and_another_day_more(
     book, limits = RunBook(tmp_path), Limits(max_runs_per_day=1)
     book.enter(asked(1, name="a"), 5, limits)
     book.enter(asked(2, name="a"), 5, limits)
-    with pytest.raises(RefusedError, match="'max-runs-per-day'"):
+    with refuses(RefusedError, "max-runs-per-day"):
         book.enter(asked(1, name="b"), 5, limits)
     later = time.time() + 86401
     monkeypatch.setattr(time, "time", lambda: later)
@@ -95,7 +96,7 @@ def test_a_damaged_book_stops_the_site(damage: bytes) -> None:
             known = None
         if known == {}:
             return
-        with pytest.raises(CheckpointError, match=r"run book runs\.json is damaged"):
+        with refuses(CheckpointError, "runs.json"):
             book.enter(asked(1), 5, Limits())
 
 

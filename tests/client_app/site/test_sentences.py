@@ -11,6 +11,7 @@ from fedsilo.client_app.site.policy import SiteFile, parsed_site_file
 from fedsilo.client_app.site.sentences import SENTENCES, effective, explained, said_of
 from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.settings_schema import Value, key_of
+from tests.support.errors import refuses
 
 OTHER: dict[type, Any] = {bool: True, str: "north", float: 0.25, int: 77}
 # Lists have no type to choose by, a choice has no free text
@@ -82,7 +83,7 @@ def test_a_site_that_trusts_nobody_needs_a_cap_wherever_it_is_named(tmp_path: Pa
     text = 'methods: ["*"]\ndatasets: ["*"]\nrecords: ["*"]\ntrust: nobody\n'
     (tmp_path / "site.yaml").write_text(text)
     node = {"site": "north", "site_file": str(tmp_path / "site.yaml")}
-    with pytest.raises(RefusedError, match="add 'max-epsilon' and 'delta'"):
+    with refuses(RefusedError, "max-epsilon", "delta"):
         effective(_context(**node))
     assert effective(_context(**node, max_epsilon=3.0)).max_epsilon == 3
 

@@ -1,6 +1,6 @@
 """Whom a hospital trusts: without a line it takes no part, and less than its line is refused."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from fedsilo.client_app.site.trust import MEANINGS, refuse_distrusted
 from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.messages import HELLO, METRICS, TRAIN
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.server_app.run.inline_engine import flower_identity
 from tests.support.hospital import Hospital
 
 Make = Callable[..., Hospital]
@@ -22,12 +21,6 @@ PRIVATE = {
     "standardise": "declared",
 }
 CAP = {"max-epsilon": 8.0, "delta": 1e-4}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def _identity() -> Iterator[None]:
-    with flower_identity():
-        yield
 
 
 @pytest.fixture

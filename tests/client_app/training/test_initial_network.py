@@ -21,6 +21,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.privacy.dp_sgd import clipped_gradients
 from fedsilo.models.privacy.release import UNITS, Release
+from tests.support.errors import refuses
 
 
 def silo_of(*labels: int, classes: int = 3) -> Silo:
@@ -87,7 +88,7 @@ def test_parts_of_a_batch_and_single_samples_add_up_to_the_weighted_batch() -> N
 @pytest.mark.parametrize("weights", ["1,2", "[1, 2]", "1, 2, 3, 4"])
 def test_another_number_of_weights_than_classes_is_refused(weights: str) -> None:
     check_class_weights(settings_of(weights))
-    with pytest.raises(SettingError, match="weights for 3 classes: give one of each, 0, 1, 2"):
+    with refuses(SettingError, 3, 0, 1, 2):
         class_weights(settings_of(weights), silo_of(0, 1, 2))
 
 
@@ -109,7 +110,7 @@ def test_samples_behind_a_step_are_those_of_some_weight(light: float, fewest: in
     weights = torch.tensor([1.0] * 3 + [light] * 5)
     batches = [torch.arange(8), torch.tensor([0, 0, 1, 2, 3, 4, 5, 6, 7])]
     refuse_small(batches, fewest, weights)
-    with pytest.raises(RefusedError, match=rf"rest on {fewest} samples, .*'minimum-batch'"):
+    with refuses(RefusedError, fewest, "minimum-batch"):
         refuse_small(batches, fewest + 1, weights)
-    with pytest.raises(RefusedError, match=r"rest on 0 samples, .*'minimum-batch'"):
+    with refuses(RefusedError, "0", "minimum-batch"):
         refuse_small([torch.arange(0)], 1, weights)

@@ -20,6 +20,7 @@ from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
+from tests.support.errors import refuses
 
 KINDS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
@@ -156,7 +157,7 @@ def test_diverging_training_says_what_to_lower(common: CommonSettings, factor: f
 def test_a_far_too_large_step_is_found_out(common: CommonSettings, silo: Silo) -> None:
     wild = dataclasses.replace(common, learning_rate=1e30, local_epochs=3)
     network = build_classifier(common, silo.task)
-    with pytest.raises(SiteError, match=r"^training diverged, its loss is .*'learning-rate'"):
+    with refuses(SiteError, "learning-rate"):
         LocalTraining(network, silo.train, wild, CPU, (2, "s1a")).run()
 
 
@@ -264,7 +265,7 @@ def test_fp16_trains_on_the_gradients_of_the_loss_and_leaves_out_steps_that_over
 
 def test_fp16_without_a_step_of_finite_gradients_says_what_to_do(common: CommonSettings) -> None:
     network = Counting()
-    with pytest.raises(SiteError, match="in fp16: set 'precision' to 'fp32', or to 'bf16'"):
+    with refuses(SiteError, "precision", "fp32", "bf16"):
         LocalTraining(
             network,
             split_of(4),

@@ -14,6 +14,7 @@ from fedsilo.client_app.training.optimisers import (
 )
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
+from tests.support.errors import refuses
 from tests.support.fixes import refused
 
 GRADIENTS = (1.0, -0.5, 2.0)
@@ -85,7 +86,7 @@ def test_an_optimiser_that_cannot_train_is_refused_in_one_line(
 def test_a_state_that_sites_cannot_keep_is_refused_where_they_would() -> None:
     settings = CommonSettings(optimiser="adafactor")
     check_optimiser(settings)
-    with pytest.raises(SettingError, match="set 'optimiser-state' to 'round'"):
+    with refuses(SettingError, "optimiser-state", "round"):
         check_optimiser(replace(settings, optimiser_state="run"))
     check_optimiser(CommonSettings(optimiser="nadam", optimiser_state="run"))
 

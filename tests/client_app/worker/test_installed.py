@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from fedsilo.client_app.worker.installed import ROOMS, installed_app, local_changes
 from fedsilo.models.contract.errors import RefusedError, SettingError
+from tests.support.errors import refuses
 
 APP = Path(__file__).resolve().parents[3]
 Change = Callable[[dict[str, bytes]], None]
@@ -98,7 +99,7 @@ def test_a_bundle_that_names_a_file_twice_or_is_too_large_is_refused(
         archive.writestr("client_app/app.py", files["client_app/app.py"])
     with pytest.raises(RefusedError, match="names a file twice"):
         installed_app().refuse_other(buffer.getvalue())
-    with pytest.raises(RefusedError, match="larger than 64 MiB"):
+    with refuses(RefusedError, 64):
         installed_app().refuse_other(_zip({**files, "docs/a.md": bytes(65 << 20)}))
 
 
@@ -143,14 +144,12 @@ def test_of_local_changes_those_that_differ_are_named(tmp_path: Path) -> None:
     installed_app(tmp_path).refuse_other(bundle)
     (tmp_path / "models" / "a.py").write_text("2\n")
     assert local_changes(tmp_path) == ["models/a.py"]
-    with pytest.raises(
-        RefusedError, match=r"models/a.py differ; of these models/a.py was changed here; start"
-    ):
+    with refuses(RefusedError, "models/a.py"):
         installed_app(tmp_path).refuse_other(bundle)
 
 
 def test_without_an_installed_fedsilo_nothing_starts(tmp_path: Path) -> None:
-    with pytest.raises(SettingError, match=r"no installed fedsilo: .*pyproject.toml cannot be"):
+    with refuses(SettingError, "pyproject.toml"):
         installed_app(tmp_path)
     shutil.copy(APP / "pyproject.toml", tmp_path)
     with pytest.raises(SettingError, match="has none of client_app, datasets"):

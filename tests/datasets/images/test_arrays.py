@@ -14,6 +14,7 @@ from fedsilo.datasets.registry import image_reader, load_silo, silo_names
 from fedsilo.datasets.silo.silos import SPLITS
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
+from tests.support.errors import refuses
 
 IMAGES = np.arange(12, dtype=np.uint8).repeat(256).reshape(12, 16, 16)
 LABELS = np.arange(12) % 2
@@ -127,12 +128,12 @@ def test_a_partition_does_not_mix_unlike_sites(
     (tmp_path / "data" / "north.npz").rename(tmp_path / "data" / "south.npz")
     save(tmp_path / "data")
     cut = settings(tmp_path / "data", partition="dirichlet", silos=2, concentration=100.0)
-    with pytest.raises(DataError, match="'south' has samples of another form, or other classes"):
+    with refuses(DataError, "south"):
         load_silo("silo-1", cut)
 
 
 def test_a_folder_without_arrays_says_what_to_write(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"holds no SITE\.npz: write one with x, y and classes"):
+    with refuses(DataError, "SITE.npz"):
         silo_names(settings(tmp_path))
 
 

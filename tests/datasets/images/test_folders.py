@@ -13,10 +13,11 @@ from fedsilo.datasets.images.folders import FOLDER, read_folder, write_folder_ma
 from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import SPLITS, Silo
-from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.errors import DataError, FileNamesError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.cli.main import main
 from tests.support.data_folders import write_sorted
+from tests.support.errors import refuses
 
 
 def save(folder: Path, *levels: int) -> None:
@@ -177,22 +178,22 @@ def gone(data: Path) -> None:
     [
         (
             empty_class,
-            r"north/a holds no image \(.jpg, .*, but a folder next to it does: add some, remove",
+            ["north/a"],
         ),
-        (one_class, "has one class, 'b': a classifier needs two"),
-        (other_classes, "only one of the sites 'north' and 'south' has the class 'A': give all"),
-        (no_classes, "west holds no folder of a class: sort the images into SITE/CLASS"),
-        (nothing, "holds no folders: sort the images into SITE/CLASS"),
-        (strange_site, "site 'north east' is not a plain name .*: rename the folder"),
-        (gone, "cannot be read: No such file or directory"),
+        (one_class, ["b"]),
+        (other_classes, ["north", "south", "A"]),
+        (no_classes, ["SITE/CLASS"]),
+        (nothing, ["SITE/CLASS"]),
+        (strange_site, ["north east"]),
+        (gone, []),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_refused_before_anything_trains(
-    spoil: Callable[[Path], None], said: str, tmp_path: Path
+    spoil: Callable[[Path], None], said: list[object], tmp_path: Path
 ) -> None:
     data = write_sorted(tmp_path / "data")
     spoil(data)
-    with pytest.raises(DataError, match=said):
+    with refuses(FileNamesError, *said):
         silo_names(settings(data))
 
 
@@ -200,7 +201,7 @@ def test_a_file_that_is_no_image_is_named_by_its_class_and_not_by_its_name(tmp_p
     data = write_sorted(tmp_path / "data")
     (data / "north" / "b" / "3.png").rename(data / "north" / "b" / "mrs-smith.png")
     (data / "north" / "b" / "mrs-smith.png").write_text("no image")
-    with pytest.raises(DataError, match=r"image 8 of 'b' is not an image \(JPEG") as refused:
+    with refuses(DataError, 8, "b") as refused:
         load_silo("north", settings(data))
     assert "smith" not in str(refused.value)
     assert load_silo("north", settings(data, broken_images="skip")).dropped == 1
@@ -221,7 +222,7 @@ def test_the_same_file_in_two_parts_is_refused(tmp_path: Path) -> None:
     save(tmp_path / "data" / "train" / "cat", 1, 2)
     save(tmp_path / "data" / "train" / "dog", 3, 4)
     save(tmp_path / "data" / "test" / "dog", 4)
-    with pytest.raises(DataError, match=r"'test/dog' \(test\) and image 2 of 'train/dog'"):
+    with refuses(DataError, "test/dog", "2", "train/dog"):
         load_silo("folder", settings(tmp_path / "data"), Places(tmp_path / "data", tmp_path / "c"))
 
 

@@ -13,8 +13,9 @@ from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import load_silo, silo_count, silo_names
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.synthetic.phantoms import LESION_COUNTS
-from fedsilo.models.contract.errors import DataError
+from fedsilo.models.contract.errors import DataError, FileNamesError
 from fedsilo.models.contract.settings import CommonSettings
+from tests.support.errors import refuses
 
 ISIC = CommonSettings(dataset="isic2019", image_size=32)
 HEADER = "image,MEL,NV,BCC,AK,BKL,DF,VASC,SCC,UNK,target,center,fold,fold2"
@@ -139,9 +140,9 @@ def test_a_centre_of_which_no_image_is_here_is_left_out_and_named(places: Places
         "isic2019: no image of vidir_molemax, vidir_modern, rosendahl, msk4, vienna_dias is here; "
         "left out"
     ]
-    with pytest.raises(DataError, match="no silo 'msk4': 1 silos are bcn"):
+    with refuses(FileNamesError, "msk4", "1"):
         load(places, "msk4")
-    with pytest.raises(DataError, match="no silo 'basel': 1 silos are bcn"):
+    with refuses(FileNamesError, "basel", "1"):
         load(places, "basel")
 
 
@@ -151,7 +152,7 @@ def test_a_server_without_data_knows_no_sites_and_says_nothing(
     monkeypatch.delenv("FEDSILO_DATA", raising=False)
     assert silo_count(ISIC) is None
     assert ISIC2019.notices(ISIC) == []
-    with pytest.raises(DataError, match=r"'isic2019' needs a folder isic2019 .* set 'data-dir'"):
+    with refuses(DataError, "isic2019", "data-dir"):
         load(Places(None, tmp_path))
     with pytest.raises(DataError, match=r"isic2019 has no folder of images: it must be one of im"):
         load(Places(tmp_path, tmp_path))
@@ -162,7 +163,7 @@ def test_a_centre_that_lacks_some_images_is_refused_or_goes_on_without_them(
 ) -> None:
     assert places.data is not None
     (places.data / "isic2019" / "images" / "I3.jpg").unlink()
-    with pytest.raises(DataError, match=r"^isic2019, bcn: 1 of 12 images .* I3\.jpg is missing"):
+    with refuses(DataError, "1", "12", "I3.jpg"):
         load(places)
     silo = load(places, broken_images="skip")
     assert silo.dropped == 1
@@ -215,14 +216,14 @@ def test_a_bad_line_of_the_listing_is_told(places: Places, row: str, said: str) 
 @pytest.mark.parametrize(
     ("name", "old", "said"),
     [
-        ("train_test_split", "center", r"train_test_split, line 1: .* missing \['center'\]"),
-        ("train_test_split", "target", r"missing \['target'\]"),
-        ("HAM10000_metadata", "lesion_id", r"HAM10000_metadata, line 1: .*\['lesion_id'\]"),
+        ("train_test_split", "center", [1, "center"]),
+        ("train_test_split", "target", ["target"]),
+        ("HAM10000_metadata", "lesion_id", [1, "lesion_id"]),
     ],
 )
-def test_a_missing_column_is_told(places: Places, name: str, old: str, said: str) -> None:
+def test_a_missing_column_is_told(places: Places, name: str, old: str, said: list[object]) -> None:
     rewrite(places, lambda text: text.replace(old, "other"), name)
-    with pytest.raises(DataError, match=said):
+    with refuses(DataError, *said):
         load(places)
 
 

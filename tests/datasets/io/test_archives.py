@@ -13,6 +13,7 @@ from fedsilo.datasets.io.download import is_unpacked, unpack
 from fedsilo.models.contract.errors import DataError
 from tests.support.archives import write_tar, write_zip
 from tests.support.colour import read_or_refused
+from tests.support.errors import refuses
 
 FILES = {"set/one.bin": b"first", "set/deep/two.csv": b"a;b\n" * 300}
 
@@ -68,7 +69,7 @@ def test_links_and_devices_in_a_tar_are_refused(tmp_path: Path, kind: bytes) -> 
         entry = tarfile.TarInfo("set/link")
         entry.type, entry.linkname = kind, "/etc/passwd"
         tar.addfile(entry)
-    with pytest.raises(DataError, match="holds a link or a device, 'set/link'"):
+    with refuses(DataError, "set/link"):
         unpack(tmp_path / "archive", tmp_path / "data")
     assert _held(tmp_path / "data") == {}
 

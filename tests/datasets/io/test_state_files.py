@@ -12,6 +12,7 @@ from hypothesis.extra import numpy as hnp
 
 from fedsilo.datasets.io.state_files import load_state, save_state
 from fedsilo.models.contract.errors import CheckpointError
+from tests.support.errors import refuses
 
 Arrays = dict[str, npt.NDArray[Any]]
 
@@ -89,7 +90,7 @@ def test_a_state_with_an_altered_number_is_refused_by_its_path(
     altered[-data.draw(st.integers(1, body))] ^= flip
     path = folder / "altered"
     path.write_bytes(altered)
-    with pytest.raises(CheckpointError, match=f"{path} was altered"):
+    with refuses(CheckpointError, path):
         load_state(path)
 
 

@@ -4,14 +4,15 @@ import pytest
 
 from fedsilo.datasets.io.text_files import read_rows, read_text, same_text
 from fedsilo.models.contract.errors import DataError
+from tests.support.errors import refuses
 
 
 def test_a_file_that_is_missing_or_no_text_is_refused_by_its_path(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"absent\.csv cannot be read: No such file"):
+    with refuses(DataError, "absent.csv"):
         read_text(tmp_path / "absent.csv")
     path = tmp_path / "latin.csv"
     path.write_bytes("Größe".encode("latin-1"))
-    with pytest.raises(DataError, match=r"latin\.csv is not UTF-8 text"):
+    with refuses(DataError, "latin.csv"):
         read_text(path)
 
 
@@ -50,19 +51,21 @@ def test_lines_of_a_listing_come_with_their_numbers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ("", r"line 1: the columns must be a, c \(optional\): missing \['a'\], 0 unknown"),
-        ("c\n1\n", r"missing \['a'\], 0 unknown"),
-        ("a,Smith\n1,2\n", r"missing \[\], 1 unknown$"),
-        ("a,a\n1,2\n", r"missing \[\], 0 unknown, a name appears twice"),
-        ("a,c\n1,2\n3\n", "line 3: 1 values, and line 1 names 2 columns"),
-        ("a\n1\n2,Smith\n", "line 3: 2 values, and line 1 names 1 columns"),
-        ("a\n" + "1" * 200_000, r"line 2: not valid CSV \(field larger"),
+        ("", [1, "a", 0]),
+        ("c\n1\n", ["a", 0]),
+        ("a,Smith\n1,2\n", [1]),
+        ("a,a\n1,2\n", [0]),
+        ("a,c\n1,2\n3\n", [3, 1, 2]),
+        ("a\n1\n2,Smith\n", [3, 2, 1]),
+        ("a\n" + "1" * 200_000, [2]),
     ],
 )
-def test_a_listing_that_cannot_be_is_told_by_its_line(tmp_path: Path, text: str, said: str) -> None:
+def test_a_listing_that_cannot_be_is_told_by_its_line(
+    tmp_path: Path, text: str, said: list[object]
+) -> None:
     path = tmp_path / "a.csv"
     path.write_text(text)
-    with pytest.raises(DataError, match=said) as caught:
+    with refuses(DataError, *said) as caught:
         read_rows(path, ["a"], ["c"])
     assert "Smith" not in str(caught.value)
     assert str(caught.value).startswith(f"{path}, line ")

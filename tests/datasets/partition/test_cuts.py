@@ -32,6 +32,7 @@ from fedsilo.datasets.silo.silos import SPLITS
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import build
+from tests.support.errors import refuses
 
 SMALL = CommonSettings(dataset="mnist", partition="dirichlet", silos=3, concentration=2.0)
 
@@ -159,13 +160,13 @@ def test_a_silo_left_empty_is_told_in_a_line(small_places: Places) -> None:
         load_silo("silo-01", settings, small_places)
     assert "raise 'concentration', lower 'silos', or set another 'fold-seed'" in str(told.value)
     assert "\n" not in str(told.value)
-    with pytest.raises(DataError, match="there is no silo 'silo-9'"):
+    with refuses(DataError, "silo-9"):
         load_silo("silo-9", SMALL, small_places)
 
 
 @pytest.mark.parametrize("concentration", [0.0, -1.0, float("nan")])
 def test_a_concentration_must_be_above_0(concentration: float) -> None:
-    with pytest.raises(SettingError, match=r"'concentration' is .*; it must be a number, above 0"):
+    with refuses(SettingError, "concentration", "0"):
         build(CommonSettings, {"concentration": concentration})
 
 
@@ -173,7 +174,7 @@ def test_settings_of_another_partition_are_refused() -> None:
     for values in ({"concentration": 1.0}, {"labels-per-silo": 3}):
         (key,) = values
         settings = build(CommonSettings, {"dataset": "digits", **values})
-        with pytest.raises(SettingError, match=f"'{key}' has no effect without partition"):
+        with refuses(SettingError, key):
             check_data_settings(settings)
 
 

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from fedsilo.datasets.partition.label_sets import TOLERANCE, LabelCut, label_sets, level
 from fedsilo.datasets.silo.silos import SPLITS
 from fedsilo.models.contract.errors import DataError, SettingError
+from tests.support.errors import refuses
 
 NONE = np.empty(0, np.int64)
 
@@ -97,7 +98,7 @@ def test_a_share_that_cannot_be_is_refused_with_the_nearest_that_can(
 
 
 def test_one_silo_has_nobody_to_differ_from() -> None:
-    with pytest.raises(SettingError, match="at least 2 silos, and there is 1"):
+    with refuses(SettingError, 2, 1):
         label_sets(10, 1, 1.0)
 
 
@@ -184,17 +185,17 @@ def test_no_sample_is_at_two_silos_and_all_silos_are_of_one_size(
 @pytest.mark.parametrize(
     ("sizes", "says"),
     [
-        ((42, 4), r"2 silos of 42 training images are .* gets 40 \(the .* \[20, 20, 20, 20\]\)"),
-        ((9, 4), "a silo of 9 training images has no validation part"),
-        ((20, 3), "2 silos of 3 test images, which are of all 4 labels, cannot be"),
-        ((20, 9), r"2 silos of 9 test images, .* the pool's labels have \[2, 2, 2, 3\]"),
+        ((42, 4), [2, 42, 40, 20]),
+        ((9, 4), [9]),
+        ((20, 3), [2, 3, 4]),
+        ((20, 9), [2, 9, 3]),
     ],
 )
 def test_sizes_that_the_pool_cannot_give_are_refused_with_its_counts(
-    sizes: tuple[int, int], says: str
+    sizes: tuple[int, int], says: list[object]
 ) -> None:
     cut = cut_of([0, 1, 2, 3] * 20, [(0, 1), (2, 3)], test=[0, 1, 2, 3, 0, 1, 2, 3, 3])
-    with pytest.raises(DataError, match=says):
+    with refuses(DataError, *says):
         cut.rows(*sizes)
 
 
@@ -203,7 +204,7 @@ def test_a_label_without_enough_images_for_every_holder_is_refused() -> None:
     with pytest.raises(DataError, match="no training image is left of label 1 for s0, of 1"):
         cut.rows(20, 0)
     cut = cut_of([0] * 20 + [1] * 20, [(0, 1), (0, 1)], test=[0] * 9 + [1])
-    with pytest.raises(DataError, match=r"2 silos of 2 test images.*labels have \[9, 1\]"):
+    with refuses(DataError, 2, 9, 1):
         cut.rows(0, 0)
 
 

@@ -16,6 +16,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, build
 from fedsilo.models.networks.kinds import Task
 from tests.support.colour import ppm, write_gtsrb
+from tests.support.errors import refuses
 
 SMALL = CommonSettings(
     dataset="mnist",
@@ -50,12 +51,12 @@ def test_a_silo_set_names_and_counts_the_silos(tmp_path: Path) -> None:
     assert silo_count(gaia) == 11
     check_data_settings(gaia)
     check_data_settings(dataclasses.replace(gaia, silos=11))
-    with pytest.raises(SettingError, match="'silos' is 5, and silo set 'gaia' has 11 silos"):
+    with refuses(SettingError, "silos", "5", "gaia", "11"):
         check_data_settings(dataclasses.replace(gaia, silos=5))
     (tmp_path / "three.csv").write_text("site,neighbour\nb,a\na,c\n")
     three = dataclasses.replace(gaia, silo_set=str(tmp_path / "three.csv"))
     assert silo_names(three) == ["b", "a", "c"]
-    with pytest.raises(DataError, match="neither 'gaia' nor a file"):
+    with refuses(DataError, "gaia"):
         check_data_settings(dataclasses.replace(gaia, silo_set="gaya"))
 
 
@@ -149,7 +150,7 @@ def test_other_settings_make_other_silos(small_places: Places, change: dict[str,
 
 
 def test_an_unknown_silo_is_answered_with_the_known_ones(small_places: Places) -> None:
-    with pytest.raises(DataError, match="no silo 's1a': 5 silos are silo-1, silo-2"):
+    with refuses(DataError, "s1a", "5"):
         load_silo("s1a", SMALL, small_places)
 
 
@@ -239,7 +240,7 @@ def test_images_of_a_label_are_dealt_out_so_that_silos_get_as_many_of_each_site(
 @pytest.mark.parametrize("dataset", ["heart", "heart-synthetic", "table"])
 def test_tables_are_not_cut_by_label(dataset: str) -> None:
     settings = CommonSettings(dataset=dataset, partition="unseen")
-    with pytest.raises(SettingError, match=f"data set '{dataset}' is a table, and partition"):
+    with refuses(SettingError, dataset):
         check_data_settings(settings)
     with pytest.raises(SettingError, match="is a table"):
         load_silo("silo-1", settings)
@@ -248,22 +249,22 @@ def test_tables_are_not_cut_by_label(dataset: str) -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"dataset": "digits", "silos": 11}, "'unseen' is 1, .* has 10, and there are 11 silos"),
-        ({"dataset": "digits", "silos": 5, "unseen": 0.75}, "possible: 0.5 and 1"),
-        ({"dataset": "digits", "silos": 1}, "at least 2 silos"),
-        ({"dataset": "digits", "silo-set": "gaia"}, "has 10, and there are 11 silos"),
-        ({"dataset": "mini-mias", "silos": 3}, "has 2, and there are 3 silos"),
+        ({"dataset": "digits", "silos": 11}, ["unseen", 1, 10, 11]),
+        ({"dataset": "digits", "silos": 5, "unseen": 0.75}, ["0.5", 1]),
+        ({"dataset": "digits", "silos": 1}, [2]),
+        ({"dataset": "digits", "silo-set": "gaia"}, [10, 11]),
+        ({"dataset": "mini-mias", "silos": 3}, [2, 3]),
         (
             {"dataset": "dermoscopy-phantom", "silos": 2, "pixel-scale": "raw"},
-            "'pixel-scale' has no effect",
+            ["pixel-scale"],
         ),
-        ({"dataset": "fmnist", "silos": 5, "test-folds": 3}, "'test-folds' has no effect with"),
+        ({"dataset": "fmnist", "silos": 5, "test-folds": 3}, ["test-folds"]),
     ],
 )
 def test_what_cannot_be_is_refused_before_data_are_read(
-    values: dict[str, Value], says: str
+    values: dict[str, Value], says: list[object]
 ) -> None:
-    with pytest.raises(SettingError, match=says):
+    with refuses(SettingError, *says):
         check_data_settings(build(CommonSettings, {"partition": "unseen", **values}))
 
 

@@ -20,6 +20,7 @@ from fedsilo.datasets.registry import check_data_settings, load_silo, silo_names
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
+from tests.support.errors import refuses
 
 OWN = CommonSettings(dataset="endovascular")
 DECLARATION = """\
@@ -305,5 +306,5 @@ def test_the_declaration_has_the_papers_size_unless_it_says_otherwise(places: Pl
 
 def test_colour_constancy_means_nothing_to_grey_images() -> None:
     check_data_settings(dataclasses.replace(OWN, broken_images="skip", image_size=32))
-    with pytest.raises(SettingError, match="'colour-constancy' has no effect"):
+    with refuses(SettingError, "colour-constancy"):
         check_data_settings(dataclasses.replace(OWN, colour_constancy=True))

@@ -13,6 +13,7 @@ from fedsilo.datasets.radiographs.mini_mias import MINI_MIAS
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
+from tests.support.errors import refuses
 
 OWN = CommonSettings(dataset="mini-mias", image_size=16)
 PLAIN = dataclasses.replace(OWN, intensity_profiles=False)
@@ -54,7 +55,7 @@ def test_the_three_tissues_are_the_sites(places: Places) -> None:
         assert silo.classes == ("not-malignant", "malignant")
         assert (silo.task.input_shape, silo.train.inputs.dtype) == ((1, 16, 16), torch.int16)
         assert silo.label_counts() == {"train": [3, 3], "val": [0, 0], "test": [1, 1]}
-    with pytest.raises(DataError, match="no silo 'basel': 3 silos are fatty, glandular, dense"):
+    with refuses(DataError, "basel", "3"):
         load_silo("basel", OWN, places)
 
 
@@ -121,7 +122,7 @@ def test_a_listing_that_cannot_be_is_refused(places: Places, old: str, new: str,
 
 
 def test_without_files_the_error_says_what_is_needed(places: Places) -> None:
-    with pytest.raises(DataError, match=r"needs a folder mini_mias with labels\.csv and images"):
+    with refuses(DataError, "labels.csv"):
         load_silo("fatty", OWN, dataclasses.replace(places, data=None))
     relist(places, str)
     assert places.data is not None

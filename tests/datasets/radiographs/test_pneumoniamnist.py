@@ -17,6 +17,7 @@ from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from tests.fuzz.reply_mutations import npy
+from tests.support.errors import refuses
 
 OWN = CommonSettings(dataset="pneumoniamnist", intensity_profiles=False)
 SITES = ["vendor-a", "vendor-b", "vendor-c"]
@@ -72,7 +73,7 @@ def test_each_part_is_dealt_out_class_by_class_and_stays_that_part(places: Place
     for part, sizes in SIZES.items():
         dealt = [number for silo in silos for number in numbers(silo)[part]]
         assert sorted(dealt) == list(range(sum(sizes))), "each image is at one site"
-    with pytest.raises(DataError, match="no silo 'vendor-d': 3 silos are vendor-a, vendor-b"):
+    with refuses(DataError, "vendor-d", "3"):
         load(places, "vendor-d")
 
 
@@ -103,7 +104,7 @@ def test_images_are_enlarged_bilinearly(places: Places) -> None:
     assert corner[2, 3] == round(65535 * 3 / 4)
     assert load(places).schema != silo.schema
     check_data_settings(dataclasses.replace(OWN, image_size=16))
-    with pytest.raises(SettingError, match="'image-size' is 15; it must be 0 or at least 16"):
+    with refuses(SettingError, "image-size", "15", "0", "16"):
         check_data_settings(dataclasses.replace(OWN, image_size=15))
 
 
@@ -124,7 +125,7 @@ def test_each_vendor_renders_in_a_way_of_its_own_and_always_alike(places: Places
 
 def test_a_missing_file_is_told_with_where_it_comes_from(places: Places) -> None:
     the_file(places).unlink()
-    with pytest.raises(DataError, match=r"pneumoniamnist\.npz is missing in .*'fedsilo fetch"):
+    with refuses(DataError, "pneumoniamnist.npz"):
         load(places)
     files = PNEUMONIAMNIST.files
     assert files is not None
@@ -137,11 +138,11 @@ def test_a_damaged_file_is_refused(places: Places) -> None:
     path, whole = the_file(places), the_file(places).read_bytes()
     for content in (b"", b"no npz", whole[:2000], whole[:100] + bytes(900) + whole[1000:]):
         path.write_bytes(content)
-        with pytest.raises(DataError, match=r"pneumoniamnist\.npz is damaged or not an npz.*fetch"):
+        with refuses(DataError, "pneumoniamnist.npz"):
             load(places)
     np.save(path.with_suffix(".npy"), np.zeros(3))
     path.write_bytes(path.with_suffix(".npy").read_bytes())
-    with pytest.raises(DataError, match=r"pneumoniamnist\.npz is damaged or not an npz"):
+    with refuses(DataError, "pneumoniamnist.npz"):
         load(places)
 
 

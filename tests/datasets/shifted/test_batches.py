@@ -31,6 +31,7 @@ from tests.support.colour import (
     write_binary,
     write_cifar10,
 )
+from tests.support.errors import refuses
 
 Publish = Callable[[Path, bytes], None]
 
@@ -105,13 +106,13 @@ def test_of_two_forms_the_one_with_more_batches_is_read(tmp_path: Path, publish:
 
 
 def test_a_set_that_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"no training files of 'cifar10' in .*bin or .*-py: run"):
+    with refuses(DataError, "cifar10"):
         open_pool(SOURCES["cifar10"], Places(tmp_path, tmp_path / "cache"))
-    with pytest.raises(DataError, match=r"no data directory is named: set 'data-dir'"):
+    with refuses(DataError, "data-dir"):
         open_pool(SOURCES["cifar10"], Places(None, tmp_path / "cache"))
     folder = write_cifar10(tmp_path)
     (folder / "test_batch.bin").unlink()
-    with pytest.raises(DataError, match=r"lacks test_batch.bin.*fedsilo fetch cifar10 --data-dir"):
+    with refuses(DataError, "test_batch.bin"):
         open_pool(SOURCES["cifar10"], Places(tmp_path, tmp_path / "cache"))
     assert list_batches(CIFAR10, tmp_path / "none") == []
     assert list((tmp_path / "cache").glob("*")) == []
@@ -122,17 +123,19 @@ def test_a_set_that_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
     [
         (
             b"\0" * 3072,
-            "has 3072 bytes, .* of 3073 bytes each: it is truncated or belongs to another data set",
+            [3072, 3073],
         ),
-        (b"\0" * 3074, "not complete records of 'cifar10'"),
-        (b"", "has 0 bytes"),
-        (b"\0" * 3073 + b"\x0a" + b"\0" * 3072, r"label 10 of image 1 is out of range 0..9"),
+        (b"\0" * 3074, ["cifar10"]),
+        (b"", [0]),
+        (b"\0" * 3073 + b"\x0a" + b"\0" * 3072, [10, 1]),
     ],
 )
-def test_a_damaged_binary_batch_is_refused(tmp_path: Path, content: bytes, says: str) -> None:
+def test_a_damaged_binary_batch_is_refused(
+    tmp_path: Path, content: bytes, says: list[object]
+) -> None:
     folder = write_cifar10(tmp_path)
     (folder / "data_batch_2.bin").write_bytes(content)
-    with pytest.raises(DataError, match=says) as caught:
+    with refuses(DataError, *says) as caught:
         open_pool(SOURCES["cifar10"], Places(tmp_path, tmp_path / "cache"))
     assert "data_batch_2.bin" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -14,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 
 from fedsilo.datasets.shifted.idx import read_idx, read_labelled_images
 from fedsilo.models.contract.errors import DataError
+from tests.support.errors import refuses
 
 IdxWriter = Callable[[Path, npt.NDArray[np.uint8]], Path]
 CONTENT = b"\0\0\x08\x02" + struct.pack(">2I", 2, 3) + bytes([1, 2, 3, 4, 5, 6])
@@ -74,7 +75,7 @@ def test_no_more_is_unpacked_than_the_header_says(path: Path) -> None:
     zeros = gzip.compress(bytes(2**26))
     path.write_bytes(gzip.compress(CONTENT) + zeros * 16)
     tracemalloc.start()
-    with pytest.raises(DataError, match=r"holds more where its header \(2, 3\) says 6 bytes"):
+    with refuses(DataError, 2, 3, 6):
         read_idx(path)
     assert tracemalloc.get_traced_memory()[1] < 2**22
     tracemalloc.stop()
@@ -84,7 +85,7 @@ def test_no_memory_is_taken_for_bytes_that_are_only_declared(path: Path) -> None
     header = b"\0\0\x08\x02" + struct.pack(">2I", 2**13, 2**13)
     path.write_bytes(gzip.compress(header + bytes(100)))
     tracemalloc.start()
-    with pytest.raises(DataError, match="holds 100 bytes where"):
+    with refuses(DataError, 100):
         read_idx(path)
     assert tracemalloc.get_traced_memory()[1] < 2**23
     tracemalloc.stop()
@@ -102,7 +103,7 @@ def test_an_altered_image_byte_is_caught_by_the_checksum_of_the_file(path: Path)
 
 
 def test_a_missing_file_and_a_folder_in_its_place_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere\.gz cannot be read: No such file"):
+    with refuses(DataError, "nowhere.gz"):
         read_idx(tmp_path / "nowhere.gz")
     with pytest.raises(DataError, match="cannot be read: Is a directory"):
         read_idx(tmp_path)
@@ -120,7 +121,7 @@ def test_a_label_out_of_range_is_refused_with_its_position(
     tmp_path: Path, write_idx: IdxWriter
 ) -> None:
     files = _pair(tmp_path, write_idx, (3, 4, 5), [9, 10, 11])
-    with pytest.raises(DataError, match=r"labels.gz: label 10 of image 1 is out of range 0\.\.9"):
+    with refuses(DataError, "labels.gz", "10", "1"):
         read_labelled_images(*files, 10)
 
 
@@ -128,5 +129,5 @@ def test_a_label_out_of_range_is_refused_with_its_position(
 def test_files_that_do_not_belong_together_are_refused(
     tmp_path: Path, write_idx: IdxWriter, shape: tuple[int, ...], labels: list[int]
 ) -> None:
-    with pytest.raises(DataError, match=r"images\.gz.*labels\.gz.*not images with one label each"):
+    with refuses(DataError, "images.gz", "labels.gz"):
         read_labelled_images(*_pair(tmp_path, write_idx, shape, labels), 10)

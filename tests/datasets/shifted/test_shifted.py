@@ -21,6 +21,7 @@ from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
 from tests.support.colour import write_cifar10, write_gtsrb
+from tests.support.errors import refuses
 
 SMALL = CommonSettings(
     dataset="mnist", silos=5, silo_train_size=29, silo_test_size=4, pixel_scale="raw"
@@ -195,28 +196,28 @@ def test_other_settings_make_another_silo_beside_the_first(
 
 
 def test_an_unknown_silo_is_answered_with_the_known_ones(small_places: Places) -> None:
-    with pytest.raises(DataError, match="no silo 's9z': 5 silos are s1a, s1b, s1c, s2a, s3a"):
+    with refuses(DataError, "s9z", "5", "s1a", "s1b", "s1c", "s2a", "s3a"):
         load_silo("s9z", SMALL, small_places)
-    with pytest.raises(SettingError, match="data set 'mnits'"):
+    with refuses(SettingError, "mnits"):
         load_silo("s1a", dataclasses.replace(SMALL, dataset="mnits"), small_places)
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"silo_train_size": 41}, "5 silos of 41 train images need 205, and 'mnist' has 200"),
-        ({"silo_test_size": 11}, "5 silos of 11 test images need 55, and 'mnist' has 50"),
-        ({"silos": 51, "silo_train_size": 0}, "2000 train images need"),
+        ({"silo_train_size": 41}, [5, 41, 205, "mnist", 200]),
+        ({"silo_test_size": 11}, [5, 11, 55, "mnist", 50]),
+        ({"silos": 51, "silo_train_size": 0}, [2000]),
         (  # a tenth of nine is no validation data
             {"silo_train_size": 9},
-            "9 train images has no validation part: raise 'silo-train-size' to at least 10",
+            [9, "silo-train-size", 10],
         ),
     ],
 )
 def test_data_too_few_for_the_silos_are_refused(
-    small_places: Places, change: dict[str, int], says: str
+    small_places: Places, change: dict[str, int], says: list[object]
 ) -> None:
-    with pytest.raises(DataError, match=says):
+    with refuses(DataError, *says):
         load_silo("s1a", dataclasses.replace(SMALL, **change), small_places)  # type: ignore[arg-type]
 
 
@@ -252,7 +253,7 @@ def test_a_silo_without_test_data_is_refused(
     folder = small_places.data / "mnist"
     write_idx(folder / "t10k-images-idx3-ubyte.gz", np.empty((0, 16, 16), np.uint8))
     write_idx(folder / "t10k-labels-idx1-ubyte.gz", np.empty(0, np.uint8))
-    with pytest.raises(DataError, match=r"test images need.*'mnist' has 0"):
+    with refuses(DataError, "mnist", "0"):
         load_silo("s1a", SMALL, small_places)
     assert not list(small_places.cache.rglob("s1a-*"))
 
@@ -339,7 +340,7 @@ def test_nine_silos_that_the_real_part_of_cifar10_is_too_small_for_are_told_what
     real_data: Path,
 ) -> None:
     settings = CommonSettings(dataset="cifar10", silos=9, data_dir=str(real_data))
-    with pytest.raises(DataError, match=r"'silo-train-size' 1111 and 'silo-test-size' 111 for 9"):
+    with refuses(DataError, "silo-train-size", "1111", "silo-test-size", "111", "9"):
         load_silo("s1a", settings)
     fitting = dataclasses.replace(settings, silo_train_size=1000, silo_test_size=111)
     assert len(load_silo("s3c", fitting).train) == 900

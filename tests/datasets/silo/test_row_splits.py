@@ -15,6 +15,7 @@ from fedsilo.datasets.tables.heart import HEART
 from fedsilo.datasets.tables.parsing import parse_table
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
+from tests.support.errors import refuses
 
 PLAIN = CommonSettings(dataset="table")
 
@@ -223,7 +224,7 @@ def test_too_few_rows_are_refused_by_their_file(
 def test_a_part_too_small_to_hold_each_class_is_refused_by_its_file(
     counts: tuple[int, ...], share: float
 ) -> None:
-    with pytest.raises(DataError, match=r"^a\.csv: "):
+    with refuses(DataError, "a.csv"):
         shared_out(labels_of(*counts), share, 43, "a.csv")
 
 
@@ -339,7 +340,7 @@ def test_too_few_groups_are_refused_by_their_file(
 ) -> None:
     with pytest.raises(DataError, match=rf"^a\.csv: {said}"):
         grouped(np.array([0, 1] * 4 if "val_folds" not in changes else [0] * 8), groups, **changes)
-    with pytest.raises(DataError, match=r"^a\.csv: 0 samples of 0 group"):
+    with refuses(DataError, "a.csv", "0"):
         grouped(np.zeros(0, dtype=np.int64), [])
 
 

@@ -12,6 +12,7 @@ from fedsilo.datasets.tables.frames import write_frames
 from fedsilo.datasets.tables.schema import read_schema
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
+from tests.support.errors import refuses
 
 NORTH = pd.DataFrame(
     {
@@ -103,37 +104,37 @@ def test_objects_with_gaps_are_the_numbers_and_booleans_that_they_hold(tmp_path:
 @pytest.mark.parametrize(
     ("south", "said"),
     [
-        (NORTH.drop(columns="ill"), "silo 'south' has no column 'ill' of labels, but age, smoker"),
-        (NORTH.assign(more=1), "silos 'north' and 'south' have other columns: only one .*'more'"),
-        (pd.concat([NORTH, NORTH], axis=1), "silo 'south' has two columns of one name: rename"),
-        (NORTH.assign(age=pd.Timestamp(0)), "column 'age' is of type .*: make numbers of it, or"),
-        (NORTH.assign(age="old"), "'age' holds numbers at silo 'north' and texts at 'south'"),
-        (NORTH.assign(age=np.inf), "silo 'south', line 2, column 'age': this is not a number"),
-        (NORTH.assign(age=1j), "column 'age' is of type .*: make numbers of it, or drop it"),
+        (NORTH.drop(columns="ill"), ["south", "ill"]),
+        (NORTH.assign(more=1), ["north", "south", "more"]),
+        (pd.concat([NORTH, NORTH], axis=1), ["south"]),
+        (NORTH.assign(age=pd.Timestamp(0)), ["age"]),
+        (NORTH.assign(age="old"), ["age", "north", "south"]),
+        (NORTH.assign(age=np.inf), ["south", 2, "age"]),
+        (NORTH.assign(age=1j), ["age"]),
         (
             NORTH.assign(stage="two\nlines"),
-            "column 'stage' has a text that is not one printable line",
+            ["stage"],
         ),
     ],
 )
 def test_a_frame_that_cannot_be_used_is_refused_by_site_or_column(
-    south: pd.DataFrame, said: str, tmp_path: Path
+    south: pd.DataFrame, said: list[object], tmp_path: Path
 ) -> None:
-    with pytest.raises(DataError, match=said):
+    with refuses(DataError, *said):
         write_frames(tmp_path, {"north": NORTH, "south": south}, "ill")
 
 
 @pytest.mark.parametrize(
     ("column", "values", "said"),
     [
-        ("ill", "yes", "column 'ill' of labels has 1 different values: a classifier needs 2 to"),
-        ("ill", np.arange(1200.0), "column 'ill' of labels has 1200 different values"),
-        ("stage", [f"p{i}" for i in range(1200)], "'stage' has 1200 different texts, more than 64"),
+        ("ill", "yes", ["ill", 1, 2]),
+        ("ill", np.arange(1200.0), ["ill", 1200]),
+        ("stage", [f"p{i}" for i in range(1200)], ["stage", 1200, 64]),
     ],
 )
 def test_one_class_free_numbers_as_labels_and_names_as_levels_are_refused(
-    column: str, values: Any, said: str, tmp_path: Path
+    column: str, values: Any, said: list[object], tmp_path: Path
 ) -> None:
     frame = pd.concat([NORTH] * 200, ignore_index=True).assign(**{column: values})
-    with pytest.raises(DataError, match=said):
+    with refuses(DataError, *said):
         write_frames(tmp_path, {"north": frame}, "ill")

@@ -3,6 +3,7 @@ import pytest
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.pacing import batch_of, begins_epoch, check_pace, ends_epoch, epoch_of
+from tests.support.errors import refuses
 
 PAPER = CommonSettings(epoch_steps=120, pace=40)
 
@@ -19,7 +20,7 @@ def test_a_batch_is_the_samples_over_the_steps_and_at_least_two(samples: int, si
 
 
 def test_a_pace_that_does_not_divide_the_epoch_is_refused_with_those_that_do() -> None:
-    with pytest.raises(SettingError, match=r"'pace' .*50: choose one of 1, 2, 3, .* 40, 60, 120"):
+    with refuses(SettingError, "pace", "50", "1", "2", "3", "40", "60", "120"):
         check_pace(CommonSettings(epoch_steps=120, pace=50))
 
 
@@ -31,8 +32,8 @@ def test_what_epochs_across_rounds_leave_without_meaning_is_refused(key: str) ->
 
 
 def test_a_pace_without_an_epoch_and_a_micro_batch_of_one_are_refused() -> None:
-    with pytest.raises(SettingError, match="'pace' has no effect"):
+    with refuses(SettingError, "pace"):
         check_pace(CommonSettings(pace=10))
-    with pytest.raises(SettingError, match=r"'micro-batch' .*is 1"):
+    with refuses(SettingError, "micro-batch", "1"):
         check_pace(CommonSettings(micro_batch=1))
     check_pace(CommonSettings())

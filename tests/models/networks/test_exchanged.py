@@ -12,6 +12,7 @@ from fedsilo.models.networks.site_network import (
     exchanged_arrays,
     load_exchanged,
 )
+from tests.support.errors import refuses
 
 SMALL = CommonSettings(width=2, seed=3)
 TASK = Task((1, 16, 16), 10)
@@ -54,7 +55,7 @@ def test_arrays_of_another_network_are_refused_by_name() -> None:
     network = _network()
     arrays = exchanged_arrays(network)
     arrays["surplus.weight"] = arrays.pop("head.1.bias")
-    with pytest.raises(SettingError, match=r"missing \['head.1.bias'\], surplus \['surplus.w"):
+    with refuses(SettingError, "head.1.bias"):
         load_exchanged(network, arrays)
 
 
@@ -62,7 +63,7 @@ def test_arrays_of_another_network_are_refused_by_name() -> None:
 def test_an_array_of_the_wrong_shape_is_refused(shape: tuple[int, ...]) -> None:
     network = _network()
     arrays = exchanged_arrays(network) | {"head.1.bias": torch.zeros(shape)}
-    with pytest.raises(SettingError, match=r"head\.1\.bias"):
+    with refuses(SettingError, "head.1.bias"):
         load_exchanged(network, arrays)
 
 
@@ -76,7 +77,7 @@ def test_no_array_of_a_frozen_part_is_exchanged_and_none_is_loaded() -> None:
     assert module.backbone2.weight.tolist() == [[1.0, 1.0]]
     after = module.state_dict()
     assert all(torch.equal(after[name], array) for name, array in before.items())
-    with pytest.raises(SettingError, match=r"surplus \['backbone.inner.0.bias'\]"):
+    with refuses(SettingError, "backbone.inner.0.bias"):
         load_exchanged(module, given | {"backbone.inner.0.bias": torch.ones(2)})
 
 

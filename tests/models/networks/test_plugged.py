@@ -18,6 +18,7 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task, check_network_settings
 from fedsilo.models.networks.plugged import PluggedClassifier
 from fedsilo.models.networks.site_network import exchanged_arrays
+from tests.support.errors import refuses
 
 TASK = Task((1, 8, 8), 5)
 
@@ -104,7 +105,7 @@ def test_timms_networks_have_their_features_as_tokens(
 
 
 def test_a_name_that_timm_does_not_know_is_told() -> None:
-    with pytest.raises(SettingError, match="cannot build network 'timm:resnet0' for images"):
+    with refuses(SettingError, "timm:resnet0"):
         _built(CommonSettings(network="timm:resnet0"))
     with pytest.raises(SettingError, match="takes images, but the data are a table"):
         _built(CommonSettings(network="timm:resnet10t"), Task((13,), 2))
@@ -122,22 +123,22 @@ class _NoTensor(nn.Linear):
 @pytest.mark.parametrize(
     ("build", "told"),
     [
-        (3, "a function build.* is 'int'"),
-        (nn.Linear(1, 1), "a function build.* is 'Linear'"),
-        (lambda *_: 3, "must be an nn.Module, but is a 'int'"),
-        (_fails, "cannot be built .KeyError: 'x'"),
-        (lambda: 3, "cannot be built .TypeError"),
-        (lambda *_: nn.Flatten(), "has no parameters to train"),
-        (lambda *_: nn.Sequential(nn.Flatten(), nn.LazyLinear(5)), "has lazy layers"),
-        (lambda *_: nn.Linear(7, 5), r"does not take inputs of \(1, 8, 8\)"),
-        (lambda shape, classes: _own(shape, classes + 1), r"logits of \(2, 5\).* of \(2, 6\)"),
-        (lambda *_: _NoTensor(1, 1), "2 inputs.* returns list"),
+        (3, ["int"]),
+        (nn.Linear(1, 1), ["Linear"]),
+        (lambda *_: 3, ["nn.Module", "int"]),
+        (_fails, ["x"]),
+        (lambda: 3, []),
+        (lambda *_: nn.Flatten(), []),
+        (lambda *_: nn.Sequential(nn.Flatten(), nn.LazyLinear(5)), []),
+        (lambda *_: nn.Linear(7, 5), [1, 8]),
+        (lambda shape, classes: _own(shape, classes + 1), [2, 5, 6]),
+        (lambda *_: _NoTensor(1, 1), [2]),
     ],
 )
 def test_what_is_no_classifier_of_such_data_is_refused_in_a_line(
-    named: Callable[..., CommonSettings], build: Any, told: str
+    named: Callable[..., CommonSettings], build: Any, told: list[object]
 ) -> None:
-    with pytest.raises(SettingError, match=told) as error:
+    with refuses(SettingError, *told) as error:
         _built(named(build))
     assert "\n" not in str(error.value)
 
@@ -146,7 +147,7 @@ def test_a_name_without_its_object_is_refused_before_any_data_are_read(
     named: Callable[..., CommonSettings],
 ) -> None:
     named(_own)
-    with pytest.raises(SettingError, match="module 'plugged_nets' has no 'other'"):
+    with refuses(SettingError, "plugged_nets", "other"):
         check_network_settings(CommonSettings(network="plugged_nets:other"))
 
 
@@ -172,7 +173,7 @@ def test_a_private_run_refuses_a_network_in_which_samples_meet(
         return nn.Sequential(_LessTheMean(), _own(shape, classes))
 
     assert _built(named(build))
-    with pytest.raises(SettingError, match="batch changes, but 'sample-clip-norm' is set"):
+    with refuses(SettingError, "sample-clip-norm"):
         _built(named(build, sample_clip_norm=1.0, noise_multiplier=1.0))
 
 

@@ -14,6 +14,7 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task, check_network_settings
 from fedsilo.models.networks.prompted_vit import PromptedViT, build_vit, prefix_attention
 from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
+from tests.support.errors import refuses
 from tests.support.tiny import VIT_FIELDS
 
 COLOUR, GREY = Task((3, 16, 16), 4), Task((1, 16, 16), 4)
@@ -294,7 +295,7 @@ def test_prompts_and_head_alone_are_exchanged_where_the_backbone_is_frozen() -> 
     before = found.vit.pos_embed.clone()
     load_exchanged(found, {name: t + 1 for name, t in exchanged_arrays(found).items()})
     assert torch.equal(found.vit.pos_embed, before)
-    with pytest.raises(SettingError, match=r"missing \['prompts.t'\]"):
+    with refuses(SettingError, "prompts.t"):
         load_exchanged(
             found, {n: t for n, t in exchanged_arrays(found).items() if n != "prompts.t"}
         )
@@ -350,25 +351,27 @@ def test_the_vit_is_evidential_unless_the_settings_say_not() -> None:
         (
             {"basic_layers": 3},
             COLOUR,
-            r"'basic-layers' must be below .* 3 layers, but is 3",
+            ["basic-layers", 3],
         ),
-        ({"basic_layers": 9}, COLOUR, r"'basic-layers' .* is 9.*or set 'prompt-sets' to 'g'"),
-        ({"backbone": "resnet18"}, COLOUR, r"'backbone' is 'resnet18', which timm cannot build"),
+        ({"basic_layers": 9}, COLOUR, ["basic-layers", 9, "prompt-sets", "g"]),
+        ({"backbone": "resnet18"}, COLOUR, ["backbone", "resnet18"]),
         (
             {"backbone": "vit_base_patch16_siglip_224"},
             COLOUR,
-            r"'vit_base_patch16_siglip_224', which is no VisionTransformer .* class token",
+            ["vit_base_patch16_siglip_224"],
         ),
-        ({"backbone": "test_vit3"}, COLOUR, r"'test_vit3', which is no VisionTransformer"),
-        ({"backbone": "vit_no_such"}, COLOUR, r"'vit_no_such', which timm cannot .*16x16.*Unknown"),
-        ({"backbone_heads": 5}, COLOUR, r"which timm cannot build .*divisible by num_heads"),
-        ({"backbone_patch": 5}, COLOUR, r"patches of 5 pixels do not divide images of 16"),
-        ({}, Task((2, 16, 16), 4), r"'digits' has 2 channels"),
-        ({}, Task((8,), 4), r"network 'vit' does not take data set 'digits', which is a table"),
+        ({"backbone": "test_vit3"}, COLOUR, ["test_vit3"]),
+        ({"backbone": "vit_no_such"}, COLOUR, ["vit_no_such"]),
+        ({"backbone_heads": 5}, COLOUR, []),
+        ({"backbone_patch": 5}, COLOUR, [5, 16]),
+        ({}, Task((2, 16, 16), 4), ["digits", 2]),
+        ({}, Task((8,), 4), ["vit", "digits"]),
     ],
 )
-def test_what_cannot_be_prompted_is_refused(changes: dict[str, Any], task: Task, said: str) -> None:
-    with pytest.raises(SettingError, match=said):
+def test_what_cannot_be_prompted_is_refused(
+    changes: dict[str, Any], task: Task, said: list[object]
+) -> None:
+    with refuses(SettingError, *said):
         network(task, **changes)
 
 
@@ -380,27 +383,27 @@ def test_one_set_of_prompts_and_none_need_no_basic_layers() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"backbone_width": 16}, "'backbone-width' has no effect with network 'auto'"),
-        ({"backbone_weights": "timm"}, "'backbone-weights' has no effect"),
+        ({"backbone_width": 16}, ["backbone-width", "auto"]),
+        ({"backbone_weights": "timm"}, ["backbone-weights"]),
         (
             {"network": "conv", "prompt_length": 3},
-            "'prompt-length' has no effect with network 'conv",
+            ["prompt-length"],
         ),
-        ({"network": "mlp", "prompt_sets": "g"}, "'prompt-sets' has no effect"),
-        ({"train_backbone": True}, "'train-backbone' has no effect"),
-        ({"basic_layers": 1}, "'basic-layers' has no effect"),
-        ({"basic_learning_rate": 1.0}, "'basic-learning-rate' has no effect"),
-        ({"evidence": "relu"}, "'evidence' has no effect with cross-entropy"),
+        ({"network": "mlp", "prompt_sets": "g"}, ["prompt-sets"]),
+        ({"train_backbone": True}, ["train-backbone"]),
+        ({"basic_layers": 1}, ["basic-layers"]),
+        ({"basic_learning_rate": 1.0}, ["basic-learning-rate"]),
+        ({"evidence": "relu"}, ["evidence"]),
         (
             {"network": "vit", "loss": "cross-entropy", "evidence": "relu"},
-            "'evidence' has no effect with cross-entropy",
+            ["evidence"],
         ),
     ],
 )
 def test_settings_that_mean_nothing_to_the_network_are_refused(
-    values: dict[str, Any], said: str
+    values: dict[str, Any], said: list[object]
 ) -> None:
-    with pytest.raises(SettingError, match=said):
+    with refuses(SettingError, *said):
         check_network_settings(CommonSettings(**values))
 
 

@@ -12,6 +12,7 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.resnet22 import ResNet22
+from tests.support.errors import refuses
 
 TASK = Task((1, 32, 32), 2)
 
@@ -104,25 +105,25 @@ def _broken(file: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
-        (_no_head, r"holds no classifier \('fc1_lcc.weight' is not in it\): name Wu et al.'s"),
-        (_narrow, r"the classifier's '0.bias' is \(4,\), not \(32,\), or not finite: set"),
-        (_broken, r"'0.bias' is \(32,\), not \(32,\), or not finite: set 'classifier' to 'seed'"),
+        (_no_head, ["fc1_lcc.weight"]),
+        (_narrow, [4, 32]),
+        (_broken, ["0.bias", 32, "classifier", "seed"]),
     ],
 )
 def test_fill_published_head_of_a_broken_classifier_raises(
     spoil: Callable[[dict[str, Any]], dict[str, Any]],
-    told: str,
+    told: list[object],
     published: dict[str, Tensor],
     saved: Callable[[Any], Path],
 ) -> None:
     chosen = settings(saved(spoil(_with_head(published))), classifier="published")
-    with pytest.raises(SettingError, match=told):
+    with refuses(SettingError, *told):
         load_backbone(build_classifier(chosen, TASK), chosen)
 
 
 def test_published_head_of_three_classes_raises() -> None:
     chosen = settings("weights.p", classifier="published")
-    with pytest.raises(SettingError, match="the data have 3 classes: set it to 'seed'"):
+    with refuses(SettingError, "3", "seed"):
         build_classifier(chosen, Task((1, 32, 32), 3))
 
 
@@ -152,21 +153,21 @@ def _infinite(weights: dict[str, Tensor]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("spoil", "told"),
     [
-        (_lacking, "1 arrays are missing .final_bn.weight."),
-        (_wide, r"'first_conv.weight' is \(16, 1, 7, 7\), not \(2, 1, 7, 7\): set 'width'"),
-        (_infinite, "'final_bn.bias' contains non-finite values"),
-        (lambda _: {"weight": torch.zeros(2)}, "holds no ResNet-22"),
-        (lambda weights: weights | {"more": torch.zeros(1)}, "1 too many .more."),
+        (_lacking, [1]),
+        (_wide, ["first_conv.weight", 16, 1, 7, 2, "width"]),
+        (_infinite, ["final_bn.bias"]),
+        (lambda _: {"weight": torch.zeros(2)}, []),
+        (lambda weights: weights | {"more": torch.zeros(1)}, [1]),
     ],
 )
 def test_weights_of_another_network_are_refused(
     spoil: Callable[[Any], Any],
-    told: str,
+    told: list[object],
     published: dict[str, Tensor],
     saved: Callable[[Any], Path],
 ) -> None:
     chosen = settings(saved(spoil(published)))
-    with pytest.raises(SettingError, match=told):
+    with refuses(SettingError, *told):
         load_backbone(build_classifier(chosen, TASK), chosen)
 
 
@@ -199,7 +200,7 @@ def test_weights_for_grey_images_are_not_taken_for_colours(
     published: dict[str, Tensor], saved: Callable[[Any], Path]
 ) -> None:
     chosen = settings(saved(published))
-    with pytest.raises(SettingError, match=r"takes images of 1 channels, .* the run have 3"):
+    with refuses(SettingError, 1, 3):
         load_backbone(build_classifier(chosen, Task((3, 32, 32), 2)), chosen)
     spoiled = settings(saved(published | {"final_bn.weight": [1.0]}))
     with pytest.raises(SettingError, match=r"1 arrays are missing .final_bn.weight."):

@@ -9,6 +9,7 @@ from torch import Tensor
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.networks.encoders import VggEncoder
 from fedsilo.models.networks.published_weights import fill_vgg
+from tests.support.errors import refuses
 
 State = dict[str, Tensor]
 
@@ -67,33 +68,33 @@ def _plain(state: State) -> State:
     [
         (
             lambda state: {},
-            r"w.pt holds no VGG16 with batch norm .'features.0.weight' is not in it.*timm:vgg16",
+            ["w.pt", "features.0.weight"],
         ),
-        (_without("features.1.running_mean"), r"1 arrays are missing \(features.1.running_mean\)"),
-        (lambda state: {**state, "features.44.bias": torch.ones(2)}, r"1 too many \(features.44"),
-        (_plain, "VGG16 with batch norm, but is of another network: 7[0-9] arrays are missing"),
-        (lambda state: {**state, "features.3.bias": "text"}, r"missing \(features.3.bias\)"),
+        (_without("features.1.running_mean"), [1, "features.1.running_mean"]),
+        (lambda state: {**state, "features.44.bias": torch.ones(2)}, [1, "features.44.bias"]),
+        (_plain, []),
+        (lambda state: {**state, "features.3.bias": "text"}, ["features.3.bias"]),
         (
             lambda state: {**state, "features.0.weight": torch.ones(2, 1, 3, 3)},
-            "takes images of 1 channels, but those of the run have 3",
+            [1, 3],
         ),
         (
             lambda state: _drawn(VggEncoder(in_channels=3, width=32)),
-            r"'features.0.weight' is \(16, 3, 3, 3\), not \(2, 3, 3, 3\): set 'width' .*, 32$",
+            ["features.0.weight", 16, 3, 2, "width", 32],
         ),
         (
             lambda state: {**state, "features.4.running_var": torch.full((2,), float("nan"))},
-            "in w.pt 'features.4.running_var' contains non-finite values",
+            ["w.pt", "features.4.running_var"],
         ),
-        (lambda state: {**state, "features.0.weight": torch.tensor(1.0)}, r"is \(\), not"),
+        (lambda state: {**state, "features.0.weight": torch.tensor(1.0)}, []),
     ],
 )
 def test_weights_of_another_network_or_width_are_refused_and_nothing_is_taken(
-    published: State, change: Callable[[State], State], says: str
+    published: State, change: Callable[[State], State], says: list[object]
 ) -> None:
     encoder = VggEncoder(in_channels=3, width=4)
     before = {name: array.clone() for name, array in encoder.state_dict().items()}
-    with pytest.raises(SettingError, match=says) as caught:
+    with refuses(SettingError, *says) as caught:
         fill_vgg(encoder, change(published), "w.pt")
     assert "'initial-weights'" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -13,6 +13,7 @@ from fedsilo.server_app.records.checkpoints import KEPT, CheckpointHook
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.loop.method import State
+from tests.support.errors import refuses
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ def test_state_that_would_come_back_as_another_is_refused_before_it_is_stored(
 ) -> None:
     hook = CheckpointHook(tmp_path, {"seed": 1}, [], _State)
     hook.round_ended(replace(_state(1), iteration=("s1a", {"1": [2.5, None]})))
-    with pytest.raises(CheckpointError, match="'iteration' of _State has values that JSON does"):
+    with refuses(CheckpointError, "iteration"):
         hook.round_ended(replace(_state(2), iteration=value))
     assert [path.name for path in tmp_path.iterdir()] == ["round-000001.safetensors"]
 
@@ -83,7 +84,7 @@ def test_a_checkpoint_of_another_config_is_refused_and_the_difference_named(
     tmp_path: Path,
 ) -> None:
     _write(tmp_path, 1)
-    with pytest.raises(CheckpointError, match="other settings: seed is 1 there and 2 here"):
+    with refuses(CheckpointError, 1, 2):
         CheckpointHook(tmp_path, {"seed": 2}, []).resume()
 
 

@@ -17,11 +17,12 @@ from fedsilo.server_app.records.run_directory import (
     with_free_name,
     with_run_name,
 )
+from tests.support.errors import refuses
 
 
 def test_a_run_directory_that_exists_is_refused_unless_resumed(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with pytest.raises(RunDirectoryError, match="exists: choose another 'run-name'"):
+    with refuses(RunDirectoryError, "run-name"):
         open_run_directory(str(tmp_path), "run", resume=False)
     assert open_run_directory(str(tmp_path), "run", resume=True).path == tmp_path / "run"
 
@@ -55,7 +56,7 @@ def test_what_a_killed_start_left_is_no_run_yet_and_anything_else_stays(tmp_path
         (run / name).touch()
     assert open_run_directory(str(tmp_path), "run", resume=False).path == run
     (run / "notes.txt").touch()
-    with pytest.raises(RunDirectoryError, match="exists: choose another 'run-name'"):
+    with refuses(RunDirectoryError, "run-name"):
         open_run_directory(str(tmp_path), "run", resume=False)
 
 
@@ -118,9 +119,9 @@ def test_named_makes_a_name_of_method_data_and_seed_unless_one_is_given() -> Non
 
 def test_a_damaged_or_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "silos.json").write_text("{")
-    with pytest.raises(RunDirectoryError, match=r"silos\.json is damaged"):
+    with refuses(RunDirectoryError, "silos.json"):
         RunDirectory(tmp_path).read_json("silos.json")
-    with pytest.raises(RunDirectoryError, match=r"metrics\.csv: No such file"):
+    with refuses(RunDirectoryError, "metrics.csv"):
         RunDirectory(tmp_path).read_csv("metrics.csv")
 
 

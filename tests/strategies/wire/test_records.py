@@ -28,6 +28,7 @@ from fedsilo.strategies.wire.records import (
     unpack,
 )
 from tests.fuzz.reply_mutations import npy
+from tests.support.errors import refuses
 
 NUMBERS = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -186,7 +187,7 @@ def test_a_bundle_that_was_cut_short_is_refused(kept: int) -> None:
     sent = bundle(content_of(arrays={"a": np.ones(20), "b": np.ones(3)}))
     whole = sent.array_records["arrays"][BUNDLE].numpy()
     sent["arrays"] = ArrayRecord({BUNDLE: Array(whole[:kept])})
-    with pytest.raises(SiteError, match="record 'arrays' cannot be opened"):
+    with refuses(SiteError, "arrays"):
         unbundle(sent)
 
 
@@ -221,7 +222,7 @@ WHOLE = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
     ],
 )
 def test_a_bundle_of_another_form_is_refused_in_one_line(header: object, told: str) -> None:
-    with pytest.raises(SiteError, match="record 'arrays' cannot be opened") as caught:
+    with refuses(SiteError, "arrays") as caught:
         unbundle(packed_bundle(header, bytes(4)))
     assert told in str(caught.value)
 
@@ -230,7 +231,7 @@ def test_opened_refuses_a_bundle_larger_than_what_may_be_in_it() -> None:
     sent = bundle(content_of(arrays={"a": np.zeros(3 * 2**20, np.uint8), "b": np.zeros(2**21)}))
     array = sent.array_records["arrays"][BUNDLE]
     assert len(opened("arrays", array, 20 * 2**20)) == 2
-    with pytest.raises(SiteError, match="at most 1000 are expected"):
+    with refuses(SiteError, 1000):
         opened("arrays", array, 1000)
 
 
@@ -239,7 +240,7 @@ def test_a_message_of_many_records_is_not_opened() -> None:
     one = bundle(content_of(arrays={"a": np.zeros(3), "b": np.ones(3)}))["arrays"]
     few, many = (RecordDict({f"r{n}": one for n in range(count)}) for count in (16, 17))
     assert all(list(record) == ["a", "b"] for record in unbundle(few).array_records.values())
-    with pytest.raises(SiteError, match="17 records of arrays, more than 16"):
+    with refuses(SiteError, 17, 16):
         unbundle(many)
 
 

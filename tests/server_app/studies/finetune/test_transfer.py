@@ -24,6 +24,7 @@ from fedsilo.server_app.studies.finetune.transfer import (
     transfer,
     vit_of,
 )
+from tests.support.errors import refuses
 from tests.support.tiny import VIT_FIELDS
 
 
@@ -70,7 +71,7 @@ def test_a_head_for_other_classes_is_the_seed_s(classes: tuple[tuple[str, ...], 
 def test_a_run_of_another_width_fits_nowhere_and_is_named() -> None:
     arrays = {"encoder.stages.0.weight": torch.zeros(9, 1, 3, 3)}
     given = run_model(SMALL, Task((1, 16, 16), 2), arrays=arrays)
-    with pytest.raises(SettingError, match=r"none of the 1 arrays of run \(network 'conv'\) fits"):
+    with refuses(SettingError, "1", "conv"):
         transfer(build_classifier(SMALL, Task((1, 16, 16), 2)), given, SMALL, ((), 2))
 
 
