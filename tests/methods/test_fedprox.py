@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedsilo.client_app.methods.fedprox import proximal
-from fedsilo.client_app.session import open_session
+from fedsilo.client_app.session import SiteSession
 from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.messages import ARRAYS
 from fedsilo.models.contract.own_settings import NoSettings
@@ -143,10 +143,10 @@ def test_a_mu_by_which_each_step_cancels_those_before_is_refused_at_a_hospital(
 ) -> None:
     sgd = {"optimiser": "sgd", "learning_rate": 0.01}
     for mu in (0.01, 1.0):
-        open_session(context({"site": "s1a"}, "fedprox", proximal_mu=mu, **sgd)).admit()
+        SiteSession.open(context({"site": "s1a"}, "fedprox", proximal_mu=mu, **sgd)))
     # a step goes back rate * mu = 1, which is the whole way that is gone
     with refuses(RefusedError, "minimum-steps-per-reply"):
-        open_session(context({"site": "s1a"}, "fedprox", proximal_mu=100.0, **sgd)).admit()
+        SiteSession.open(context({"site": "s1a"}, "fedprox", proximal_mu=100.0, **sgd)))
 
 
 # At the server
