@@ -8,14 +8,14 @@ maps, and at least -1. The paper calls it a distance although it grows with simi
 import functools
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedsilo.models.contract.errors import SettingError, SiteError
 
-SOLVERS = ("pot", "sinkhorn", "cvxpylayers")
+Solver = Literal["pot", "sinkhorn", "cvxpylayers"]
 LARGEST_LAYER = 25  # the most tokens in a map for cvxpylayers
 _LAYER_MS = 29.3  # ms per image of that many tokens, with gradients (docs/benchmarks.md)
 # Weight of the quadratic term in cvxpylayers' objective. The flow sums to 1, so that |x|^2 is at

@@ -18,6 +18,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.messages import Notes
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import choice, setting
+from fedsilo.models.contract.settings_schema import setting
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.privacy.gaussian_mechanism import normals
 
@@ -52,34 +53,25 @@ class FedAlignCLSettings(OwnSettings):
         0,
         "epochs that each site trains alone, on its own data, before its first round: the paper's "
         "start 'Local'",
-        minimum=0,
-        maximum=100_000,
+        ge=0,
+        le=100_000,
     )
-    warmup_epochs: int = setting(5, "epochs before alignment and curriculum begin", minimum=0)
+    warmup_epochs: int = setting(5, "epochs before alignment and curriculum begin", ge=0)
     forgotten_weight: float = setting(
-        2.0, "how much likelier a forgotten sample is sampled, eq. 4", minimum=1.0
+        2.0, "how much likelier a forgotten sample is sampled, eq. 4", ge=1.0
     )
-    alignment_weight: float = setting(1.0, "factor of the alignment loss", above=0.0)
-    align_target: str = choice(
-        *("complement", "others"),
-        help="whose discriminators an embedding is a target of, eq. 3: the other sites', which "
-        "they then send, or the complement of the site's own",
-    )
+    alignment_weight: float = setting(1.0, "factor of the alignment loss", gt=0.0)
+    align_target: Literal["complement", "others"] = setting("complement", "whose discriminators an embedding is a target of, eq. 3: the other sites', which "
+        "they then send, or the complement of the site's own")
     shared_embeddings: int = setting(
-        64, "noisy embeddings of training images that a site sends each round", minimum=2
+        64, "noisy embeddings of training images that a site sends each round", ge=2
     )
-    embedding_draw: str = choice(
-        *("run", "round"),
-        help="of which images: the same in all rounds, or others each round, until all had their "
-        "turn",
-    )
+    embedding_draw: Literal["run", "round"] = setting("run", "of which images: the same in all rounds, or others each round, until all had their "
+        "turn")
     noise_variance: float = setting(
-        0.001, "variance of the Gaussian noise on what leaves a site", minimum=0.0
+        0.001, "variance of the Gaussian noise on what leaves a site", ge=0.0
     )
-    noise_scale: str = choice(
-        *("absolute", "relative"),
-        help="the variance as given, or as a factor of each array's own standard deviation",
-    )
+    noise_scale: Literal["absolute", "relative"] = setting("absolute", "the variance as given, or as a factor of each array's own standard deviation")
 
     def aligns(self, epoch: int) -> bool:
         """Tell whether sites align their features in ``epoch``, from 0."""

@@ -23,7 +23,7 @@ class FedRepSettings(FedPerSettings):
     sums_suffice = True
 
     head_share: float = setting(
-        0.5, "share of a round's steps that train the head alone", above=0.0, below=1.0
+        0.5, "share of a round's steps that train the head alone", gt=0.0, lt=1.0
     )
 
     def head_steps(self, steps: int) -> int:

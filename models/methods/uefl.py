@@ -23,12 +23,13 @@ Equations (arXiv:2402.18888):
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import INCOMING, Notes, measurement
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import choice, setting
+from fedsilo.models.contract.settings_schema import setting
 from fedsilo.models.contract.site_facts import SiteFacts
 
 CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>
@@ -49,32 +50,21 @@ class UEFLSettings(OwnSettings):
     site = "fedsilo.client_app.methods.uefl:UEFLSite"
 
     gamma: float = setting(
-        0.3, "a silo is uncertain above (1+gamma) times the least entropy", minimum=0.0
+        0.3, "a silo is uncertain above (1+gamma) times the least entropy", ge=0.0
     )
-    codes: int = setting(32, "codewords of the first book and of each extension", minimum=1)
-    segments: int = setting(1, "parts that a token is split into", minimum=1)
-    iteration_rounds: int = setting(20, "rounds of the first iteration", minimum=1)
-    extension_rounds: int = setting(5, "rounds of each later iteration", minimum=1)
-    max_iterations: int = setting(3, "iterations at most; 1 is DisFL, never extended", minimum=1)
+    codes: int = setting(32, "codewords of the first book and of each extension", ge=1)
+    segments: int = setting(1, "parts that a token is split into", ge=1)
+    iteration_rounds: int = setting(20, "rounds of the first iteration", ge=1)
+    extension_rounds: int = setting(5, "rounds of each later iteration", ge=1)
+    max_iterations: int = setting(3, "iterations at most; 1 is DisFL, never extended", ge=1)
     stop_when_certain: bool = setting(True, "end the run once no silo is uncertain")
-    codeword_start: str = choice("kmeans", "gaussian", help="start of new codewords")
-    refresh: str = choice(
-        *("kmeans", "none"),
-        help="the first book after an iteration: centroids of certain silos' features, or as "
-        "trained",
-    )
-    centroid_min_count: int = setting(10, "centroids of fewer features stay at the silo", minimum=1)
-    first_book: str = choice(
-        *("gaussian", "kmeans"),
-        help="start of the first book: gaussian, or kmeans of the silos' features before round 1",
-    )
-    token_norm: str = choice(
-        "none", "layer", help="layer: tokens are normalised over channels before the codes"
-    )
-    threshold: str = choice(
-        *("least", "mean"),
-        help="entropy that gamma compares with: the least of all silos, or their mean",
-    )
+    codeword_start: Literal["kmeans", "gaussian"] = setting("kmeans", "start of new codewords")
+    refresh: Literal["kmeans", "none"] = setting("kmeans", "the first book after an iteration: centroids of certain silos' features, or as "
+        "trained")
+    centroid_min_count: int = setting(10, "centroids of fewer features stay at the silo", ge=1)
+    first_book: Literal["gaussian", "kmeans"] = setting("gaussian", "start of the first book: gaussian, or kmeans of the silos' features before round 1")
+    token_norm: Literal["none", "layer"] = setting("none", "layer: tokens are normalised over channels before the codes")
+    threshold: Literal["least", "mean"] = setting("least", "entropy that gamma compares with: the least of all silos, or their mean")
 
     def refuse_exact_centroids(self, common: CommonSettings) -> None:
         """Refuse to send centroids, which have no noise, if training is private.

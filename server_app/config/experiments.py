@@ -17,7 +17,8 @@ from fedsilo.models.contract.settings_schema import (
     unknown_key,
     unknown_name,
 )
-from fedsilo.server_app.config.settings import declared_defaults, flat_values
+from fedsilo.models.contract.written_settings import flat_values
+from fedsilo.server_app.config.settings import declared_defaults
 
 S = TypeVar("S")
 

@@ -31,7 +31,7 @@ from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
 from fedsilo.models.contract.messages import RUN_NAME, RUN_NAME_WORDS
 from fedsilo.models.contract.one_line import as_word, one_line, shown
 from fedsilo.models.contract.versions import git_revision
-from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings, group_settings
+from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings
 from fedsilo.server_app.records.forms import (
     Content,
     check_columns,

@@ -46,9 +46,9 @@ SHOWN = 5  # points in the table on the screen
 class Tuning:
     """The budget of tuning, the same for every experiment: 'tuning' in simulation.yaml."""
 
-    trials: int = setting(16, "points of the grid that are tried", minimum=1)
-    folds: int = setting(5, "validation folds of the training data", minimum=2)
-    seeds: int = setting(3, "seeds, each with another shuffling into folds", minimum=1)
+    trials: int = setting(16, "points of the grid that are tried", ge=1)
+    folds: int = setting(5, "validation folds of the training data", ge=2)
+    seeds: int = setting(3, "seeds, each with another shuffling into folds", ge=1)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -44,17 +44,17 @@ _HELD_OUT = 10  # one in ten public images is held out from training to measure 
 class Pretraining:
     """How a backbone is trained, from ``pretraining`` in the simulation file."""
 
-    epochs: int = setting(100, "passes over the public images", minimum=1)
-    batch_size: int = setting(64, "images per step", minimum=2)
-    learning_rate: float = setting(1e-3, "highest step size of AdamW", above=0.0)
-    weight_decay: float = setting(0.05, "decoupled weight decay", minimum=0.0)
-    warmup_epochs: int = setting(5, "epochs of rising step size, cosine decay after", minimum=0)
-    drop_path: float = setting(0.1, "stochastic depth", minimum=0.0, below=1.0)
-    smoothing: float = setting(0.1, "label smoothing", minimum=0.0, below=1.0)
-    target: str = setting(
-        "diagnosis", "what dermoscopic images are classified by", choices=("nevus", "diagnosis")
+    epochs: int = setting(100, "passes over the public images", ge=1)
+    batch_size: int = setting(64, "images per step", ge=2)
+    learning_rate: float = setting(1e-3, "highest step size of AdamW", gt=0.0)
+    weight_decay: float = setting(0.05, "decoupled weight decay", ge=0.0)
+    warmup_epochs: int = setting(5, "epochs of rising step size, cosine decay after", ge=0)
+    drop_path: float = setting(0.1, "stochastic depth", ge=0.0, lt=1.0)
+    smoothing: float = setting(0.1, "label smoothing", ge=0.0, lt=1.0)
+    target: Literal["nevus", "diagnosis"] = setting(
+        "diagnosis", "what dermoscopic images are classified by"
     )
-    seed: int = setting(0, "seed of every random number", minimum=0)
+    seed: int = setting(0, "seed of every random number", ge=0)
 
 
 def pretrain(

@@ -161,7 +161,7 @@ def test_a_plug_without_settings_or_site_has_those_of_the_method_that_it_extends
 def test_a_plugs_own_settings_are_in_a_group_of_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True)
     class Settings(OwnSettings):
-        some_factor: float = setting(0.5, "a factor", above=0.0)
+        some_factor: float = setting(0.5, "a factor", gt=0.0)
 
     name = _plugged(monkeypatch, Own=_own(FedAvg), OwnSettings=Settings)
     assert list(defaults(settings_class(name))) == ["own-method.some-factor"]
@@ -295,7 +295,7 @@ def test_a_plugin_needs_sums_as_it_says_or_as_the_method_that_it_extends(
 ) -> None:
     @dataclass(frozen=True)
     class Silent(OwnSettings):
-        some_factor: float = setting(0.5, "a factor", above=0.0)
+        some_factor: float = setting(0.5, "a factor", gt=0.0)
 
     @dataclass(frozen=True)
     class Says(OwnSettings):

@@ -1,5 +1,5 @@
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from hypothesis import given
@@ -13,7 +13,6 @@ from fedsilo.models.contract.settings_schema import (
     as_mapping,
     build,
     build_from_file,
-    choice,
     defaults,
     rule_of,
     setting,
@@ -23,8 +22,8 @@ from fedsilo.models.contract.settings_schema import (
 
 @dataclasses.dataclass(frozen=True)
 class Meal:
-    guests: int = setting(4, "people at the table", minimum=1, maximum=12)
-    spice_level: float = setting(0.5, "how hot", above=0.0, below=1.0)
+    guests: int = setting(4, "people at the table", ge=1, le=12)
+    spice_level: float = setting(0.5, "how hot", gt=0.0, lt=1.0)
     main_dish: str = setting("stew", "what there is", choices=("stew", "pie"))
     vegan: bool = setting(False, "no animal products")
 
@@ -84,7 +83,7 @@ def test_a_text_that_does_not_match_its_pattern_is_refused_in_the_rules_words(de
 
 @dataclasses.dataclass(frozen=True)
 class Drink:
-    size: str = choice("small", "large", help="of the glass")
+    size: Literal["small", "large"] = setting("small", "of the glass")
 
 
 def test_choice_has_its_first_value_as_default_and_takes_no_other() -> None:
@@ -96,7 +95,7 @@ def test_choice_has_its_first_value_as_default_and_takes_no_other() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Oven:
-    fan: str = choice("low", "true", "false", help="whether it turns")
+    fan: Literal["low", "true", "false"] = setting("low", "whether it turns")
 
 
 def test_choice_of_the_text_true_takes_what_toml_and_yaml_read_of_it() -> None:
