@@ -31,7 +31,7 @@ def answer(lab: Lab) -> RecordDict:
 
     Raises:
         SiteError: the method has no such phase, or does not return ``Outgoing`` from it;
-            'deterministic' refuses an operation; or the run has no secure aggregation.
+            'machine.deterministic' refuses an operation; or the run has no secure aggregation.
     """
     phase = lab.instruction.phase
     with noted_operations() as lab.unrepeatable:

@@ -38,6 +38,7 @@ from fedsilo.models.contract.errors import (
     FedsiloError,
     FileNamesError,
     RefusedError,
+    SettingError,
     WithheldError,
 )
 from fedsilo.models.contract.messages import (
@@ -50,6 +51,7 @@ from fedsilo.models.contract.messages import (
     Instruction,
 )
 from fedsilo.models.contract.one_line import shown
+from fedsilo.models.contract.removed import RENAMED, with_current_keys
 from fedsilo.models.contract.settings import SUMS
 from fedsilo.models.contract.versions import refuse_other_versions
 from fedsilo.strategies.wire.records import bundle, unbundle
@@ -64,11 +66,26 @@ class HospitalApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message of a known kind; refuse any other with a one-line reason."""
+        try:
+            context = _with_current_keys(context)
+        except SettingError as fault:
+            return refuse(message, context, RefusedError(str(fault)))
         kind = message.metadata.message_type
         if kind in _KINDS:
             return super().__call__(message, context)
         error = RefusedError(f"{shown(kind)} is no kind of message that a hospital answers")
         return refuse(message, context, error)
+
+
+def _with_current_keys(context: Context) -> Context:
+    """Replace former names of settings in the run config, which another app's server may use.
+
+    Raises:
+        SettingError: a setting is given under both names.
+    """
+    if not RENAMED.keys() & context.run_config.keys():
+        return context
+    return replace(context, run_config=with_current_keys(context.run_config, quietly=True))
 
 
 _KINDS = (HELLO, SURVEY, TRAIN, EVALUATE)
@@ -209,7 +226,7 @@ def failing_in_the_sum(answering: Answering) -> Iterator[None]:
         return
     except Exception as error:  # whatever fails must fail inside the sum
         kind = message.metadata.message_type
-        is_summed = context.run_config.get("trust") == SUMS and kind not in (HELLO, SURVEY)
+        is_summed = context.run_config.get("privacy.trust") == SUMS and kind not in (HELLO, SURVEY)
         if not (is_summed and opened.data):
             raise
         opened.why = _reason(error, context)

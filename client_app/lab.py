@@ -460,7 +460,7 @@ class Lab:
         if odd := [name for name, array in kept.items() if not array.isfinite().all()]:
             raise SiteError(
                 f"training diverged, '{odd[0]}' contains non-finite values: lower "
-                "'learning-rate'; nothing of it was kept"
+                "'train.learning-rate'; nothing of it was kept"
             )
         if kept:
             self.state_files.store(self.instruction, kept)

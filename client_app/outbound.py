@@ -56,7 +56,7 @@ class Outbound:
         Args:
             leaving: the arrays that leave, by name.
             received: the arrays that the site received. A secret sum adds the updates to these,
-                clipped to 'clip-norm'.
+                clipped to 'secure.clip-norm'.
             metrics: the measured metrics; those that the server asks to sum are added.
         """
         sent: Mapping[str, NDArray]

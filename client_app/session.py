@@ -143,14 +143,14 @@ class SiteSession:
             raise RefusedError(
                 f"site {name}: a round would have {steps} optimiser step(s) over the samples that "
                 f"this hospital declares, but it needs {limits.minimum_steps_per_reply} "
-                "('minimum-steps-per-reply'): raise 'local-epochs' or 'local-steps', lower "
-                "'batch-size', or leave the site out"
+                "('minimum-steps-per-reply'): raise 'train.local-epochs' or 'train.local-steps', "
+                "lower 'train.batch-size', or leave the site out"
             )
         if size < limits.minimum_batch:
             raise RefusedError(
                 f"site {name}: a step would use fewer than {limits.minimum_batch} of the samples "
-                "that this hospital declares ('minimum-batch'): lower 'epoch-steps', or leave the "
-                "site out"
+                "that this hospital declares ('minimum-batch'): lower 'train.epoch-steps', or "
+                "leave the site out"
             )
 
     def open_data(self) -> None:
@@ -190,7 +190,7 @@ class SiteSession:
         least, effective = self.limits.minimum_batch, effective_samples(weights)
         if not self.simulated and self.cap is None and effective < least:
             raise RefusedError(
-                f"site {self.silo.name}: with the run's 'class-weights' fewer than {least} "
+                f"site {self.silo.name}: with the run's 'train.class-weights' fewer than {least} "
                 "training samples decide a step ('minimum-batch'): set them closer to one another "
                 "or to 'none', or leave the site out"
             )
@@ -343,7 +343,7 @@ def open_session(context: Context, with_data: bool = True) -> SiteSession:
     settings, simulated = _session_settings(context), is_simulated(context)
     run = context.run_config
     if settings.plugin_settings:
-        run = with_plugin_settings(run)
+        run = with_plugin_settings(run, defaults(CommonSettings))
     if not simulated and context.node_config.get("allow-folds") is not True:
         _refuse_chosen_samples(settings)
     site = site_name(context, settings)
@@ -418,9 +418,9 @@ def _refuse_without_epsilon(settings: CommonSettings) -> None:
     """Refuse a run without clipping and noise, whose epsilon a hospital's cap cannot count."""
     if not settings.is_private():
         raise RefusedError(
-            "the site has a cap on epsilon, but the run's 'sample-clip-norm' is 0: without "
+            "the site has a cap on epsilon, but the run's 'privacy.sample-clip-norm' is 0: without "
             "clipping and noise there is no epsilon, of arrays or of measurements; set "
-            "'sample-clip-norm' and 'noise-multiplier', or leave the site out"
+            "'privacy.sample-clip-norm' and 'privacy.noise-multiplier', or leave the site out"
         )
 
 

@@ -30,7 +30,7 @@ _MOST = 100  # data sets, and ways to read one, of which something is kept
 _LEAST_STEP = 4  # samples between the counts that are told apart
 _DIGITS = 3  # binary digits that are kept of larger counts
 # How values are read, which changes no count
-_HOW = {*keys_with(CommonSettings, "pixels"), "standardise"}
+_HOW = {*keys_with(CommonSettings, "pixels"), "data.standardise"}
 
 
 @dataclass(frozen=True)
@@ -153,10 +153,13 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
 
 def _decisive(settings: CommonSettings) -> dict[str, Value]:
     """Return the settings that decide what a site's data are, without those of no effect."""
-    read = {"dataset", "partition", *data_set(settings.dataset).settings}
+    read = {"dataset", "split.partition", *data_set(settings.dataset).settings}
     values = as_mapping(settings)
     decisive = {key: values[key] for key in read | set(cut_keys(settings.partition))}
-    for one, all_of_them in (("test-fold", "test-folds"), ("val-fold", "val-folds")):
+    for one, all_of_them in (
+        ("split.test-fold", "split.test-folds"),
+        ("split.val-fold", "split.val-folds"),
+    ):
         if not values[all_of_them]:
             decisive.pop(one, None)
     return decisive

@@ -32,9 +32,7 @@ class Limits:
     minimum_batch: int = floor(8, "different samples behind an optimiser step", ge=1)
     minimum_measured: int = floor(20, "samples behind a measurement", ge=1)
     minimum_steps_per_reply: int = floor(2, "optimiser steps behind a reply", ge=1)
-    sums_min_count: int = floor(
-        10, "samples behind sums and means; the run's may be higher", ge=1
-    )
+    sums_min_count: int = floor(10, "samples behind sums and means; the run's may be higher", ge=1)
     colluding_sites: int = floor(
         1, "other sites that may work with the server, from which a secure sum hides", ge=0
     )
@@ -62,7 +60,8 @@ class Limits:
     )
     clip_norm: float = setting(
         5.0,
-        "'clip-norm' of runs made for 'trust: sums': no run may scale this site's part otherwise",
+        "'secure.clip-norm' of runs made for 'trust: sums': no run may scale this site's part "
+        "otherwise",
         roles="least",
         gt=0.0,
         le=1e6,
@@ -86,7 +85,7 @@ class Limits:
         Raises:
             RefusedError: names the run's key, its value, and the limit.
         """
-        sizes = {"batch-size": settings.batch_size, "micro-batch": settings.micro_batch}
+        sizes = {"train.batch-size": settings.batch_size, "train.micro-batch": settings.micro_batch}
         for key, size in sizes.items():
             if size and size < self.minimum_batch:
                 raise RefusedError(
@@ -98,10 +97,10 @@ class Limits:
             self._refuse_noise(settings)
         if settings.trust == SUMS and settings.clip_norm != self.clip_norm:
             raise RefusedError(
-                f"the run's 'clip-norm' is {settings.clip_norm:g}, but this hospital adds its part "
-                f"to sums only with {self.clip_norm:g}, because different ones would reveal it: "
-                f"set the run's 'clip-norm' to {self.clip_norm:g}, or ask the hospital to change "
-                "the one in its site file"
+                f"the run's 'secure.clip-norm' is {settings.clip_norm:g}, but this hospital adds "
+                f"its part to sums only with {self.clip_norm:g}, because different ones would "
+                f"reveal it: set the run's 'secure.clip-norm' to {self.clip_norm:g}, or ask the "
+                "hospital to change the one in its site file"
             )
         # A secure round has four more messages, and some methods have more phases
         phases = 1 if settings.secure_aggregation == "none" else 5
@@ -117,10 +116,10 @@ class Limits:
         norms = self.minimum_clip_norm, self.maximum_clip_norm
         noises = self.minimum_noise, self.maximum_noise
         for key, value, (least, largest), limits in (
-            ("sample-clip-norm", settings.sample_clip_norm, norms, "clip-norm"),
-            ("statistics-clip-norm", settings.statistics_clip_norm, norms, "clip-norm"),
-            ("noise-multiplier", settings.noise_multiplier, noises, "noise"),
-            ("statistics-noise", statistics_noise(settings), noises, "noise"),
+            ("privacy.sample-clip-norm", settings.sample_clip_norm, norms, "clip-norm"),
+            ("privacy.statistics-clip-norm", settings.statistics_clip_norm, norms, "clip-norm"),
+            ("privacy.noise-multiplier", settings.noise_multiplier, noises, "noise"),
+            ("privacy.statistics-noise", statistics_noise(settings), noises, "noise"),
         ):
             if not least <= value <= largest:
                 raise RefusedError(

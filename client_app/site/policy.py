@@ -76,8 +76,13 @@ class SiteFile(Limits):
     allow_folder_names: bool = setting(
         False, "whether data set 'folder' may tell its folders' names as classes", roles="least"
     )
-    app: Literal["installed", "any"] = setting("installed", "whose code answers: the hospital's own, to runs of its version, or any of a run's")
-    secure_aggregation: Literal["any", "required"] = setting("any", "whether weights may leave that a server could read; required: masked ones alone")
+    app: Literal["installed", "any"] = setting(
+        "installed",
+        "whose code answers: the hospital's own, to runs of its version, or any of a run's",
+    )
+    secure_aggregation: Literal["any", "required"] = setting(
+        "any", "whether weights may leave that a server could read; required: masked ones alone"
+    )
     audit_log: str = setting("", "file of the audit log, by default one in 'state-dir'")
     given: Mapping[str, Value] = field(default_factory=dict)
 
@@ -105,7 +110,7 @@ class SiteFile(Limits):
         if self.secure_aggregation == "required" and settings.secure_aggregation == "none":
             raise RefusedError(
                 "the site file demands secure aggregation ('secure-aggregation': required), but "
-                "the run has none: set its 'secure-aggregation' to 'secagg'"
+                "the run has none: set its 'secure.aggregation' to 'secagg'"
             )
 
     def refuse_names(self, names: Sequence[str]) -> None:

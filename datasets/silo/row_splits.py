@@ -21,7 +21,7 @@ from fedsilo.models.contract.settings_schema import keys_with
 Indices = npt.NDArray[Any]
 
 # The settings that decide which rows are test and validation rows
-SPLIT_KEYS = keys_with(CommonSettings, "split")
+SPLIT_KEYS = keys_with(CommonSettings, "rows")
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def cut_fold(
     where: str,
     groups: Sequence[str] | None,
 ) -> tuple[Indices, Indices]:
-    """Cut the fold that 'val-fold' or 'test-fold', as ``kind`` says, names out of some rows.
+    """Cut a fold out of some rows: 'split.val-fold' or 'split.test-fold', as ``kind`` says.
 
     Returns:
         The rows without the fold, and those of it, both sorted; with 0 folds all of them, and none.

@@ -98,9 +98,7 @@ class SplitSettings:
         roles=("rows", "folds", "validation"),
     )
     val_fold: int = _count(0, "number of the validation fold, from 0", roles=("rows", "validation"))
-    fold_seed: int = _count(
-        0, "seed of the division into folds and silos", roles=("rows", "folds")
-    )
+    fold_seed: int = _count(0, "seed of the division into folds and silos", roles=("rows", "folds"))
     use_test: bool = setting(
         True, "read test rows; false while choosing settings", roles=("rows", "validation")
     )

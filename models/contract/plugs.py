@@ -14,7 +14,6 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -226,9 +225,7 @@ def wrong(key: str, name: str, found: Any, wanted: str) -> SettingError:
     return SettingError(f"{_KINDS[key]} '{name}' must be a {wanted}, but is '{is_}'")
 
 
-def with_plugin_settings(
-    values: Mapping[str, Value], common: Collection[str]
-) -> dict[str, Value]:
+def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -> dict[str, Value]:
     """Replace a run config's 'plugin-settings' by the settings that it carries as JSON.
 
     Only a method's own settings, ``group.key``, may be carried. A common setting would replace a

@@ -18,12 +18,14 @@ A setting may have roles besides, which are lists over groups that ``keys_with``
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, get_args
 
 from fedsilo.models.contract.data_settings import DataSettings, SplitSettings
-from fedsilo.models.contract.settings_schema import rule_of, setting
+from fedsilo.models.contract.settings_schema import keys_in, keys_with, setting
 from fedsilo.models.contract.training_settings import NetworkSettings, TrainSettings, ViTSettings
 
+Aggregation = Literal["auto", "mean", "norm-clip", "median", "trimmed", "multikrum"]
+AUTO, AGGREGATIONS = "auto", get_args(Aggregation)[1:]
 SERVER, SUMS, NOBODY = "server", "sums", "nobody"  # whom a hospital trusts
 GPU_SHARE = "FEDSILO_GPU_SHARE"  # environment variable: share of a GPU that a client may take
 
@@ -64,7 +66,7 @@ class ServerSettings:
     group: ClassVar[str] = "server"
 
     sites_per_round: int = _count(0, "sites sampled for each round (0: all)")
-    aggregation: Literal["auto", "mean", "norm-clip", "median", "trimmed", "multikrum"] = setting(
+    aggregation: Aggregation = setting(
         "auto",
         "how the sites' weights are combined: auto, norm-clip of real sites where the method "
         "averages and nothing is summed in secret, else mean; mean, weighted by samples; "
@@ -115,7 +117,8 @@ class PrivacySettings:
         "sums over sites (needs secagg), or nobody (what leaves is private per patient)",
     )
     sums_min_count: int = _positive(
-        10, "samples that a site's sums, class means and counts per bin need; of fewer it sends none"
+        10,
+        "samples that a site's sums, class means and counts per bin need; of fewer it sends none",
     )
     sample_clip_norm: float = _count(
         0.0, "differential privacy per patient: L2 norm of a sample's gradient (DP-SGD) (0: none)"
@@ -150,9 +153,7 @@ class SecureSettings:
         "secure.clip-norm and three sites",
     )
     clip_norm: float = _count(0.0, "L2 norm that a site's update is clipped to")
-    secure_threshold: int = _count(
-        0, "sites that must stay, more than half (0: over two thirds)"
-    )
+    secure_threshold: int = _count(0, "sites that must stay, more than half (0: over two thirds)")
 
 
 @dataclass(frozen=True)
@@ -252,4 +253,5 @@ class CommonSettings(
         return self.evaluate_every > 0 and (round_ - 1) % self.evaluate_every == 0
 
 
-AUTO, AGGREGATIONS = "auto", rule_of(CommonSettings, "server.aggregation").choices[1:]
+# What the network is built of
+NETWORK_KEYS = keys_in(CommonSettings, "network") + keys_with(CommonSettings, "network")

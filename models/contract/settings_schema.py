@@ -80,7 +80,10 @@ def setting(
         roles: further lists of settings that it belongs to; ``keys_with`` selects by them.
         wording: describes the allowed texts that no ``Literal`` lists.
         is_internal: whether fedsilo sets it, and no user; lists of settings leave it out.
-        gt, ge, lt, le: the number must be greater, greater or equal, less, less or equal.
+        gt: the number must be greater.
+        ge: the number must be greater or equal.
+        lt: the number must be less.
+        le: the number must be less or equal.
         pattern: a regular expression that the text must match.
     """
     named = (roles,) if isinstance(roles, str) else roles

@@ -84,9 +84,7 @@ class ViTSettings:
     )
     prompt_length: int = _positive(50, "prefix keys and values per layer", roles=_BUILT)
     basic_layers: int = _positive(3, "first layers, which take b-prompts", roles=_BUILT)
-    basic_learning_rate: float = _step(
-        2.5e-4, "step size of b- and g-prompts", gt=0.0, le=1e30
-    )
+    basic_learning_rate: float = _step(2.5e-4, "step size of b- and g-prompts", gt=0.0, le=1e30)
 
 
 @dataclass(frozen=True)
@@ -101,9 +99,7 @@ class TrainSettings:
         "alone, for other classes), a file of a ViT's or vgg16-bn's weights, or 'timm:' and a name",
     )
     local_epochs: int = _positive(2, "passes over a site's training data per round")
-    local_steps: int = _count(
-        0, "optimiser steps per round at every site (0: train.local-epochs)"
-    )
+    local_steps: int = _count(0, "optimiser steps per round at every site (0: train.local-epochs)")
     epoch_steps: int = _count(
         0, "optimiser steps of an epoch that spans rounds (0: none)", le=100_000
     )

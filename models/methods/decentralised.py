@@ -37,7 +37,7 @@ Topology = Literal["complete", "ring", "star", "matcha", "graph"]  # who is whos
 
 @dataclass(frozen=True)
 class LinkSettings(OwnSettings):
-    """Links between silos that 'silo-set' does not describe, for the cycle time of a topology."""
+    """Links between silos without 'split.silo-set', for the cycle time of a topology."""
 
     group: ClassVar[str] = "links"
 
@@ -96,8 +96,11 @@ class TopologySettings(MatchaSettings):
 
     group: ClassVar[str] = "fedefm"
 
-    topology: Topology = setting("complete", "who is whose neighbour; star: around one of the silos; graph: the edges of "
-        "'silo-set'")
+    topology: Topology = setting(
+        "complete",
+        "who is whose neighbour; star: around one of the silos; graph: the edges of "
+        "'split.silo-set'",
+    )
 
 
 def mix_models(

@@ -46,8 +46,11 @@ class DisTransSettings(OwnSettings):
     offset_learning_rate: float = setting(
         0.001, "step size of the offset's SGD; 0 leaves it as it started", ge=0.0
     )
-    offset_aggregation: Literal["mean", "embedding", "none"] = setting("mean", "mean: all sites continue from the mean offset; embedding: from what a network at the "
-        "server makes of their class shares (none: an offset never leaves its site)")
+    offset_aggregation: Literal["mean", "embedding", "none"] = setting(
+        "mean",
+        "mean: all sites continue from the mean offset; embedding: from what a network at the "
+        "server makes of their class shares (none: an offset never leaves its site)",
+    )
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Refuse a network whose head cannot be doubled."""
@@ -60,7 +63,7 @@ def no_head_to_double(common: CommonSettings) -> SettingError:
     return SettingError(
         f"method 'distrans' doubles the head of fedsilo's own networks, or of a TokenClassifier "
         f"whose head ends in a linear layer, but '{common.network}' is neither: choose another "
-        "'network'"
+        "'network.name'"
     )
 
 

@@ -55,10 +55,15 @@ class FedEFMSettings(TopologySettings):
     emd_grid: int = setting(
         7, "side that feature maps are pooled to, or 0 to keep them as they are", ge=0
     )
-    continue_from: Literal["own", "mean"] = setting("own", "what a silo continues from: own, as in the paper, or the mean of all silos")
-    visit: Literal["train", "average"] = setting("train", "what comes of visits: train, experts that go home to distil from; or average, the "
+    continue_from: Literal["own", "mean"] = setting(
+        "own", "what a silo continues from: own, as in the paper, or the mean of all silos"
+    )
+    visit: Literal["train", "average"] = setting(
+        "train",
+        "what comes of visits: train, experts that go home to distil from; or average, the "
         "host's start is half its own model, half the mean of the visitors (the authors' public "
-        "code)")
+        "code)",
+    )
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:

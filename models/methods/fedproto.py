@@ -36,7 +36,9 @@ class FedProtoSettings(OwnSettings):
     prototype_weight: float = setting(
         1.0, "weight lambda of the distance to the prototypes", gt=0.0
     )
-    inference: Literal["head", "prototype"] = setting("head", "what classifies in evaluation: the head, or the nearest global prototype")
+    inference: Literal["head", "prototype"] = setting(
+        "head", "what classifies in evaluation: the head, or the nearest global prototype"
+    )
     class_min_count: int = setting(
         10, "a class mean over fewer training samples does not leave its site", ge=1
     )

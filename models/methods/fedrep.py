@@ -37,6 +37,6 @@ class FedRepSettings(FedPerSettings):
         """Refuse a single step, which cannot train one after the other."""
         if common.local_steps == 1:
             raise SettingError(
-                "setting 'local-steps' is 1, and fedrep trains the head first, then the rest: set "
-                "it to 2 or more, or choose 'fedper'"
+                "setting 'train.local-steps' is 1, and fedrep trains the head first, then the "
+                "rest: set it to 2 or more, or choose 'fedper'"
             )

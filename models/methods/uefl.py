@@ -59,12 +59,21 @@ class UEFLSettings(OwnSettings):
     max_iterations: int = setting(3, "iterations at most; 1 is DisFL, never extended", ge=1)
     stop_when_certain: bool = setting(True, "end the run once no silo is uncertain")
     codeword_start: Literal["kmeans", "gaussian"] = setting("kmeans", "start of new codewords")
-    refresh: Literal["kmeans", "none"] = setting("kmeans", "the first book after an iteration: centroids of certain silos' features, or as "
-        "trained")
+    refresh: Literal["kmeans", "none"] = setting(
+        "kmeans",
+        "the first book after an iteration: centroids of certain silos' features, or as trained",
+    )
     centroid_min_count: int = setting(10, "centroids of fewer features stay at the silo", ge=1)
-    first_book: Literal["gaussian", "kmeans"] = setting("gaussian", "start of the first book: gaussian, or kmeans of the silos' features before round 1")
-    token_norm: Literal["none", "layer"] = setting("none", "layer: tokens are normalised over channels before the codes")
-    threshold: Literal["least", "mean"] = setting("least", "entropy that gamma compares with: the least of all silos, or their mean")
+    first_book: Literal["gaussian", "kmeans"] = setting(
+        "gaussian",
+        "start of the first book: gaussian, or kmeans of the silos' features before round 1",
+    )
+    token_norm: Literal["none", "layer"] = setting(
+        "none", "layer: tokens are normalised over channels before the codes"
+    )
+    threshold: Literal["least", "mean"] = setting(
+        "least", "entropy that gamma compares with: the least of all silos, or their mean"
+    )
 
     def refuse_exact_centroids(self, common: CommonSettings) -> None:
         """Refuse to send centroids, which have no noise, if training is private.
@@ -74,13 +83,14 @@ class UEFLSettings(OwnSettings):
         """
         if common.is_private() and "kmeans" in (self.codeword_start, self.refresh):
             raise SettingError(
-                "setting 'sample-clip-norm' is set, and centroids of a site's features have no "
-                "noise: set 'uefl.codeword-start' to 'gaussian' and 'uefl.refresh' to 'none'"
+                "setting 'privacy.sample-clip-norm' is set, and centroids of a site's features "
+                "have no noise: set 'uefl.codeword-start' to 'gaussian' and 'uefl.refresh' to "
+                "'none'"
             )
         if common.is_private() and self.first_book == "kmeans":
             raise SettingError(
-                "setting 'sample-clip-norm' is set, and the centroids of a first book have no "
-                "noise: set 'uefl.first-book' to 'gaussian'"
+                "setting 'privacy.sample-clip-norm' is set, and the centroids of a first book have "
+                "no noise: set 'uefl.first-book' to 'gaussian'"
             )
 
     def sends_centroids(self, uncertain: bool, first: bool = False) -> bool:
@@ -147,7 +157,7 @@ class UEFLSettings(OwnSettings):
         if self.max_iterations > 1 and sizes.get("val") == 0:
             raise SettingError(
                 f"site {site} has no validation samples, on which UEFL judges uncertainty: set "
-                "'val-folds', or set 'uefl.max-iterations' to 1 (DisFL)"
+                "'split.val-folds', or set 'uefl.max-iterations' to 1 (DisFL)"
             )
         if self.max_iterations > 1 and self.refresh == "kmeans" and features < self.codes:
             raise SettingError(
@@ -176,8 +186,9 @@ class UEFLSettings(OwnSettings):
         self.refuse_exact_centroids(common)
         if common.dropout == 0 or common.mc_passes == 0:
             raise SettingError(
-                f"settings 'dropout' ({common.dropout:g}) and 'mc-passes' ({common.mc_passes}) "
-                "must be above 0: UEFL's uncertainty is that of Monte Carlo dropout"
+                f"settings 'network.dropout' ({common.dropout:g}) and 'train.mc-passes' "
+                f"({common.mc_passes}) must be above 0: UEFL's uncertainty is that of Monte Carlo "
+                "dropout"
             )
         if self.max_iterations > 1 and common.rounds <= self.iteration_rounds:
             raise SettingError(

@@ -62,7 +62,7 @@ def _built(settings: CommonSettings, task: Task) -> TokenClassifier:
         if tokens == 0:
             raise SettingError(
                 f"network '{kind}' divides images by {encoder.stride}, "
-                f"which leaves nothing of {height}x{width} pixels: choose another 'network'"
+                f"which leaves nothing of {height}x{width} pixels: choose another 'network.name'"
             )
         hidden = encoder.channels
         head = nn.Sequential(

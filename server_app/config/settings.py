@@ -191,7 +191,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     if (silos := silo_count(common)) is not None:
         if common.min_sites > silos:
             raise SettingError(
-                f"setting 'min-sites' must be at most the number of silos, {silos}, but is "
+                f"setting 'run.min-sites' must be at most the number of silos, {silos}, but is "
                 f"{common.min_sites}"
             )
         refuse_site_count(common, silos)
@@ -208,6 +208,8 @@ def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
     Raises:
         SettingError: as ``resolve``, or a plugin may not be executed.
     """
+    # Before the plugins are looked for: one under a former name must not be overlooked
+    values = current_settings(values, quietly=True)
     with without_working_folder():
         return resolve(approve_plugins(values, plugin_modules(values)))
 

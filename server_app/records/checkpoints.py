@@ -65,7 +65,10 @@ class CheckpointHook(Hook):
             try:
                 before = current_settings(facts["settings"], str(path), quietly=True)
                 # In such a run, sites added rounding errors to their next update; this was removed
-                if facts["settings"].get("wire-feedback") and before["wire-precision"] == "bf16":
+                if (
+                    facts["settings"].get("wire-feedback")
+                    and before["server.wire-precision"] == "bf16"
+                ):
                     raise CheckpointError(
                         f"{path} belongs to a run with 'wire-feedback', but this version has no "
                         "such setting: start a new run"
@@ -73,7 +76,7 @@ class CheckpointHook(Hook):
                 if other := differences(before, self.settings):
                     raise CheckpointError(
                         f"{path} belongs to a run with other settings: {other}; resume with the "
-                        "same settings, or choose another 'run-name'"
+                        "same settings, or choose another 'run.name'"
                     )
                 for name, hook in self.hooks.items():
                     hook.restore(facts["hooks"][name])

@@ -10,7 +10,7 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import cut_of, data_set
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.methods import title_of
-from fedsilo.models.contract.settings import AUTO
+from fedsilo.models.contract.settings import AUTO, Aggregation
 from fedsilo.server_app.config.operator_files import operator_terms
 from fedsilo.server_app.config.settings import (
     RunSettings,
@@ -52,7 +52,7 @@ def terms_of(settings: RunSettings) -> Terms:
     return dataclasses.replace(operator_terms(settings.common), unfit=settings.own.why_unfit)
 
 
-def chosen_aggregation(settings: RunSettings, participants: Participants) -> str:
+def chosen_aggregation(settings: RunSettings, participants: Participants) -> Aggregation:
     """Return the rule that aggregates the sites' weights; 'auto' becomes mean or norm-clip.
 
     Real sites get norm-clip, because it bounds the influence of one hospital and costs honest runs
@@ -121,7 +121,7 @@ def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
     ):
         raise RunDirectoryError(
             f"{directory.path} holds a run with other settings: {other}; resume with the same "
-            "settings, or choose another 'run-name'"
+            "settings, or choose another 'run.name'"
         )
 
 
@@ -141,13 +141,13 @@ def _refuse_other_data(
     for site in before.keys() & now.keys():
         if (was := before[site].get("agreed")) != (is_now := now[site].get("agreed")):
             raise RunDirectoryError(
-                f"'site-weights' agrees on {is_now or 'nothing'} for site {site}, and {path} has "
-                f"{was or 'nothing'}: resume with the same file, or choose another 'run-name'"
+                f"'run.site-weights' agrees on {is_now or 'nothing'} for site {site}, and {path} "
+                f"has {was or 'nothing'}: resume with the same file, or choose another 'run.name'"
             )
     if before != now:
         raise RunDirectoryError(
             f"the sites or their data are not those of {path}: resume with the same sites and "
-            "data, or choose another 'run-name'"
+            "data, or choose another 'run.name'"
         )
 
 

@@ -100,5 +100,6 @@ def _heaviest(participants: Participants) -> Iterator[str]:
     if len(sizes) >= 3 and sizes[site] > _NEARLY_ALL * total and not participants.agreed_samples():
         yield (
             f"site {site} states that it has {sizes[site]} of all {total} training samples, so it "
-            "decides the averages: if that is wrong, agree on counts beforehand ('site-weights')"
+            "decides the averages: if that is wrong, agree on counts beforehand "
+            "('run.site-weights')"
         )

@@ -62,7 +62,7 @@ class FinishedRun(RunDirectory):
         """The settings of the run, but with this user's cache directory."""
         values = read_run_config(self.path / CONFIG).settings
         # Decoded data are written to the cache, so a foreign run directory must not choose it
-        values = values | {"cache-dir": ""}
+        values = values | {"data.cache-dir": ""}
         try:
             return resolve_recorded(values)
         except SettingError as error:

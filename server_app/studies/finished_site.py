@@ -96,7 +96,7 @@ def refuse_other_backbone(
     """
     if backbone_digest(common) not in digests:
         raise SettingError(
-            f"the weights that 'backbone-weights' names ('{common.backbone_weights}') are not "
+            f"the weights that 'vit.backbone-weights' names ('{common.backbone_weights}') are not "
             f"those of the run in {run_dir}: {fix}"
         )
 
@@ -135,8 +135,8 @@ def _last_message(
     path = run.path / (BEST if best else MODEL)
     if best and not path.is_file():
         raise SettingError(
-            f"{path} is missing: a run keeps it only with 'early-stopping-metric' and a shared "
-            "model; remove --best"
+            f"{path} is missing: a run keeps it only with 'server.early-stopping-metric' and a "
+            "shared model; remove --best"
         )
     if not path.is_file():
         if not any(folder.glob("*.safetensors")):

@@ -19,7 +19,7 @@ from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Check, Reply, Specs
 
 
 class TooFewSitesError(SiteError):
-    """Fewer sites than 'min-sites' gave a usable reply."""
+    """Fewer sites than 'run.min-sites' gave a usable reply."""
 
     def __init__(self, text: str, reasons: str, codes: Collection[str] = ()) -> None:
         super().__init__(text)
@@ -66,7 +66,7 @@ class Replies(dict[str, Reply]):
     def average(
         self, common: CommonSettings, before: Arrays, equal: bool = False
     ) -> dict[str, NDArray]:
-        """Combine the arrays named in ``before`` as 'aggregation' says.
+        """Combine the arrays named in ``before`` as 'server.aggregation' says.
 
         'mean' weighs each site by its training samples. The other aggregations limit the influence
         of a few faulty sites. A secret sum was averaged before, so its mean is returned.
@@ -80,7 +80,7 @@ class Replies(dict[str, Reply]):
             The combined arrays by name, float32. Without replies, ``before``.
 
         Raises:
-            SiteError: too few sites replied for 'aggregation'.
+            SiteError: too few sites replied for 'server.aggregation'.
         """
         if self.sums is not None:
             return {name: self.sums[name] for name in sorted(before)}

@@ -232,7 +232,7 @@ class _Exchange:
         if fault := next(filter(None, faults), None):
             self.failed[site] = one_line(fault)
             return None
-        # A site's own count does not matter if 'site-weights' has an agreed one
+        # A site's own count does not matter if 'run.site-weights' has an agreed one
         examples = self.agreed.get(site, int(reply.metrics.get(NUM_EXAMPLES, 0)))
         return replace(
             reply,
@@ -245,7 +245,7 @@ class _Exchange:
         """Return the usable replies by site, and apply the failure policy to the others.
 
         Raises:
-            TooFewSitesError: fewer usable replies than 'min-sites' are left.
+            TooFewSitesError: fewer usable replies than 'run.min-sites' are left.
         """
         usable: dict[str, Reply] = {}
         for site in sorted(answers):
@@ -326,7 +326,8 @@ class _Exchange:
         )
         raise TooFewSitesError(
             f"{reasons} -- {answered} of {asked} sites answered and {needed} are needed "
-            "('min-sites'): repair the site and resume or start again, or set 'min-sites' to fewer",
+            "('run.min-sites'): repair the site and resume or start again, or set 'run.min-sites' "
+            "to fewer",
             reasons,
             self.codes.values(),
         )

@@ -187,7 +187,7 @@ class Method(ABC):
         return None
 
     def average(self, replies: Replies, before: Arrays, equal: bool = False) -> dict[str, NDArray]:
-        """Combine the arrays named in ``before`` as 'aggregation' says; see ``Replies.average``."""
+        """Combine the arrays in ``before`` by 'server.aggregation'; see ``Replies.average``."""
         return replies.average(self.common, before, equal)
 
     def share(self, replies: Replies) -> float:

@@ -45,11 +45,11 @@ class AgreedWeights:
         """Explain why a site may not count for the samples that it reports, or return None."""
         site, said = facts.site, facts.sizes()["train"]
         if site not in self.samples:
-            return f"site {site} has no entry in 'site-weights' {self.path}: add one"
+            return f"site {site} has no entry in 'run.site-weights' {self.path}: add one"
         if said > self.samples[site]:
             return (
                 f"site {site} says that it has {said} training samples, but {self.path} agrees on "
-                f"{self.samples[site]}: ask the hospital, or change the number ('site-weights')"
+                f"{self.samples[site]}: ask the hospital, or change the number ('run.site-weights')"
             )
         return None
 

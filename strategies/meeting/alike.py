@@ -50,7 +50,7 @@ def unlike(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | 
         both = f"{one_line(facts.backbone, 70)}; {one_line(others.backbone, 70)}"
         return (
             f"the backbones of sites {site} and {other} differ ({both}): give all sites the same "
-            "'backbone-weights'"
+            "'vit.backbone-weights'"
         )
     return None
 
@@ -93,15 +93,15 @@ def odd_sums(facts: Facts, pooled: bool) -> Refused:
 
     Args:
         facts: the hellos by site.
-        pooled: whether 'standardise' is "pooled". If it is, a site without sums is refused; if not,
-            a site with sums is.
+        pooled: whether 'data.standardise' is "pooled". If it is, a site without sums is refused; if
+            not, a site with sums is.
     """
     said = {site: facts[site].sums for site in sorted(facts)}
     if not any(said.values()):
         return {}
     refused = {
         site: f"{site} sent {'no sums to pool' if pooled else 'sums that nobody pools'}: all sites "
-        "of a run need the same 'standardise'"
+        "of a run need the same 'data.standardise'"
         for site, sums in said.items()
         if (sums is None) == pooled
     }

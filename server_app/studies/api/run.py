@@ -79,7 +79,7 @@ class Run:
         probabilities.
 
         Without ``site``, the first site whose data are on this machine is used, if all sites share
-        one model. ``best`` selects the model of the best round ('early-stopping-metric').
+        one model. ``best`` selects the model of the best round ('server.early-stopping-metric').
 
         Raises:
             FedsiloError: the run has no such site, or its model or data are not on this machine.

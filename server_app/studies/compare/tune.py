@@ -179,7 +179,7 @@ def _plan(
 
 def _fit_folds(budget: Tuning, dataset: str) -> Tuning:
     """Return the budget with one fold for a data set that has its own validation part."""
-    if "val-folds" not in data_set(dataset).settings:
+    if "split.val-folds" not in data_set(dataset).settings:
         return replace(budget, folds=1)
     if budget.folds < 2:
         raise SettingError(
@@ -219,7 +219,12 @@ def _trials(
     """Build the trials of one point: every fold of every seed's shuffling."""
     trials = []
     for seed, fold in product(range(budget.seeds), range(budget.folds)):
-        folds = {"val-folds": budget.folds, "val-fold": fold, "fold-seed": seed, "use-test": False}
+        folds = {
+            "split.val-folds": budget.folds,
+            "split.val-fold": fold,
+            "split.fold-seed": seed,
+            "split.use-test": False,
+        }
         cut = folds if budget.folds > 1 else {}
         try:
             settings = trial_settings({**base, **point, **cut, "seed": seed})

@@ -62,8 +62,8 @@ def pretrain(
 ) -> Path:
     """Train an experiment's ViT, write the weights, and return their file.
 
-    The file is ``weights``, or the one that 'backbone-weights' names. ``say`` gets a line about the
-    images, and one after each tenth of the epochs.
+    The file is ``weights``, or the one that 'vit.backbone-weights' names. ``say`` gets a line about
+    the images, and one after each tenth of the epochs.
 
     Raises:
         FedsiloError: the experiment has no ViT or no public part, or training diverged.
@@ -98,24 +98,24 @@ def pretrain(
 def _public(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
     """Return the public images and their number of classes; DataError if they are too few."""
     chosen = cast(ImageDataSet, data_set(common.dataset))
-    if "target" in chosen.settings:
+    if "data.target" in chosen.settings:
         common = dataclasses.replace(common, target=recipe.target)
     places = find_places(common.data_dir, common.cache_dir)
     public = chosen.public(common, places)
     if len(public) < _FEWEST:
         raise DataError(
             f"the public part of '{common.dataset}' has {len(public)} images, but at least "
-            f"{_FEWEST} are needed: raise 'public-share'"
+            f"{_FEWEST} are needed: raise 'split.public-share'"
         )
     return public, len(chosen.classes(common, places))
 
 
 def _named_file(common: CommonSettings) -> Path:
-    """Return the file that 'backbone-weights' names, or raise a SettingError if it names none."""
+    """Return the file that 'vit.backbone-weights' names; SettingError if it names none."""
     named = common.backbone_weights
     if named in ("", "timm", "random"):
         raise SettingError(
-            f"setting 'backbone-weights' is '{named}', which names no file: set it, or give "
+            f"setting 'vit.backbone-weights' is '{named}', which names no file: set it, or give "
             "--save-as FILE"
         )
     return (
@@ -171,8 +171,8 @@ class _Trainer:
                     answers = self._logits(self.public.inputs[self.held_out[:1]])
                 if not math.isfinite(loss) or not answers.isfinite().all():
                     raise SettingError(
-                        f"pre-training diverged in epoch {epoch}: lower 'learning-rate' in the "
-                        "simulation file's 'pretraining'; no weights were written"
+                        f"pre-training diverged in epoch {epoch}: lower 'train.learning-rate' in "
+                        "the simulation file's 'pretraining'; no weights were written"
                     )
                 if epoch % max(recipe.epochs // 10, 1) == 0 or epoch == recipe.epochs:
                     metrics = self._metrics()

@@ -8,8 +8,8 @@ from typing import Any
 
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.one_line import counted
-from fedsilo.models.contract.settings import SERVER, CommonSettings
-from fedsilo.models.contract.settings_schema import Value, keys_with
+from fedsilo.models.contract.settings import SERVER
+from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.studies.compare.experiment_runs import (
     ExperimentRun,
     finished_runs,
@@ -18,7 +18,7 @@ from fedsilo.server_app.studies.compare.experiment_runs import (
 from fedsilo.server_app.studies.report.numbers import hide_small_count
 from fedsilo.server_app.studies.report.shown import Counts, ShownRun
 
-_SEEDS = keys_with(CommonSettings, "seed")
+_SEEDS = ("seed", "split.fold-seed")
 
 
 @dataclass(frozen=True)

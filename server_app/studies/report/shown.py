@@ -1,6 +1,6 @@
 """A finished run as a page may show it: no figure of few patients, nor one that gives it away.
 
-With the floor f, the run's 'sums-min-count':
+With the floor f, the run's 'privacy.sums-min-count':
 
 - a count below f is not shown, a true zero too; if one class's count follows from the total, that
   of another class is hidden as well (``client_app.summary.suppression``);
