@@ -39,7 +39,13 @@ SITES = 2
 Seen = tuple[float, npt.NDArray[np.float64]]  # when, and CPU seconds of a hospital and the server
 WAYS = ("flower-supernode", "worker")
 _LOOK = 0.01  # seconds
-_SETTINGS = ("local-epochs=1", "mc-passes=0", "evaluate-every=0", "device=cpu", "threads=1")
+_SETTINGS = (
+    "train.local-epochs=1",
+    "train.mc-passes=0",
+    "server.evaluate-every=0",
+    "device=cpu",
+    "threads=1",
+)
 
 
 def measured(way: str, rounds: int) -> dict[str, str | float]:

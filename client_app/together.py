@@ -42,15 +42,15 @@ _PADDING = -100  # the label that cross-entropy ignores
 # The values of settings with which sites can be trained as one batch
 _ONLY: Mapping[str, tuple[Value, ...]] = {
     "privacy.sample-clip-norm": (0.0,),
-    "network": ("auto", "conv", "vgg16-bn", "logistic", "mlp"),
-    "loss": ("auto", "cross-entropy"),
+    "network.name": ("auto", "conv", "vgg16-bn", "logistic", "mlp"),
+    "train.loss": ("auto", "cross-entropy"),
     "train.class-weights": ("none",),
-    "augmentation": ("",),
+    "train.augmentation": ("",),
     "train.micro-batch": (0,),
     "train.epoch-steps": (0,),
     "train.optimiser-state": ("round",),
-    "optimiser": _EACH_NUMBER,
-    "precision": ("auto", "fp32", "bf16"),
+    "train.optimiser": _EACH_NUMBER,
+    "machine.precision": ("auto", "fp32", "bf16"),
 }
 
 

@@ -104,10 +104,10 @@ def _contend(declared: Benchmark, setting: Setting, method: str, rows: Rows, tel
     """Run a method's trials, then the other seeds of the best one."""
     contender = declared.contender(method)
     first = {key: values[0] for key, values in contender.own.items()}
-    values = {**setting.values, **contender.config, "method": method, "run-name": ""}
+    values = {**setting.values, **contender.config, "method": method, "run.name": ""}
 
     def run(seed: int, rate: float, own: Mapping[str, Value]) -> Row:
-        settings = resolve({**values, **own, "seed": seed, "learning-rate": rate})
+        settings = resolve({**values, **own, "seed": seed, "train.learning-rate": rate})
         row = Row(
             setting.name,
             method,

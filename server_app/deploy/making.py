@@ -116,7 +116,7 @@ def prepare(made: Deployment) -> None:
 def _silos(request: DeploymentRequest) -> list[str]:
     """Return the names of an experiment's silos; SettingError if their number is not requested."""
     count = request.site_count
-    overrides: dict[str, Value] = {"silos": count} if count else {}
+    overrides: dict[str, Value] = {"split.silos": count} if count else {}
     sources = RunSources(file=request.file, out=Path("/"))
     settings, _ = plan_run(request.experiment, sources, overrides=overrides)
     names = silo_names(settings.common)

@@ -135,4 +135,4 @@ def resume_command(
     for change in sources.changes:
         if not change.startswith("resume="):
             words += ["--set", change]
-    return shlex.join([*words, "--name", name, "--set", "resume=true"])
+    return shlex.join([*words, "--name", name, "--set", "run.resume=true"])

@@ -11,6 +11,7 @@ from flwr.clientapp import ClientApp
 
 from fedsilo.server_app.run.inline_engine import flower_identity
 from tests.support.hospital import Hospital
+from tests.support.keys import as_keys
 
 APP = importlib.import_module(
     "fedsilo.client_app.app"
@@ -34,7 +35,7 @@ def hospital(tmp_path: Path) -> Callable[..., Hospital]:
         unchecked: dict[str, Any] | None = None,
         **run: Any,
     ) -> Hospital:
-        named = {key.replace("__", ".").replace("_", "-"): value for key, value in run.items()}
+        named = as_keys(run)
         return Hospital(tmp_path / "own", named, site, dict(node or {}), unchecked or {})
 
     return make

@@ -26,6 +26,7 @@ from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.wire.records import to_record
+from tests.support.keys import as_keys
 from tests.support.lab import lab_of, session_with
 
 Node = Callable[..., Context]
@@ -104,7 +105,7 @@ def test_a_site_is_simulated_by_its_own_node_config_and_never_by_a_message(
 def heart_node(node: dict[str, Any], **changes: Any) -> Context:
     """Return the context of a made-up heart hospital: node config, settings."""
     values = {"method": "fedavg", "dataset": "heart-synthetic"}
-    settings = resolve(values | {key.replace("_", "-"): v for key, v in changes.items()})
+    settings = resolve(values | as_keys(changes))
     return Context(1, 1001, node, RecordDict(), settings.as_mapping())
 
 
@@ -133,12 +134,14 @@ def test_a_real_site_has_no_folds_unless_it_allows_them_itself(
         assert open_session(heart_node(node, **folds)).silo.fingerprints != plain
 
 
-@pytest.mark.parametrize("share", [{"sample-share": 0.01}, {"public-share": 0.5}, {"fold-seed": 1}])
+@pytest.mark.parametrize(
+    "share", [{"split.sample-share": 0.01}, {"split.public-share": 0.5}, {"split.fold-seed": 1}]
+)
 def test_a_real_site_gives_no_share_of_its_images_unless_it_allows_that_itself(
     share: dict[str, float], tmp_path: Path
 ) -> None:
-    values = {"method": "fedavg", "dataset": "dermoscopy-phantom", "image-size": 16}
-    settings = resolve(values | {"sample-share": 0.02} | share).as_mapping()
+    values = {"method": "fedavg", "dataset": "dermoscopy-phantom", "data.image-size": 16}
+    settings = resolve(values | {"split.sample-share": 0.02} | share).as_mapping()
 
     def node(**more: str | bool) -> Context:
         config = {"site": "vidir_modern", "state-dir": str(tmp_path), "trust": "server", **more}
@@ -286,7 +289,9 @@ def test_declared_figures_are_those_of_the_schema_whatever_the_message_holds() -
     silo = table_silo(FeatureStatistics(np.array([5.0, 70.0]), np.array([4.0, 5.0])))
     ready = ready_silo(silo, declared, figures_message([0.0, 0.0], [1.0, 1.0]))
     assert ready.train.inputs.tolist() == [[-1.0, -2.0], [-0.5, 0.0], [0.0, 2.0]]
-    with pytest.raises(SettingError, match="'standardise' is 'declared', but the schema gives no"):
+    with pytest.raises(
+        SettingError, match=r"'data.standardise' is 'declared', but the schema gives no"
+    ):
         ready_silo(table_silo(), declared, RecordDict())
 
 

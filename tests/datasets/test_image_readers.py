@@ -81,7 +81,7 @@ def _data_and_site(name: str, folder: Path, request: pytest.FixtureRequest) -> t
 
 
 def _share(name: str) -> float:
-    own = "sample-share" in data_set(name).settings
+    own = "split.sample-share" in data_set(name).settings
     return (
         {"isic2019": 0.03, "mini-mias": 0.1}.get(name, 0.01) if own and name not in SMALL else 1.0
     )

@@ -52,8 +52,8 @@ _WEIGHTS = "north: 200\nsouth: 300\n"
 # Larger ones are honest work for hours, and no fault
 _COPIES = 20  # of a network: two sites' own and visiting ones, gradients, moments, replies
 _WORK = 64
-_LEAVE = frozenset({"out", "run-name", "resume", "purpose", "data-dir", "cache-dir"})
-_LEAVE |= {"reply-timeout", "away-timeout", "rounds", "track", "device", "silos"}
+_LEAVE = frozenset({"out", "run.name", "resume", "purpose", "data-dir", "cache-dir"})
+_LEAVE |= {"run.reply-timeout", "run.away-timeout", "rounds", "track", "device", "silos"}
 
 
 def kinds() -> list[Kind]:
@@ -214,7 +214,7 @@ def _runs(folder: Path) -> Callable[[Trial], None]:
     for method in METHODS:
         server_class(method)
         site_class(method)
-    settings = resolve(TINY | {"method": "fedavg", "out": str(folder), "run-name": "first"})
+    settings = resolve(TINY | {"method": "fedavg", "run.out": str(folder), "run.name": "first"})
     with redirect_stdout(io.StringIO()):
         run_inline(settings, 3)
     return _settings
@@ -224,11 +224,15 @@ def _settings(one: Trial) -> None:
     """Run settings that are allowed, one to three of them at an end of their range."""
     method = one.rng.choice(sorted(METHODS))
     values: dict[str, Value] = TINY | {"method": method} | TINY_METHOD.get(method, {})
-    values |= {"silos": 2, "rounds": 1, "silo-train-size": 20}
+    values |= {"split.silos": 2, "rounds": 1, "split.silo-train-size": 20}
     if one.rng.random() < 0.4 and method not in ("fedevprompt", "cdl", "uefl"):
         few = {key: value for key, value in values.items() if not key.startswith("silo")}
         few.pop("width", None)
-        values = few | {"dataset": "heart-synthetic", "network": "logistic", "mc-passes": 0}
+        values = few | {
+            "dataset": "heart-synthetic",
+            "network.name": "logistic",
+            "train.mc-passes": 0,
+        }
     own, common = settings_class(method), CommonSettings
     keys = sorted(({*defaults(own), *defaults(common)}) - _LEAVE - {"method", "dataset"})
     for key in one.rng.sample(keys, one.rng.choice([1, 2, 3])):
@@ -237,7 +241,7 @@ def _settings(one: Trial) -> None:
     one.done.append(method)
 
     def run() -> None:
-        settings = resolve(values | {"out": str(one.folder / "runs"), "run-name": "run"})
+        settings = resolve(values | {"run.out": str(one.folder / "runs"), "run.name": "run"})
         _checked(one, settings)
         one.megabytes = _COPIES * _network_megabytes(settings.common)
         nodes = 2 if "silos" in values else 4

@@ -256,7 +256,7 @@ def spied_run(tmp_path: Path) -> Callable[..., tuple[SpyGrid, RoundLoop]]:
     from fedsilo.strategies.methods.registry import strategy_class
 
     def run(values: Mapping[str, Value], hooks: Sequence[Hook] = ()) -> tuple[SpyGrid, RoundLoop]:
-        settings = resolve({"run-name": "run", **values})
+        settings = resolve({"run.name": "run", **values})
         grid = SpyGrid(app, settings.as_mapping(), partition_configs(len(SITES)))
         sites = meet_sites(grid, settings.common)
         method = strategy_class(settings.common.method)(settings.common, settings.own, sites)

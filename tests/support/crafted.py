@@ -36,8 +36,13 @@ _SHAPES = {
 }
 # Settings of a run that scale, weigh or lengthen what patients do
 _SCALES = (
-    *("sample-clip-norm", "noise-multiplier", "statistics-clip-norm", "statistics-noise"),
-    *("learning-rate", "weight-decay", "max-epsilon", "clip-norm"),
+    *(
+        "privacy.sample-clip-norm",
+        "privacy.noise-multiplier",
+        "privacy.statistics-clip-norm",
+        "privacy.statistics-noise",
+    ),
+    *("train.learning-rate", "train.weight-decay", "max-epsilon", "clip-norm"),
 )
 
 
@@ -57,23 +62,23 @@ def cases(draw: st.DrawFn) -> Case:
     """Return a case."""
     method = draw(st.sampled_from(METHODS_HERE))
     run: dict[str, Any] = {
-        "network": "mlp",
-        "width": WIDTH,
-        "dropout": 0.0,
-        "optimiser": draw(st.sampled_from(["sgd", "adam", "adamw", "rmsprop"])),
-        "batch-size": draw(st.sampled_from([8, 16, 64, 2**20])),
-        "local-steps": draw(st.integers(2, 4)),
-        "loss": draw(st.sampled_from(["cross-entropy", "cross-entropy", "evidential"])),
-        "precision": draw(st.sampled_from(["fp32", "fp32", "bf16"])),
+        "network.name": "mlp",
+        "network.width": WIDTH,
+        "network.dropout": 0.0,
+        "train.optimiser": draw(st.sampled_from(["sgd", "adam", "adamw", "rmsprop"])),
+        "train.batch-size": draw(st.sampled_from([8, 16, 64, 2**20])),
+        "train.local-steps": draw(st.integers(2, 4)),
+        "train.loss": draw(st.sampled_from(["cross-entropy", "cross-entropy", "evidential"])),
+        "machine.precision": draw(st.sampled_from(["fp32", "fp32", "bf16"])),
     }
     if run["loss"] != "evidential" and draw(st.booleans()):
         first, second = draw(NUMBER), draw(NUMBER)
-        run["class-weights"] = f"{abs(first):g},{abs(second):g}"
+        run["train.class-weights"] = f"{abs(first):g},{abs(second):g}"
     if method == "uefl":
         own = {"uefl.codes": 2, "uefl.codeword-start": "gaussian", "uefl.refresh": "none"}
         run |= own
     if method == "fedrep":
-        run["local-steps"] = 4
+        run["train.local-steps"] = 4
     for key in draw(st.sets(st.sampled_from(_SCALES), max_size=3)):
         run[key] = draw(_numbers(CommonSettings, key))
     own = settings_class(method)

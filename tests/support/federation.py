@@ -17,12 +17,12 @@ SITES = ("cleveland", "hungary", "switzerland", "va")  # of 'heart-synthetic'
 _USUAL: Mapping[str, Value] = {
     "method": "fedavg",
     "dataset": "heart-synthetic",
-    "network": "logistic",
-    "standardise": "site",
-    "mc-passes": 0,
+    "network.name": "logistic",
+    "data.standardise": "site",
+    "train.mc-passes": 0,
     "rounds": 1,
-    "local-steps": 2,
-    "device": "cpu",
+    "train.local-steps": 2,
+    "machine.device": "cpu",
 }
 
 
@@ -48,7 +48,7 @@ class Federation:
             FedsiloError: the run failed.
         """
         new = f"new-{next(self._new)}"
-        named = {"out": str(self.home / (out or new)), "run-name": new}
+        named = {"run.out": str(self.home / (out or new)), "run.name": new}
         settings = resolve({**_USUAL, **named, **values})
         with flower_identity():
             return run(

@@ -54,11 +54,11 @@ class Hospital:
         usual = {
             "method": "fedavg",
             "dataset": "heart-synthetic",
-            "standardise": "site",
-            "network": "logistic",
-            "mc-passes": 0,
+            "data.standardise": "site",
+            "network.name": "logistic",
+            "train.mc-passes": 0,
             "rounds": 99,
-            "device": "cpu",
+            "machine.device": "cpu",
         }
         if self.run.get("dataset") == "images":  # no table, and no network of tables
             del usual["standardise"], usual["network"]
@@ -106,7 +106,7 @@ class Hospital:
 
     def silo(self) -> Silo:
         """Return what the hospital holds: no server has it."""
-        data = ("dataset", "silos", "silo-train-size", "silo-test-size")
+        data = ("dataset", "silos", "split.silo-train-size", "split.silo-test-size")
         told = {key: self.run[key] for key in data if key in self.run}
         return load_silo(self.site, resolve({"dataset": "heart-synthetic"} | told).common)
 

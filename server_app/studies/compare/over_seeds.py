@@ -177,7 +177,7 @@ class Job:
         Raises:
             RunFailedError: the run failed; the message has its error line.
         """
-        resume = ["--set", "resume=true"] if self.directory.path.is_dir() else []
+        resume = ["--set", "run.resume=true"] if self.directory.path.is_dir() else []
         done = subprocess.run(
             [*self.command, *resume],
             env=bound_environment(),

@@ -22,6 +22,7 @@ from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
 from fedsilo.models.maths.dirichlet import evidences
 from fedsilo.models.networks.site_network import TokenClassifier
 from fedsilo.server_app.config.settings import resolve
+from tests.support.keys import as_keys
 from tests.support.lab import answer, evaluate, steps_of
 
 Opened = Callable[..., Lab]
@@ -47,7 +48,7 @@ def embeddings(network: TokenClassifier, split: Split) -> Tensor:
 @pytest.fixture
 def vit(tiny: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     """Return the settings of a small prompted ViT."""
-    wanted = ("network", "backbone", "prompt-length", "basic-layers")
+    wanted = ("network", "backbone", "vit.prompt-length", "vit.basic-layers")
     return {k: v for k, v in tiny("fedevprompt").items() if k.startswith(wanted)}
 
 
@@ -123,9 +124,7 @@ def logistic(tmp_path: Path) -> Callable[..., Lab]:
 
     def make(**changes: Any) -> Lab:
         values = {"method": "fedproto", "dataset": "heart-synthetic", "device": "cpu"}
-        settings = resolve(
-            values | {key.replace("__", ".").replace("_", "-"): v for key, v in changes.items()}
-        )
+        settings = resolve(values | as_keys(changes))
         rows = torch.arange(13 * 13, dtype=torch.float32).reshape(13, 13)
         labels = torch.tensor([0] * 12 + [1])
         silo = load_silo("va", settings.common)

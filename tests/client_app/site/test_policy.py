@@ -30,6 +30,7 @@ from fedsilo.models.privacy.accountant import epsilon
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.wire.records import record_bytes, unbundle
+from tests.support.keys import as_keys
 from tests.support.lab import session_with
 from tests.support.tiny import TINY
 
@@ -71,7 +72,7 @@ def table_hospital(hospital: Hospital, rules: dict[str, Any], **changes: Any) ->
     """Return the context of a made-up heart hospital, of 30 training rows."""
     found = hospital(rules, {"site": "switzerland"})
     values = {"method": "fedavg", "dataset": "heart-synthetic"}
-    named = {key.replace("_", "-"): value for key, value in changes.items()}
+    named = as_keys(changes)
     found.run_config.update(resolve(values | named).as_mapping())
     return found
 

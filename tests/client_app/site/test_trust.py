@@ -12,6 +12,7 @@ from fedsilo.models.contract.messages import HELLO, METRICS, TRAIN
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.run.inline_engine import flower_identity
 from tests.support.hospital import Hospital
+from tests.support.keys import as_keys
 
 Make = Callable[..., Hospital]
 SECAGG = {"trust": "sums", "secure_aggregation": "secagg", "clip_norm": 1.0}
@@ -33,7 +34,7 @@ def _identity() -> Iterator[None]:
 @pytest.fixture
 def hospital(tmp_path: Path) -> Make:
     def make(node: dict[str, Any] | None = None, **run: Any) -> Hospital:
-        named = {key.replace("_", "-"): value for key, value in run.items()}
+        named = as_keys(run)
         return Hospital(tmp_path / "own", named, node=node or {})
 
     return make

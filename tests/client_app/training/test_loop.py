@@ -148,7 +148,7 @@ def test_each_epoch_shows_each_sample_once_in_another_order(common: CommonSettin
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])
 def test_diverging_training_says_what_to_lower(common: CommonSettings, factor: float) -> None:
     # The server adds site and round.
-    said = r"^training diverged, its loss is (nan|inf): lower 'learning-rate'$"
+    said = r"^training diverged, its loss is (nan|inf): lower 'train.learning-rate'$"
     with pytest.raises(SiteError, match=said):
         LocalTraining(Counting(factor), split_of(20), common, CPU, (17, "s2b")).run()
 
@@ -156,7 +156,7 @@ def test_diverging_training_says_what_to_lower(common: CommonSettings, factor: f
 def test_a_far_too_large_step_is_found_out(common: CommonSettings, silo: Silo) -> None:
     wild = dataclasses.replace(common, learning_rate=1e30, local_epochs=3)
     network = build_classifier(common, silo.task)
-    with pytest.raises(SiteError, match=r"^training diverged, its loss is .*'learning-rate'"):
+    with pytest.raises(SiteError, match=r"^training diverged, its loss is .*'train.learning-rate'"):
         LocalTraining(network, silo.train, wild, CPU, (2, "s1a")).run()
 
 
@@ -264,7 +264,9 @@ def test_fp16_trains_on_the_gradients_of_the_loss_and_leaves_out_steps_that_over
 
 def test_fp16_without_a_step_of_finite_gradients_says_what_to_do(common: CommonSettings) -> None:
     network = Counting()
-    with pytest.raises(SiteError, match="in fp16: set 'precision' to 'fp32', or to 'bf16'"):
+    with pytest.raises(
+        SiteError, match=r"in fp16: set 'machine.precision' to 'fp32', or to 'bf16'"
+    ):
         LocalTraining(
             network,
             split_of(4),

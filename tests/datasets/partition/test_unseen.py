@@ -50,7 +50,7 @@ def test_a_silo_set_names_and_counts_the_silos(tmp_path: Path) -> None:
     assert silo_count(gaia) == 11
     check_data_settings(gaia)
     check_data_settings(dataclasses.replace(gaia, silos=11))
-    with pytest.raises(SettingError, match="'silos' is 5, and silo set 'gaia' has 11 silos"):
+    with pytest.raises(SettingError, match=r"'split.silos' is 5, and silo set 'gaia' has 11 silos"):
         check_data_settings(dataclasses.replace(gaia, silos=5))
     (tmp_path / "three.csv").write_text("site,neighbour\nb,a\na,c\n")
     three = dataclasses.replace(gaia, silo_set=str(tmp_path / "three.csv"))
@@ -248,23 +248,29 @@ def test_tables_are_not_cut_by_label(dataset: str) -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"dataset": "digits", "silos": 11}, "'unseen' is 1, .* has 10, and there are 11 silos"),
+        (
+            {"dataset": "digits", "silos": 11},
+            "'split.unseen' is 1, .* has 10, and there are 11 silos",
+        ),
         ({"dataset": "digits", "silos": 5, "unseen": 0.75}, "possible: 0.5 and 1"),
         ({"dataset": "digits", "silos": 1}, "at least 2 silos"),
-        ({"dataset": "digits", "silo-set": "gaia"}, "has 10, and there are 11 silos"),
+        ({"dataset": "digits", "split.silo-set": "gaia"}, "has 10, and there are 11 silos"),
         ({"dataset": "mini-mias", "silos": 3}, "has 2, and there are 3 silos"),
         (
-            {"dataset": "dermoscopy-phantom", "silos": 2, "pixel-scale": "raw"},
-            "'pixel-scale' has no effect",
+            {"dataset": "dermoscopy-phantom", "split.silos": 2, "data.pixel-scale": "raw"},
+            "'data.pixel-scale' has no effect",
         ),
-        ({"dataset": "fmnist", "silos": 5, "test-folds": 3}, "'test-folds' has no effect with"),
+        (
+            {"dataset": "fmnist", "split.silos": 5, "split.test-folds": 3},
+            "'split.test-folds' has no effect with",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_before_data_are_read(
     values: dict[str, Value], says: str
 ) -> None:
     with pytest.raises(SettingError, match=says):
-        check_data_settings(build(CommonSettings, {"partition": "unseen", **values}))
+        check_data_settings(build(CommonSettings, {"split.partition": "unseen", **values}))
 
 
 def test_images_that_are_not_here_are_no_reason_to_refuse_the_settings(

@@ -103,7 +103,7 @@ def test_images_are_enlarged_bilinearly(places: Places) -> None:
     assert corner[2, 3] == round(65535 * 3 / 4)
     assert load(places).schema != silo.schema
     check_data_settings(dataclasses.replace(OWN, image_size=16))
-    with pytest.raises(SettingError, match="'image-size' is 15; it must be 0 or at least 16"):
+    with pytest.raises(SettingError, match=r"'data.image-size' is 15; it must be 0 or at least 16"):
         check_data_settings(dataclasses.replace(OWN, image_size=15))
 
 

@@ -23,7 +23,9 @@ def test_where_no_track_fits_the_shortest_validates() -> None:
 
 
 def test_images_of_one_track_are_refused() -> None:
-    with pytest.raises(DataError, match=r"silo s1a: all 12 .* one track.*raise 'silo-train-size'"):
+    with pytest.raises(
+        DataError, match=r"silo s1a: all 12 .* one track.*raise 'split.silo-train-size'"
+    ):
         cut_by_track(np.zeros(12, np.int64), 1, "silo s1a")
 
 

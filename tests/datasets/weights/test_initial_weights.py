@@ -73,7 +73,7 @@ def test_refusals(tmp_path: Path) -> None:
         )
     path = tmp_path / "other.safetensors"
     save_file({"blocks.0.norm1.weight": torch.ones(4)}, path)
-    with pytest.raises(SettingError, match="need 'network' 'vit' and 'train-backbone' true"):
+    with pytest.raises(SettingError, match=r"need 'network' 'vit' and 'vit.train-backbone' true"):
         load_initial_weights(build_classifier(CONV, TASK), _from(CONV, path))
     broken = {n: a.clone() for n, a in exchanged_arrays(build_classifier(CONV, TASK)).items()}
     broken["head.1.bias"][0] = float("nan")
@@ -108,11 +108,11 @@ def test_vggs_features_come_from_timm_or_a_file_and_the_head_from_the_seed(
         found = network.encoder.state_dict()
         assert all(torch.equal(found[name], array) for name, array in published.items())
         assert torch.equal(network.head.state_dict()["1.weight"], head)
-    assert asked == [("vgg16_bn", "initial-weights")]
-    with pytest.raises(SettingError, match="VGG16 'network' 'vgg16-bn' and 'width' 128"):
+    assert asked == [("vgg16_bn", "train.initial-weights")]
+    with pytest.raises(SettingError, match=r"VGG16 'network' 'vgg16-bn' and 'network.width' 128"):
         load_initial_weights(build_classifier(CONV, TASK), _from(CONV, path))
     wider = dataclasses.replace(_from(VGG, path), width=8)
-    with pytest.raises(SettingError, match="set 'width' to that of the weights, 4"):
+    with pytest.raises(SettingError, match=r"set 'network.width' to that of the weights, 4"):
         load_initial_weights(build_classifier(wider, COLOUR), wider)
 
 

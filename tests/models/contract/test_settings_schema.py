@@ -69,13 +69,13 @@ def test_a_value_of_the_wrong_type_or_range_is_refused_by_name_with_what_is_allo
 
 @pytest.mark.parametrize("device", ["auto", "cpu", "cuda", "cuda:0", "cuda:12"])
 def test_a_text_that_matches_its_pattern_is_taken(device: str) -> None:
-    assert build(CommonSettings, {"device": device}).device == device
+    assert build(CommonSettings, {"machine.device": device}).device == device
 
 
 @pytest.mark.parametrize("device", ["", "gpu", "cpu:0", "cuda:", "cuda:x", "cuda:1 ", "autocpu"])
 def test_a_text_that_does_not_match_its_pattern_is_refused_in_the_rules_words(device: str) -> None:
     with pytest.raises(SettingError) as caught:
-        build(CommonSettings, {"device": device})
+        build(CommonSettings, {"machine.device": device})
     assert f"'device' is {device!r}; it must be a text, auto, cpu, cuda or cuda:N" in str(
         caught.value
     )

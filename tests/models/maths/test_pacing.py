@@ -19,7 +19,9 @@ def test_a_batch_is_the_samples_over_the_steps_and_at_least_two(samples: int, si
 
 
 def test_a_pace_that_does_not_divide_the_epoch_is_refused_with_those_that_do() -> None:
-    with pytest.raises(SettingError, match=r"'pace' .*50: choose one of 1, 2, 3, .* 40, 60, 120"):
+    with pytest.raises(
+        SettingError, match=r"'train.pace' .*50: choose one of 1, 2, 3, .* 40, 60, 120"
+    ):
         check_pace(CommonSettings(epoch_steps=120, pace=50))
 
 
@@ -31,8 +33,8 @@ def test_what_epochs_across_rounds_leave_without_meaning_is_refused(key: str) ->
 
 
 def test_a_pace_without_an_epoch_and_a_micro_batch_of_one_are_refused() -> None:
-    with pytest.raises(SettingError, match="'pace' has no effect"):
+    with pytest.raises(SettingError, match=r"'train.pace' has no effect"):
         check_pace(CommonSettings(pace=10))
-    with pytest.raises(SettingError, match=r"'micro-batch' .*is 1"):
+    with pytest.raises(SettingError, match=r"'train.micro-batch' .*is 1"):
         check_pace(CommonSettings(micro_batch=1))
     check_pace(CommonSettings())

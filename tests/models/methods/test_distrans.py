@@ -26,13 +26,14 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.exchanged import exchanged_arrays
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import TokenClassifier
+from tests.support.keys import as_keys
 
 DIGITS = Task((1, 16, 16), 10)
 
 
 def settings(**values: Any) -> CommonSettings:
-    named = {key.replace("_", "-"): value for key, value in values.items()}
-    return build(CommonSettings, {"method": "distrans", "width": 2, **named})
+    named = as_keys(values)
+    return build(CommonSettings, {"method": "distrans", "network.width": 2, **named})
 
 
 def double(alpha: float = 0.2, task: Task = DIGITS, **values: Any) -> DoubleChannelClassifier:
@@ -185,5 +186,7 @@ def test_a_plug_whose_head_ends_in_a_linear_layer_is_doubled_and_another_is_refu
     assert doubled(torch.zeros(5, 1, 2, 2)).shape == (5, 3)
     for head in (nn.Identity(), nn.Sequential(nn.Linear(2, 3), nn.Tanh())):
         other = TokenClassifier(body, head, tokens=1, channels=2)
-        with pytest.raises(SettingError, match="'mine:build' is neither: choose another 'network'"):
+        with pytest.raises(
+            SettingError, match=r"'mine:build' is neither: choose another 'network.name'"
+        ):
             double_channels(other, common, own, (1, 2, 2))

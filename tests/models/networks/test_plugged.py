@@ -172,7 +172,7 @@ def test_a_private_run_refuses_a_network_in_which_samples_meet(
         return nn.Sequential(_LessTheMean(), _own(shape, classes))
 
     assert _built(named(build))
-    with pytest.raises(SettingError, match="batch changes, but 'sample-clip-norm' is set"):
+    with pytest.raises(SettingError, match=r"batch changes, but 'privacy.sample-clip-norm' is set"):
         _built(named(build, sample_clip_norm=1.0, noise_multiplier=1.0))
 
 

@@ -350,10 +350,18 @@ def test_the_vit_is_evidential_unless_the_settings_say_not() -> None:
         (
             {"basic_layers": 3},
             COLOUR,
-            r"'basic-layers' must be below .* 3 layers, but is 3",
+            r"'vit.basic-layers' must be below .* 3 layers, but is 3",
         ),
-        ({"basic_layers": 9}, COLOUR, r"'basic-layers' .* is 9.*or set 'prompt-sets' to 'g'"),
-        ({"backbone": "resnet18"}, COLOUR, r"'backbone' is 'resnet18', which timm cannot build"),
+        (
+            {"basic_layers": 9},
+            COLOUR,
+            r"'vit.basic-layers' .* is 9.*or set 'vit.prompt-sets' to 'g'",
+        ),
+        (
+            {"backbone": "resnet18"},
+            COLOUR,
+            r"'vit.backbone' is 'resnet18', which timm cannot build",
+        ),
         (
             {"backbone": "vit_base_patch16_siglip_224"},
             COLOUR,
@@ -380,20 +388,20 @@ def test_one_set_of_prompts_and_none_need_no_basic_layers() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"backbone_width": 16}, "'backbone-width' has no effect with network 'auto'"),
+        ({"backbone_width": 16}, "'vit.backbone-width' has no effect with network 'auto'"),
         ({"backbone_weights": "timm"}, "'backbone-weights' has no effect"),
         (
             {"network": "conv", "prompt_length": 3},
-            "'prompt-length' has no effect with network 'conv",
+            "'vit.prompt-length' has no effect with network 'conv",
         ),
-        ({"network": "mlp", "prompt_sets": "g"}, "'prompt-sets' has no effect"),
-        ({"train_backbone": True}, "'train-backbone' has no effect"),
-        ({"basic_layers": 1}, "'basic-layers' has no effect"),
-        ({"basic_learning_rate": 1.0}, "'basic-learning-rate' has no effect"),
-        ({"evidence": "relu"}, "'evidence' has no effect with cross-entropy"),
+        ({"network": "mlp", "prompt_sets": "g"}, "'vit.prompt-sets' has no effect"),
+        ({"train_backbone": True}, "'vit.train-backbone' has no effect"),
+        ({"basic_layers": 1}, "'vit.basic-layers' has no effect"),
+        ({"basic_learning_rate": 1.0}, "'vit.basic-learning-rate' has no effect"),
+        ({"evidence": "relu"}, "'train.evidence' has no effect with cross-entropy"),
         (
             {"network": "vit", "loss": "cross-entropy", "evidence": "relu"},
-            "'evidence' has no effect with cross-entropy",
+            "'train.evidence' has no effect with cross-entropy",
         ),
     ],
 )

@@ -106,7 +106,10 @@ def _broken(file: dict[str, Any]) -> dict[str, Any]:
     [
         (_no_head, r"holds no classifier \('fc1_lcc.weight' is not in it\): name Wu et al.'s"),
         (_narrow, r"the classifier's '0.bias' is \(4,\), not \(32,\), or not finite: set"),
-        (_broken, r"'0.bias' is \(32,\), not \(32,\), or not finite: set 'classifier' to 'seed'"),
+        (
+            _broken,
+            r"'0.bias' is \(32,\), not \(32,\), or not finite: set 'network.classifier' to 'seed'",
+        ),
     ],
 )
 def test_fill_published_head_of_a_broken_classifier_raises(
@@ -153,7 +156,7 @@ def _infinite(weights: dict[str, Tensor]) -> dict[str, Tensor]:
     ("spoil", "told"),
     [
         (_lacking, "1 arrays are missing .final_bn.weight."),
-        (_wide, r"'first_conv.weight' is \(16, 1, 7, 7\), not \(2, 1, 7, 7\): set 'width'"),
+        (_wide, r"'first_conv.weight' is \(16, 1, 7, 7\), not \(2, 1, 7, 7\): set 'network.width'"),
         (_infinite, "'final_bn.bias' contains non-finite values"),
         (lambda _: {"weight": torch.zeros(2)}, "holds no ResNet-22"),
         (lambda weights: weights | {"more": torch.zeros(1)}, "1 too many .more."),

@@ -79,7 +79,8 @@ def _plain(state: State) -> State:
         ),
         (
             lambda state: _drawn(VggEncoder(in_channels=3, width=32)),
-            r"'features.0.weight' is \(16, 3, 3, 3\), not \(2, 3, 3, 3\): set 'width' .*, 32$",
+            r"'features.0.weight' is \(16, 3, 3, 3\), not \(2, 3, 3, 3\): set 'network.width' .*, "
+            "32$",
         ),
         (
             lambda state: {**state, "features.4.running_var": torch.full((2,), float("nan"))},
@@ -95,6 +96,6 @@ def test_weights_of_another_network_or_width_are_refused_and_nothing_is_taken(
     before = {name: array.clone() for name, array in encoder.state_dict().items()}
     with pytest.raises(SettingError, match=says) as caught:
         fill_vgg(encoder, change(published), "w.pt")
-    assert "'initial-weights'" in str(caught.value)
+    assert "'train.initial-weights'" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert all(torch.equal(before[n], a) for n, a in encoder.state_dict().items())

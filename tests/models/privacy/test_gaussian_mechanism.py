@@ -19,6 +19,6 @@ def test_clipped_to_leaves_what_is_short_enough() -> None:
 
 def test_clipped_to_refuses_values_that_are_not_finite() -> None:
     with pytest.raises(
-        SiteError, match="non-finite values: nothing left the site; lower 'learning-rate'"
+        SiteError, match=r"non-finite values: nothing left the site; lower 'train.learning-rate'"
     ):
         clipped_to({"a": torch.tensor([1.0, math.nan])}, 1.0)

@@ -26,11 +26,11 @@ from tests.support.data_folders import write_sorted
 
 SMALL: dict[str, Value] = {
     "rounds": 2,
-    "local-epochs": 1,
-    "width": 4,
-    "mc-passes": 2,
-    "device": "cpu",
-    "evaluate-every": 0,
+    "train.local-epochs": 1,
+    "network.width": 4,
+    "train.mc-passes": 2,
+    "machine.device": "cpu",
+    "server.evaluate-every": 0,
 }
 
 
@@ -284,11 +284,11 @@ def test_own_data_are_surveyed_examined_and_predicted_as_any(form: str, tmp_path
     if form == "frame":
         run = run_of(tmp_path, frames(), label="ill")
     else:
-        data: dict[str, Value] = {"dataset": "folder", "image-size": 16}
+        data: dict[str, Value] = {"dataset": "folder", "data.image-size": 16}
         data |= {"data-dir": str(write_sorted(tmp_path / "data", 16))}
         run = run_of(tmp_path, None, settings=data)
     own: dict[str, Value] = {
-        key: run.settings[key] for key in ("dataset", "data-dir", "cache-dir", "image-size")
+        key: run.settings[key] for key in ("dataset", "data-dir", "cache-dir", "data.image-size")
     }
     page = survey("fedavg", settings=own, out=tmp_path / "runs", name="survey")
     document = json.loads((page.parent / "survey.json").read_text())

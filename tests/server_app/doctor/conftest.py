@@ -57,11 +57,11 @@ SITE_FILE: Mapping[str, Any] = {"methods": ["*"], "datasets": ["*"], "records": 
 RUN: Mapping[str, Value] = {
     "method": "fedavg",
     "dataset": "table",
-    "network": "logistic",
+    "network.name": "logistic",
     "rounds": 2,
-    "mc-passes": 0,
-    "device": "cpu",
-    "standardise": "pooled",
+    "train.mc-passes": 0,
+    "machine.device": "cpu",
+    "data.standardise": "pooled",
 }
 
 

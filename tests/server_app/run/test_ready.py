@@ -15,8 +15,8 @@ RESOURCES = {"num-supernodes": 9, "client-resources-num-cpus": 1, "init-args-num
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"initial_weights": "none.safetensors"}, "'initial-weights' is 'none.safetensors'"),
-        ({"initial_weights": "encoder:none.pt"}, "'initial-weights' is 'encoder:none.pt'"),
+        ({"initial_weights": "none.safetensors"}, "'train.initial-weights' is 'none.safetensors'"),
+        ({"initial_weights": "encoder:none.pt"}, "'train.initial-weights' is 'encoder:none.pt'"),
         ({"network": "vit", "backbone_weights": "none.pt"}, "'backbone-weights' is 'none.pt'"),
         ({"network": "resnet22", "backbone_weights": "none.pt"}, "'backbone-weights' is"),
         ({"initial_weights": "timm:resnet18"}, ""),

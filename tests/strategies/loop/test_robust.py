@@ -148,5 +148,5 @@ def test_only_methods_whose_rounds_can_do_without_a_site_may_ask_some() -> None:
     for name in METHODS:
         common = CommonSettings(method=name, sites_per_round=2)
         if name not in some:
-            with pytest.raises(SettingError, match="set 'sites-per-round' to 0"):
+            with pytest.raises(SettingError, match=r"set 'server.sites-per-round' to 0"):
                 strategy_class(name).capabilities.refuse_more(common, is_table=False)

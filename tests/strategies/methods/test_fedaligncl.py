@@ -130,8 +130,11 @@ def test_without_noise_it_says_so_and_relative_noise_is_told_as_such(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"epoch-steps": 0, "pace": 40}, "'epoch-steps' .120 in the paper."),
-        ({"epoch-steps": 4, "pace": 3}, "'pace' must divide 'epoch-steps' .4., but is 3"),
+        ({"train.epoch-steps": 0, "train.pace": 40}, "'train.epoch-steps' .120 in the paper."),
+        (
+            {"train.epoch-steps": 4, "train.pace": 3},
+            "'train.pace' must divide 'train.epoch-steps' .4., but is 3",
+        ),
         ({"fedaligncl.warmup-epochs": 2}, "2 rounds end in epoch 1, .* would never begin"),
         (
             {"fedaligncl.noise-variance": -0.001},
@@ -147,7 +150,7 @@ def test_settings_that_cannot_be_are_refused(
 ) -> None:
     values = tiny("fedaligncl") | changes
     if changes.get("dataset"):
-        for key in ("silos", "silo-train-size", "silo-test-size"):
+        for key in ("silos", "split.silo-train-size", "split.silo-test-size"):
             values.pop(key)
     with pytest.raises(SettingError, match=told):
         resolve(values)

@@ -103,18 +103,23 @@ def refused(common: dict[str, Any], **own: Any) -> str:
 )
 def test_what_is_no_frozen_vit_with_prompts_is_refused(common: dict[str, Any]) -> None:
     told = refused(common)
-    assert "set 'network' to 'vit', 'prompt-sets' to 'b-t' or 'g', and 'train-backbone'" in told
+    assert (
+        "set 'network.name' to 'vit', 'vit.prompt-sets' to 'b-t' or 'g', and 'vit.train-backbone'"
+        in told
+    )
 
 
 def test_cross_entropy_is_refused() -> None:
-    assert "'loss' is 'cross-entropy': method 'fedevprompt' is evidential" in refused(
+    assert "'train.loss' is 'cross-entropy': method 'fedevprompt' is evidential" in refused(
         {"loss": "cross-entropy"}
     )
 
 
 def test_b_prompts_cannot_be_averaged_where_there_are_none() -> None:
     told = refused({"prompt_sets": "g"}, shared_prompts="b")
-    said = "'fedevprompt.shared-prompts' is 'b' and 'prompt-sets' is 'g', which has no b-prompts"
+    said = (
+        "'fedevprompt.shared-prompts' is 'b' and 'vit.prompt-sets' is 'g', which has no b-prompts"
+    )
     assert said in told
 
 

@@ -65,7 +65,7 @@ def _of_rows(participants: Participants) -> Participants:
 
 def test_fedbabu_of_a_network_that_is_a_head_alone_is_refused(participants: Participants) -> None:
     common = CommonSettings(dataset="heart-synthetic", network="logistic")
-    with pytest.raises(SettingError, match="no other: choose another 'network'"):
+    with pytest.raises(SettingError, match=r"no other: choose another 'network.name'"):
         FedBABU(common, FedAvgFTSettings(1), _of_rows(participants)).initial_state()
 
 
@@ -108,7 +108,7 @@ def test_the_head_has_its_share_of_the_steps_and_neither_part_none(
 
 
 def test_fedrep_of_one_local_step_is_refused_before_a_run() -> None:
-    with pytest.raises(SettingError, match="'local-steps' is 1, and fedrep"):
+    with pytest.raises(SettingError, match=r"'train.local-steps' is 1, and fedrep"):
         FedRepSettings().check(CommonSettings(local_steps=1), is_table=False)
 
 

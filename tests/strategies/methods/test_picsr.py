@@ -306,4 +306,4 @@ def test_picsr_says_what_leaves_a_site(picsr: Build, own: dict[str, Any], said: 
     assert said in "\n".join(told)
     for always in ("the site's expert", "prototype, the mean", "router's weights", "quantiles"):
         assert any(always in line for line in told)
-    assert any("warm-up" in line for line in told) is (own == FINETUNED)
+    assert any("train.warm-up" in line for line in told) is (own == FINETUNED)

@@ -204,7 +204,7 @@ def test_links_that_leave_silos_apart_are_refused_and_the_parts_named(kind: str)
 
 
 def test_a_silo_that_no_node_has_is_named() -> None:
-    with pytest.raises(SettingError, match=r"'silo-set' names x, z, and no node .* a, b$"):
+    with pytest.raises(SettingError, match=r"'split.silo-set' names x, z, and no node .* a, b$"):
         build("ring", "ab", silo_set(["ab", "bx", "xz"]))
 
 
@@ -215,7 +215,7 @@ def test_a_site_that_the_silo_set_does_not_have_is_named() -> None:
 
 @pytest.mark.parametrize("links", [None, SiloSet(("a", "b"), {})])
 def test_a_graph_without_edges_is_refused(links: SiloSet | None) -> None:
-    with pytest.raises(SettingError, match="'graph' takes its edges from 'silo-set'"):
+    with pytest.raises(SettingError, match=r"'graph' takes its edges from 'split.silo-set'"):
         build("graph", "ab", links)
 
 

@@ -199,7 +199,7 @@ def test_images_that_do_not_fit_are_refused(kind: str, size: tuple[int, int], to
 
 def test_a_vit_whose_patch_is_no_power_of_two_has_no_maps_below_it() -> None:
     settings = dataclasses.replace(SETTINGS, backbone_patch=6)
-    with pytest.raises(SettingError, match="have 6 pixels: set 'backbone-patch' to 8 or 16"):
+    with pytest.raises(SettingError, match=r"have 6 pixels: set 'vit.backbone-patch' to 8 or 16"):
         build_segmentation("transunet", settings, Task((1, 36, 36), 2))
 
 
