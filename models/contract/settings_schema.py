@@ -9,6 +9,7 @@ float, str); it knows no lists, and so we do not.
 import dataclasses
 import difflib
 import inspect
+import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -43,18 +44,18 @@ class SettingRule:
         roles: further lists of settings that it belongs to, see ``models.contract.settings``.
         allowed: the allowed values in words; empty if every value of the kind is allowed.
         choices: the texts that the field's ``Literal`` allows; empty without one.
-        minimum, maximum: bounds of a number, inclusive.
+        minimum, maximum: the bounds of a number, themselves allowed or not.
         is_internal: whether fedsilo sets it, and no user.
     """
 
     help: str
     kind: type
-    roles: tuple[str, ...]
-    allowed: str
-    choices: tuple[str, ...]
-    minimum: float
-    maximum: float
-    is_internal: bool
+    roles: tuple[str, ...] = ()
+    allowed: str = ""
+    choices: tuple[str, ...] = ()
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    is_internal: bool = False
 
 
 def setting(
@@ -187,8 +188,8 @@ def _rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
         roles=said["roles"],
         allowed=allowed,
         choices=choices,
-        minimum=said.get("ge", -float("inf")),
-        maximum=said.get("le", float("inf")),
+        minimum=said.get("ge", said.get("gt", -math.inf)),
+        maximum=said.get("le", said.get("lt", math.inf)),
         is_internal=said["is_internal"],
     )
 
@@ -357,10 +358,13 @@ def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> Setti
     """
     # A number's range needs no type: 'must be above 0'. A text's range says what the text may be
     wanted = rule.allowed
-    if fault in _OTHER_TYPES or type(value) is not rule.kind or not wanted:
+    is_number = rule.kind is float and type(value) is int
+    if fault == "too_large":
+        wanted = f"at most {_LARGEST}"
+    elif fault in _OTHER_TYPES or not (type(value) is rule.kind or is_number) or not wanted:
         wanted = ", ".join(filter(None, [_TYPE_NAMES[rule.kind], rule.allowed]))
     given = quote_value(value)
-    if type(value) is not rule.kind and not (rule.kind is float and type(value) is int):
+    if type(value) is not rule.kind and not is_number:
         given = f"{given} ({type(value).__name__})"
     # A key of a site file has no group, and no place in the list of settings
     where = f"; 'fedsilo settings {key}' describes it" if "." in key else ""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from fedsilo.models.contract.messages import EVALUATE, HELLO, SURVEY, TRAIN
 from fedsilo.models.contract.methods import METHODS, settings_class, why_not_private
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import defaults, rule_of
+from fedsilo.models.contract.settings_schema import build, defaults
 from fedsilo.models.methods.moon import build_projection
 from tests.support.attackers.planes import FEATURES, WAYS
 from tests.support.neighbours import Patient, Question
@@ -100,8 +100,12 @@ def cases(draw: st.DrawFn) -> Case:
 def _numbers(draw: st.DrawFn, cls: type, key: str) -> float:
     """Return a number for a setting, one in eight times whatever its rule says."""
     number = draw(NUMBER)
-    allowed = rule_of(cls, key).allows(number) or draw(st.integers(0, 7)) == 0
-    return number if allowed else float(defaults(cls)[key])
+    try:
+        build(cls, {key: number})
+    except SettingError:
+        if draw(st.integers(0, 7)):
+            return float(defaults(cls)[key])
+    return number
 
 
 @st.composite

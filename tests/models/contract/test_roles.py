@@ -12,8 +12,15 @@ from fedsilo.datasets.shifted.shifted import ShiftedImages
 from fedsilo.datasets.silo import row_splits
 from fedsilo.datasets.weights import provenance
 from fedsilo.models.contract import settings as common_settings
+from fedsilo.models.contract.removed import with_former_keys
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import defaults, keys_with
+from fedsilo.models.contract.settings_schema import (
+    defaults,
+    groups_of,
+    keys_in,
+    keys_with,
+    rules_of,
+)
 from fedsilo.models.networks import kinds
 from fedsilo.server_app.config import settings as config
 from fedsilo.server_app.config.settings import resolve
@@ -21,52 +28,71 @@ from fedsilo.server_app.run import planning
 from fedsilo.server_app.studies.finetune import pretrain
 from fedsilo.server_app.studies.finetune import settings as finetune
 
-_ROLES = (
-    *(
-        "training",
-        "course",
-        "step",
-        "structured",
-        "seed",
-        "privacy",
-        "wire",
-        "floor",
-        "network",
-        "vit",
-        "shape",
-        "data",
-    ),
-    *("files", "pixels", "sampling", "partition", "silo", "split", "folds", "validation"),
-    *("machine", "own", "circumstance", "combining"),
+_GROUPS = (
+    "data",
+    "split",
+    "network",
+    "vit",
+    "train",
+    "server",
+    "privacy",
+    "secure",
+    "machine",
+    "run",
 )
 
 
 def test_a_resumed_run_may_differ_in_the_circumstances_only() -> None:
     assert {
-        *("data-dir", "cache-dir", "out", "run.name", "resume"),
-        *("run.min-sites", "run.reply-timeout", "run.away-timeout", "run.site-weights", "track"),
-        *("purpose", "plugin", "plugin-settings"),
-    } == config._CIRCUMSTANCES
+        *("data.dir", "data.cache-dir", "run.out", "run.name", "run.resume"),
+        *(
+            "run.min-sites",
+            "run.reply-timeout",
+            "run.away-timeout",
+            "run.site-weights",
+            "run.track",
+        ),
+        *("run.purpose", "plugin", "plugin-settings"),
+    } == config.CIRCUMSTANCES
 
 
 def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
     assert {
-        *("data-dir", "cache-dir", "out", "run.name", "resume", "backbone-weights"),
-        *("run.min-sites", "sums-min-count", "run.reply-timeout", "run.away-timeout"),
-        *("rounds", "device", "precision", "threads", "server.evaluate-every", "run.site-weights"),
-        *("server.early-stopping-metric", "patience"),
-        *("deterministic", "machine.fused-optimiser", "vectorised", "machine.memory-format"),
-        *("track", "purpose"),
+        *(
+            "data.dir",
+            "data.cache-dir",
+            "run.out",
+            "run.name",
+            "run.resume",
+            "vit.backbone-weights",
+        ),
+        *("run.min-sites", "privacy.sums-min-count", "run.reply-timeout", "run.away-timeout"),
+        *(
+            "rounds",
+            "machine.device",
+            "machine.precision",
+            "machine.threads",
+            "server.evaluate-every",
+            "run.site-weights",
+        ),
+        *("server.early-stopping-metric", "server.patience"),
+        *(
+            "machine.deterministic",
+            "machine.fused-optimiser",
+            "machine.vectorised",
+            "machine.memory-format",
+        ),
+        *("run.track", "run.purpose"),
         *("server.wire-precision", "server.wire-down"),
         *("plugin", "plugin-settings"),
-        *("server.sites-per-round", "aggregation", "server.max-update-norm"),
-        *("secure-aggregation", "secure.threshold", "clip-norm"),
+        *("server.sites-per-round", "server.aggregation", "server.max-update-norm"),
+        *("secure.aggregation", "secure.threshold", "secure.clip-norm"),
     } == private_state._FREE
 
 
 def test_the_same_images_are_tested_whatever_they_look_like() -> None:
     assert {
-        *("data-dir", "cache-dir", "split.val-folds", "split.val-fold", "split.use-test"),
+        *("data.dir", "data.cache-dir", "split.val-folds", "split.val-fold", "split.use-test"),
         *(
             "data.image-size",
             "data.colour-constancy",
@@ -77,11 +103,11 @@ def test_the_same_images_are_tested_whatever_they_look_like() -> None:
     } == provenance._SAME_TEST
     assert {
         *(
-            "silos",
-            "partition",
-            "unseen",
+            "split.silos",
+            "split.partition",
+            "split.unseen",
             "split.silo-set",
-            "concentration",
+            "split.concentration",
             "split.labels-per-silo",
         ),
     } == provenance.PARTITION
@@ -89,10 +115,16 @@ def test_the_same_images_are_tested_whatever_they_look_like() -> None:
 
 def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
     assert {
-        *("network", "width", "network.leading-norm", "dropout", "network.gradient-checkpointing"),
-        "classifier",
         *(
-            "backbone",
+            "network.name",
+            "network.width",
+            "network.leading-norm",
+            "network.dropout",
+            "network.gradient-checkpointing",
+        ),
+        "network.classifier",
+        *(
+            "vit.backbone",
             "vit.backbone-width",
             "vit.backbone-depth",
             "vit.backbone-heads",
@@ -102,28 +134,28 @@ def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
     } == finetune._OF_NETWORK
     assert {
         *(
-            "silos",
-            "partition",
-            "unseen",
+            "split.silos",
+            "split.partition",
+            "split.unseen",
             "split.silo-set",
-            "concentration",
+            "split.concentration",
             "split.labels-per-silo",
         ),
-        *("dataset", "data-dir", "cache-dir"),
+        *("dataset", "data.dir", "data.cache-dir"),
     } == finetune._OF_DATA
     assert {
         *(
             "train.batch-size",
             "train.micro-batch",
             "train.learning-rate",
-            "optimiser",
+            "train.optimiser",
             "train.weight-decay",
             "train.optimiser-arguments",
         ),
-        *("vit.basic-learning-rate", "device", "precision", "threads"),
-        *("deterministic", "machine.fused-optimiser"),
+        *("vit.basic-learning-rate", "machine.device", "machine.precision", "machine.threads"),
+        *("machine.deterministic", "machine.fused-optimiser"),
     } == finetune._OF_TRAINING
-    assert finetune._FILES == ("data-dir", "cache-dir")
+    assert finetune._FILES == ("data.dir", "data.cache-dir")
 
 
 def test_a_refusal_names_what_chooses_among_samples_in_its_order() -> None:
@@ -135,14 +167,15 @@ def test_a_refusal_names_what_chooses_among_samples_in_its_order() -> None:
             "split.sample-share",
             "split.public-share",
         ),
-        *("partition", "unseen", "concentration", "split.labels-per-silo"),
+        *("split.partition", "split.unseen", "split.concentration", "split.labels-per-silo"),
     ) == session._CUTS
 
 
 def test_a_sites_own_word_goes_before_the_runs() -> None:
-    own = {"data-dir", "cache-dir", "device", "backbone-weights", "plugin"}
-    assert set(identity._NODE_KEYS) == own
-    assert keys_with(CommonSettings, "floor") == ("sums-min-count",)
+    own = {"data.dir", "data.cache-dir", "machine.device", "vit.backbone-weights", "plugin"}
+    assert set(keys_with(CommonSettings, "own")) == own
+    names = {"data-dir", "cache-dir", "device", "backbone-weights", "plugin"}
+    assert identity.NODE_FIELDS.keys() == names  # a node config has no groups
 
 
 def test_the_split_is_in_the_order_that_a_tables_cache_folder_is_named_by() -> None:
@@ -159,16 +192,16 @@ def test_the_split_is_in_the_order_that_a_tables_cache_folder_is_named_by() -> N
 
 
 def test_silos_of_a_pool_are_cut_by_number_and_size() -> None:
-    assert {"silos", "split.silo-train-size", "split.silo-test-size"} == cuts.cut_keys("labels") - {
-        "split.fold-seed"
-    }
+    assert {"split.silos", "split.silo-train-size", "split.silo-test-size"} == cuts.cut_keys(
+        "labels"
+    ) - {"split.fold-seed"}
     assert ShiftedImages.settings == cuts.cut_keys("unseen") | {"data.pixel-scale"}
 
 
 def test_pretrained_weights_tell_the_shape_of_their_vit_in_order() -> None:
     assert (
         *(
-            "backbone",
+            "vit.backbone",
             "vit.backbone-width",
             "vit.backbone-depth",
             "vit.backbone-heads",
@@ -177,22 +210,34 @@ def test_pretrained_weights_tell_the_shape_of_their_vit_in_order() -> None:
     ) == pretrain._SHAPE
 
 
-def test_settings_of_a_vit_are_those_that_are_named_so() -> None:
-    prefixes = ("backbone", "vit.train-backbone", "prompt-", "basic-")
-    named = {key for key in defaults(CommonSettings) if key.startswith(prefixes)}
-    assert named == {key for key, kind in kinds._APPLIES_TO.items() if kind == "vit"}
+def test_only_a_vit_reads_the_settings_of_its_group() -> None:
+    vit = {key for key, kind in kinds._APPLIES_TO.items() if kind == "vit"}
+    assert vit == {key for key in defaults(CommonSettings) if key.startswith("vit.")}
 
 
 def test_paths_are_made_absolute() -> None:
-    assert planning._PATHS == ("data-dir", "cache-dir", "out")
+    assert planning._PATHS == ("data.dir", "data.cache-dir", "run.out")
 
 
-def test_every_setting_has_roles_and_the_docstring_says_each() -> None:
-    assert set(keys_with(CommonSettings, *_ROLES)) == set(defaults(CommonSettings))
+def test_every_setting_but_the_bare_ones_has_a_group() -> None:
+    bare = {key for key in defaults(CommonSettings) if "." not in key}
+    assert bare == {
+        *("method", "dataset", "plugin", "plugin-digests", "plugin-settings", "seed", "rounds")
+    }
+    assert tuple(groups_of(CommonSettings)) == ("", *_GROUPS)
+    assert set(keys_in(CommonSettings, "", *_GROUPS)) == set(defaults(CommonSettings))
+
+
+def test_the_docstring_says_each_role() -> None:
     words = (common_settings.__doc__ or "").replace("\n", " ")
-    assert all(f" {role}: " in words or f" {role}, " in words for role in _ROLES)
-    for key in defaults(CommonSettings):  # none has a role that is not listed above
-        assert any(key in keys_with(CommonSettings, role) for role in _ROLES)
+    roles = {role for rule in rules_of(CommonSettings).values() for role in rule.roles}
+    assert roles
+    assert all(f" {role}: " in words for role in roles)
+
+
+def test_a_group_that_does_not_exist_is_told() -> None:
+    with pytest.raises(ValueError, match="CommonSettings has no group 'netwrok'"):
+        keys_in(CommonSettings, "netwrok")
 
 
 def test_a_misspelt_role_is_told() -> None:
@@ -203,10 +248,12 @@ def test_a_misspelt_role_is_told() -> None:
 @pytest.mark.parametrize(
     ("method", "decisive"),
     [
-        ("uefl", "66745abfd7186bd872e386896fb09d373bc996ff183d18de40ea0e07ba6b5d1c"),
-        ("fedavg", "3b2678cbac82d16ed2b0a978abe68e35578dc8f97e891f2464f309c9708ea6dc"),
+        ("uefl", "6001378e340c707a03b60726722176d9fb96b6155d8701fea90f0467bbcab22b"),
+        ("fedavg", "beb8017f6596825d52c327fbe4a5fcc5d24cb839f9c99e922fb23b232fa342f9"),
     ],
 )
 def test_decisive_settings_are_those_of_before(method: str, decisive: str) -> None:
-    text = json.dumps(resolve({"method": method}).decisive()).encode()
+    """By the names of 0.1, in no order: groups changed the names and the order only."""
+    former = with_former_keys(resolve({"method": method}).decisive())
+    text = json.dumps(former, sort_keys=True).encode()
     assert hashlib.sha256(text).hexdigest() == decisive

@@ -20,7 +20,7 @@ RANGES = {
 
 
 def _rules(*keys: str) -> dict[str, SettingRule]:
-    return dict.fromkeys(keys, SettingRule("", (), minimum=0.0))
+    return dict.fromkeys(keys, SettingRule("", float, minimum=0.0))
 
 
 @pytest.mark.parametrize("sampler", ["grid", "tpe"])
@@ -122,7 +122,7 @@ def test_of_a_grids_values_only_ends_with_something_beyond_are_told(best: float,
 @pytest.mark.parametrize(("most", "told"), [(0.5, 1), (1.0, 0)])
 def test_the_most_that_a_setting_may_be_is_no_end(most: float, told: int) -> None:
     grid = {"fraction": [0.25, most]}
-    rules = {"fraction": SettingRule("", (), minimum=0.0, maximum=1.0)}
+    rules = {"fraction": SettingRule("", float, minimum=0.0, maximum=1.0)}
     for sampler in ("grid", "tpe"):
         assert len([*at_an_edge(grid, {"fraction": most}, sampler, rules)]) == told
 
