@@ -305,7 +305,7 @@ def test_sites_with_neither_test_nor_validation_rows_are_trained_and_never_measu
         (
             {"method": "fedavg"},
             r"site few sends no sums: it has 9 training rows, but at least 10 are needed "
-            r"\('sums-min-count'\)",
+            r"\('privacy.sums-min-count'\)",
         ),
         (
             VARIANTS["picsr"] | {"standardise": "declared"},

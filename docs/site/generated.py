@@ -15,39 +15,25 @@ import typer.main
 from fedsilo.models.contract import errors
 from fedsilo.models.contract.methods import METHODS, about, class_name, settings_class, title_of
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import SettingRule, defaults, rule_of
+from fedsilo.models.contract.settings_schema import (
+    SettingRule,
+    defaults,
+    groups_of,
+    keys_in,
+    rule_of,
+    rules_of,
+)
 from fedsilo.server_app import api
 from fedsilo.server_app.cli.main import make_app
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("models", "datasets", "strategies", "client_app", "server_app")
-# The first role of a setting -> the heading under which it is listed
-GROUPS = {
-    "training": "Training",
-    "step": "Optimiser steps",
-    "course": "Rounds and early stopping",
-    "network": "Network",
-    "vit": "Vision transformer",
-    "data": "Data set",
-    "files": "Folders of the data",
-    "pixels": "Images",
-    "partition": "Silos cut from one data set",
-    "silo": "Size of a silo",
-    "sampling": "Samples used",
-    "split": "Training, validation and test",
-    "combining": "Combining replies",
-    "privacy": "Privacy",
-    "wire": "Bytes of updates",
-    "seed": "Seed",
-    "machine": "Machine",
-    "circumstance": "Run directory, waiting and tracking",
-}
 # What the author of a plug imports: a heading -> module and names; without names its __all__
 AUTHORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "A method at the server": ("fedsilo.strategies.loop.method", ()),
     "A method at a site": ("fedsilo.client_app.methods.base", ()),
     "Settings of a method": ("fedsilo.models.contract.own_settings", ("OwnSettings",)),
-    "Fields of settings": ("fedsilo.models.contract.settings_schema", ("setting", "choice")),
+    "Fields of settings": ("fedsilo.models.contract.settings_schema", ("setting",)),
     "A data set": ("fedsilo.datasets.silo.silos", ("DataSet", "Silo", "Split")),
     "A method as a Flower strategy": ("fedsilo.strategies.flower", ("FlowerStrategy",)),
 }
@@ -75,26 +61,24 @@ def _stacked(heads: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> Iter
 def _setting(key: str, default: object, rule: SettingRule) -> tuple[object, ...]:
     shown = f'"{default}"' if isinstance(default, str) else str(default).lower()
     kind = {bool: "true or false", int: "whole number", float: "number", str: "text"}
-    allowed = rule.describe_range() or kind[type(default)]
+    allowed = rule.allowed or kind[type(default)]
     return f'`{key}`{{id="{key}"}}', f"`{shown}`", allowed, rule.help
 
 
 def settings_page() -> str:
-    """Return every setting with default, range and meaning: the common ones by what they are of."""
+    """Return every setting with default, range and meaning, in groups."""
     heads = ("setting", "default", "allowed", "meaning")
-    by_group: dict[str, list[str]] = defaultdict(list)
-    for key in defaults(CommonSettings):
-        roles = rule_of(CommonSettings, key).roles
-        by_group["vit" if "vit" in roles else roles[0]].append(key)
     lines = [
         "# Settings",
         "Every setting of a run. Give one as `--set KEY=VALUE`, in a file for `--config`, in an "
         "experiment, or in Python as `settings={...}`. `fedsilo settings` prints the same list.",
     ]
-    values = defaults(CommonSettings)
-    for group in sorted(by_group, key=list(GROUPS).index):
-        rows = (_setting(k, values[k], rule_of(CommonSettings, k)) for k in by_group[group])
-        lines += ["", f"## {GROUPS[group]}", "", *_stacked(heads, rows)]
+    values, rules = defaults(CommonSettings), rules_of(CommonSettings)
+    for group, owner in groups_of(CommonSettings).items():
+        sentence = (owner.__doc__ or "").partition("\n")[0]
+        keys = [key for key in keys_in(CommonSettings, group) if not rules[key].is_internal]
+        rows = (_setting(key, values[key], rules[key]) for key in keys)
+        lines += ["", f"## {group or 'experiment'}", "", sentence, "", *_stacked(heads, rows)]
     lines += ["## Settings of single methods", ""]
     for name, (users, own) in sorted(_own_settings().items()):
         rows = (_setting(key, *of) for key, of in own.items())

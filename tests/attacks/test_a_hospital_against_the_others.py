@@ -189,7 +189,9 @@ def test_an_epsilon_of_a_million_does_not_end_a_private_run(
     directory = inline_run(tiny("fedavg", rounds=2, min_sites=2) | private)
     summary = directory.read_json("summary.json")
     assert (summary["rounds"], summary["stopped"]) == (2, None)
-    went_on_without(directory, LIAR, "metric 'dp-epsilon' is 1e+06, above the run's 'max-epsilon'")
+    went_on_without(
+        directory, LIAR, "metric 'dp-epsilon' is 1e+06, above the run's 'privacy.max-epsilon'"
+    )
     sites = summary["privacy"]["guarantee"]["sites"]
     assert sites[LIAR] == 0
     assert 0 < sites["s1a"] == sites["s2a"] < 20

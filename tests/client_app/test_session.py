@@ -69,7 +69,7 @@ def test_a_name_that_is_no_silo_is_refused(context: Node) -> None:
 def test_an_unknown_device_of_a_node_is_refused_when_a_method_is_opened(
     context: Node, message: Callable[..., Message]
 ) -> None:
-    with pytest.raises(SettingError, match="'device' is 'tpu'"):
+    with pytest.raises(SettingError, match=r"'machine.device' is 'tpu'"):
         lab_of(message(TRAIN), context({"partition-id": 0, "device": "tpu"}))
 
 
@@ -242,7 +242,7 @@ def test_sums_of_too_few_rows_stay_at_the_site_which_names_feature_and_key() -> 
         feature_sums(session_with(dataclasses.replace(TABLE, sums_min_count=3), table_silo()))
     told = str(caught.value)
     assert told.startswith("site north sends no sums: 2 training rows have a value of 'pulse'")
-    assert "at least 3 are needed ('sums-min-count')" in told
+    assert "at least 3 are needed ('privacy.sums-min-count')" in told
     with pytest.raises(SiteError, match="sums: it has 3 training rows, but at least 4"):
         feature_sums(session_with(dataclasses.replace(TABLE, sums_min_count=4), table_silo()))
 
@@ -331,7 +331,7 @@ def test_a_hospital_says_what_it_runs_and_where_and_a_simulated_site_does_not(
     assert said["device"] == "cpu"
     assert said["torch"] == version("torch")
     assert site_facts(open_session(context({"partition-id": 0})).admit()).software == {}
-    with pytest.raises(SettingError, match="'device' is 'tpu'"):
+    with pytest.raises(SettingError, match=r"'machine.device' is 'tpu'"):
         open_session(context({"site": "s3a", "device": "tpu"})).admit()
 
 

@@ -146,7 +146,7 @@ def test_what_sites_cannot_be_trained_as_one_with_is_refused(
     changes: dict[str, Value], reason: str
 ) -> None:
     with pytest.raises(
-        SettingError, match=f"'machine.vectorised' is 4.*{reason}.*'vectorised' to 1"
+        SettingError, match=f"'machine.vectorised' is 4.*{reason}.*'machine.vectorised' to 1"
     ):
         resolve({**HEART, **changes, "machine.vectorised": 4})
 

@@ -179,7 +179,9 @@ def test_folds_that_are_not_there_are_refused(dataset: str, kind: str) -> None:
         }
         check_data_settings(build(CommonSettings, values))
 
-    with pytest.raises(SettingError, match=f"'{kind}-folds' is 1; it must be 0 or at least 2"):
+    with pytest.raises(
+        SettingError, match=f"'split.{kind}-folds' is 1; it must be 0 or at least 2"
+    ):
         check(1, 0)
     with pytest.raises(SettingError, match=f"'{kind}-fold' is 3 .* counted from 0 to 2"):
         check(3, 3)

@@ -35,5 +35,8 @@ def test_each_setting_of_privacy_is_there_with_its_default() -> None:
     usual = defaults(CommonSettings)
     listed = {row[0].strip("`"): row[2] for row in ROWS if len(row) == 3 and "`" in row[0]}
     keys = {key for key in keys_in(CommonSettings, "privacy") if key in listed}
-    assert keys == set(keys_in(CommonSettings, "privacy")) - {"privacy.trust", "privacy.sums-min-count"}
+    assert keys == set(keys_in(CommonSettings, "privacy")) - {
+        "privacy.trust",
+        "privacy.sums-min-count",
+    }
     assert all(float(listed[key]) == usual[key] for key in keys)

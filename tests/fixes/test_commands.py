@@ -179,7 +179,7 @@ def test_ray_without_gpu_runs_with_each_fix(
     monkeypatch.setattr(ray_engine, "_superlink", starts)
     simulate = ("simulate", "once", "--engine", "ray")
     told = command(*simulate, changes=("device=cuda:1",))
-    assert "set 'device' to 'cuda', and CUDA_VISIBLE_DEVICES to choose among GPUs" in told
+    assert "set 'machine.device' to 'cuda', and CUDA_VISIBLE_DEVICES to choose among GPUs" in told
     told = command(*simulate, changes=("device=cuda",))
     assert "set 'client-resources-num-gpus' in the experiment's 'resources' (0.5 for two" in told
     assert "or take --engine inline" in told

@@ -19,7 +19,7 @@ from tests.support.tiny import HALF_EPOCHS, TINY_METHOD
 
 # Parts of the errors that the functions below try
 TRIED = (
-    "does not take 'initial-weights': leave it empty",
+    "does not take 'train.initial-weights': leave it empty",
     "choose another 'site' in its node config",
     "repair the site and resume or start again",
     "withholds its measurements on validation samples",
@@ -36,7 +36,7 @@ PLANNED = [
         {"set 'server.sites-per-round' to 0": {"server.sites-per-round": 0}},
     ),
     Case(
-        "does not take 'aggregation' 'trimmed': choose one of",
+        "does not take 'server.aggregation' 'trimmed': choose one of",
         tiny("uefl", aggregation="trimmed"),
         {way: {"aggregation": way} for way in ("mean", "norm-clip", "median")},
     ),
@@ -153,7 +153,7 @@ def test_plugin_method_without_initial_weights_runs(
     monkeypatch.setattr(FedAvg, "capabilities", none)
     values = tiny("fedavg", initial_weights="model.safetensors")
     said = refused(lambda: resolve(values))
-    assert "does not take 'initial-weights': leave it empty" in said
+    assert "does not take 'train.initial-weights': leave it empty" in said
     assert not refused(lambda: resolve({**values, "train.initial-weights": ""}))
 
 

@@ -70,7 +70,7 @@ CASES = [
     Case(
         "doubles the head of fedsilo's own networks",
         {**DIGITS, **tiny("distrans", rounds=1, mc_passes=0), "network": "timm:resnet10t"},
-        {"another 'network'": {"network": "conv"}},
+        {"another 'network.name'": {"network": "conv"}},
     ),
     Case(
         "which leaves nothing of 16x16 pixels: choose another 'network.name'",

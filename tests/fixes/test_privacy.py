@@ -31,8 +31,8 @@ CASES = [
         {"set it to 'secagg'": {"secure-aggregation": "secagg"}},
     ),
     Case(
-        "each site reports its own epsilon; set 'trust' to 'nobody', or 'privacy.sample-clip-norm' "
-        "to 0",
+        "each site reports its own epsilon; set 'privacy.trust' to 'nobody', or "
+        "'privacy.sample-clip-norm' to 0",
         {
             **tiny("fedavg"),
             **SECURE,
@@ -41,7 +41,7 @@ CASES = [
             "privacy.noise-multiplier": 2.0,
         },
         {
-            "set 'trust' to 'nobody'": {"trust": "nobody"},
+            "set 'privacy.trust' to 'nobody'": {"trust": "nobody"},
             "'privacy.sample-clip-norm' to 0": {
                 "privacy.sample-clip-norm": 0.0,
                 "privacy.noise-multiplier": 0.0,

@@ -27,10 +27,10 @@ CASES = [
         },
     ),
     Case(
-        "setting 'network.classifier' is 'published', and 'backbone-weights' names no file",
+        "setting 'network.classifier' is 'published', and 'vit.backbone-weights' names no file",
         tiny("fedavg", classifier="published", network="resnet22"),
         {
-            "set 'backbone-weights' to Wu et al.'s file": {
+            "set 'vit.backbone-weights' to Wu et al.'s file": {
                 "backbone-weights": "weights.safetensors"
             },
             "'network.classifier' to 'seed'": {"classifier": "seed"},
@@ -65,7 +65,7 @@ CASES = [
         tiny("fedavg", max_epsilon=4.0),
         {
             "set both": {"privacy.sample-clip-norm": 1.0, "privacy.noise-multiplier": 2.0},
-            "remove 'max-epsilon'": {"max-epsilon": GONE},
+            "remove 'privacy.max-epsilon'": {"max-epsilon": GONE},
         },
     ),
     Case(
@@ -198,7 +198,7 @@ CASES = [
     Case(
         "a site that is too small for a prototype would send its sums",
         HEART | {"method": "picsr", "picsr.prototype-min-count": 20},
-        {"raise 'sums-min-count'": {"sums-min-count": 20}},
+        {"raise 'privacy.sums-min-count'": {"sums-min-count": 20}},
     ),
     Case(
         "none is left for the router",

@@ -19,7 +19,7 @@ OWN: Changes = {"partition": "own", "unseen": None, "silos": 9}
 # Parts of the errors that the functions below try
 TRIED = (
     "needs a folder",
-    "needs files, and no data directory is named: set 'data-dir' or $FEDSILO_DATA, or",
+    "needs files, and no data directory is named: set 'data.dir' or $FEDSILO_DATA, or",
     "images itself: set 'split.val-folds' to 0, or put them into 'train'",
     "lower 'split.silos' or take more data",
     "training images are frames of one track",
@@ -52,7 +52,7 @@ CASES = [
         {**UNSEEN, "silos": 100},
         {
             "lower 'split.silos'": {"silos": 30},
-            "another 'partition'": {
+            "another 'split.partition'": {
                 "split.partition": "labels",
                 "split.unseen": None,
                 "split.labels-per-silo": 5,
@@ -135,7 +135,7 @@ def test_data_with_named_folder_load(
     }
     said = refused(lambda: load(values))
     assert told in said
-    assert "set 'data-dir' or $FEDSILO_DATA" in said
+    assert "set 'data.dir' or $FEDSILO_DATA" in said
     assert not refused(lambda: load({**values, "data-dir": str(tmp_path)}))
     monkeypatch.setenv("FEDSILO_DATA", str(tmp_path))
     assert not refused(lambda: load(values))

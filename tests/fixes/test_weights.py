@@ -53,7 +53,7 @@ CASES = [
         "holds no classifier ('fc1_lcc.weight' is not in it): name Wu et al.'s",
         {**RADIOGRAPHS, "backbone-weights": "headless"},
         {
-            "name Wu et al.'s sample_image_model.p in 'backbone-weights'": {
+            "name Wu et al.'s sample_image_model.p in 'vit.backbone-weights'": {
                 "backbone-weights": "headed"
             },
             "set 'network.classifier' to 'seed'": {"classifier": "seed"},

@@ -52,8 +52,17 @@ _WEIGHTS = "north: 200\nsouth: 300\n"
 # Larger ones are honest work for hours, and no fault
 _COPIES = 20  # of a network: two sites' own and visiting ones, gradients, moments, replies
 _WORK = 64
-_LEAVE = frozenset({"run.out", "run.name", "run.resume", "run.purpose", "data.dir", "data.cache-dir"})
-_LEAVE |= {"run.reply-timeout", "run.away-timeout", "rounds", "run.track", "machine.device", "split.silos"}
+_LEAVE = frozenset(
+    {"run.out", "run.name", "run.resume", "run.purpose", "data.dir", "data.cache-dir"}
+)
+_LEAVE |= {
+    "run.reply-timeout",
+    "run.away-timeout",
+    "rounds",
+    "run.track",
+    "machine.device",
+    "split.silos",
+}
 
 
 def kinds() -> list[Kind]:

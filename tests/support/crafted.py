@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import EVALUATE, HELLO, SURVEY, TRAIN
 from fedsilo.models.contract.methods import METHODS, settings_class, why_not_private
 from fedsilo.models.contract.settings import CommonSettings

@@ -62,5 +62,5 @@ def test_a_hospital_can_raise_the_floor_of_its_sums_and_never_lower_it(
 
 @pytest.mark.parametrize("own", ["20", 0, True])
 def test_a_floor_that_is_no_count_is_refused_and_not_passed_over(context: Node, own: Any) -> None:
-    with pytest.raises(SettingError, match=r"'sums-min-count' is .*at least 1"):
+    with pytest.raises(SettingError, match=r"'sums-min-count' must be .*at least 1"):
         site_settings(context({"site": "s1a", "sums-min-count": own}))

@@ -71,7 +71,9 @@ def test_a_run_is_answered_if_it_promises_what_the_hospital_asks_for(
     if answered:
         refuse_distrusted({"trust": level, **CAP}, settings)
         return
-    with pytest.raises(RefusedError, match=f"'trust: {level}'.*set the run's 'trust' to '{level}'"):
+    with pytest.raises(
+        RefusedError, match=f"'trust: {level}'.*set the run's 'privacy.trust' to '{level}'"
+    ):
         refuse_distrusted({"trust": level, **CAP}, settings)
 
 

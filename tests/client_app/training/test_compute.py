@@ -46,7 +46,9 @@ def one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     "device", ["tpu", "gpu", "", "CPU", "cpu:0", "auto:1", "cuda:x", "cuda:-1"]
 )
 def test_a_device_that_is_none_is_refused_with_the_allowed_ones(device: str) -> None:
-    with pytest.raises(SettingError, match=r"'device' is .*must be auto, cpu, cuda or cuda:N"):
+    with pytest.raises(
+        SettingError, match=r"'machine.device' is .*must be auto, cpu, cuda or cuda:N"
+    ):
         choose_compute(device, "auto", 1)
 
 

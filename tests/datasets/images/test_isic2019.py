@@ -151,7 +151,7 @@ def test_a_server_without_data_knows_no_sites_and_says_nothing(
     monkeypatch.delenv("FEDSILO_DATA", raising=False)
     assert silo_count(ISIC) is None
     assert ISIC2019.notices(ISIC) == []
-    with pytest.raises(DataError, match=r"'isic2019' needs a folder isic2019 .* set 'data-dir'"):
+    with pytest.raises(DataError, match=r"'isic2019' needs a folder isic2019 .* set 'data.dir'"):
         load(Places(None, tmp_path))
     with pytest.raises(DataError, match=r"isic2019 has no folder of images: it must be one of im"):
         load(Places(tmp_path, tmp_path))

@@ -107,7 +107,7 @@ def test_the_declaration_names_the_silos_in_its_order(
     assert silo_count(OWN) is None
     with pytest.raises(DataError, match="no silo 'east': 2 silos are north, south"):
         load(places, "east")
-    with pytest.raises(DataError, match=r"'images' needs a folder with images\.yaml.*'data-dir'"):
+    with pytest.raises(DataError, match=r"'images' needs a folder with images\.yaml.*'data.dir'"):
         load(dataclasses.replace(places, data=None))
 
 

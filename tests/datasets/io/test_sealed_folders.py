@@ -139,7 +139,7 @@ def test_folder_that_cannot_be_made_again_stays_and_is_reported(target: Path) ->
 
 def test_a_cache_that_cannot_be_written_is_one_line_that_names_the_setting(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(DataError, match=r"site-1 cannot be written \(.+: set 'cache-dir' or"):
+    with pytest.raises(DataError, match=r"site-1 cannot be written \(.+: set 'data.cache-dir' or"):
         open_sealed(tmp_path / "file" / "cache" / "site-1", fill, read)
 
 

@@ -107,7 +107,7 @@ def test_of_two_forms_the_one_with_more_batches_is_read(tmp_path: Path, publish:
 def test_a_set_that_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no training files of 'cifar10' in .*bin or .*-py: run"):
         open_pool(SOURCES["cifar10"], Places(tmp_path, tmp_path / "cache"))
-    with pytest.raises(DataError, match=r"no data directory is named: set 'data-dir'"):
+    with pytest.raises(DataError, match=r"no data directory is named: set 'data.dir'"):
         open_pool(SOURCES["cifar10"], Places(None, tmp_path / "cache"))
     folder = write_cifar10(tmp_path)
     (folder / "test_batch.bin").unlink()

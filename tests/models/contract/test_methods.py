@@ -168,7 +168,7 @@ def test_a_plugs_own_settings_are_in_a_group_of_its_module(monkeypatch: pytest.M
     values = {"method": name, "own-method.some-factor": 0.25}
     settings = resolve(values)
     assert settings.own.some_factor == 0.25
-    with pytest.raises(SettingError, match=r"'own-method\.some-factor' is 0; it must be a number"):
+    with pytest.raises(SettingError, match=r"'own-method\.some-factor' must be above 0, but is 0"):
         resolve(values | {"own-method.some-factor": 0})
     sent = settings.run_config()
     assert "own-method" not in sent, "Flower knows the keys of pyproject.toml alone"

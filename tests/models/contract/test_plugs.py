@@ -1,8 +1,7 @@
-import json
-
 """Plugs by name, from files, modules and entry points of installed packages."""
 
 import hashlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path

@@ -66,7 +66,7 @@ def test_with_beta_1_the_support_model_is_not_trained() -> None:
 
 @pytest.mark.parametrize("beta", [0.0, -0.5, 1.1, float("nan")])
 def test_no_beta_at_all_or_too_much_is_refused(beta: float) -> None:
-    with pytest.raises(SettingError, match=r"'cdl.divergence-beta' is .* above 0 and at most 1"):
+    with pytest.raises(SettingError, match=r"'cdl.divergence-beta' must be above 0 and at most 1"):
         build(CDLSettings, {"cdl.divergence-beta": beta})
 
 
@@ -74,6 +74,6 @@ def test_unless_they_are_set_beta_is_a_half_and_the_topology_a_ring() -> None:
     found = build(CDLSettings, {})
     assert (found.divergence_beta, found.divergence_topology) == (0.5, "ring")
     with pytest.raises(
-        SettingError, match=r"'cdl.divergence-topology' is 'line'; .*complete, ring"
+        SettingError, match=r"'cdl.divergence-topology' must be .*complete, ring.*'line'"
     ):
         build(CDLSettings, {"cdl.divergence-topology": "line"})

@@ -170,7 +170,7 @@ def test_the_embedding_takes_a_step_down_the_squared_distance() -> None:
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(key: str, value: Any, allowed: str) -> None:
-    with pytest.raises(SettingError, match=rf"'{key}' is .*{allowed}"):
+    with pytest.raises(SettingError, match=rf"'{key}' must be .*{allowed}"):
         build(DisTransSettings, {key: value})
 
 

@@ -389,7 +389,7 @@ def test_one_set_of_prompts_and_none_need_no_basic_layers() -> None:
     ("values", "said"),
     [
         ({"backbone_width": 16}, "'vit.backbone-width' has no effect with network 'auto'"),
-        ({"backbone_weights": "timm"}, "'backbone-weights' has no effect"),
+        ({"backbone_weights": "timm"}, "'vit.backbone-weights' has no effect"),
         (
             {"network": "conv", "prompt_length": 3},
             "'vit.prompt-length' has no effect with network 'conv",

@@ -34,15 +34,15 @@ def test_missing_keys_take_their_defaults_and_methods_get_their_own() -> None:
     ("values", "told"),
     [
         ({"rouns": 3}, "unknown setting 'rouns'; did you mean 'rounds'"),
-        ({"rounds": "3"}, "'rounds' is '3' (str); it must be a whole number, at least 1"),
+        ({"rounds": "3"}, "'rounds' must be a whole number, at least 1, but is '3' (str)"),
         ({"rounds": True}, "'rounds' is True (bool)"),
-        ({"rounds": 0}, "'rounds' is 0; it must be a whole number, at least 1"),
-        ({"uefl.gamma": -0.1}, "'uefl.gamma' is -0.1; it must be a number, at least 0"),
+        ({"rounds": 0}, "'rounds' must be at least 1, but is 0"),
+        ({"uefl.gamma": -0.1}, "'uefl.gamma' must be at least 0, but is -0.1"),
         ({"uefl.gamma": float("nan")}, "'uefl.gamma' is nan"),
         ({"dropout": 1.0}, "at least 0 and below 1"),
         (
             {"silos": 2**32},
-            "'split.silos' is 4294967296; it must be a whole number, at least 1 and at m",
+            "'split.silos' must be at least 1 and at most 100000, but is 4294967296",
         ),
         ({"train.epoch-steps": 2**31}, "at least 0 and at most 100000"),
         ({"method": "uefll"}, "unknown method 'uefll'; did you mean 'uefl'?"),
@@ -54,7 +54,7 @@ def test_missing_keys_take_their_defaults_and_methods_get_their_own() -> None:
             {"split.silos": 3, "run.min-sites": 4},
             "'run.min-sites' must be at most the number of silos, 3",
         ),
-        ({"device": "cuda:x"}, "it must be a text, auto, cpu, cuda or cuda:N"),
+        ({"device": "cuda:x"}, "'machine.device' must be auto, cpu, cuda or cuda:N"),
         (
             {"dropout": 0},
             "settings 'network.dropout' (0) and 'train.mc-passes' (20) must be above 0",

@@ -57,7 +57,7 @@ def test_arrays_without_a_word_on_their_cost_are_refused() -> None:
 def test_a_cost_above_the_runs_cap_is_refused_and_one_at_it_is_not() -> None:
     hook = hook_of(max_epsilon=3.0)
     said = hook.objection(2, "train", replies(3.1, "a")["a"])
-    assert said == "metric 'dp-epsilon' is 3.1, above the run's 'max-epsilon' 3"
+    assert said == "metric 'dp-epsilon' is 3.1, above the run's 'privacy.max-epsilon' 3"
     assert hook.objection(2, "train", replies(3.0, "a")["a"]) is None
 
 

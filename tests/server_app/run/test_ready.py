@@ -17,8 +17,8 @@ RESOURCES = {"num-supernodes": 9, "client-resources-num-cpus": 1, "init-args-num
     [
         ({"initial_weights": "none.safetensors"}, "'train.initial-weights' is 'none.safetensors'"),
         ({"initial_weights": "encoder:none.pt"}, "'train.initial-weights' is 'encoder:none.pt'"),
-        ({"network": "vit", "backbone_weights": "none.pt"}, "'backbone-weights' is 'none.pt'"),
-        ({"network": "resnet22", "backbone_weights": "none.pt"}, "'backbone-weights' is"),
+        ({"network": "vit", "backbone_weights": "none.pt"}, "'vit.backbone-weights' is 'none.pt'"),
+        ({"network": "resnet22", "backbone_weights": "none.pt"}, "'vit.backbone-weights' is"),
         ({"initial_weights": "timm:resnet18"}, ""),
         ({"network": "vit", "backbone_weights": "random"}, ""),
         ({"network": "resnet22"}, ""),

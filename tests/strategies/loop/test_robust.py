@@ -135,7 +135,9 @@ def test_a_method_takes_an_aggregation_or_refuses_it_in_a_line(method: str) -> N
         if aggregation in takes.aggregations:
             takes.refuse_more(common, is_table=False)
         else:
-            with pytest.raises(SettingError, match=f"does not take 'aggregation' '{aggregation}'"):
+            with pytest.raises(
+                SettingError, match=f"does not take 'server.aggregation' '{aggregation}'"
+            ):
                 takes.refuse_more(common, is_table=False)
 
 

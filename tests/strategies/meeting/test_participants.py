@@ -382,7 +382,7 @@ def test_sites_that_send_no_sums_have_no_pooled_figures() -> None:
 
 def test_sums_of_some_sites_only_are_refused_and_the_silent_ones_named() -> None:
     nodes = table_node("s1a"), table_node("s2a", sums_count=None)
-    with pytest.raises(SiteError, match=r"s2a sent no sums to pool: .*same 'standardise'"):
+    with pytest.raises(SiteError, match=r"s2a sent no sums to pool: .*same 'data.standardise'"):
         meet_sites(grid_of(*nodes), COMMON)
     assert meet_sites(grid_of(*nodes), ONE).sites() == ["s1a"]
     declared = dataclasses.replace(ONE, standardise="declared")

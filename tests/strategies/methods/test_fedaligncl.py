@@ -138,7 +138,7 @@ def test_without_noise_it_says_so_and_relative_noise_is_told_as_such(
         ({"fedaligncl.warmup-epochs": 2}, "2 rounds end in epoch 1, .* would never begin"),
         (
             {"fedaligncl.noise-variance": -0.001},
-            "'fedaligncl.noise-variance' is -0.001; it must be .* at least 0",
+            "'fedaligncl.noise-variance' must be at least 0, but is -0.001",
         ),
         ({"network": "vit", "backbone-weights": "random"}, "does not take network 'vit'"),
         ({"dataset": "heart-synthetic"}, "is of images"),

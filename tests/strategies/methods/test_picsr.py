@@ -86,8 +86,8 @@ def test_each_sites_own_figures_are_refused_as_they_blind_the_router() -> None:
 def test_a_site_too_small_for_a_prototype_must_not_send_the_sums_that_hold_it() -> None:
     for dataset in ("heart", "heart-synthetic", "table"):
         told = refused({"dataset": dataset}, {"prototype_min_count": 11})
-        assert "'picsr.prototype-min-count' is 11, but 'sums-min-count' is 10" in told
-        assert told.endswith("raise 'sums-min-count'")
+        assert "'picsr.prototype-min-count' is 11, but 'privacy.sums-min-count' is 10" in told
+        assert told.endswith("raise 'privacy.sums-min-count'")
 
 
 @pytest.mark.parametrize(

@@ -138,8 +138,8 @@ def test_the_budget_is_read_or_has_its_defaults(simulation: Simulation) -> None:
     [
         ("tuning: [1]", "'tuning' must be a mapping"),
         ("tuning: {trails: 2}", "unknown setting 'tuning: trails'; did you mean 'tuning: trials'"),
-        ("tuning: {trials: 0}", "'trials' is 0; it must be a whole number, at least 1"),
-        ("tuning: {folds: 1}", "'folds' is 1; it must be a whole number, at least 2"),
+        ("tuning: {trials: 0}", "'trials' must be at least 1, but is 0"),
+        ("tuning: {folds: 1}", "'folds' must be at least 2, but is 1"),
         ("tuning: {seeds: '3'}", r"'seeds' is '3' \(str\)"),
         ("tuning: [", "is not valid YAML"),
     ],
@@ -253,7 +253,7 @@ def test_a_point_at_which_training_diverges_is_told_and_the_search_goes_on(
     file, folder = simulation(SEARCH), tmp_path / "out" / "tune-wild"
     assert _tune("wild", file, tmp_path / "out") == 0
     said = " ".join(capsys.readouterr().out.split())
-    assert "warning: point {'learning-rate': 1e+30} failed: site " in said
+    assert "warning: point {'train.learning-rate': 1e+30} failed: site " in said
     assert json.loads((folder / "chosen.json").read_text())["chosen"] == {
         "train.learning-rate": 0.001
     }

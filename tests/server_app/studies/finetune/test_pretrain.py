@@ -294,7 +294,7 @@ def test_the_recipe_of_simulation_yaml_is_valid() -> None:
     ("section", "said"),
     [
         ("{epoch: 2}", "unknown setting 'pretraining: epoch'; did you mean 'pretraining: epochs'"),
-        ("{epochs: 0}", "'epochs' is 0; it must be a whole number, at least 1"),
+        ("{epochs: 0}", "'epochs' must be at least 1, but is 0"),
         ("{smoothing: 1.0}", "'smoothing' is 1.0"),
         ("{target: colour}", "'data.target' is 'colour'"),
         ("[2]", "'pretraining' must be a mapping"),
