@@ -20,6 +20,7 @@ from fedsilo.datasets.partition.cuts import cut_keys
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.errors import RefusedError
+from fedsilo.models.contract.removed import with_former_keys
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, as_mapping, keys_with
 from fedsilo.models.contract.site_facts import FeatureStatistics
@@ -130,8 +131,10 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
         "bring it back, or remove it to have the data counted again",
     )
     decisive = _decisive(settings)
-    key = json_digest(sorted(decisive.items()))
-    samples = json_digest(sorted((k, v) for k, v in decisive.items() if k not in _HOW))
+    counted = {key: value for key, value in decisive.items() if key not in _HOW}
+    # By the names of 0.1: a declaration of that version must hold, or data would be counted again
+    key = json_digest(sorted(with_former_keys(decisive).items()))
+    samples = json_digest(sorted(with_former_keys(counted).items()))
     with file.locked():
         known = file.read({})
         if key in known:

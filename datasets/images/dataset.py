@@ -253,8 +253,8 @@ def _given_split(index: ImageIndex, groups: Sequence[str], settings: CommonSetti
     for kind, folds in (("test", settings.test_folds), ("val", settings.val_folds)):
         if folds and len(places[kind]):
             raise DataError(
-                f"{index.where} gives {kind} images itself: set '{kind}-folds' to 0, or put them "
-                "into 'train' in its column 'split'"
+                f"{index.where} gives {kind} images itself: set 'split.{kind}-folds' to 0, or put "
+                "them into 'train' in its column 'split'"
             )
         if folds:
             places["train"], places[kind] = cut_fold(

@@ -212,7 +212,7 @@ def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dic
         name: {part: own[part].tolist() for part in SPLITS}
         for name, own in zip(names, rows, strict=True)
     }
-    decisive = sorted(["partition", *_OF, "split.fold-seed", *_KEYS])
+    decisive = sorted(["split.partition", *_OF, "split.fold-seed", *_KEYS])
     decided_by = {key: as_mapping(settings)[key] for key in decisive}
     return {"decided-by": decided_by, "sha256": json_digest(silos), "silos": silos}
 

@@ -96,7 +96,7 @@ def _too_few(name: str, silos: int, need: Mapping[str, int], have: Mapping[str, 
     ]
     fitting = []
     if all(have[part] // silos >= _LEAST[part] for part in need):
-        sizes = [f"'silo-{part}-size' {have[part] // silos}" for part in need]
+        sizes = [f"'split.silo-{part}-size' {have[part] // silos}" for part in need]
         fitting.append(f"{' and '.join(sizes)} for {silos} silos")
     if fewer := min(have[part] // count for part, count in need.items()):
         fitting.append(f"'split.silos' {fewer} of that size")

@@ -39,11 +39,11 @@ def check_folds(settings: CommonSettings) -> None:
         folds = getattr(settings, f"{kind}_folds")
         fold = getattr(settings, f"{kind}_fold")
         if folds == 1:
-            raise SettingError(f"setting '{kind}-folds' is 1; it must be 0 or at least 2")
+            raise SettingError(f"setting 'split.{kind}-folds' is 1; it must be 0 or at least 2")
         if fold and fold >= folds:
             raise SettingError(
-                f"setting '{kind}-fold' is {fold} and '{kind}-folds' is {folds}; folds are "
-                f"counted from 0 to {max(folds - 1, 0)}"
+                f"setting 'split.{kind}-fold' is {fold} and 'split.{kind}-folds' is {folds}; folds "
+                f"are counted from 0 to {max(folds - 1, 0)}"
             )
 
 

@@ -191,7 +191,9 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
 
     wanted = {name: tensor.shape for name, tensor in vit.state_dict().items()}
     other = f"setting 'vit.backbone-weights': {where} is of another architecture than the run's ViT"
-    advice = "set 'vit.backbone' and 'backbone-...' to those of the weights, or name other weights"
+    advice = (
+        "set 'vit.backbone' and 'vit.backbone-...' to those of the weights, or name other weights"
+    )
     try:
         given = checkpoint_filter_fn(state, vit)
     except Exception as error:  # resampling fails on what is no ViT's

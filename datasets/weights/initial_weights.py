@@ -165,8 +165,8 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
         raise SettingError(
             f"setting 'train.initial-weights': {where} has another architecture than the run's "
             f"ViT: {len(missing)} of {len(blocks)} arrays of the blocks are not in it "
-            f"({', '.join(missing[:3])}); set 'vit.backbone' and 'backbone-...' to those of the "
-            "weights, or name other weights"
+            f"({', '.join(missing[:3])}); set 'vit.backbone' and 'vit.backbone-...' to those of "
+            "the weights, or name other weights"
         )
     if broken := [name for name, array in fitting.items() if not array.isfinite().all()]:
         raise SettingError(

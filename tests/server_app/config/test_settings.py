@@ -35,10 +35,10 @@ def test_missing_keys_take_their_defaults_and_methods_get_their_own() -> None:
     [
         ({"rouns": 3}, "unknown setting 'rouns'; did you mean 'rounds'"),
         ({"rounds": "3"}, "'rounds' must be a whole number, at least 1, but is '3' (str)"),
-        ({"rounds": True}, "'rounds' is True (bool)"),
+        ({"rounds": True}, "'rounds' must be a whole number, at least 1, but is True (bool)"),
         ({"rounds": 0}, "'rounds' must be at least 1, but is 0"),
         ({"uefl.gamma": -0.1}, "'uefl.gamma' must be at least 0, but is -0.1"),
-        ({"uefl.gamma": float("nan")}, "'uefl.gamma' is nan"),
+        ({"uefl.gamma": float("nan")}, "'uefl.gamma' must be at least 0, but is nan"),
         ({"dropout": 1.0}, "at least 0 and below 1"),
         (
             {"silos": 2**32},
@@ -100,7 +100,7 @@ def test_pyprojects_run_config_lists_every_key_with_its_default() -> None:
 def test_assignments_are_toml_values_and_bare_words_are_texts() -> None:
     assert parse_assignment("rounds=5") == ("rounds", 5)
     assert parse_assignment("uefl.gamma=0.5") == ("uefl.gamma", 0.5)
-    assert parse_assignment("resume=true") == ("resume", True)
+    assert parse_assignment("run.resume=true") == ("run.resume", True)
     assert parse_assignment("data-dir=/data/x") == ("data-dir", "/data/x")
     assert parse_assignment('method="uefl"') == ("method", "uefl")
 
@@ -146,7 +146,7 @@ def test_files_that_are_no_text_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_group_that_no_method_has_is_refused_with_the_groups_that_there_are() -> None:
-    with pytest.raises(SettingError, match=r"no method has a group 'uelf' .*'uefl.gamma'") as error:
+    with pytest.raises(SettingError, match=r"no group 'uelf' exists .*'uefl.gamma'") as error:
         resolve({"uelf.gamma": 0.2})
     assert "\n" not in str(error.value)
     with pytest.raises(SettingError, match=r"unknown setting 'uefl.gama'; did you mean 'uefl.gamm"):
