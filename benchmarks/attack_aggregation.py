@@ -162,7 +162,7 @@ def main() -> None:
         classes = 2 if task == "heart" else 10
         for attack in ATTACKS:
             for column, changes in COLUMNS.items():
-                values = {**COMMON, **TASKS[task], **changes, "data-dir": options.data_dir}
+                values = {**COMMON, **TASKS[task], **changes, "data.dir": options.data_dir}
                 for seed in SEEDS:
                     found = accuracy({**values, "seed": seed}, attack, classes)
                     rows.append([task, attack, column, seed, round(found, 4)])

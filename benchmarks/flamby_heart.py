@@ -162,7 +162,7 @@ def runs(data_dir: str) -> Iterator[tuple[str, int, Accuracies]]:
             weights, path = layer(seed).state_dict(), Path(folder) / f"{seed}.safetensors"
             both = {n: torch.cat([torch.zeros_like(w), w]) for n, w in weights.items()}
             save_file({f"head.1.{name}": array for name, array in both.items()}, path)
-            changes = (f"train.initial-weights={path}", f"data-dir={data_dir}")
+            changes = (f"train.initial-weights={path}", f"data.dir={data_dir}")
             sources = RunSources(changes=changes, out=Path(folder))
             for name in (f"flamby-heart-{method}" for method in RUNS):
                 own = {"seed": seed, "run.name": f"{name}-{seed}"}

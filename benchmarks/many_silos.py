@@ -178,7 +178,7 @@ def measured(name: str, data_dir: str) -> dict[str, Any]:
             "data.cache-dir": f"{out}/cache",
         }
         made_up = kind == "replies"
-        cut = {} if made_up else {"silos": sites}
+        cut = {} if made_up else {"split.silos": sites}
         settings = resolve({**values, **paths, **cut})
         with mock.patch.object(fedsilo.server_app.run.inline_engine, "InlineGrid", TimedGrid):
             if not made_up:
@@ -211,7 +211,7 @@ def measured_by_processes(name: str, data_dir: str) -> dict[str, Any]:
             "data.cache-dir": f"{out}/cache",
         }
         settings = Path(out) / "settings.toml"
-        settings.write_text(tomli_w.dumps({**values, **paths, "silos": sites}))
+        settings.write_text(tomli_w.dumps({**values, **paths, "split.silos": sites}))
         found = peers.measured(peers.rivals("", settings)[peers.OURS], Path(out))
         model = (Path(out) / "run" / "model.safetensors").stat().st_size / _MIB
     rounds = int(values["rounds"])

@@ -51,7 +51,7 @@ def run_seconds(settings: Mapping[str, bool | int | float | str]) -> float:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         resolved = resolve({**settings, "run.out": folder, "data.cache-dir": f"{folder}/cache"})
         began = time.process_time()
-        run_inline(resolved, int(settings["silos"]))
+        run_inline(resolved, int(settings["split.silos"]))
         return time.process_time() - began
 
 

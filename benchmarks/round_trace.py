@@ -94,7 +94,7 @@ def trace_round() -> Trace:
 
     torch.optim.Adam.step = first_step  # type: ignore[method-assign]
     with tempfile.TemporaryDirectory() as folder:
-        settings = resolve(VALUES | {"out": folder, "cache-dir": folder})
+        settings = resolve(VALUES | {"run.out": folder, "data.cache-dir": folder})
         threading.setprofile(tracer)
         sys.setprofile(tracer)
         run_inline(settings, 3)

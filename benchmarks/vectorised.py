@@ -42,7 +42,11 @@ _COMMON |= {
     "run.name": "run",
     "train.local-steps": 10,
 }
-_DIGITS: dict[str, Value] = {"dataset": "digits", "partition": "dirichlet", "silos": 100}
+_DIGITS: dict[str, Value] = {
+    "dataset": "digits",
+    "split.partition": "dirichlet",
+    "split.silos": 100,
+}
 JOBS: dict[str, tuple[int, int, dict[str, Value]]] = {
     "heart, mlp of width 8": (
         *(4, 30),
@@ -116,7 +120,7 @@ def measured(name: str) -> dict[str, object]:
     sites, rounds, own = JOBS[name]
     values = {**_COMMON, **own}
     loop, _ = of_rounds(values, sites, rounds)
-    one, training = of_rounds({**values, "vectorised": sites}, sites, rounds)
+    one, training = of_rounds({**values, "machine.vectorised": sites}, sites, rounds)
     common = resolve({**values, "rounds": rounds}).common
     bare_seconds(common)  # imports
     bare = bare_seconds(common)

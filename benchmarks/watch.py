@@ -31,9 +31,14 @@ _NOTES = (
     *("run_started", "phase_started", "reply_came", "sites_away", "round_ended"),
     *("site_failed", "participants_changed"),
 )
-_COMMON: Mapping[str, Value] = {"method": "fedavg", "dataset": "digits", "device": "cpu", "seed": 1}
+_COMMON: Mapping[str, Value] = {
+    "method": "fedavg",
+    "dataset": "digits",
+    "machine.device": "cpu",
+    "seed": 1,
+}
 CASES: Mapping[str, tuple[int, Mapping[str, Value]]] = {
-    "nine silos": (9, {"silos": 9}),
+    "nine silos": (9, {"split.silos": 9}),
     "100 silos, shortest rounds": (
         100,
         {

@@ -38,7 +38,7 @@ _IMAGES: Row = {
     "train.local-epochs": 1,
 }
 DATA: dict[str, tuple[int, Row]] = {
-    "heart": (4, {"dataset": "heart", "network": "mlp", "width": 64, "rounds": 20}),
+    "heart": (4, {"dataset": "heart", "network.name": "mlp", "network.width": 64, "rounds": 20}),
     "digits": (3, {**_IMAGES, "dataset": "digits", "split.silo-train-size": 240, "rounds": 20}),
     "fmnist": (
         3,

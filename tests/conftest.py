@@ -16,7 +16,7 @@ from fedsilo.models.contract.settings_schema import Value, key_of, keys_of
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support import golden
-from tests.support.keys import as_key
+from tests.support.keys import as_key, as_keys
 from tests.support.tiny import TINY, TINY_METHOD
 
 # Speed belongs in a benchmark, not in a test that fails on a busy machine
@@ -80,7 +80,7 @@ def inline_run(tmp_path: Path) -> InlineRun:
     def run(
         values: Mapping[str, Value], nodes: int = 3, out: Path = tmp_path, draw: bool = False
     ) -> RunDirectory:
-        named = {"run.name": "run", "run.out": str(out)} | dict(values)
+        named = as_keys({"run.name": "run", "run.out": str(out)} | dict(values))
         directory = run_inline(resolve(named), nodes)
         if draw:
             list(draw_run(directory))

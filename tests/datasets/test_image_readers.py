@@ -89,7 +89,9 @@ def _share(name: str) -> float:
 
 def _sizes(name: str) -> dict[str, int]:
     return (
-        {"silo_train_size": 10, "silo_test_size": 1} if "silos" in data_set(name).settings else {}
+        {"silo_train_size": 10, "silo_test_size": 1}
+        if "split.silos" in data_set(name).settings
+        else {}
     )
 
 

@@ -12,6 +12,7 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.data_folders import write_images, write_tables
 from tests.support.fixes import PHANTOM, Case, Values, check, refused
+from tests.support.keys import as_keys
 
 # Parts of the errors that the functions below try
 TRIED = (
@@ -70,7 +71,7 @@ def test_refused_data_with_fix_load(case: Case, tmp_path: Path) -> None:
 
     def attempt(values: Values) -> None:
         folder = tmp_path / "split" if values["dataset"] == "endovascular" else tmp_path
-        settings = resolve({"method": "fedavg", "data.dir": str(folder), **values}).common
+        settings = resolve(as_keys({"method": "fedavg", "data.dir": str(folder), **values})).common
         if settings.public_share:
             from fedsilo.datasets.images.dataset import ImageDataSet
             from fedsilo.datasets.io.locations import find_places
@@ -109,7 +110,7 @@ def test_table_without_declared_statistics_and_pooled_standardisation_runs(tmp_p
 
     def attempt(**more: Value) -> None:
         named = {"run.name": f"run{next(names)}"}
-        run_inline(resolve({**values, **named, **more}), 2)
+        run_inline(resolve(as_keys({**values, **named, **more})), 2)
 
     names = iter(range(10))
     told = refused(lambda: attempt(standardise="declared"))

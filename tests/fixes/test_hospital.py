@@ -27,7 +27,7 @@ PRIVATE: Values = {
     "privacy.noise-multiplier": 4.0,
     "data.standardise": "declared",
 }
-SECURE: Values = {"clip-norm": 1.0, "secure-aggregation": "secagg"}
+SECURE: Values = {"secure.clip-norm": 1.0, "secure.aggregation": "secagg"}
 LEAVE_OUT: dict[str, Values] = {"leave the site out": {LEFT_OUT: True}}
 # Parts of the errors that the functions below try
 TRIED = (
@@ -106,7 +106,7 @@ def test_run_that_hospital_refuses_with_fix_ends(
 
     def attempt(values: dict[str, Value]) -> None:
         left_out = values.pop(LEFT_OUT, False)
-        sites = SITES if "secure-aggregation" in values else FEW
+        sites = SITES if "secure.aggregation" in values else FEW
         federation.run(values, sites[1:] if left_out else sites)
 
     check(case, attempt)
@@ -118,7 +118,9 @@ def test_hospital_with_trust_sums_and_run_for_sums_takes_part(
     for site in SITES:
         federation.nodes[site]["trust"] = "sums"
     assert "set the run's 'privacy.trust' to 'sums'" in refused(lambda: federation.run({}))
-    assert not refused(lambda: federation.run({**SECURE, "trust": "sums", "clip-norm": 5.0}))
+    assert not refused(
+        lambda: federation.run({**SECURE, "privacy.trust": "sums", "secure.clip-norm": 5.0})
+    )
 
 
 def test_hospital_that_demands_secure_aggregation_takes_part_in_it(
@@ -235,7 +237,7 @@ def test_own_model_at_lower_rate_does_not_diverge(tmp_path: Path) -> None:
 
     def attempt(rate: float) -> str:
         named: Values = {"train.learning-rate": rate, "run.name": f"run{rate}"}
-        return refused(lambda: run_inline(resolve({**values, **named}), 3))
+        return refused(lambda: run_inline(resolve(as_keys({**values, **named})), 3))
 
     said = attempt(1e12)
     assert "lower 'train.learning-rate'; nothing of it was kept" in said

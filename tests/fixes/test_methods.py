@@ -15,6 +15,7 @@ from fedsilo.server_app.run.inline_engine import InlineGrid, run_inline
 from fedsilo.strategies.methods.fedavg import FedAvg
 from tests.support.federation import SITES, Federation
 from tests.support.fixes import GONE, HEART, Case, Values, changed, check, refused, tiny
+from tests.support.keys import as_keys
 from tests.support.tiny import HALF_EPOCHS, TINY_METHOD
 
 # Parts of the errors that the functions below try
@@ -140,7 +141,7 @@ def test_refused_topology_with_fix_is_built(case: Case, tmp_path: Path) -> None:
 
     def attempt(values: Values) -> None:
         named: Values = {"run.out": str(tmp_path), "run.name": f"run{next(names)}"}
-        run_inline(resolve(changed(values, named)), int(values.get("silos", 4)))
+        run_inline(resolve(changed(values, named)), int(values.get("split.silos", 4)))
 
     check(case, attempt)
 
@@ -154,7 +155,7 @@ def test_plugin_method_without_initial_weights_runs(
     values = tiny("fedavg", initial_weights="model.safetensors")
     said = refused(lambda: resolve(values))
     assert "does not take 'train.initial-weights': leave it empty" in said
-    assert not refused(lambda: resolve({**values, "train.initial-weights": ""}))
+    assert not refused(lambda: resolve(as_keys({**values, "train.initial-weights": ""})))
 
 
 @pytest.mark.parametrize("fix", ["resume", "start again", "set 'run.min-sites' to fewer"])
@@ -174,7 +175,7 @@ def test_run_with_failed_site_repaired_or_left_out_continues(
 
     def attempt(**more: Value) -> str:
         named = {"run.name": "run", **more}
-        return refused(lambda: run_inline(resolve({**values, **named}), 3))
+        return refused(lambda: run_inline(resolve(as_keys({**values, **named})), 3))
 
     said = attempt()
     assert "site s3a, round 2, phase train: the line is cut -- 2 of 3 sites answered" in said

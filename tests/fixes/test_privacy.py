@@ -11,8 +11,9 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.federation import SITES, Federation
 from tests.support.fixes import Case, Values, check, refused, tiny
+from tests.support.keys import as_keys
 
-SECURE: Values = {"clip-norm": 1.0, "secure-aggregation": "secagg"}
+SECURE: Values = {"secure.clip-norm": 1.0, "secure.aggregation": "secagg"}
 PRIVATE: Values = {
     "privacy.sample-clip-norm": 1.0,
     "privacy.noise-multiplier": 4.0,
@@ -106,7 +107,7 @@ def test_private_run_at_lower_rate_does_not_diverge(tmp_path: Path) -> None:
 
     def attempt(rate: float) -> str:
         named: Values = {"train.learning-rate": rate, "run.name": f"run-{rate}"}
-        return refused(lambda: run_inline(resolve({**values, **SECURE, **named}), 3))
+        return refused(lambda: run_inline(resolve(as_keys({**values, **SECURE, **named})), 3))
 
     said = attempt(1e12)
     assert "non-finite values" in said
@@ -118,7 +119,7 @@ def test_private_run_at_lower_rate_does_not_diverge(tmp_path: Path) -> None:
     ("way", "sites", "name", "known", "again"),
     [
         (PRIVATE, FEW, LEDGER, "what was spent in this run", {"resume": True}),
-        (SECURE, SITES[1:], SUMS, "whose sums were opened", {"out": "anew"}),
+        (SECURE, SITES[1:], SUMS, "whose sums were opened", {"run.out": "anew"}),
     ],
     ids=["ledger", "sums"],
 )
@@ -129,7 +130,7 @@ def test_lost_ledger_restored_or_in_new_run_is_accepted(
 
     def attempt(**more: Value) -> str:
         values = {"run.out": "first", "run.name": "run", **way, **more}
-        values["out"] = str(tmp_path / str(values["out"]))
+        values["run.out"] = str(tmp_path / str(values["run.out"]))
         return refused(lambda: federation.run(values, sites))
 
     assert not attempt()

@@ -35,7 +35,7 @@ APP = importlib.import_module(
 def _attempt(folder: Path, nodes: int = 4, /, **more: Value) -> str:
     """Return why a run fails, empty where it has ended."""
     named = as_keys(more)
-    settings = resolve({**SMALL, "run.out": str(folder), **named})
+    settings = resolve(as_keys({**SMALL, "run.out": str(folder), **named}))
     return refused(lambda: run_inline(settings, nodes))
 
 

@@ -119,7 +119,7 @@ def test_run_with_setting_for_its_nodes_ends(
     values = {**tiny("fedavg", rounds=1), "out": str(tmp_path)}
 
     def attempt(more: Values) -> None:
-        run_inline(resolve({**values, **more}), nodes)
+        run_inline(resolve(as_keys({**values, **more})), nodes)
 
     assert told in refused(lambda: attempt(wrong))
     assert not refused(lambda: attempt({**wrong, **fix}))
@@ -130,7 +130,7 @@ def test_existing_run_directory_is_resumed_or_another_is_made(tmp_path: Path) ->
 
     def attempt(**more: Value) -> str:
         named = as_keys(more)
-        return refused(lambda: run_inline(resolve({**values, **named}), 3))
+        return refused(lambda: run_inline(resolve(as_keys({**values, **named})), 3))
 
     assert not attempt()
     assert "choose another 'run.name', set 'run.resume' to true to continue it" in attempt()

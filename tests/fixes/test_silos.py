@@ -9,6 +9,7 @@ from fedsilo.server_app.config.settings import resolve
 from tests.support.colour import write_gtsrb, write_signs
 from tests.support.data_folders import SITES, write_images, write_tables
 from tests.support.fixes import Case, Changes, Values, check, refused
+from tests.support.keys import as_keys
 from tests.support.made_data import SMALL, write_data
 
 UNSEEN: Values = {"dataset": "digits", "partition": "unseen", "unseen": 0.0}
@@ -103,7 +104,7 @@ CASES = [
 
 
 def load(values: Values) -> None:
-    settings = resolve({"method": "fedavg", **values}).common
+    settings = resolve(as_keys({"method": "fedavg", **values})).common
     load_silo(silo_names(settings)[0], settings)
 
 

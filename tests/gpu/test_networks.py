@@ -53,7 +53,7 @@ def test_a_network_trains_and_is_measured(name: str, precision: str, tmp_path: P
     values = TINY | own | NETWORKS[name] | {"run.name": "run", "run.out": str(tmp_path)}
     if "dataset" in NETWORKS[name]:
         values = {key: value for key, value in values.items() if not key.startswith("silo")}
-    directory = run_inline(resolve(values), int(values.get("silos", 4)))
+    directory = run_inline(resolve(values), int(values.get("split.silos", 4)))
     assert directory.read_json("summary.json")["rounds"] == 2
 
 

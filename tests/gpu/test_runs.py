@@ -107,7 +107,7 @@ def test_the_same_seed_gives_the_same_bytes(variant: str, finished: Finished) ->
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_only_attention_is_unrepeatable_unless_it_must_be(variant: str, finished: Finished) -> None:
     named = finished(variant).read_json("summary.json")["unrepeatable-operations"]
-    attention = VARIANTS[variant].get("network") == "vit" or "fedevprompt" in variant
+    attention = VARIANTS[variant].get("network.name") == "vit" or "fedevprompt" in variant
     assert named == (["Memory-Efficient-attention"] if attention else [])
 
 

@@ -7,6 +7,7 @@ import pytest
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
+from tests.support.keys import as_keys
 from tests.support.tiny import TINY, VIT
 
 DIGITS: dict[str, Value] = TINY | {"split.silo-test-size": 15, "train.mc-passes": 1}
@@ -57,7 +58,7 @@ def hearts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for method in ("fedavg", "local"):
         for seed in (0, 1):
             own: dict[str, Value] = {"method": method, "seed": seed, "out": str(out)}
-            run_inline(resolve(HEARTS | own | {"run.name": f"{method}-seed{seed}"}), 4)
+            run_inline(resolve(as_keys(HEARTS | own) | {"run.name": f"{method}-seed{seed}"}), 4)
     return out
 
 
@@ -73,4 +74,4 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "run.out": str(out),
         "run.name": "private",
     }
-    return run_inline(resolve(HEARTS | own), 4).path
+    return run_inline(resolve(as_keys(HEARTS | own)), 4).path

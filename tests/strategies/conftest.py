@@ -31,6 +31,7 @@ from fedsilo.strategies.meeting.participants import Participants, meet_sites
 from fedsilo.strategies.methods.fedavg import FedAvg
 from fedsilo.strategies.wire.reply import Reply
 from tests.support.asking import make_reply
+from tests.support.keys import as_keys
 
 SITES = ("s1a", "s2a", "s3a")
 Behaviour = Callable[[Message], RecordDict]
@@ -256,7 +257,7 @@ def spied_run(tmp_path: Path) -> Callable[..., tuple[SpyGrid, RoundLoop]]:
     from fedsilo.strategies.methods.registry import strategy_class
 
     def run(values: Mapping[str, Value], hooks: Sequence[Hook] = ()) -> tuple[SpyGrid, RoundLoop]:
-        settings = resolve({"run.name": "run", **values})
+        settings = resolve(as_keys({"run.name": "run", **values}))
         grid = SpyGrid(app, settings.as_mapping(), partition_configs(len(SITES)))
         sites = meet_sites(grid, settings.common)
         method = strategy_class(settings.common.method)(settings.common, settings.own, sites)

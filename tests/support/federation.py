@@ -11,7 +11,7 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity
 from fedsilo.server_app.run.runner import run
-from tests.support.keys import compare_keys
+from tests.support.keys import as_keys, compare_keys
 
 SITES = ("cleveland", "hungary", "switzerland", "va")  # of 'heart-synthetic'
 _USUAL: Mapping[str, Value] = {
@@ -49,7 +49,7 @@ class Federation:
         """
         new = f"new-{next(self._new)}"
         named = {"run.out": str(self.home / (out or new)), "run.name": new}
-        settings = resolve({**_USUAL, **named, **values})
+        settings = resolve(as_keys({**_USUAL, **named, **values}))
         with flower_identity():
             return run(
                 InlineGrid(app, settings.as_mapping(), [self._node(site) for site in sites]),

@@ -43,12 +43,12 @@ class Case:
 
 def tiny(method: str, **more: Value) -> Values:
     named = as_keys(more)
-    return TINY | {"method": method} | TINY_METHOD.get(method, {}) | named
+    return as_keys(TINY | {"method": method} | TINY_METHOD.get(method, {}) | named)
 
 
 def changed(values: Values, changes: Changes) -> dict[str, Value]:
     """Return settings with some changed, and those that are ``GONE`` away."""
-    merged = {**values, **changes}
+    merged = as_keys(values) | as_keys(changes)
     return {key: value for key, value in merged.items() if value is not None}
 
 

@@ -30,6 +30,7 @@ from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class
 from fedsilo.strategies.wire.records import to_record, unpack
 from fedsilo.strategies.wire.reply import Reply
+from tests.support.keys import as_keys
 
 RATE = 0.1
 START = (1.0, -1.0)
@@ -136,7 +137,9 @@ def rounds_of(
         "train.local-epochs": 1,
     }
     values["rounds"] = rounds
-    settings = resolve({"method": method, "machine.device": "cpu", "seed": 1, **values, **own})
+    settings = resolve(
+        as_keys({"method": method, "machine.device": "cpu", "seed": 1, **values, **own})
+    )
     facts = {
         site: SiteFacts(site, "D1", (1,), 2, {"train": [count]}, {})
         for site, count in zip(SITES, SAMPLES, strict=True)

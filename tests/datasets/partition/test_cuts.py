@@ -219,7 +219,7 @@ def test_a_cut_is_told_with_its_digest(tmp_path: Path) -> None:
     cut = cut_of(settings)
     assert cut is not None
     assert cut["sha256"] == json_digest(cut["silos"])
-    assert cut["decided-by"]["concentration"] == 0.5
+    assert cut["decided-by"]["split.concentration"] == 0.5
     for name, own in cut["silos"].items():
         sizes = {part: len(split) for part, split in load_silo(name, settings).splits().items()}
         assert {part: len(own[part]) for part in SPLITS} == sizes

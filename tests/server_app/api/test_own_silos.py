@@ -182,7 +182,7 @@ def test_data_of_no_site_are_cut_by_a_partition(tmp_path: Path) -> None:
     run = run_of(tmp_path, images(120, 16, 16), "fedprox", network="conv", settings=settings)
     assert sum(sizes(run).values()) == 120
     assert list(sizes(run)) == ["silo-1", "silo-2"]
-    assert (run.summary["method"], run.settings["network"]) == ("fedprox", "conv")
+    assert (run.summary["method"], run.settings["network.name"]) == ("fedprox", "conv")
 
 
 def test_pictures_in_parts_keep_them(tmp_path: Path) -> None:

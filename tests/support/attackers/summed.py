@@ -58,7 +58,7 @@ class AskedInSums(Asked):
         sent = {n: np.asarray(a, np.float32) for n, a in (arrays or {}).items()}
         name = f"attack{self.messages}"
         try:
-            config = resolve(RUN).as_mapping() | self.run
+            config = resolve(RUN).as_mapping() | as_keys(self.run)
             left = self.federation.sum(config, sent, **{"run_name": name, **more})
         except (SettingError, AttributeError, StopIteration) as error:
             self.refused = self.refused or str(error)

@@ -255,7 +255,7 @@ def test_every_number_is_the_papers(row: Row, real_data: Path) -> None:
 
 
 def _silos(row: Row) -> Any:
-    return row.settings.get("silos", 9)
+    return row.settings.get("split.silos", 9)
 
 
 def test_every_row_is_shown_for_some_run() -> None:

@@ -104,7 +104,7 @@ def test_a_u_net_starts_from_the_run_s_encoder_beside_one_from_scratch(
     assert told["lines"][0]["taken"]["share"] == 1
     assert told["lines"][1]["taken"] is None
     assert told["settings"]["data.image-size"] == 32, "the run's data"
-    assert told["settings"]["width"] == 4, "the run's network"
+    assert told["settings"]["network.width"] == 4, "the run's network"
     assert "rounds" not in told["settings"]
     for line in told["lines"]:
         values = [seed["test"]["dice"] for seed in line["seeds"]]
