@@ -16,7 +16,7 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 NO_PRIVACY = "no differential-privacy guarantee"
 ALWAYS_LEAVES = (
     "at the start: the site's name, the shape of its inputs, the names of the classes, for tables "
-    "the features' names, a SHA-256 of the schema, the site's 'privacy.sums-min-count', the "
+    "the features' names, a SHA-256 of the schema, the site's 'sums-min-count', the "
     "SHA-256 of the weights file that the network starts from, versions and revision of fedsilo, "
     "Flower and PyTorch, and the device",
     "when something fails: the error's text, which names files, lines and columns, no values",

@@ -166,7 +166,7 @@ def test_run_with_refused_weights_and_fix_ends(case: Case, tmp_path: Path) -> No
 
     def attempt(values: Values) -> None:
         named: dict[str, Any] = {"run.out": str(tmp_path), "run.name": f"run{next(names)}"}
-        for key in ("backbone-weights", "train.initial-weights"):
+        for key in ("vit.backbone-weights", "train.initial-weights"):
             if (name := values.get(key)) in FILES:
                 path = tmp_path / f"{name}.safetensors"
                 FILES[str(name)](path)

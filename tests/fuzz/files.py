@@ -27,7 +27,7 @@ from tests.support.keys import as_keys
 from tests.support.made_data import MADE, SMALL, write_data
 from tests.support.tiny import TINY
 
-_DIGITS = ("silos", "split.silo-train-size", "split.silo-test-size")
+_DIGITS = ("split.silos", "split.silo-train-size", "split.silo-test-size")
 # Of what needs no files the smallest: a cache is a cache
 _MADE_UP: dict[str, dict[str, Value]] = {
     "digits": {key: TINY[key] for key in _DIGITS},

@@ -45,7 +45,7 @@ _WAYS: dict[str, dict[str, Value]] = {
     "bf16": {"server.wire-precision": "bf16", "server.wire-down": "bf16"},
 }
 _HELLOS: dict[str, dict[str, Value]] = {"digits": {}, "heart-synthetic": _TABLE}
-_ONLY_IMAGES = ("silos", "split.silo-train-size", "split.silo-test-size", "width")
+_ONLY_IMAGES = ("split.silos", "split.silo-train-size", "split.silo-test-size", "network.width")
 
 Key = tuple[int, str, int, int]
 

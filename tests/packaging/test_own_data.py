@@ -37,9 +37,9 @@ assert run.sites[["train", "val", "test"]].sum().sum() == 50
 parts = {"train": pictures.select(range(40)), "test": pictures.select(range(40, 50))}
 datasets.DatasetDict(parts).save_to_disk("saved")
 print(*fetch("hf:saved", data_dir="data"), sep="\\n")
-own = {"dataset": "folder", "data-dir": "data/saved", "partition": "dirichlet", "silos": 2}
-run = simulate("fedavg", settings=small | own | {"concentration": 9.0}, name="cut")
-assert run.sites["test"].sum() == 10
+own = {"dataset": "folder", "data.dir": "data/saved", "split.partition": "dirichlet", "split.silos":
+2} run = simulate("fedavg", settings=small | own | {"concentration": 9.0}, name="cut") assert
+run.sites["test"].sum() == 10
 """
 
 

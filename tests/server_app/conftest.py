@@ -26,7 +26,7 @@ TABLE: dict[str, Value] = {
     "train.local-steps": 2,
     "network.width": 16,
 }
-_OF_DIGITS = ("silos", "split.silo-train-size", "split.silo-test-size", "train.local-epochs")
+_OF_DIGITS = ("split.silos", "split.silo-train-size", "split.silo-test-size", "train.local-epochs")
 HEARTS: dict[str, Value] = {
     "dataset": "heart-synthetic",
     "network.name": "mlp",

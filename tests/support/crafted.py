@@ -43,7 +43,7 @@ _SCALES = (
         "privacy.statistics-clip-norm",
         "privacy.statistics-noise",
     ),
-    *("train.learning-rate", "train.weight-decay", "max-epsilon", "clip-norm"),
+    *("train.learning-rate", "train.weight-decay", "privacy.max-epsilon", "secure.clip-norm"),
 )
 
 

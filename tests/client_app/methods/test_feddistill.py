@@ -31,7 +31,7 @@ def network_of(site: FedDistillSite) -> TokenClassifier:
 @pytest.fixture
 def vit(tiny: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     """Return the settings of a small prompted ViT."""
-    wanted = ("network", "backbone", "vit.prompt-length", "vit.basic-layers")
+    wanted = ("network.name", "vit.backbone", "vit.prompt-length", "vit.basic-layers")
     return {k: v for k, v in tiny("fedevprompt").items() if k.startswith(wanted)}
 
 

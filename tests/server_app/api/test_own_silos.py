@@ -285,10 +285,11 @@ def test_own_data_are_surveyed_examined_and_predicted_as_any(form: str, tmp_path
         run = run_of(tmp_path, frames(), label="ill")
     else:
         data: dict[str, Value] = {"dataset": "folder", "data.image-size": 16}
-        data |= {"data-dir": str(write_sorted(tmp_path / "data", 16))}
+        data |= {"data.dir": str(write_sorted(tmp_path / "data", 16))}
         run = run_of(tmp_path, None, settings=data)
     own: dict[str, Value] = {
-        key: run.settings[key] for key in ("dataset", "data-dir", "cache-dir", "data.image-size")
+        key: run.settings[key]
+        for key in ("dataset", "data.dir", "data.cache-dir", "data.image-size")
     }
     page = survey("fedavg", settings=own, out=tmp_path / "runs", name="survey")
     document = json.loads((page.parent / "survey.json").read_text())

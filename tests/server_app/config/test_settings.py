@@ -101,7 +101,7 @@ def test_assignments_are_toml_values_and_bare_words_are_texts() -> None:
     assert parse_assignment("rounds=5") == ("rounds", 5)
     assert parse_assignment("uefl.gamma=0.5") == ("uefl.gamma", 0.5)
     assert parse_assignment("run.resume=true") == ("run.resume", True)
-    assert parse_assignment("data-dir=/data/x") == ("data-dir", "/data/x")
+    assert parse_assignment("data.dir=/data/x") == ("data.dir", "/data/x")
     assert parse_assignment('method="uefl"') == ("method", "uefl")
 
 

@@ -150,7 +150,7 @@ def test_settings_that_cannot_be_are_refused(
 ) -> None:
     values = tiny("fedaligncl") | changes
     if changes.get("dataset"):
-        for key in ("silos", "split.silo-train-size", "split.silo-test-size"):
+        for key in ("split.silos", "split.silo-train-size", "split.silo-test-size"):
             values.pop(key)
     with pytest.raises(SettingError, match=told):
         resolve(values)

@@ -13,7 +13,13 @@ from tests.support.attackers.planes import FEATURES, PLAN, WAYS, planes_by
 from tests.support.hospital import Hospital
 from tests.support.keys import as_keys
 
-DATA = ("dataset", "standardise", "silos", "split.silo-train-size", "split.silo-test-size")
+DATA = (
+    "dataset",
+    "data.standardise",
+    "split.silos",
+    "split.silo-train-size",
+    "split.silo-test-size",
+)
 _STILL = {"network": "mlp", "optimiser": "sgd", "learning_rate": 1e-12} | {
     "local_steps": 2,
     "batch_size": 4096,

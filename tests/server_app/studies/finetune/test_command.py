@@ -290,9 +290,9 @@ def test_a_vit_s_file_is_taken_as_initial_weights_are(
     plain = {n.removeprefix("encoder.vit."): torch.from_numpy(a) for n, a in vit.items()}
     file = tmp_path / "clip.pt"
     torch.save({n: a for n, a in plain.items() if not n.startswith(("prompts", "head"))}, file)
-    own = ("split.sample-share", "split.val-folds", "data.image-size", "width")
+    own = ("split.sample-share", "split.val-folds", "data.image-size", "network.width")
     values = VIT | {key: ANGIO[key] for key in own}
-    idle = ("network", "backbone-weights", "vit.train-backbone")
+    idle = ("network.name", "vit.backbone-weights", "vit.train-backbone")
     changes = [p for k, v in values.items() if k not in idle for p in ("--set", f"{k}={v}")]
     data = ("--dataset", "angiogram-phantom", "--site", "human")
     assert finetune("segmentation", [file], *data, *changes, "--network", network) == 0

@@ -88,7 +88,7 @@ def test_the_document_says_what_answered(finished: Path) -> None:
     assert document["model"] == "of all sites"
     assert document["source"] == {"split": "val"}
     assert document["settings"]["network.width"] == 4
-    assert not {"data-dir", "out", "run.name"} & document["settings"].keys()
+    assert not {"data.dir", "run.out", "run.name"} & document["settings"].keys()
     assert {"fedsilo", "torch"} <= document["software"].keys()
     own = predict(PredictRequest(finished / "local", site="s1a", split="val")).document
     assert own["model"] == "the site's own"
