@@ -49,7 +49,7 @@ def test_a_common_setting_without_sense_is_refused(key: str, value: Value) -> No
 
 
 @pytest.mark.parametrize(
-    ("key", "field"), [("network.dropout", "network.dropout"), ("train.mc-passes", "mc_passes")]
+    ("key", "field"), [("network.dropout", "dropout"), ("train.mc-passes", "mc_passes")]
 )
 def test_a_run_may_do_without_dropout_or_passes(key: str, field: str) -> None:
     assert getattr(build(CommonSettings, {key: 0}), field) == 0

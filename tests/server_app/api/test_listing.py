@@ -50,7 +50,7 @@ def test_a_word_finds_settings_by_name_and_by_help_in_all_groups() -> None:
     assert "scaffold.server-learning-rate = 1.0" in by_name
     assert "train.learning-rate" not in by_name
     assert "train.mc-passes = 20" in "\n".join(settings("monte carlo"))
-    assert "run.name = " in "\n".join(settings("run.name"))  # the name of 0.1
+    assert "run.name = " in "\n".join(settings("run-name"))  # the name of 0.1
 
 
 def test_a_word_that_no_setting_has_is_refused_with_the_nearest() -> None:
