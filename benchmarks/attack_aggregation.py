@@ -4,10 +4,11 @@
 
 FedAvg on six silos that a Dirichlet draw (concentration 1) cuts from real data: heart disease and
 digits. The last site sends its update times 1,000, with its sign flipped, or normal noise of sd 1
-in place of it, or trains on labels that are flipped. ``limit`` is 'mean' with 'max-update-norm' at
-its default; in all other columns that limit is off, so that they show what the aggregation alone
-holds. Figures are accuracies after the last round on the test samples of the five honest sites, the
-mean of three seeds; a run that the attack has ended counts as the accuracy of guessing.
+in place of it, or trains on labels that are flipped. ``limit`` is 'mean' with
+'server.max-update-norm' at its default; in all other columns that limit is off, so that they show
+what the aggregation alone holds. Figures are accuracies after the last round on the test samples of
+the five honest sites, the mean of three seeds; a run that the attack has ended counts as the
+accuracy of guessing.
 """
 
 import argparse
@@ -40,31 +41,31 @@ SITES, BAD = 6, "silo-6"
 TASKS: Mapping[str, Mapping[str, Value]] = {
     "heart": {
         "dataset": "heart",
-        "network": "mlp",
-        "width": 8,
+        "network.name": "mlp",
+        "network.width": 8,
         "rounds": 6,
-        "local-steps": 20,
-        "weight-decay": 0.1,
+        "train.local-steps": 20,
+        "train.weight-decay": 0.1,
     },
-    "digits": {"dataset": "digits", "width": 6, "rounds": 5, "local-steps": 10},
+    "digits": {"dataset": "digits", "network.width": 6, "rounds": 5, "train.local-steps": 10},
 }
 COMMON: Mapping[str, Value] = {
     "method": "fedavg",
-    "partition": "dirichlet",
-    "concentration": 1.0,
-    "silos": SITES,
-    "min-sites": SITES - 1,
-    "batch-size": 16,
-    "learning-rate": 0.003,
-    "dropout": 0.0,
-    "mc-passes": 0,
-    "evaluate-every": 0,
-    "device": "cpu",
-    "max-update-norm": 0.0,
+    "split.partition": "dirichlet",
+    "split.concentration": 1.0,
+    "split.silos": SITES,
+    "run.min-sites": SITES - 1,
+    "train.batch-size": 16,
+    "train.learning-rate": 0.003,
+    "network.dropout": 0.0,
+    "train.mc-passes": 0,
+    "server.evaluate-every": 0,
+    "machine.device": "cpu",
+    "server.max-update-norm": 0.0,
 }
 COLUMNS: Mapping[str, Mapping[str, Value]] = {
     "mean": {},
-    "limit": {"max-update-norm": 100.0},
+    "limit": {"server.max-update-norm": 100.0},
     **{name: {"aggregation": name} for name in ("norm-clip", "median", "trimmed", "multikrum")},
 }
 ATTACKS = ("none", "times 1,000", "sign flipped", "noise", "labels flipped")
@@ -138,7 +139,7 @@ def attacked(attack: str) -> Iterator[None]:
 def accuracy(values: Mapping[str, Value], attack: str, classes: int) -> float:
     """Return the accuracy on the honest sites' test samples of a run under an attack."""
     with tempfile.TemporaryDirectory() as out, attacked(attack):
-        settings = resolve({**values, "out": out, "run-name": "run"})
+        settings = resolve({**values, "run.out": out, "run.name": "run"})
         try:
             run = run_inline(settings, SITES)
         except FedsiloError:
@@ -161,7 +162,7 @@ def main() -> None:
         classes = 2 if task == "heart" else 10
         for attack in ATTACKS:
             for column, changes in COLUMNS.items():
-                values = {**COMMON, **TASKS[task], **changes, "data-dir": options.data_dir}
+                values = {**COMMON, **TASKS[task], **changes, "data.dir": options.data_dir}
                 for seed in SEEDS:
                     found = accuracy({**values, "seed": seed}, attack, classes)
                     rows.append([task, attack, column, seed, round(found, 4)])

@@ -51,9 +51,9 @@ _GRID, _IMAGE, _SITES, _PER_SITE = (14, 14), (224, 224), 5, 5
 _VALUES = {
     "method": "fedevprompt",
     "dataset": "dermoscopy-phantom",
-    "network": "vit",
-    "backbone-weights": "random",  # time and memory do not depend on the values
-    "sample-share": 0.02,
+    "network.name": "vit",
+    "vit.backbone-weights": "random",  # time and memory do not depend on the values
+    "split.sample-share": 0.02,
 }
 _KINDS = ("plain", "rollout", "distillation")
 
@@ -163,7 +163,7 @@ def _moments(network: PromptedViT, compute: Compute, classes: int) -> BufferMome
 
 def one_step(batch: int, kind: str, threads: int) -> None:
     """Print seconds and peak memory of a step; for a process of its own."""
-    settings = build(CommonSettings, {**_VALUES, "threads": threads})
+    settings = build(CommonSettings, {**_VALUES, "machine.threads": threads})
     step, compute = training_step(settings, batch, kind)
     step()
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -196,7 +196,7 @@ def throughput(console: Console) -> None:
     for precision in ("fp32", "bf16"):
         for batch in (32, 128):
             for kind in _KINDS:
-                settings = build(CommonSettings, {**_VALUES, "precision": precision})
+                settings = build(CommonSettings, {**_VALUES, "machine.precision": precision})
                 step, compute = training_step(settings, batch, kind)
                 if compute.device.type == "cuda":
                     torch.cuda.reset_peak_memory_stats()

@@ -59,19 +59,19 @@ def settings_of(given: argparse.Namespace, method: str, more: Mapping[str, Value
     values: dict[str, Value] = {
         "method": method,
         "dataset": given.dataset,
-        "data-dir": str(given.data_dir),
-        "network": "conv",
-        "width": given.width,
-        "silos": given.silos,
-        "silo-train-size": given.samples,
-        "silo-test-size": given.samples // 4,
-        "val-folds": 0,
+        "data.dir": str(given.data_dir),
+        "network.name": "conv",
+        "network.width": given.width,
+        "split.silos": given.silos,
+        "split.silo-train-size": given.samples,
+        "split.silo-test-size": given.samples // 4,
+        "split.val-folds": 0,
         "rounds": given.rounds,
-        "local-epochs": given.epochs,
-        "batch-size": given.batch,
-        "learning-rate": given.rate,
+        "train.local-epochs": given.epochs,
+        "train.batch-size": given.batch,
+        "train.learning-rate": given.rate,
         "seed": given.seed,
-        "dropout": 0.1,
+        "network.dropout": 0.1,
     }
     return resolve({**values, **more})
 
@@ -164,11 +164,11 @@ def main() -> None:
         "uefl.extension-rounds": given.extension,
         "uefl.max-iterations": 1 + given.rounds // max(1, given.extension),
         "uefl.stop-when-certain": False,
-        "mc-passes": 20,
+        "train.mc-passes": 20,
     }
     with tempfile.TemporaryDirectory() as out:
-        uefl = settings_of(given, "uefl", {**own, "out": out, "run-name": "uefl"})
-        fedavg = settings_of(given, "fedavg", {"out": out, "run-name": "fedavg"})
+        uefl = settings_of(given, "uefl", {**own, "run.out": out, "run.name": "uefl"})
+        fedavg = settings_of(given, "fedavg", {"run.out": out, "run.name": "fedavg"})
         by_row = {
             "authors' UEFL": authors(given, uefl),
             "our UEFL": ours(uefl),

@@ -149,11 +149,13 @@ def ours(settings: RunSettings) -> list[float]:
 def settings_of(given: argparse.Namespace, **more: Value) -> RunSettings:
     """Return the settings of both sides: silos of two labels each, a step a round."""
     values: dict[str, Value] = {
-        "data-dir": str(given.data_dir), "dataset": "fmnist", "partition": "unseen", "silos": 5,
-        "silo-train-size": given.samples, "silo-test-size": 400, "network": "conv",
-        "width": given.width, "rounds": given.rounds, "local-steps": 1, "batch-size": given.batch,
-        "optimiser": "adamw", "learning-rate": given.rate, "seed": given.seed, "mc-passes": 0,
-        "evaluate-every": 0,
+        "dataset": "fmnist", "data.dir": str(given.data_dir),
+        "split.partition": "unseen", "split.silos": 5,
+        "split.silo-train-size": given.samples, "split.silo-test-size": 400,
+        "network.name": "conv", "network.width": given.width,
+        "rounds": given.rounds, "train.local-steps": 1, "train.batch-size": given.batch,
+        "train.optimiser": "adamw", "train.learning-rate": given.rate, "seed": given.seed,
+        "train.mc-passes": 0, "server.evaluate-every": 0,
     }  # fmt: skip
     return resolve(
         {**values, **{key.replace("__", ".").replace("_", "-"): v for key, v in more.items()}}

@@ -39,7 +39,13 @@ SITES = 2
 Seen = tuple[float, npt.NDArray[np.float64]]  # when, and CPU seconds of a hospital and the server
 WAYS = ("flower-supernode", "worker")
 _LOOK = 0.01  # seconds
-_SETTINGS = ("local-epochs=1", "mc-passes=0", "evaluate-every=0", "device=cpu", "threads=1")
+_SETTINGS = (
+    "train.local-epochs=1",
+    "train.mc-passes=0",
+    "server.evaluate-every=0",
+    "machine.device=cpu",
+    "machine.threads=1",
+)
 
 
 def measured(way: str, rounds: int) -> dict[str, str | float]:
@@ -48,7 +54,8 @@ def measured(way: str, rounds: int) -> dict[str, str | float]:
         site = deployment.sites[0]
         with _watched(deployment, site) as received:
             sources = RunSources(
-                out=deployment.runs, changes=(f"silos={SITES}", f"rounds={rounds}", *_SETTINGS)
+                out=deployment.runs,
+                changes=(f"split.silos={SITES}", f"rounds={rounds}", *_SETTINGS),
             )
             directory = run.run("fedavg-digits", deployment.folder, sources, print, name="timed")
         phases = [later - earlier for (earlier, _), (later, _) in itertools.pairwise(received)]

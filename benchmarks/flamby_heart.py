@@ -79,7 +79,7 @@ class Hospitals:
 
 def hospitals(data_dir: str, at_home: bool) -> Hospitals:
     """Read the four files and cut them as FLamby does."""
-    common = resolve({"dataset": "heart", "data-dir": data_dir}).common
+    common = resolve({"dataset": "heart", "data.dir": data_dir}).common
     silos = [load_silo(site, common) for site in SITES]
     sums = [sums_of(silo.train.inputs) for silo in silos]
     found = Hospitals([], [])
@@ -162,10 +162,10 @@ def runs(data_dir: str) -> Iterator[tuple[str, int, Accuracies]]:
             weights, path = layer(seed).state_dict(), Path(folder) / f"{seed}.safetensors"
             both = {n: torch.cat([torch.zeros_like(w), w]) for n, w in weights.items()}
             save_file({f"head.1.{name}": array for name, array in both.items()}, path)
-            changes = (f"initial-weights={path}", f"data-dir={data_dir}")
+            changes = (f"train.initial-weights={path}", f"data.dir={data_dir}")
             sources = RunSources(changes=changes, out=Path(folder))
             for name in (f"flamby-heart-{method}" for method in RUNS):
-                own = {"seed": seed, "run-name": f"{name}-{seed}"}
+                own = {"seed": seed, "run.name": f"{name}-{seed}"}
                 settings, resources = plan_run(name, sources, overrides=own)
                 with contextlib.redirect_stdout(io.StringIO()):
                     done = FinishedRun.open(start(settings, resources, "inline").path)

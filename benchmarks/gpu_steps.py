@@ -5,7 +5,7 @@
 Both train the same network by Adam on random images of one silo, which is on the device. The bare
 loop draws its order there and asks for nothing until its last step has ended. ``ours`` is the
 training of a site (``LocalTraining``), with deterministic operations, as in every run, ``fused``
-the same with 'fused-optimiser'. Turns alternate; a row has the least of each.
+the same with 'machine.fused-optimiser'. Turns alternate; a row has the least of each.
 """
 
 import argparse
@@ -37,7 +37,7 @@ JOBS: tuple[tuple[str, int, tuple[int, int, int], int, int], ...] = (
     ("resnet22", 16, (1, 256, 256), 16, 20),
     ("vit", 16, (3, 224, 224), 32, 15),
 )
-_VIT: dict[str, Value] = {"backbone-weights": "random", "train-backbone": True}
+_VIT: dict[str, Value] = {"vit.backbone-weights": "random", "vit.train-backbone": True}
 
 
 def bare(
@@ -84,11 +84,11 @@ def row(
     name, width, shape, batch, steps = job
     values: dict[str, Value] = {
         "method": "fedavg",
-        "network": name,
-        "width": width,
-        "batch-size": batch,
-        "local-steps": steps,
-        "learning-rate": 1e-4,
+        "network.name": name,
+        "network.width": width,
+        "train.batch-size": batch,
+        "train.local-steps": steps,
+        "train.learning-rate": 1e-4,
     }
     settings = build(CommonSettings, values | (_VIT if name == "vit" else {}))
     fused = replace(settings, fused_optimiser=True)

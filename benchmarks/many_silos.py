@@ -59,25 +59,25 @@ _MIB = 2**20
 _TRAINED: Mapping[str, Value] = {
     "method": "fedavg",
     "dataset": "mnist",
-    "silo-train-size": 20,
-    "silo-test-size": 5,
-    "local-steps": 1,
-    "batch-size": 8,
-    "width": 14,
-    "evaluate-every": 0,
-    "mc-passes": 0,
-    "device": "cpu",
+    "split.silo-train-size": 20,
+    "split.silo-test-size": 5,
+    "train.local-steps": 1,
+    "train.batch-size": 8,
+    "network.width": 14,
+    "server.evaluate-every": 0,
+    "train.mc-passes": 0,
+    "machine.device": "cpu",
     "seed": 1,
 }
 _REPLIES: Mapping[str, Value] = {
     "method": "fedavg",
     "dataset": "isic2019",
-    "network": "vit",
-    "train-backbone": True,
-    "prompt-sets": "none",
-    "backbone-weights": "random",
+    "network.name": "vit",
+    "vit.train-backbone": True,
+    "vit.prompt-sets": "none",
+    "vit.backbone-weights": "random",
     "rounds": 2,
-    "device": "cpu",
+    "machine.device": "cpu",
     "seed": 1,
 }
 _CLASSES = 2
@@ -171,9 +171,14 @@ def measured(name: str, data_dir: str) -> dict[str, Any]:
     kind, sites, values = CASES[name]
     bare, anonymous = status("VmRSS"), status("RssAnon")
     with tempfile.TemporaryDirectory() as out, peak_of("RssAnon") as seen:
-        paths = {"out": out, "run-name": "run", "data-dir": data_dir, "cache-dir": f"{out}/cache"}
+        paths = {
+            "run.out": out,
+            "run.name": "run",
+            "data.dir": data_dir,
+            "data.cache-dir": f"{out}/cache",
+        }
         made_up = kind == "replies"
-        cut = {} if made_up else {"silos": sites}
+        cut = {} if made_up else {"split.silos": sites}
         settings = resolve({**values, **paths, **cut})
         with mock.patch.object(fedsilo.server_app.run.inline_engine, "InlineGrid", TimedGrid):
             if not made_up:
@@ -199,9 +204,14 @@ def measured_by_processes(name: str, data_dir: str) -> dict[str, Any]:
     """Run a case by the command and return what all of its processes took."""
     _, sites, values = CASES[name]
     with tempfile.TemporaryDirectory() as out:
-        paths = {"out": out, "run-name": "run", "data-dir": data_dir, "cache-dir": f"{out}/cache"}
+        paths = {
+            "run.out": out,
+            "run.name": "run",
+            "data.dir": data_dir,
+            "data.cache-dir": f"{out}/cache",
+        }
         settings = Path(out) / "settings.toml"
-        settings.write_text(tomli_w.dumps({**values, **paths, "silos": sites}))
+        settings.write_text(tomli_w.dumps({**values, **paths, "split.silos": sites}))
         found = peers.measured(peers.rivals("", settings)[peers.OURS], Path(out))
         model = (Path(out) / "run" / "model.safetensors").stat().st_size / _MIB
     rounds = int(values["rounds"])

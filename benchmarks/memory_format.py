@@ -1,4 +1,4 @@
-"""What 'memory-format' saves on a CPU: milliseconds of an optimiser step, on one core.
+"""What 'machine.memory-format' saves on a CPU: milliseconds of an optimiser step, on one core.
 
     python benchmarks/memory_format.py [--csv FILE]
 

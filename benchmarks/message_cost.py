@@ -31,27 +31,27 @@ def values(silos: int, rounds: int) -> dict[str, bool | int | float | str]:
     return {
         "method": "fedavg",
         "dataset": "digits",
-        "silos": silos,
-        "silo-train-size": 40,
-        "silo-test-size": 10,
+        "split.silos": silos,
+        "split.silo-train-size": 40,
+        "split.silo-test-size": 10,
         "rounds": rounds,
-        "local-steps": 1,
-        "batch-size": BATCH,
-        "width": 4,
-        "mc-passes": 0,
-        "dropout": 0.0,
-        "evaluate-every": 0,
-        "device": "cpu",
-        "run-name": "run",
+        "train.local-steps": 1,
+        "train.batch-size": BATCH,
+        "network.width": 4,
+        "train.mc-passes": 0,
+        "network.dropout": 0.0,
+        "server.evaluate-every": 0,
+        "machine.device": "cpu",
+        "run.name": "run",
     }
 
 
 def run_seconds(settings: Mapping[str, bool | int | float | str]) -> float:
     """Return the CPU seconds of a run by the inline engine."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        resolved = resolve({**settings, "out": folder, "cache-dir": f"{folder}/cache"})
+        resolved = resolve({**settings, "run.out": folder, "data.cache-dir": f"{folder}/cache"})
         began = time.process_time()
-        run_inline(resolved, int(settings["silos"]))
+        run_inline(resolved, int(settings["split.silos"]))
         return time.process_time() - began
 
 

@@ -69,8 +69,8 @@ def _rows(data_dir: Path, seeds: int) -> Iterator[dict[str, Value]]:
 
 def _run(folder: Path, seed: int) -> Path:
     values = dict(find_experiment(app_folder() / "simulation.yaml", "fedavg-heart").values)
-    values |= {"dataset": "table", "data-dir": str(folder), "cache-dir": str(folder / "cache")}
-    values |= {"seed": seed, "val-folds": 5, "out": str(folder), "run-name": f"run{seed}"}
+    values |= {"dataset": "table", "data.dir": str(folder), "data.cache-dir": str(folder / "cache")}
+    values |= {"seed": seed, "split.val-folds": 5, "run.out": str(folder), "run.name": f"run{seed}"}
     settings = resolve(values)
     return run_inline(settings, len(silo_names(settings.common))).path
 

@@ -38,31 +38,36 @@ HERE = Path(__file__).resolve().parent
 _LOOK = 0.3  # seconds between looks at the processes
 _COMMON: Mapping[str, Value] = {
     "method": "fedavg",
-    "dropout": 0.0,
-    "mc-passes": 0,
-    "evaluate-every": 0,
-    "device": "cpu",
-    "threads": 1,
+    "network.dropout": 0.0,
+    "train.mc-passes": 0,
+    "server.evaluate-every": 0,
+    "machine.device": "cpu",
+    "machine.threads": 1,
 }
 JOBS: Mapping[str, Mapping[str, Value]] = {
     # Nine silos of MNIST, a third of them rotated, a third with inverted colours
-    "mnist": {"dataset": "mnist", "width": 16, "batch-size": 64, "local-epochs": 1},
+    "mnist": {
+        "dataset": "mnist",
+        "network.width": 16,
+        "train.batch-size": 64,
+        "train.local-epochs": 1,
+    },
     # The four hospitals of FLamby's Fed-Heart-Disease
     "heart": {
         "dataset": "heart",
-        "network": "mlp",
-        "width": 8,
-        "batch-size": 16,
-        "local-steps": 10,
+        "network.name": "mlp",
+        "network.width": 8,
+        "train.batch-size": 16,
+        "train.local-steps": 10,
     },
     # MNIST shared out among 100 silos, each label by a Dirichlet distribution of 0.5
     "hundred": {
         "dataset": "mnist",
-        "partition": "dirichlet",
-        "silos": 100,
-        "width": 4,
-        "batch-size": 32,
-        "local-steps": 10,
+        "split.partition": "dirichlet",
+        "split.silos": 100,
+        "network.width": 4,
+        "train.batch-size": 32,
+        "train.local-steps": 10,
     },
 }
 OURS = "fedsilo processes"
@@ -164,10 +169,10 @@ def turn(options: argparse.Namespace) -> pd.DataFrame:
             values = {
                 **_COMMON,
                 **JOBS[options.job],
-                "data-dir": str(options.data_dir.resolve()),
+                "data.dir": str(options.data_dir.resolve()),
                 "rounds": options.rounds,
-                "out": name,
-                "run-name": "run",
+                "run.out": name,
+                "run.name": "run",
             }
             settings = folder / "settings.toml"
             settings.write_text(tomli_w.dumps(values))

@@ -36,18 +36,18 @@ _BATCHES = (32, batch_size(3 * 224 * 224))
 _RUN: dict[str, Value] = {
     "method": "local",
     "dataset": "dermoscopy-phantom",
-    "sample-share": 0.0001,
-    "image-size": 224,
-    "network": "vit",
-    "backbone": "vit_tiny_patch16_224",
-    "backbone-weights": "random",
-    "backbone-depth": 4,
-    "prompt-sets": "none",
+    "split.sample-share": 0.0001,
+    "data.image-size": 224,
+    "network.name": "vit",
+    "vit.backbone": "vit_tiny_patch16_224",
+    "vit.backbone-weights": "random",
+    "vit.backbone-depth": 4,
+    "vit.prompt-sets": "none",
     "rounds": 1,
-    "local-steps": 1,
-    "batch-size": 4,
-    "mc-passes": 20,
-    "device": "cpu",
+    "train.local-steps": 1,
+    "train.batch-size": 4,
+    "train.mc-passes": 20,
+    "machine.device": "cpu",
 }
 
 
@@ -92,7 +92,12 @@ def main() -> None:
         folder = Path(scratch)
         (folder / "images").mkdir()
         write_images(folder / "images", arguments.images)
-        values = {**_RUN, "out": str(folder), "run-name": "run", "cache-dir": str(folder / "cache")}
+        values = {
+            **_RUN,
+            "run.out": str(folder),
+            "run.name": "run",
+            "data.cache-dir": str(folder / "cache"),
+        }
         run = run_inline(resolve(values), 6).path
         images = folder / "images"
         paths = list(files_of(CaseSource("images", images)).values())

@@ -26,7 +26,7 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 
 _CLASSES = 2
-_VALUES = {"method": "fedavg", "network": "resnet22", "local-steps": 1}
+_VALUES = {"method": "fedavg", "network.name": "resnet22", "train.local-steps": 1}
 _HEADER = ("pixels", "batch", "at once", "checkpointing", "seconds", "peak MiB", "over start")
 
 
@@ -34,13 +34,13 @@ def one_step(options: argparse.Namespace) -> None:
     """Print seconds of a step, peak MiB and MiB before the first step, for this process."""
     values = {
         **_VALUES,
-        "width": options.width,
-        "batch-size": options.batch,
-        "micro-batch": options.micro,
-        "gradient-checkpointing": options.checkpointing,
-        "device": options.device,
-        "precision": options.precision,
-        "threads": options.threads,
+        "network.width": options.width,
+        "train.batch-size": options.batch,
+        "train.micro-batch": options.micro,
+        "network.gradient-checkpointing": options.checkpointing,
+        "machine.device": options.device,
+        "machine.precision": options.precision,
+        "machine.threads": options.threads,
     }
     settings = build(CommonSettings, values)
     compute = choose_compute(settings.device, settings.precision, settings.threads)

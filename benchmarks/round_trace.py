@@ -48,16 +48,16 @@ COMMAND = {"_invoke"}  # what runs one command
 VALUES = {
     "method": "fedavg",
     "dataset": "digits",
-    "silos": 3,
-    "silo-train-size": 40,
-    "silo-test-size": 10,
+    "split.silos": 3,
+    "split.silo-train-size": 40,
+    "split.silo-test-size": 10,
     "rounds": 1,
-    "local-epochs": 1,
-    "batch-size": 16,
-    "width": 4,
-    "mc-passes": 3,
-    "device": "cpu",
-    "run-name": "run",
+    "train.local-epochs": 1,
+    "train.batch-size": 16,
+    "network.width": 4,
+    "train.mc-passes": 3,
+    "machine.device": "cpu",
+    "run.name": "run",
 }
 
 

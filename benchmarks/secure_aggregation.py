@@ -34,22 +34,22 @@ _LOW = ("minimum-batch=1", "minimum-steps-per-reply=1")
 def changes(way: str, sites: int, rounds: int) -> dict[str, str | int | float]:
     """Return the settings of a run."""
     return {
-        "silos": sites,
+        "split.silos": sites,
         "rounds": rounds,
-        "local-epochs": 1,
-        "mc-passes": 0,
-        "clip-norm": 5.0,
-        "evaluate-every": 0,
-        "device": "cpu",
-        "threads": 1,
-        "secure-aggregation": way,
+        "train.local-epochs": 1,
+        "train.mc-passes": 0,
+        "secure.clip-norm": 5.0,
+        "server.evaluate-every": 0,
+        "machine.device": "cpu",
+        "machine.threads": 1,
+        "secure.aggregation": way,
     }
 
 
 def simulated(way: str, sites: int, rounds: int, out: Path) -> RunDirectory:
     """Run in this process."""
     values = find_experiment(app_folder() / "simulation.yaml", _EXPERIMENT).values
-    own = {**values, **changes(way, sites, rounds), "out": str(out), "run-name": way}
+    own = {**values, **changes(way, sites, rounds), "run.out": str(out), "run.name": way}
     return run_inline(resolve(own), sites)
 
 

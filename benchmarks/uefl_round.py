@@ -42,7 +42,7 @@ _UEFL: Mapping[str, Value] = {
 
 def seconds_by_phase(values: Mapping[str, Value], out: Path) -> dict[str, float]:
     """Run, and return the mean over rounds after the first of all sites' seconds, by phase."""
-    settings = resolve({**values, "out": str(out)})
+    settings = resolve({**values, "run.out": str(out)})
     rows = run_inline(settings, settings.common.silos).read_csv("traffic.csv")
     spent: dict[tuple[str, int], float] = defaultdict(float)
     for row in rows:
@@ -59,7 +59,11 @@ def values_of(method: str, experiment: Mapping[str, Value], data_dir: Path) -> d
     """Return an experiment's settings for a few rounds of ``method`` that measure nothing."""
     common = {key: value for key, value in experiment.items() if "." not in key}
     own = {key: value for key, value in experiment.items() if key.startswith("uefl.")}
-    few: dict[str, Value] = {"rounds": _ROUNDS, "evaluate-every": 0, "data-dir": str(data_dir)}
+    few: dict[str, Value] = {
+        "rounds": _ROUNDS,
+        "server.evaluate-every": 0,
+        "data.dir": str(data_dir),
+    }
     uefl: dict[str, Value] = {**own, **_UEFL} if method == "uefl" else {}
     return {**common, **few, **uefl, "method": method}
 
@@ -78,7 +82,7 @@ def main() -> None:
         for turn in range(options.turns):
             for method, found in measured.items():
                 values = values_of(method, experiment, options.data_dir.resolve())
-                named = {**values, "run-name": f"{method}-{turn}"}
+                named = {**values, "run.name": f"{method}-{turn}"}
                 found.append(seconds_by_phase(named, Path(out)))
     turns = enumerate(zip(*measured.values(), strict=True), start=1)
     rows = pd.DataFrame(_row(turn, *both) for turn, both in turns)

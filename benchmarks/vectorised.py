@@ -30,15 +30,33 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
 
-_COMMON: dict[str, Value] = {"method": "fedavg", "device": "cpu", "mc-passes": 0, "seed": 7}
-_COMMON |= {"dropout": 0.0, "evaluate-every": 0, "run-name": "run", "local-steps": 10}
-_DIGITS: dict[str, Value] = {"dataset": "digits", "partition": "dirichlet", "silos": 100}
+_COMMON: dict[str, Value] = {
+    "method": "fedavg",
+    "machine.device": "cpu",
+    "train.mc-passes": 0,
+    "seed": 7,
+}
+_COMMON |= {
+    "network.dropout": 0.0,
+    "server.evaluate-every": 0,
+    "run.name": "run",
+    "train.local-steps": 10,
+}
+_DIGITS: dict[str, Value] = {
+    "dataset": "digits",
+    "split.partition": "dirichlet",
+    "split.silos": 100,
+}
 JOBS: dict[str, tuple[int, int, dict[str, Value]]] = {
     "heart, mlp of width 8": (
         *(4, 30),
-        {"dataset": "heart", "network": "mlp", "width": 8, "batch-size": 16},
+        {"dataset": "heart", "network.name": "mlp", "network.width": 8, "train.batch-size": 16},
     ),
-    "digits, 100 silos, conv of width 1": (100, 1, {**_DIGITS, "width": 1, "batch-size": 8}),
+    "digits, 100 silos, conv of width 1": (
+        100,
+        1,
+        {**_DIGITS, "network.width": 1, "train.batch-size": 8},
+    ),
 }
 
 
@@ -57,7 +75,7 @@ def cpu_seconds(values: Mapping[str, Value], sites: int) -> tuple[float, float]:
         contextlib.redirect_stdout(io.StringIO()),
         mock.patch.object(together, "train_together", timed),
     ):
-        settings = resolve({**values, "out": out})
+        settings = resolve({**values, "run.out": out})
         began = time.process_time()
         run_inline(settings, sites)
         return time.process_time() - began, spent[0]
@@ -102,7 +120,7 @@ def measured(name: str) -> dict[str, object]:
     sites, rounds, own = JOBS[name]
     values = {**_COMMON, **own}
     loop, _ = of_rounds(values, sites, rounds)
-    one, training = of_rounds({**values, "vectorised": sites}, sites, rounds)
+    one, training = of_rounds({**values, "machine.vectorised": sites}, sites, rounds)
     common = resolve({**values, "rounds": rounds}).common
     bare_seconds(common)  # imports
     bare = bare_seconds(common)

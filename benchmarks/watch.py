@@ -31,19 +31,24 @@ _NOTES = (
     *("run_started", "phase_started", "reply_came", "sites_away", "round_ended"),
     *("site_failed", "participants_changed"),
 )
-_COMMON: Mapping[str, Value] = {"method": "fedavg", "dataset": "digits", "device": "cpu", "seed": 1}
+_COMMON: Mapping[str, Value] = {
+    "method": "fedavg",
+    "dataset": "digits",
+    "machine.device": "cpu",
+    "seed": 1,
+}
 CASES: Mapping[str, tuple[int, Mapping[str, Value]]] = {
-    "nine silos": (9, {"silos": 9}),
+    "nine silos": (9, {"split.silos": 9}),
     "100 silos, shortest rounds": (
         100,
         {
-            "silos": 100,
-            "silo-train-size": 10,
-            "silo-test-size": 2,
-            "width": 1,
-            "mc-passes": 0,
-            "local-steps": 1,
-            "batch-size": 8,
+            "split.silos": 100,
+            "split.silo-train-size": 10,
+            "split.silo-test-size": 2,
+            "network.width": 1,
+            "train.mc-passes": 0,
+            "train.local-steps": 1,
+            "train.batch-size": 8,
         },
     ),
 }
@@ -63,7 +68,7 @@ def measured(case: str, rounds: int) -> dict[str, str | float]:
     nodes, values = CASES[case]
     spent = Spent()
     with tempfile.TemporaryDirectory() as out, _counted(spent):
-        named = {**_COMMON, **values, "rounds": rounds, "out": out, "run-name": "run"}
+        named = {**_COMMON, **values, "rounds": rounds, "run.out": out, "run.name": "run"}
         wall, cpu = time.monotonic(), time.process_time()
         run_inline(resolve(named), nodes)
         wall, cpu = time.monotonic() - wall, time.process_time() - cpu

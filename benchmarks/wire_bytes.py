@@ -25,35 +25,45 @@ from fedsilo.server_app.run.inline_engine import run_inline
 Row = dict[str, Value]
 
 SEEDS = (1, 2, 3)
-_COMMON: Row = {"method": "fedavg", "device": "cpu", "mc-passes": 0, "evaluate-every": 0}
-_IMAGES: Row = {"silos": 3, "silo-test-size": 120, "width": 8, "local-epochs": 1}
+_COMMON: Row = {
+    "method": "fedavg",
+    "machine.device": "cpu",
+    "train.mc-passes": 0,
+    "server.evaluate-every": 0,
+}
+_IMAGES: Row = {
+    "split.silos": 3,
+    "split.silo-test-size": 120,
+    "network.width": 8,
+    "train.local-epochs": 1,
+}
 DATA: dict[str, tuple[int, Row]] = {
-    "heart": (4, {"dataset": "heart", "network": "mlp", "width": 64, "rounds": 20}),
-    "digits": (3, {**_IMAGES, "dataset": "digits", "silo-train-size": 240, "rounds": 20}),
+    "heart": (4, {"dataset": "heart", "network.name": "mlp", "network.width": 64, "rounds": 20}),
+    "digits": (3, {**_IMAGES, "dataset": "digits", "split.silo-train-size": 240, "rounds": 20}),
     "fmnist": (
         3,
         {
             **_IMAGES,
             "dataset": "fmnist",
-            "silo-train-size": 300,
-            "silo-test-size": 300,
+            "split.silo-train-size": 300,
+            "split.silo-test-size": 300,
             "rounds": 15,
         },
     ),
 }
 WAYS: dict[str, Row] = {
     "fp32": {},
-    "bf16": {"wire-precision": "bf16"},
-    "bf16 both ways": {"wire-precision": "bf16", "wire-down": "bf16"},
+    "bf16": {"server.wire-precision": "bf16"},
+    "bf16 both ways": {"server.wire-precision": "bf16", "server.wire-down": "bf16"},
 }
 
 
 def measured(data: str, way: str, seed: int) -> Row:
     """Return the row of one run."""
     sites, own = DATA[data]
-    values = {**_COMMON, **own, **WAYS[way], "seed": seed, "run-name": "run"}
+    values = {**_COMMON, **own, **WAYS[way], "seed": seed, "run.name": "run"}
     with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(io.StringIO()):
-        directory = run_inline(resolve({**values, "out": out}), sites)
+        directory = run_inline(resolve({**values, "run.out": out}), sites)
         summary = directory.read_json("summary.json")
     row: Row = {"data": data, "way": way, "seed": seed}
     row["accuracy"] = round(summary["mean"]["accuracy"], 4)

@@ -51,7 +51,7 @@ def answer(lab: Lab) -> RecordDict:
 
     Raises:
         SiteError: the method has no such phase, or does not return ``Outgoing`` from it;
-            'deterministic' refuses an operation; or the run has no secure aggregation.
+            'machine.deterministic' refuses an operation; or the run has no secure aggregation.
     """
     phase = lab.instruction.phase
     with noted_operations() as lab.unrepeatable:
@@ -236,7 +236,7 @@ def _store(lab: Lab, keep: Arrays) -> bool:
             if not array.isfinite().all():
                 raise SiteError(
                     f"training diverged, '{name}' contains non-finite values: lower "
-                    "'learning-rate'; nothing of it was kept"
+                    "'train.learning-rate'; nothing of it was kept"
                 )
         lab.state_files.store(lab.instruction, kept)
         return True

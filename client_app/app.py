@@ -13,6 +13,7 @@ import logging
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ from fedsilo.models.contract.errors import (
     FedsiloError,
     FileNamesError,
     RefusedError,
+    SettingError,
     WithheldError,
 )
 from fedsilo.models.contract.messages import (
@@ -47,6 +49,7 @@ from fedsilo.models.contract.messages import (
     Instruction,
 )
 from fedsilo.models.contract.one_line import shown
+from fedsilo.models.contract.removed import RENAMED, with_current_keys
 from fedsilo.models.contract.settings import SUMS
 from fedsilo.models.contract.versions import refuse_other_versions
 from fedsilo.strategies.wire.records import bundle, unbundle
@@ -61,11 +64,26 @@ class HospitalApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message of a known kind; refuse any other with a one-line reason."""
+        try:
+            context = _with_current_keys(context)
+        except SettingError as fault:
+            return refuse(message, context, RefusedError(str(fault)))
         kind = message.metadata.message_type
         if kind in _KINDS:
             return super().__call__(message, context)
         error = RefusedError(f"{shown(kind)} is no kind of message that a hospital answers")
         return refuse(message, context, error)
+
+
+def _with_current_keys(context: Context) -> Context:
+    """Replace former names of settings in the run config, which another app's server may use.
+
+    Raises:
+        SettingError: a setting is given under both names.
+    """
+    if not RENAMED.keys() & context.run_config.keys():
+        return context
+    return replace(context, run_config=with_current_keys(context.run_config, quietly=True))
 
 
 _KINDS = (HELLO, SURVEY, TRAIN, EVALUATE)
@@ -206,7 +224,7 @@ def failing_in_the_sum(answering: Answering) -> Iterator[None]:
         return
     except Exception as error:  # whatever fails must fail inside the sum
         kind = message.metadata.message_type
-        is_summed = context.run_config.get("trust") == SUMS and kind not in (HELLO, SURVEY)
+        is_summed = context.run_config.get("privacy.trust") == SUMS and kind not in (HELLO, SURVEY)
         if not (is_summed and opened.data):
             raise
         opened.why = _reason(error, context)

@@ -63,6 +63,7 @@ def feature_sums(session: SiteSession) -> Sums | None:
     if few:
         raise RefusedError(
             f"site {silo.name} sends no sums: {few[0]}, but at least {least} are needed "
-            "('sums-min-count'); leave the site out, or set 'standardise' to 'declared'"
+            "('privacy.sums-min-count'); leave the site out, or set 'data.standardise' to "
+            "'declared'"
         )
     return sums

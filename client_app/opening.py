@@ -111,7 +111,7 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
     simulated, run, node = is_simulated(context), context.run_config, context.node_config
     settings = _run_settings(context)
     if settings.plugin_settings:
-        run = with_plugin_settings(run)
+        run = with_plugin_settings(run, defaults(CommonSettings))
     site = site_name(context, settings)
     capped, folder = node_cap(context), own_folder(context, site)
     # Checked again, whatever the server has checked,
@@ -174,9 +174,9 @@ def _refuse_without_epsilon(settings: CommonSettings) -> None:
     """Refuse a run without clipping and noise, whose epsilon a hospital's cap cannot count."""
     if not settings.is_private():
         raise RefusedError(
-            "the site has a cap on epsilon, but the run's 'sample-clip-norm' is 0: without "
+            "the site has a cap on epsilon, but the run's 'privacy.sample-clip-norm' is 0: without "
             "clipping and noise there is no epsilon, of arrays or of measurements; set "
-            "'sample-clip-norm' and 'noise-multiplier', or leave the site out"
+            "'privacy.sample-clip-norm' and 'privacy.noise-multiplier', or leave the site out"
         )
 
 

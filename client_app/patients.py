@@ -100,6 +100,6 @@ class PatientPrivacy:
         if rate < 1 and floor > 1 and size < _CROWD * floor:
             raise RefusedError(
                 f"private batches are drawn at random, {size} samples on average, and fewer than "
-                f"{floor} could be in one ('minimum-batch'): set 'batch-size' to at least "
+                f"{floor} could be in one ('minimum-batch'): set 'train.batch-size' to at least "
                 f"{_CROWD * floor}, or 'max-epsilon' in the site file"
             )

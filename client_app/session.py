@@ -230,14 +230,14 @@ class SiteSession(OpenedSite):
             raise RefusedError(
                 f"site {name}: a round would have {steps} optimiser step(s) over the samples that "
                 f"this hospital declares, but it needs {limits.minimum_steps_per_reply} "
-                "('minimum-steps-per-reply'): raise 'local-epochs' or 'local-steps', lower "
-                "'batch-size', or leave the site out"
+                "('minimum-steps-per-reply'): raise 'train.local-epochs' or 'train.local-steps', "
+                "lower 'train.batch-size', or leave the site out"
             )
         if size < limits.minimum_batch:
             raise RefusedError(
                 f"site {name}: a step would use fewer than {limits.minimum_batch} of the samples "
-                "that this hospital declares ('minimum-batch'): lower 'epoch-steps', or leave the "
-                "site out"
+                "that this hospital declares ('minimum-batch'): lower 'train.epoch-steps', or "
+                "leave the site out"
             )
 
     def _refuse_few_weighed(self) -> None:
@@ -250,7 +250,7 @@ class SiteSession(OpenedSite):
         least, effective = self.limits.minimum_batch, effective_samples(weights)
         if not self.simulated and self.cap is None and effective < least:
             raise RefusedError(
-                f"site {self.silo.name}: with the run's 'class-weights' fewer than {least} "
+                f"site {self.silo.name}: with the run's 'train.class-weights' fewer than {least} "
                 "training samples decide a step ('minimum-batch'): set them closer to one another "
                 "or to 'none', or leave the site out"
             )

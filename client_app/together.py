@@ -1,4 +1,4 @@
-"""Train several simulated sites as one batch, before each answers its own message ('vectorised').
+"""Train several simulated sites as one batch, before each answers its own message.
 
 Each site has its own batches, dropout, moments and number of steps, and its result equals the
 loop's up to rounding. Each site then handles its message as usual; where it would train, it takes
@@ -41,16 +41,16 @@ _EACH_NUMBER = (*_FUSED, "rmsprop", "adadelta", "adamax", "nadam", "radam")
 _PADDING = -100  # the label that cross-entropy ignores
 # The values of settings with which sites can be trained as one batch
 _ONLY: Mapping[str, tuple[Value, ...]] = {
-    "sample-clip-norm": (0.0,),
-    "network": ("auto", "conv", "vgg16-bn", "logistic", "mlp"),
-    "loss": ("auto", "cross-entropy"),
-    "class-weights": ("none",),
-    "augmentation": ("",),
-    "micro-batch": (0,),
-    "epoch-steps": (0,),
-    "optimiser-state": ("round",),
-    "optimiser": _EACH_NUMBER,
-    "precision": ("auto", "fp32", "bf16"),
+    "privacy.sample-clip-norm": (0.0,),
+    "network.name": ("auto", "conv", "vgg16-bn", "logistic", "mlp"),
+    "train.loss": ("auto", "cross-entropy"),
+    "train.class-weights": ("none",),
+    "train.augmentation": ("",),
+    "train.micro-batch": (0,),
+    "train.epoch-steps": (0,),
+    "train.optimiser-state": ("round",),
+    "train.optimiser": _EACH_NUMBER,
+    "machine.precision": ("auto", "fp32", "bf16"),
 }
 
 
@@ -66,14 +66,16 @@ def check_vectorised(common: CommonSettings) -> None:
         if (value.lower() if isinstance(value, str) else value) not in allowed:
             wanted = listed([str(one) or "empty" for one in allowed])
             raise SettingError(
-                f"setting 'vectorised' is {common.vectorised}, but '{key}' is {shown(value)}: "
-                f"sites are trained as one only if it is {wanted}; set 'vectorised' to 1"
+                f"setting 'machine.vectorised' is {common.vectorised}, but '{key}' is "
+                f"{shown(value)}: sites are trained as one only if it is {wanted}; set "
+                "'machine.vectorised' to 1"
             )
     plain = common.method in METHODS  # a plugin may extend such a method
     if not (plain and site_class(common.method).trains_plainly):
         raise SettingError(
-            f"setting 'vectorised' is {common.vectorised}, but a site of method '{common.method}' "
-            "does more than train the received model: set 'vectorised' to 1"
+            f"setting 'machine.vectorised' is {common.vectorised}, but a site of method "
+            f"'{common.method}' does more than train the received model: set 'machine.vectorised' "
+            "to 1"
         )
 
 

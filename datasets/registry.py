@@ -26,7 +26,7 @@ from fedsilo.models.contract.plugs import (
     wrong,
 )
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults
+from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults, keys_of
 from fedsilo.models.networks.kinds import OWN_NETWORKS, TIMM
 
 _UNREAD = {
@@ -77,7 +77,7 @@ def _load_plugin(name: str) -> DataSet:
     return data
 
 
-# Setting that may name a plugin -> the names of fedsilo itself
+# Field of the settings that may name a plugin -> the names of fedsilo itself
 _OURS: Mapping[str, Collection[str]] = {
     "method": METHODS,
     "network": OWN_NETWORKS,
@@ -103,13 +103,15 @@ def plugs_of(settings: CommonSettings) -> list[Plug]:
 def plugin_modules(values: Mapping[str, Value]) -> list[str]:
     """Return the modules in which recorded settings name an object, without importing one.
 
-    Of a module in a package it is the package. A name that is neither fedsilo's nor could be a
+    ``values`` must have today's keys: a plugin under a former name would be overlooked here. Of a
+    module in a package it is the package. A name that is neither fedsilo's nor could be a
     module is left out: whoever builds the settings refuses it.
     """
     files = {module_of(entry) for entry in plugin_entries(str(values.get("plugin", "")))}
     modules = []
+    keys = keys_of(CommonSettings)
     for key, ours in _OURS.items():
-        name = values.get(key)
+        name = values.get(keys[key])
         if not isinstance(name, str) or _is_ours(key, name):
             continue
         place = find_plugins(key, ours).get(name, name) if ":" not in name else name
@@ -139,7 +141,7 @@ def check_data_settings(settings: CommonSettings) -> None:
     check_folds(settings)
     if 0 < settings.image_size < SMALLEST_IMAGE:
         raise SettingError(
-            f"setting 'image-size' is {settings.image_size}; it must be 0 or at least "
+            f"setting 'data.image-size' is {settings.image_size}; it must be 0 or at least "
             f"{SMALLEST_IMAGE}"
         )
 

@@ -17,6 +17,7 @@ from flwr.serverapp.strategy import Strategy
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.messages import EVALUATE, INCOMING, TRAINED
 from fedsilo.models.contract.methods import class_name, settings_class
+from fedsilo.models.contract.removed import current_settings, tell_renamed
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, build
 from fedsilo.models.privacy.promises import check_privacy_settings
@@ -46,7 +47,8 @@ class FlowerStrategy(Strategy):
     method: ClassVar[str] = ""
 
     def __init__(self, run_config: Mapping[str, Value] | None = None) -> None:
-        values = {**(run_config or {}), "method": self.method}
+        values = {**current_settings(run_config or {}), "method": self.method}
+        tell_renamed()
         self._common = build(CommonSettings, values)
         self._own: Any = build(settings_class(self.method), values)
         is_table = data_set(self._common.dataset).is_table

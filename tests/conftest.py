@@ -14,6 +14,7 @@ from fedsilo.models.contract.settings_schema import Value, key_of, keys_of
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support import golden
+from tests.support.keys import as_key, as_keys
 from tests.support.tiny import TINY, TINY_METHOD
 
 # Speed belongs in a benchmark, not in a test that fails on a busy machine
@@ -59,8 +60,7 @@ def tiny() -> Callable[..., dict[str, Value]]:
     def build(method: str, **changes: Value) -> dict[str, Value]:
         own = keys_of(settings_class(method)).items()
         grouped = {key_of(name): key for name, key in own}  # a keyword has no group
-        keys = {name: key_of(name) for name in changes}
-        named = {grouped.get(key, key): changes[name] for name, key in keys.items()}
+        named = {grouped.get(key_of(name), as_key(name)): changes[name] for name in changes}
         return TINY | {"method": method} | TINY_METHOD.get(method, {}) | named
 
     return build
@@ -78,7 +78,7 @@ def inline_run(tmp_path: Path) -> InlineRun:
     def run(
         values: Mapping[str, Value], nodes: int = 3, out: Path = tmp_path, draw: bool = False
     ) -> RunDirectory:
-        named = {"run-name": "run", "out": str(out)} | dict(values)
+        named = as_keys({"run.name": "run", "run.out": str(out)} | dict(values))
         directory = run_inline(resolve(named), nodes)
         if draw:
             list(draw_run(directory))

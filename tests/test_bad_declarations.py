@@ -38,7 +38,7 @@ SCHEMA: dict[str, Any] = {
 IMAGES: dict[str, Any] = {
     "sites": {"north": "north.csv"},
     "classes": {"benign": ["nevus"], "malignant": ["melanoma"]},
-    "image-size": 64,
+    "data.image-size": 64,
     "test-share": 0.2,
     "bits": 12,
 }

@@ -69,7 +69,7 @@ def finished(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     @functools.cache
     def run(variant: str) -> RunDirectory:
         out = str(tmp_path_factory.mktemp(variant))
-        values = _values(tiny, variant, rounds=3) | {"run-name": "run", "out": out}
+        values = _values(tiny, variant, rounds=3) | {"run.name": "run", "run.out": out}
         directory = run_inline(resolve(values), 3)
         if variant in METHODS:  # a variant's are the same
             draw_pictures(directory, pytest.fail)
@@ -154,7 +154,7 @@ def test_predictions_of_the_test_rows_have_the_figures_of_metrics_csv(
 def test_processes_give_the_same_bytes(
     variant: str, tiny: Tiny, finished: Callable[[str], RunDirectory], tmp_path: Path
 ) -> None:
-    values = _values(tiny, variant, rounds=3) | {"run-name": "run", "out": str(tmp_path)}
+    values = _values(tiny, variant, rounds=3) | {"run.name": "run", "run.out": str(tmp_path)}
     resources: dict[str, Value] = {"num-supernodes": 3, "init-args-num-cpus": 2}
     assert _bytes(run_with_processes(resolve(values), resources)) == _bytes(finished(variant))
 
@@ -167,7 +167,7 @@ SHARED = ("uefl", "scaffold", "ditto", "fedefm", "picsr", "cross", "fedavg-secur
 def test_sites_that_share_two_supernodes_give_the_same_bytes(
     variant: str, tiny: Tiny, finished: Callable[[str], RunDirectory], tmp_path: Path
 ) -> None:
-    values = _values(tiny, variant, rounds=3) | {"run-name": "run", "out": str(tmp_path)}
+    values = _values(tiny, variant, rounds=3) | {"run.name": "run", "run.out": str(tmp_path)}
     settings = resolve(values)
     with inline_grid(settings, 2) as grid:
         shared = runner.run(SimulatedSites(grid, 3), settings)
@@ -358,7 +358,7 @@ def test_uefl_extends_and_the_new_book_is_in_the_model(tiny: Tiny, inline_run: I
 
 def test_methods_start_from_the_same_weights(tiny: Tiny, inline_run: InlineRun) -> None:
     def first(method: str) -> dict[str, str]:
-        path = inline_run(_values(tiny, method) | {"run-name": method})
+        path = inline_run(_values(tiny, method) | {"run.name": method})
         return {
             row["site"]: row["value"]
             for row in path.read_csv("metrics.csv")

@@ -31,8 +31,8 @@ def test_fedbn_outside_the_package_is_ours(
     own_file: Path,
 ) -> None:
     values = tiny("fedbn")
-    ours = inline_run(values | {"run-name": "ours"})
-    own = {"method": "own_method", "plugin": str(own_file), "run-name": "own"}
+    ours = inline_run(values | {"run.name": "ours"})
+    own = {"method": "own_method", "plugin": str(own_file), "run.name": "own"}
     theirs = inline_run(values | own)
     models = [load_file(run.path / "model.safetensors") for run in (ours, theirs)]
     assert models[0].keys() == models[1].keys()

@@ -21,9 +21,9 @@ from tests.support.soak import in_soak
 
 Z = 2.0
 PRIVATE: dict[str, Value] = {
-    "sample-clip-norm": 1.0,
-    "noise-multiplier": Z,
-    "trust": "nobody",
+    "privacy.sample-clip-norm": 1.0,
+    "privacy.noise-multiplier": Z,
+    "privacy.trust": "nobody",
 }
 TAKING = sorted(name for name in METHODS if not why_not_private(name))
 # Averages, experts and prototypes, codebooks, class means: the others are in `make test-soak`
@@ -34,26 +34,26 @@ OWN: dict[str, dict[str, Value]] = {
 }
 HEART: dict[str, Value] = {
     "dataset": "heart-synthetic",
-    "standardise": "declared",
+    "data.standardise": "declared",
     "rounds": 2,
-    "local-steps": 2,
-    "batch-size": 16,
-    "device": "cpu",
+    "train.local-steps": 2,
+    "train.batch-size": 16,
+    "machine.device": "cpu",
     "seed": 7,
 }
 # UEFL reads its uncertainty off validation rows, and codes need hidden units
 TABLES: dict[str, dict[str, Value]] = {
     "fedavg-ft": {"fedavg-ft.finetune-rounds": 1},
-    "fedbabu": {"fedavg-ft.finetune-rounds": 1, "network": "mlp", "width": 8},
+    "fedbabu": {"fedavg-ft.finetune-rounds": 1, "network.name": "mlp", "network.width": 8},
     "fedper": {"network": "mlp", "width": 8},
     "fedrep": {"network": "mlp", "width": 8},
     "fedswa": {"fedswa.averaged-rounds": 1},
     "picsr": {"picsr.expert-rounds": 1},
     "uefl": {
         **OWN["uefl"],
-        "network": "mlp",
-        "width": 8,
-        "val-folds": 2,
+        "network.name": "mlp",
+        "network.width": 8,
+        "split.val-folds": 2,
         "uefl.codes": 4,
         "uefl.gamma": 0.0,
         "uefl.iteration-rounds": 1,
@@ -115,7 +115,7 @@ def test_every_method_of_tables_that_can_is_private(method: str, inline_run: Inl
 
 
 def test_the_ledger_has_a_step_for_each_optimiser_step(inline_run: InlineRun) -> None:
-    values = HEART | {"method": "fedavg", "batch-size": 10_000} | PRIVATE
+    values = HEART | {"method": "fedavg", "train.batch-size": 10_000} | PRIVATE
     directory = inline_run(values, 4)
     assert steps(directory, "cleveland") == {(Z, 1.0): 4}, "two rounds of two"
     assert spent(directory)["cleveland"] == pytest.approx(epsilon({(Z, 1.0): 4}, 1e-5))
@@ -136,7 +136,7 @@ def test_the_noise_is_in_the_model_and_follows_the_seed(
     first, again = model("first"), model("again")
     assert first == again
     assert model("other", seed=8) != first
-    assert model("louder", **{"noise-multiplier": 2.1}) != first
+    assert model("louder", **{"privacy.noise-multiplier": 2.1}) != first
 
 
 def of_rounds(inline_run: InlineRun, tiny: Tiny, rounds: int, out: Path) -> float:
@@ -177,7 +177,7 @@ def test_real_hospitals_draw_secret_noise_and_end_the_run_by_their_own_cap(
             for site in ("s1a", "s2a")
         ]
         values = tiny("fedavg", rounds=3) | PRIVATE | changes
-        settings = resolve(values | {"run-name": name, "out": str(tmp_path / "runs")})
+        settings = resolve(values | {"run.name": name, "run.out": str(tmp_path / "runs")})
         with flower_identity():
             return run(InlineGrid(app, settings.as_mapping(), nodes), settings)
 
@@ -199,7 +199,7 @@ def test_a_first_round_that_is_too_much_trains_nothing(tiny: Tiny, inline_run: I
 
 
 def test_a_prototype_is_paid_once_when_it_leaves(inline_run: InlineRun) -> None:
-    stages: dict[str, Value] = {"picsr.expert-rounds": 3, "rounds": 4, "local-steps": 1}
-    values = HEART | {"method": "picsr", "batch-size": 10_000} | stages | PRIVATE
-    directory = inline_run(values | {"statistics-noise": 7.0}, 4)
+    stages: dict[str, Value] = {"picsr.expert-rounds": 3, "rounds": 4, "train.local-steps": 1}
+    values = HEART | {"method": "picsr", "train.batch-size": 10_000} | stages | PRIVATE
+    directory = inline_run(values | {"privacy.statistics-noise": 7.0}, 4)
     assert steps(directory, "va") == {(Z, 1.0): 4, (7.0, 1.0): 1}

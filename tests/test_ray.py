@@ -86,10 +86,10 @@ def test_ray_and_inline_give_the_same_bytes_for_picsr_on_tables(
         "dataset": "heart-synthetic",
         "rounds": 3,
         "picsr.expert-rounds": 2,
-        "local-steps": 2,
-        "dropout": 0.0,
-        "mc-passes": 0,
-        "device": "cpu",
+        "train.local-steps": 2,
+        "network.dropout": 0.0,
+        "train.mc-passes": 0,
+        "machine.device": "cpu",
         "seed": 7,
     }
     file = tmp_path / "simulation.yaml"
@@ -157,7 +157,7 @@ def test_flwr_run_takes_a_toml_file_and_a_failing_site_stops_the_run_with_its_re
         "num-supernodes=3 client-resources-num-cpus=1",
     )
     assert "round 1, phase train: training diverged" in said, said
-    assert "lower 'learning-rate'" in said
+    assert "lower 'train.learning-rate'" in said
     assert not (tmp_path / "toml" / "summary.json").exists()
 
 

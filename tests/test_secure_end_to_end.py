@@ -46,7 +46,12 @@ LEAST = 15  # samples that train at all sites together, at least
 
 @pytest.fixture
 def values(tiny: Tiny) -> dict[str, Value]:
-    few = {"silos": SILOS, "clip-norm": CLIP, "secure-aggregation": "secagg", "min-sites": 3}
+    few = {
+        "split.silos": SILOS,
+        "secure.clip-norm": CLIP,
+        "secure.aggregation": "secagg",
+        "run.min-sites": 3,
+    }
     return tiny("fedavg", rounds=1) | few
 
 
@@ -184,11 +189,15 @@ def test_no_single_update_reaches_the_server_or_its_disk(
     ("changes", "told", "fix"),
     [
         ({"clip-norm": 0.0}, "but is 0: a sum has room", {"clip-norm": 1.0}),
-        ({"secure-threshold": 5}, "must be from 3 to 4 for 4 sites", {"secure-threshold": 0}),
-        ({"secure-threshold": 2}, "must be from 3 to 4 for 4 sites", {"secure-threshold": 4}),
+        ({"secure.threshold": 5}, "must be from 3 to 4 for 4 sites", {"secure.threshold": 0}),
+        ({"secure.threshold": 2}, "must be from 3 to 4 for 4 sites", {"secure.threshold": 4}),
         ({"aggregation": "median"}, "a sum gives the mean only", {"aggregation": "mean"}),
-        ({"site-weights": "w.json"}, "weigh themselves by their own", {"site-weights": ""}),
-        ({"sites-per-round": 2}, "needs at least three sites, but there are 2", {"silos": 4}),
+        ({"run.site-weights": "w.json"}, "weigh themselves by their own", {"run.site-weights": ""}),
+        (
+            {"server.sites-per-round": 2},
+            "needs at least three sites, but there are 2",
+            {"silos": 4},
+        ),
         ({"max-epsilon": 3.0}, "there is no epsilon without", {"max-epsilon": 0.0}),
         (
             {"method": "fedproto"},
@@ -213,15 +222,15 @@ def test_what_cannot_be_summed_is_refused_and_the_mend_runs(
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
     fixed = asked | fix
-    if "sites-per-round" in changes:
-        fixed["sites-per-round"] = 0
+    if "server.sites-per-round" in changes:
+        fixed["server.sites-per-round"] = 0
     inline_run(fixed, SILOS)
 
 
 def test_trust_sums_tells_means_over_all_sites_and_no_single_answer(
     values: dict[str, Value], inline_run: InlineRun, faulty: type[FaultyGrid]
 ) -> None:
-    plain = inline_run(values | {"run-name": "plain"}, SILOS)
+    plain = inline_run(values | {"run.name": "plain"}, SILOS)
     faulty.received.clear()
     found = inline_run(values | {"trust": "sums"}, SILOS)
     assert all((model(found)[name] == array).all() for name, array in model(plain).items())
@@ -271,7 +280,7 @@ def test_trust_sums_opens_its_last_sum_again_for_the_same_sites_alone(
 
 def test_two_sites_are_too_few(values: dict[str, Value], inline_run: InlineRun) -> None:
     with pytest.raises(SettingError, match="needs at least three sites, but there are 2"):
-        inline_run(values | {"silos": 2, "min-sites": 0}, 2)
+        inline_run(values | {"split.silos": 2, "run.min-sites": 0}, 2)
 
 
 def _other_round(reply: Message) -> None:
@@ -343,8 +352,8 @@ def test_a_bad_reply_names_site_round_and_reason_and_the_run_goes_on_without(
 
     monkeypatch.setattr(faulty, "change", staticmethod(change))
     with pytest.raises(SiteError, match=rf"site s2a, round 1, phase {phase}: .*{told}"):
-        inline_run(values | {"min-sites": 4}, SILOS)
-    inline_run(values | {"min-sites": 3}, SILOS)
+        inline_run(values | {"run.min-sites": 4}, SILOS)
+    inline_run(values | {"run.min-sites": 3}, SILOS)
 
 
 def test_a_round_begun_anew_without_a_site_opens_no_second_sum(
@@ -368,15 +377,15 @@ def test_a_round_begun_anew_without_a_site_opens_no_second_sum(
 
     monkeypatch.setattr(faulty, "change", staticmethod(lose))
     with pytest.raises(SiteError, match="site s2a, round 2, phase secure-unmask"):
-        inline_run(two | {"min-sites": SILOS}, SILOS)
+        inline_run(two | {"run.min-sites": SILOS}, SILOS)
     monkeypatch.setattr(faulty, "change", staticmethod(gone))
     with pytest.raises(
         SiteError, match=r"the sum of s1a, s1b, s2a, s3a was already unmasked in this round"
     ):
-        inline_run(two | {"min-sites": 3, "resume": True}, SILOS)
+        inline_run(two | {"run.min-sites": 3, "run.resume": True}, SILOS)
     monkeypatch.setattr(faulty, "change", staticmethod(lambda site, asked, reply: reply))
-    resumed = inline_run(two | {"min-sites": 3, "resume": True}, SILOS)  # the fix
-    whole = inline_run(two | {"run-name": "whole"}, SILOS)
+    resumed = inline_run(two | {"run.min-sites": 3, "run.resume": True}, SILOS)  # the fix
+    whole = inline_run(two | {"run.name": "whole"}, SILOS)
     assert all((model(resumed)[name] == array).all() for name, array in model(whole).items())
 
 
@@ -419,10 +428,10 @@ def test_one_site_that_gives_wrong_shares_does_no_harm(
 
     plain = model(inline_run(values, SILOS))
     monkeypatch.setattr(faulty, "change", staticmethod(change))
-    found = model(inline_run(values | {"run-name": "wrong"}, SILOS))
+    found = model(inline_run(values | {"run.name": "wrong"}, SILOS))
     assert all((found[name] == array).all() for name, array in plain.items())
     with pytest.raises(SiteError, match=r"where no more than 4 answered one of s1a, s1b, s2a, s3a"):
-        inline_run(values | {"secure-threshold": 4, "run-name": "none-to-spare"}, SILOS)
+        inline_run(values | {"secure.threshold": 4, "run.name": "none-to-spare"}, SILOS)
 
 
 def test_a_site_whose_shares_nobody_can_open_is_named(
@@ -495,7 +504,7 @@ def test_min_sites_counts_the_sites_that_could_answer(
     failing("s2a", "s3a")
     with pytest.raises(SiteError, match=r"2 sites of 4 could not answer .* 2 of 4 .* 3 are needed"):
         inline_run(values | {"trust": "sums"}, SILOS)
-    inline_run(values | {"trust": "sums", "min-sites": 2}, SILOS)
+    inline_run(values | {"privacy.trust": "sums", "run.min-sites": 2}, SILOS)
 
 
 def test_a_sum_of_failures_alone_is_an_error(
@@ -503,7 +512,7 @@ def test_a_sum_of_failures_alone_is_an_error(
 ) -> None:
     failing("s1a", "s1b", "s2a", "s3a")
     with pytest.raises(SiteError, match="none of 4 sites could answer"):
-        inline_run(values | {"trust": "sums", "min-sites": 1}, SILOS)
+        inline_run(values | {"privacy.trust": "sums", "run.min-sites": 1}, SILOS)
 
 
 def test_a_metric_that_is_not_finite_is_a_mean_over_the_other_sites(

@@ -24,21 +24,21 @@ SITES = ["cleveland", "hungary", "switzerland", "va"]
 HEART: dict[str, Value] = {
     "dataset": "heart-synthetic",
     "rounds": 2,
-    "local-steps": 2,
-    "dropout": 0.0,
-    "mc-passes": 0,
-    "batch-size": 16,
-    "device": "cpu",
+    "train.local-steps": 2,
+    "network.dropout": 0.0,
+    "train.mc-passes": 0,
+    "train.batch-size": 16,
+    "machine.device": "cpu",
     "seed": 7,
 }
 # UEFL reads its uncertainty off validation rows with dropout, and codes need hidden units
 UEFL: dict[str, Value] = {
     "method": "uefl",
-    "network": "mlp",
-    "width": 8,
-    "dropout": 0.1,
-    "mc-passes": 3,
-    "val-folds": 2,
+    "network.name": "mlp",
+    "network.width": 8,
+    "network.dropout": 0.1,
+    "train.mc-passes": 3,
+    "split.val-folds": 2,
     "uefl.codes": 4,
     "uefl.gamma": 0.0,
     "uefl.iteration-rounds": 1,
@@ -48,7 +48,7 @@ UEFL: dict[str, Value] = {
 }
 OWN: dict[str, dict[str, Value]] = {
     "fedavg-ft": {"fedavg-ft.finetune-rounds": 1},
-    "fedbabu": {"fedavg-ft.finetune-rounds": 1, "network": "mlp", "width": 8},
+    "fedbabu": {"fedavg-ft.finetune-rounds": 1, "network.name": "mlp", "network.width": 8},
     "fedper": {"network": "mlp", "width": 8},
     "fedrep": {"network": "mlp", "width": 8},
     "fedswa": {"fedswa.averaged-rounds": 1},
@@ -89,7 +89,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     @functools.cache
     def run(variant: str, nodes: int) -> RunDirectory:
         out = str(tmp_path_factory.mktemp(variant))
-        values = HEART | VARIANTS[variant] | {"run-name": "run", "out": out}
+        values = HEART | VARIANTS[variant] | {"run.name": "run", "run.out": out}
         return run_inline(resolve(values), nodes)
 
     return run
@@ -128,7 +128,7 @@ def test_a_run_on_tables_writes_figures_that_can_be(
         mean = sum(values[metric] for values in of_both) / len(of_both)
         assert summary["mean"][metric] == pytest.approx(mean)
     assert summary["distributions"].keys() == summary["sites"].keys()
-    folded = "val-folds" in VARIANTS[variant]
+    folded = "split.val-folds" in VARIANTS[variant]
     assert list(summary["validation"]["distributions"]) == (SITES[:nodes] if folded else [])
     assert not FinishedRun(directory.path).published.numbers, "the paper's patients are not these"
     names = {path.name for path in directory.path.iterdir()}
@@ -235,7 +235,7 @@ def tables(tmp_path: Path) -> TablesWriter:
             "label: {column: sick, classes: {'no': [0], 'yes': [1]}}\n"
             f"test-share: {test_share}\nsites:\n{files}"
         )
-        return HEART | {"dataset": "table", "data-dir": str(folder)}
+        return HEART | {"dataset": "table", "data.dir": str(folder)}
 
     return write
 
@@ -263,7 +263,7 @@ def test_sites_without_test_rows_are_measured_on_validation_rows_only(
     variant: str, tables: TablesWriter, inline_run: InlineRun, capsys: pytest.CaptureFixture[str]
 ) -> None:
     values = tables(0.0, one=[0, 1] * 12, two=[1, 0, 0] * 10)
-    directory = inline_run(values | VARIANTS[variant] | {"val-folds": 2}, 2, draw=True)
+    directory = inline_run(values | VARIANTS[variant] | {"split.val-folds": 2}, 2, draw=True)
     summary = directory.read_json("summary.json")
     assert (summary["sites"], summary["mean"]) == ({}, {})
     assert list(summary["validation"]["distributions"]) == ["one", "two"]
@@ -294,7 +294,7 @@ def test_sites_with_neither_test_nor_validation_rows_are_trained_and_never_measu
         (
             {"method": "fedavg"},
             r"site few sends no sums: it has 9 training rows, but at least 10 are needed "
-            r"\('sums-min-count'\)",
+            r"\('privacy.sums-min-count'\)",
         ),
         (
             VARIANTS["picsr"] | {"standardise": "declared"},
@@ -314,7 +314,7 @@ def test_a_site_of_too_few_rows_is_refused_by_name_or_the_run_goes_on_without_it
     with pytest.raises(SiteError, match=rf"{told}.* 1 of 2 can and 2 are needed"):
         inline_run(values | changes, 2)
     assert not (tmp_path / "run").exists()
-    alone: dict[str, Value] = {"min-sites": 1}
+    alone: dict[str, Value] = {"run.min-sites": 1}
     directory = inline_run(values | changes | alone, 2)
     said = capsys.readouterr().out
     assert re.search(
@@ -332,8 +332,8 @@ def test_a_site_of_too_few_rows_is_refused_by_name_or_the_run_goes_on_without_it
 def test_uefl_without_validation_rows_says_what_to_set(
     inline_run: InlineRun, tmp_path: Path
 ) -> None:
-    values = HEART | UEFL | {"val-folds": 0}
-    with pytest.raises(SettingError, match=r"no validation samples.*set 'val-folds'"):
+    values = HEART | UEFL | {"split.val-folds": 0}
+    with pytest.raises(SettingError, match=r"no validation samples.*set 'split.val-folds'"):
         inline_run(values, 2)
     assert not (tmp_path / "run").exists()
     never_judged: dict[str, Value] = {"uefl.max-iterations": 1}
@@ -346,14 +346,14 @@ def test_switzerlands_patients_are_routed_to_switzerlands_expert(
 ) -> None:
     values: dict[str, Value] = HEART | {
         "dataset": "heart",
-        "data-dir": str(real_data),
+        "data.dir": str(real_data),
         "method": "picsr",
         "rounds": 12,
         "picsr.expert-rounds": 6,
-        "local-steps": 10,
-        "learning-rate": 0.01,
+        "train.local-steps": 10,
+        "train.learning-rate": 0.01,
         "picsr.router-average": "equal",
-        "evaluate-every": 0,
+        "server.evaluate-every": 0,
     }
     directory = inline_run(values, 4)
     weights = directory.read_json("routing.json")["sites"]["switzerland"]

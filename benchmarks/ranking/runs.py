@@ -18,6 +18,7 @@ from benchmarks.ranking.rows import Row, Rows
 from fedsilo.datasets.registry import data_fingerprint
 from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
 from fedsilo.models.contract.methods import METHODS
+from fedsilo.models.contract.removed import with_former_keys
 from fedsilo.models.contract.settings_schema import Value, unknown_name
 from fedsilo.server_app.config.settings import RunSettings, known_defaults, resolve
 from fedsilo.server_app.run.arguments import RunSources
@@ -104,10 +105,10 @@ def _contend(declared: Benchmark, setting: Setting, method: str, rows: Rows, tel
     """Run a method's trials, then the other seeds of the best one."""
     contender = declared.contender(method)
     first = {key: values[0] for key, values in contender.own.items()}
-    values = {**setting.values, **contender.config, "method": method, "run-name": ""}
+    values = {**setting.values, **contender.config, "method": method, "run.name": ""}
 
     def run(seed: int, rate: float, own: Mapping[str, Value]) -> Row:
-        settings = resolve({**values, **own, "seed": seed, "learning-rate": rate})
+        settings = resolve({**values, **own, "seed": seed, "train.learning-rate": rate})
         row = Row(
             setting.name,
             method,
@@ -145,7 +146,8 @@ def unusual(settings: RunSettings) -> dict[str, Value]:
 
 
 def _digest(settings: RunSettings, data: str) -> str:
-    text = json.dumps([unusual(settings), data], sort_keys=True)
+    # By the names of 0.1, so that rows that were measured with it are found
+    text = json.dumps([with_former_keys(unusual(settings)), data], sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 

@@ -92,8 +92,8 @@ def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:
         height, width = inputs.shape[2:]
         raise SettingError(
             f"of images of {height}x{width} pixels the network's last maps have a single cell, so "
-            "that Grad-CAM has no place to show: train at a larger 'image-size' (resnet22: 76 or "
-            "more)"
+            "that Grad-CAM has no place to show: train at a larger 'data.image-size' (resnet22: 76 "
+            "or more)"
         )
     # Views are stacked along the batch, so the maps are regrouped by view
     views = maps[:, 0].detach().float().cpu()

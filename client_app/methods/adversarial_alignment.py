@@ -180,6 +180,7 @@ def _others(lab: Lab, width: int) -> dict[str, Tensor]:
         if array.ndim != 2 or array.shape[1] != width or not array.isfinite().all():
             raise SiteError(
                 f"the embeddings of site {site} are {tuple(array.shape)}; they must be "
-                f"(any, {width}) and finite: all sites need the same 'network' and 'width'"
+                f"(any, {width}) and finite: all sites need the same 'network.name' and "
+                "'network.width'"
             )
     return others

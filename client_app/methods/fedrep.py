@@ -21,7 +21,7 @@ class FedRepSite(FedPerSite):
         if steps < 2:
             raise SiteError(
                 f"site {lab.site} takes {steps} step a round, but fedrep needs one for the head "
-                "and one for the rest: raise 'local-epochs' or 'local-steps'"
+                "and one for the rest: raise 'train.local-epochs' or 'train.local-steps'"
             )
         first = self.settings.head_steps(steps)
         own, trained = set(self.settings.personal(network)), dict(network.named_parameters())

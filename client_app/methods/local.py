@@ -37,7 +37,7 @@ def send_class_means(
         network: the site's own network, with which the means are computed.
         prefix: a mean is sent as ``<prefix><class>``.
         rows: maps inputs (batch, *input_shape) to the rows (batch, d) that are averaged.
-        least: the fewest samples for a mean; 'sums-min-count' may require more.
+        least: the fewest samples for a mean; 'privacy.sums-min-count' may require more.
     """
     least = max(least, lab.common.sums_min_count)
     means = class_means(network, lab.silo, lab.compute, rows, least, lab.privacy.means())

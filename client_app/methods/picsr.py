@@ -43,7 +43,8 @@ class PICSRSite(SiteMethod):
         """Refuse to take part with too few samples for a prototype."""
         bounds = {
             "picsr.prototype-min-count": self.settings.prototype_min_count,
-            "sums-min-count": session.settings.sums_min_count,  # includes a hospital's own floor
+            # Includes a hospital's own floor
+            "privacy.sums-min-count": session.settings.sums_min_count,
         }
         silo, key = session.silo, max(bounds, key=lambda name: bounds[name])
         if sum(session.reported["train"]) < bounds[key]:

@@ -20,6 +20,7 @@ from fedsilo.datasets.partition.cuts import cut_keys
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.errors import RefusedError
+from fedsilo.models.contract.removed import with_former_keys
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value, as_mapping, keys_with
 from fedsilo.models.contract.site_facts import FeatureStatistics
@@ -30,7 +31,7 @@ _MOST = 100  # data sets, and ways to read one, of which something is kept
 _LEAST_STEP = 4  # samples between the counts that are told apart
 _DIGITS = 3  # binary digits that are kept of larger counts
 # How values are read, which changes no count
-_HOW = {*keys_with(CommonSettings, "pixels"), "standardise"}
+_HOW = {*keys_with(CommonSettings, "pixels"), "data.standardise"}
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,10 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
         "bring it back, or remove it to have the data counted again",
     )
     decisive = _decisive(settings)
-    key = json_digest(sorted(decisive.items()))
-    samples = json_digest(sorted((k, v) for k, v in decisive.items() if k not in _HOW))
+    counted = {key: value for key, value in decisive.items() if key not in _HOW}
+    # By the names of 0.1: a declaration of that version must hold, or data would be counted again
+    key = json_digest(sorted(with_former_keys(decisive).items()))
+    samples = json_digest(sorted(with_former_keys(counted).items()))
     with file.locked():
         known = file.read({})
         if key in known:
@@ -153,10 +156,13 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
 
 def _decisive(settings: CommonSettings) -> dict[str, Value]:
     """Return the settings that decide what a site's data are, without those of no effect."""
-    read = {"dataset", "partition", *data_set(settings.dataset).settings}
+    read = {"dataset", "split.partition", *data_set(settings.dataset).settings}
     values = as_mapping(settings)
     decisive = {key: values[key] for key in read | set(cut_keys(settings.partition))}
-    for one, all_of_them in (("test-fold", "test-folds"), ("val-fold", "val-folds")):
+    for one, all_of_them in (
+        ("split.test-fold", "split.test-folds"),
+        ("split.val-fold", "split.val-folds"),
+    ):
         if not values[all_of_them]:
             decisive.pop(one, None)
     return decisive

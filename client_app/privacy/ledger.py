@@ -80,7 +80,7 @@ class Ledger:
     def _file(self) -> OwnFile[_Content]:
         what = f"the privacy ledger {self.path}"
         lost = (
-            "bring it back, or choose another 'run-name'; what was spent in this run is known by "
+            "bring it back, or choose another 'run.name'; what was spent in this run is known by "
             "nothing else"
         )
         if self.of_all_runs:

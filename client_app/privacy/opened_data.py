@@ -21,7 +21,7 @@ def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Val
         run: the run's settings.
     """
     capped = bool(node_config.get("max-epsilon"))
-    levels = {str(node_config.get("trust", SERVER)), str(run.get("trust", SERVER))}
+    levels = {str(node_config.get("trust", SERVER)), str(run.get("privacy.trust", SERVER))}
     return levels == {SERVER} and not capped
 
 

@@ -76,7 +76,7 @@ class OpenedSums:
             raise RefusedError(
                 "this round's sum, or a later one's, was opened before for other weights, metrics "
                 "or notes: whether this site's part is the same would be an answer of this site "
-                "alone; ask for the same again, or begin a run with another 'run-name' and 'seed'"
+                "alone; ask for the same again, or begin a run with another 'run.name' and 'seed'"
             )
 
     def refuse_other(self, weighed: str, answered: Sequence[str] = ()) -> None:
@@ -95,8 +95,8 @@ class OpenedSums:
         if before.sites and before.weighed != weighed:
             raise RefusedError(
                 "this round's sum was already unmasked with a different part from this site: both "
-                "sums together would reveal that part; set 'deterministic' to 'true', and begin a "
-                "run with another 'run-name' and 'seed'"
+                "sums together would reveal that part; set 'machine.deterministic' to 'true', and "
+                "begin a run with another 'run.name' and 'seed'"
             )
 
     def note(self, answered: Sequence[str], weighed: str, question: str = "") -> None:
@@ -111,7 +111,7 @@ class OpenedSums:
 
     def _file(self) -> OwnFile[_Kept]:
         lost = (
-            "bring it back, or choose another 'run-name'; whose sums were opened is known by "
+            "bring it back, or choose another 'run.name'; whose sums were opened is known by "
             "nothing else"
         )
         return OwnFile(self.folder / SUMS, _Kept, SUMS, lost)

@@ -284,7 +284,7 @@ class SecureSite:
             raise RefusedError(
                 f"with {sites} sites and threshold {threshold} a sum hides this site from a server "
                 f"that colludes with {most} of the others, but this hospital requires "
-                f"{self.colluding} ('colluding-sites'): raise 'secure-threshold', or let more "
+                f"{self.colluding} ('colluding-sites'): raise 'secure.threshold', or let more "
                 "sites take part"
             )
 
@@ -358,7 +358,7 @@ class SecureSite:
         if len(agreeing) < secrets.threshold:
             raise RefusedError(
                 f"{len(agreeing)} sites have signed the same list of sites as this one, but "
-                f"{secrets.threshold} are needed ('secure-threshold'): sites with different lists "
+                f"{secrets.threshold} are needed ('secure.threshold'): sites with different lists "
                 "would reveal single sites' weights"
             )
 
@@ -386,7 +386,7 @@ class SecureSite:
         if len(sites) < secrets.threshold:
             raise RefusedError(
                 f"{len(sites)} sites {what}, but {secrets.threshold} are needed "
-                "('secure-threshold'): a sum over fewer would reveal individual updates"
+                "('secure.threshold'): a sum over fewer would reveal individual updates"
             )
         if self.site not in sites:
             raise SiteError(f"the server's list of sites that {what} lacks this site")

@@ -2,9 +2,10 @@
 
 Two sums over the same received arrays differ only by a change of sites or of settings. If the sites
 changed, the difference of the sums is the update of the missing sites. If a setting changed that
-scales updates ('clip-norm', 'learning-rate'), each site's part changes differently, and a few such
-sums reveal every part. So the hospital stores a digest of the arrays of each sum, in a file outside
-the folders of runs, and sums the same arrays again only with the same sites and settings.
+scales updates ('secure.clip-norm', 'train.learning-rate'), each site's part changes differently,
+and a few such sums reveal every part. So the hospital stores a digest of the arrays of each sum, in
+a file outside the folders of runs, and sums the same arrays again only with the same sites and
+settings.
 
 This stops repeated requests. It does not stop an operator who changes the arrays slightly and asks
 again (docs/threat-model.md, what 'sums' does not promise).

@@ -1,14 +1,15 @@
 """A site's name, and the run's settings overridden by the site's own config.
 
 The node config overrides the run config: ``site`` (else the ``partition-id`` picks the silo),
-``device``, ``backbone-weights`` and ``plugin``. Only its node config tells where a real site's
-files are and which plugins it executes. Limits on what leaves can only be tightened by it:
-``sums-min-count``, and ``max-epsilon`` at ``delta``.
+``device``, ``backbone-weights`` and ``plugin``. Its keys have no groups, like a site file's. Only
+its node config tells where a real site's files are and which plugins it executes. Limits on what
+leaves can only be tightened by it: ``sums-min-count``, and ``max-epsilon`` at ``delta``.
 """
 
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,19 @@ from fedsilo.models.contract.errors import FedsiloError, RefusedError, SettingEr
 from fedsilo.models.contract.methods import load_plugin_files
 from fedsilo.models.contract.plugs import module_of, other_plugs, plug_digests, plugin_entries
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import keys_with
+from fedsilo.models.contract.settings_schema import key_of, keys_of, keys_with, setting
 
-_NODE_KEYS = keys_with(CommonSettings, "own")
-_CAP, _DELTA = "max-epsilon", "delta"
+_OWN = keys_with(CommonSettings, "own")
+# Key of the node config -> field of the run's settings that it overrides
+NODE_FIELDS = {key_of(name): name for name, key in keys_of(CommonSettings).items() if key in _OWN}
+
+
+@dataclass(frozen=True)
+class NodeCap:
+    """A node config's own cap on epsilon (0: none), and the delta at which it holds."""
+
+    max_epsilon: float = setting(0.0, "cap over all runs, or 0 for none", ge=0.0)
+    delta: float = setting(1e-5, "at which the cap holds", gt=0.0, lt=1.0)
 
 
 def site_settings(context: Context) -> CommonSettings:
@@ -37,7 +47,7 @@ def site_settings(context: Context) -> CommonSettings:
         RefusedError: the run names a file of a real site.
     """
     settings, node = built(CommonSettings, context.run_config), context.node_config
-    own: dict[str, Any] = {k.replace("-", "_"): str(node[k]) for k in _NODE_KEYS if k in node}
+    own: dict[str, Any] = {name: str(node[key]) for key, name in NODE_FIELDS.items() if key in node}
     own["sums_min_count"] = max(settings.sums_min_count, limits_of(context).sums_min_count)
     if (capped := node_cap(context)).max_epsilon:
         own["max_epsilon"] = min(cap for cap in (settings.max_epsilon, capped.max_epsilon) if cap)
@@ -62,8 +72,8 @@ def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettin
     """
     if settings.silo_set not in ("", GAIA):
         raise RefusedError(
-            f"the run's 'silo-set' is a file, but no run opens a hospital's files: use '{GAIA}', "
-            "or leave it empty"
+            "the run's 'split.silo-set' is a file, but no run opens a hospital's files: use "
+            f"'{GAIA}', or leave it empty"
         )
     folder, plugin = (str(context.node_config.get(key, "")) for key in ("data-dir", "plugin"))
     settings = dataclasses.replace(
@@ -99,14 +109,14 @@ def _refuse_other_plugs(settings: CommonSettings) -> None:
         )
 
 
-def node_cap(context: Context) -> CommonSettings:
-    """Return settings with the node config's own cap on epsilon (0: none) and its own delta.
+def node_cap(context: Context) -> NodeCap:
+    """Return the node config's own cap on epsilon and its own delta.
 
     Raises:
         SettingError: one of them has the wrong type or is out of range.
     """
-    own = {key: context.node_config[key] for key in (_CAP, _DELTA) if key in context.node_config}
-    return built(CommonSettings, own)
+    keys = keys_of(NodeCap).values()
+    return built(NodeCap, {k: context.node_config[k] for k in keys if k in context.node_config})
 
 
 def _weights_by_name(settings: CommonSettings) -> str:
@@ -116,8 +126,8 @@ def _weights_by_name(settings: CommonSettings) -> str:
         return name
     if name != Path(name).name or not name.endswith(".safetensors"):
         raise SettingError(
-            "the run's 'backbone-weights' is not a plain name of a .safetensors file: a hospital "
-            "names its weights itself, in the node config's 'backbone-weights'"
+            "the run's 'vit.backbone-weights' is not a plain name of a .safetensors file: a "
+            "hospital names its weights itself, in the node config's 'backbone-weights'"
         )
     cache = find_places(settings.data_dir, settings.cache_dir).cache
     return str((cache / BACKBONES / name).absolute())

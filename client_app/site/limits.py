@@ -29,56 +29,55 @@ most = partial(setting, roles="most")
 class Limits:
     """Floors and quotas of one hospital; docs/site-file.md explains each key."""
 
-    minimum_batch: int = floor(8, "different samples behind an optimiser step", minimum=1)
-    minimum_measured: int = floor(20, "samples behind a measurement", minimum=1)
-    minimum_steps_per_reply: int = floor(2, "optimiser steps behind a reply", minimum=1)
-    sums_min_count: int = floor(
-        10, "samples behind sums and means; the run's may be higher", minimum=1
-    )
+    minimum_batch: int = floor(8, "different samples behind an optimiser step", ge=1)
+    minimum_measured: int = floor(20, "samples behind a measurement", ge=1)
+    minimum_steps_per_reply: int = floor(2, "optimiser steps behind a reply", ge=1)
+    sums_min_count: int = floor(10, "samples behind sums and means; the run's may be higher", ge=1)
     colluding_sites: int = floor(
-        1, "other sites that may work with the server, from which a secure sum hides", minimum=0
+        1, "other sites that may work with the server, from which a secure sum hides", ge=0
     )
     minimum_clip_norm: float = floor(
-        1e-6, "norm to which a run may have a patient's part clipped, at least", minimum=0.0
+        1e-6, "norm to which a run may have a patient's part clipped, at least", ge=0.0
     )
-    maximum_clip_norm: float = most(1e6, "the same, at most", above=0.0)
+    maximum_clip_norm: float = most(1e6, "the same, at most", gt=0.0)
     minimum_noise: float = floor(
-        1e-6, "deviation of noise that a run may ask for, in patients' parts, at least", minimum=0.0
+        1e-6, "deviation of noise that a run may ask for, in patients' parts, at least", ge=0.0
     )
-    maximum_noise: float = most(1e6, "the same, at most", above=0.0, maximum=1e6)
+    maximum_noise: float = most(1e6, "the same, at most", gt=0.0, le=1e6)
     counts_noise: float = floor(
         0.0,
         "deviation of the noise on label counts, in patients, or 0 for what costs a quarter of "
         "max-epsilon",
-        minimum=0.0,
-        maximum=1e6,
+        ge=0.0,
+        le=1e6,
     )
     secure_samples: int = setting(
         16384,
         "samples as which a larger site counts in a secure sum; the same in all site files",
         roles="least",
-        minimum=1,
-        maximum=2**20,
+        ge=1,
+        le=2**20,
     )
     clip_norm: float = setting(
         5.0,
-        "'clip-norm' of runs made for 'trust: sums': no run may scale this site's part otherwise",
+        "'secure.clip-norm' of runs made for 'trust: sums': no run may scale this site's part "
+        "otherwise",
         roles="least",
-        above=0.0,
-        maximum=1e6,
+        gt=0.0,
+        le=1e6,
     )
-    max_messages: int = quota(100, "messages of one run that are answered", minimum=1)
-    max_repeats: int = quota(3, "answers to one phase of one round", minimum=1)
-    max_runs_per_day: int = quota(20, "new runs in 24 hours", minimum=1)
-    max_seconds: float = quota(86400.0, "of work for one run", above=0.0)
+    max_messages: int = quota(100, "messages of one run that are answered", ge=1)
+    max_repeats: int = quota(3, "answers to one phase of one round", ge=1)
+    max_runs_per_day: int = quota(20, "new runs in 24 hours", ge=1)
+    max_seconds: float = quota(86400.0, "of work for one run", gt=0.0)
     max_memory: int = setting(
         0,
         "megabytes of a message's process, or 0 for nine tenths of the machine's",
         roles=("quota", "cap"),
-        minimum=0,
+        ge=0,
     )
-    max_state: int = quota(20_000, "megabytes of runs' private states", minimum=0)
-    max_cache: int = quota(100_000, "megabytes of decoded data", minimum=0)
+    max_state: int = quota(20_000, "megabytes of runs' private states", ge=0)
+    max_cache: int = quota(100_000, "megabytes of decoded data", ge=0)
 
     def refuse_settings(self, settings: CommonSettings) -> None:
         """Refuse a run whose settings break a floor or a quota, whatever the data are.
@@ -86,7 +85,7 @@ class Limits:
         Raises:
             RefusedError: names the run's key, its value, and the limit.
         """
-        sizes = {"batch-size": settings.batch_size, "micro-batch": settings.micro_batch}
+        sizes = {"train.batch-size": settings.batch_size, "train.micro-batch": settings.micro_batch}
         for key, size in sizes.items():
             if size and size < self.minimum_batch:
                 raise RefusedError(
@@ -98,10 +97,10 @@ class Limits:
             self._refuse_noise(settings)
         if settings.trust == SUMS and settings.clip_norm != self.clip_norm:
             raise RefusedError(
-                f"the run's 'clip-norm' is {settings.clip_norm:g}, but this hospital adds its part "
-                f"to sums only with {self.clip_norm:g}, because different ones would reveal it: "
-                f"set the run's 'clip-norm' to {self.clip_norm:g}, or ask the hospital to change "
-                "the one in its site file"
+                f"the run's 'secure.clip-norm' is {settings.clip_norm:g}, but this hospital adds "
+                f"its part to sums only with {self.clip_norm:g}, because different ones would "
+                f"reveal it: set the run's 'secure.clip-norm' to {self.clip_norm:g}, or ask the "
+                "hospital to change the one in its site file"
             )
         # A secure round has four more messages, and some methods have more phases
         phases = 1 if settings.secure_aggregation == "none" else 5
@@ -117,10 +116,10 @@ class Limits:
         norms = self.minimum_clip_norm, self.maximum_clip_norm
         noises = self.minimum_noise, self.maximum_noise
         for key, value, (least, largest), limits in (
-            ("sample-clip-norm", settings.sample_clip_norm, norms, "clip-norm"),
-            ("statistics-clip-norm", settings.statistics_clip_norm, norms, "clip-norm"),
-            ("noise-multiplier", settings.noise_multiplier, noises, "noise"),
-            ("statistics-noise", statistics_noise(settings), noises, "noise"),
+            ("privacy.sample-clip-norm", settings.sample_clip_norm, norms, "clip-norm"),
+            ("privacy.statistics-clip-norm", settings.statistics_clip_norm, norms, "clip-norm"),
+            ("privacy.noise-multiplier", settings.noise_multiplier, noises, "noise"),
+            ("privacy.statistics-noise", statistics_noise(settings), noises, "noise"),
         ):
             if not least <= value <= largest:
                 raise RefusedError(

@@ -15,7 +15,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import reduce
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from flwr.app import Context, Message
 
@@ -33,7 +33,6 @@ from fedsilo.models.contract.settings_schema import (
     Value,
     as_mapping,
     build,
-    choice,
     keys_with,
     setting,
 )
@@ -58,21 +57,18 @@ class SiteFile(Limits):
     """
 
     site: str = setting("", "the site that the file is for: the node config's 'site'")
-    trust: str = setting(
-        "",
-        "whom the site trusts; without it the site takes no part",
-        roles="trust",
-        choices=tuple(MEANINGS),
+    trust: Literal["server", "sums", "nobody"] = setting(
+        "", "whom the site trusts; without it the site takes no part", roles="trust"
     )
     methods: tuple[str, ...] = ()
     datasets: tuple[str, ...] = ()
     records: tuple[str, ...] = ()
     refused_records: tuple[str, ...] = ()
-    max_rounds: int = setting(0, "rounds of a run, at most, or 0 for any", minimum=0)
-    minimum_train_samples: int = floor(0, "training samples, at least", minimum=0)
-    minimum_per_label: int = floor(0, "training samples of each label that is there", minimum=0)
-    max_epsilon: float = cap(0.0, "cap over all runs, or 0 for none", minimum=0.0)
-    delta: float = setting(1e-5, "at which the cap holds", roles="least", above=0.0, below=1.0)
+    max_rounds: int = setting(0, "rounds of a run, at most, or 0 for any", ge=0)
+    minimum_train_samples: int = floor(0, "training samples, at least", ge=0)
+    minimum_per_label: int = floor(0, "training samples of each label that is there", ge=0)
+    max_epsilon: float = cap(0.0, "cap over all runs, or 0 for none", ge=0.0)
+    delta: float = setting(1e-5, "at which the cap holds", roles="least", gt=0.0, lt=1.0)
     allow_folds: bool = setting(False, "whether a run may choose among samples", roles="least")
     allow_embeddings: bool = setting(
         False, "whether embeddings of single images may leave", roles="least"
@@ -80,13 +76,12 @@ class SiteFile(Limits):
     allow_folder_names: bool = setting(
         False, "whether data set 'folder' may tell its folders' names as classes", roles="least"
     )
-    app: str = choice(
-        *("installed", "any"),
-        help="whose code answers: the hospital's own, to runs of its version, or any of a run's",
+    app: Literal["installed", "any"] = setting(
+        "installed",
+        "whose code answers: the hospital's own, to runs of its version, or any of a run's",
     )
-    secure_aggregation: str = choice(
-        *("any", "required"),
-        help="whether weights may leave that a server could read; required: masked ones alone",
+    secure_aggregation: Literal["any", "required"] = setting(
+        "any", "whether weights may leave that a server could read; required: masked ones alone"
     )
     audit_log: str = setting("", "file of the audit log, by default one in 'state-dir'")
     given: Mapping[str, Value] = field(default_factory=dict)
@@ -115,7 +110,7 @@ class SiteFile(Limits):
         if self.secure_aggregation == "required" and settings.secure_aggregation == "none":
             raise RefusedError(
                 "the site file demands secure aggregation ('secure-aggregation': required), but "
-                "the run has none: set its 'secure-aggregation' to 'secagg'"
+                "the run has none: set its 'secure.aggregation' to 'secagg'"
             )
 
     def refuse_names(self, names: Sequence[str]) -> None:

@@ -18,9 +18,9 @@ from fedsilo.datasets.io.state_files import load_state, save_state
 from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.models.contract.messages import ROUND_KEYS, Instruction, state_key
 from fedsilo.models.contract.plugs import PINS
-from fedsilo.models.contract.removed import former_defaults
+from fedsilo.models.contract.removed import former_defaults, with_former_keys
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import as_mapping, keys_with
+from fedsilo.models.contract.settings_schema import as_mapping, keys_in, keys_with
 
 _DIGEST = "settings"
 _NAME = re.compile(r"round-(\d{6})-(\d{2,})\.safetensors")
@@ -77,7 +77,7 @@ class SiteState:
         if facts.get(_DIGEST, "") != self.settings_digest:
             raise CheckpointError(
                 f"{self._name} in {self.folder} was kept under other settings (method, what is "
-                "shared, network or seed): choose another 'run-name'"
+                "shared, network or seed): choose another 'run.name'"
             )
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
@@ -125,17 +125,19 @@ class SiteState:
 
 # A hospital may change these during a run: where it computes, and its timeouts
 _FREE = frozenset(
-    keys_with(CommonSettings, "circumstance", "machine", "own", "course", "combining", "floor")
-    + keys_with(CommonSettings, "wire")
+    keys_in(CommonSettings, "server", "secure", "machine", "run")
+    + keys_with(CommonSettings, "own")
+    + ("rounds", "plugin-settings", "privacy.sums-min-count")
 )
 
 
 def settings_digest_of(common: CommonSettings, own: Any) -> str:
     """Return a digest of all settings that decide a state's meaning and what of it is shared."""
     values = as_mapping(common) | as_mapping(own)
-    values |= former_defaults(values)
     # Empty pins are left out, so that states from before plugins have the same digest
     chosen = {k: v for k, v in values.items() if k not in _FREE and (v or k != PINS)}
+    # States of 0.1 open: the digest is over its names, and over the settings that it had
+    chosen = with_former_keys(chosen) | former_defaults(values)
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 

@@ -56,12 +56,12 @@ class RunRecord:
         if round_ < self.round - 1:
             raise RefusedError(
                 f"run '{name}' asks for round {round_}, but was in round {self.round} here: rounds "
-                "only go up; resume it from its newest checkpoint, or choose another 'run-name'"
+                "only go up; resume it from its newest checkpoint, or choose another 'run.name'"
             )
         if self.asked.get(_key(message), 0) >= limits.max_repeats:
             raise RefusedError(
                 f"run '{name}' has had '{message.phase}' of round {round_} answered "
-                f"{limits.max_repeats} times ('max-repeats'): go on, or choose another 'run-name'"
+                f"{limits.max_repeats} times ('max-repeats'): go on, or choose another 'run.name'"
             )
         if self.messages >= limits.max_messages:
             raise RefusedError(

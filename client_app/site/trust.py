@@ -39,7 +39,7 @@ def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings
     if settings.trust != level:
         raise RefusedError(
             f"the site file says 'trust: {level}' ({MEANINGS[level]}), but the run is made for "
-            f"'trust' '{settings.trust}': set the run's 'trust' to '{level}', or leave the site out"
+            f"'privacy.trust' '{settings.trust}': set that to '{level}', or leave the site out"
         )
     refuse_uncapped(level, bool(node_config.get("max-epsilon")))
 

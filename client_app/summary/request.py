@@ -24,12 +24,13 @@ from fedsilo.client_app.summary.counts import Answering, fingerprint
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.errors import DataError, RefusedError
 from fedsilo.models.contract.messages import SURVEYED
+from fedsilo.models.contract.removed import with_current_keys
 from fedsilo.models.contract.settings import SERVER, CommonSettings
-from fedsilo.models.contract.settings_schema import Value, keys_with
+from fedsilo.models.contract.settings_schema import Value, keys_in
 from fedsilo.models.contract.survey import ABOUT, Survey
 
 # These decide which samples there are and what is counted
-_DECISIVE = ("dataset", *keys_with(CommonSettings, "partition", "silo", "sampling", "split"))
+_DECISIVE = ("dataset", *keys_in(CommonSettings, "split"))
 _FILE = "survey.json"
 
 
@@ -128,7 +129,8 @@ def _first_answer(folder: Path, dataset: str, make: Callable[[], Kept]) -> tuple
 
 def _again(context: Context, kept: Kept) -> dict[str, str]:
     """Return a stored answer; its part ``about`` tells whether the data have changed."""
-    now = _open_site(replace(context, run_config={**context.run_config, **kept.settings}))[0].silo
+    before = with_current_keys(kept.settings, quietly=True)
+    now = _open_site(replace(context, run_config={**context.run_config, **before}))[0].silo
     about = json.loads(kept.parts[ABOUT])
     about["changed"] = dict(fingerprint(now)) != dict(kept.fingerprint)
     return {**kept.parts, ABOUT: json.dumps(about)}
@@ -141,9 +143,9 @@ def _open_site(context: Context) -> tuple[OpenedSite, dict[str, Value]]:
         site = open_site(context)
     except DataError:
         read = data_set(site_settings(context).dataset).settings
-        if "broken-images" not in read or run.get("broken-images") == "skip":
+        if "data.broken-images" not in read or run.get("data.broken-images") == "skip":
             raise
-        run["broken-images"] = "skip"
+        run["data.broken-images"] = "skip"
         site = open_site(replace(context, run_config=run))
     refuse_few(site.silo.name, site.silo.label_counts()["train"], context.node_config)
     decisive = {*_DECISIVE, *data_set(site.settings.dataset).settings}

@@ -34,7 +34,7 @@ def augmenter(
     """Return a function that augments batches of images (batch, channels, height, width).
 
     Args:
-        settings: 'augmentation' and the seed.
+        settings: 'train.augmentation' and the seed.
         key: the key of the training, such as (round, site).
         device: the device of the batches.
     """
@@ -75,7 +75,9 @@ def _built(entries: Any) -> list[Any]:
     for entry in entries:
         named = {entry: {}} if isinstance(entry, str) else entry
         if not isinstance(named, dict) or len(named) != 1:
-            raise SettingError(f"'augmentation' has {shown(entry)}; write a list as {_EXAMPLE}")
+            raise SettingError(
+                f"'train.augmentation' has {shown(entry)}; write a list as {_EXAMPLE}"
+            )
         ((name, arguments),) = named.items()
         if name not in known:
             raise unknown_name("transform of torchvision v2", str(name), known)
@@ -92,7 +94,7 @@ def _built(entries: Any) -> list[Any]:
 
 def _refusal(name: str, error: Exception) -> SettingError:
     reason = one_line(error, 200)
-    return SettingError(f"transform '{name}' is refused ({reason}): change 'augmentation'")
+    return SettingError(f"transform '{name}' is refused ({reason}): change 'train.augmentation'")
 
 
 def check_augmentation(settings: CommonSettings, is_table: bool) -> None:
@@ -105,8 +107,8 @@ def check_augmentation(settings: CommonSettings, is_table: bool) -> None:
         return
     if is_table:
         raise SettingError(
-            f"'augmentation' is for images, but data set '{settings.dataset}' is a table: remove "
-            "'augmentation'"
+            f"'train.augmentation' is for images, but data set '{settings.dataset}' is a table: "
+            "remove 'train.augmentation'"
         )
     _transform(settings.augmentation)
 
@@ -126,7 +128,7 @@ def check_images(settings: CommonSettings, silo: Silo) -> None:
         raise _refusal(settings.augmentation, error) from None
     if (changed.shape, changed.dtype) != (image.shape, image.dtype):
         raise SettingError(
-            f"'augmentation' makes {tuple(changed.shape)} {changed.dtype} of images of "
+            f"'train.augmentation' makes {tuple(changed.shape)} {changed.dtype} of images of "
             f"{tuple(image.shape)} {image.dtype}: images must keep size and type; change "
-            "'augmentation'"
+            "'train.augmentation'"
         )

@@ -1,7 +1,7 @@
 """Choose where a site computes, at what precision, and how repeatably.
 
-Operations without a deterministic form are named or refused, as 'deterministic' says. PyTorch
-reports them by a warning or an error when it meets one.
+Operations without a deterministic form are named or refused, as 'machine.deterministic' says.
+PyTorch reports them by a warning or an error when it meets one.
 """
 
 import os
@@ -130,7 +130,7 @@ def choose_compute(
     have_gpu = torch.cuda.is_available()
     if kind == "cuda" and (not have_gpu or index >= torch.cuda.device_count()):
         raise SettingError(
-            f"setting 'device' is '{device}', but this machine has "
+            f"setting 'machine.device' is '{device}', but this machine has "
             f"{torch.cuda.device_count() if have_gpu else 'no'} usable GPU; use auto or cpu"
         )
     # "auto" without a GPU is fine; "cuda" without one was refused above
@@ -139,8 +139,8 @@ def choose_compute(
         _be_repeatable(precision, deterministic)
     if precision == "fp16" and not use_gpu:
         raise SettingError(
-            "setting 'precision' is 'fp16', but this site computes on its CPU: set it to 'bf16', "
-            "'fp32' or 'auto'"
+            "setting 'machine.precision' is 'fp16', but this site computes on its CPU: set it to "
+            "'bf16', 'fp32' or 'auto'"
         )
     chosen = torch.device(f"cuda:{index}" if use_gpu else "cpu")
     if use_gpu and 0 < (share := gpu_share()) < 1:
@@ -156,7 +156,9 @@ def _device_parts(device: str) -> tuple[str, int]:
     """Split a device into its kind and its index; raise a ``SettingError`` if it is unknown."""
     kind, _, index = device.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
-        raise SettingError(f"setting 'device' is '{device}'; it must be auto, cpu, cuda or cuda:N")
+        raise SettingError(
+            f"setting 'machine.device' is '{device}'; it must be auto, cpu, cuda or cuda:N"
+        )
     return kind, int(index or 0)
 
 
@@ -177,8 +179,8 @@ def compute_of(settings: CommonSettings) -> Compute:
     )
     if compute.channels_last and compute.device.type == "cpu" and not safe:
         raise SettingError(
-            "setting 'memory-format' is 'channels-last', but this site computes on its CPU, where "
-            f"PyTorch may fail in layers of network '{network}': set it to 'auto'"
+            "setting 'machine.memory-format' is 'channels-last', but this site computes on its "
+            f"CPU, where PyTorch may fail in layers of network '{network}': set it to 'auto'"
         )
     return compute
 
@@ -204,7 +206,7 @@ def _be_repeatable(precision: str, deterministic: str) -> None:
 
 _SAID = re.compile(
     r"(\S+) does not have a deterministic implementation"
-    # Attention, which has another algorithm if 'deterministic' is 'true'
+    # Attention, which has another algorithm if 'machine.deterministic' is 'true'
     r"|(.+?) defaults to a non-deterministic algorithm"
 )
 _PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
@@ -220,7 +222,7 @@ def noted_operations(say: Callable[[str], None] = lambda line: None) -> Iterator
         say: gets one line with all names at the end, if there are any.
 
     Raises:
-        SiteError: an operation is refused, because 'deterministic' is 'true'.
+        SiteError: an operation is refused, because 'machine.deterministic' is 'true'.
     """
     found: set[str] = set()
     pass_on, always = warnings.showwarning, torch.is_warn_always_enabled()
@@ -240,8 +242,9 @@ def noted_operations(say: Callable[[str], None] = lambda line: None) -> Iterator
         except RuntimeError as error:
             if operation := _operation(str(error)):
                 raise SiteError(
-                    f"'{operation}' has no deterministic form on this device, but 'deterministic' "
-                    "is 'true': set it to 'warn', which names such operations"
+                    f"'{operation}' has no deterministic form on this device, but "
+                    "'machine.deterministic' is 'true': set it to 'warn', which names such "
+                    "operations"
                 ) from None
             raise
         finally:

@@ -87,7 +87,7 @@ def measure(
     Args:
         network: placed on the compute device.
         split: the samples, at least one.
-        settings: the seed and 'mc-passes'.
+        settings: the seed and 'train.mc-passes'.
         compute: the device and the precision.
         key: keys the dropout draws.
         probe: sees the tokens of every batch and adds its own metrics; None for none.

@@ -36,7 +36,7 @@ def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:
 
 
 def weighted_criterion(common: CommonSettings, silo: Silo) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the cross-entropy with 'class-weights' for the silo's training samples."""
+    """Return the cross-entropy with 'train.class-weights' for the silo's training samples."""
     return partial(_weighted_loss, class_weights(common, silo))
 
 
@@ -57,8 +57,8 @@ def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
     given = _given_weights(common)
     if len(given) != silo.task.classes:
         raise SettingError(
-            f"'class-weights' has {len(given)} weights for {silo.task.classes} classes: give one "
-            f"of each, {listed(silo.class_names())}"
+            f"'train.class-weights' has {len(given)} weights for {silo.task.classes} classes: give "
+            f"one of each, {listed(silo.class_names())}"
         )
     return torch.tensor(given)
 
@@ -89,8 +89,8 @@ def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None
     if (smallest := min(sizes, default=minimum)) < minimum:
         raise RefusedError(
             f"an optimiser step would rest on {smallest} samples, but at least {minimum} are "
-            "needed ('minimum-batch'): ask for larger batches or for 'class-weights' closer to one "
-            "another, or leave the site out"
+            "needed ('minimum-batch'): ask for larger batches or for 'train.class-weights' closer "
+            "to one another, or leave the site out"
         )
 
 
@@ -111,15 +111,15 @@ def check_class_weights(common: CommonSettings) -> None:
         return
     if common.loss == "evidential" or (common.loss == "auto" and common.network == "vit"):
         raise SettingError(
-            "'class-weights' are for the cross-entropy, but the loss is evidential: set 'loss' to "
-            "'cross-entropy', or 'class-weights' to 'none'"
+            "'train.class-weights' are for the cross-entropy, but the loss is evidential: set "
+            "'train.loss' to 'cross-entropy', or 'train.class-weights' to 'none'"
         )
     given = _given_weights(common)
     usable = all(math.isfinite(weight) and weight >= 0 for weight in given) and sum(given) > 0
     if common.class_weights != "balanced" and not usable:
         raise SettingError(
-            f"setting 'class-weights' is {shown(common.class_weights)}; it must be none, balanced, "
-            "or a number of at least 0 for each class, such as 0.2,0.8"
+            f"setting 'train.class-weights' is {shown(common.class_weights)}; it must be none, "
+            "balanced, or a number of at least 0 for each class, such as 0.2,0.8"
         )
 
 

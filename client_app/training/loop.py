@@ -94,8 +94,9 @@ def add_gradients(
 ) -> Tensor:
     """Add the gradients of a batch's mean loss and ``penalty``; return that sum, detached.
 
-    With 'micro-batch' the gradients are added up part by part, each part weighted by its number of
-    samples, and batch norm sees one part at a time. With ``scaler`` the loss is scaled first.
+    With 'train.micro-batch' the gradients are added up part by part, each part weighted by its
+    number of samples, and batch norm sees one part at a time. With ``scaler`` the loss is scaled
+    first.
     """
     total = torch.zeros((), device=inputs.device)
     one = [slice(0, len(labels))]
@@ -275,10 +276,10 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
     if not minimum:
         return
     if not math.isfinite(loss):
-        raise SiteError(f"training diverged, its loss is {loss}: lower 'learning-rate'")
+        raise SiteError(f"training diverged, its loss is {loss}: lower 'train.learning-rate'")
     if fp16 and not rates:
         raise SiteError(
-            "no step had finite gradients in fp16: set 'precision' to 'fp32', or to 'bf16'"
+            "no step had finite gradients in fp16: set 'machine.precision' to 'fp32', or to 'bf16'"
         )
     # A step with a tiny rate hides nothing, so only steps near the largest rate count
     rates = sorted(rates)
@@ -286,8 +287,8 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
     if steps < minimum:
         raise RefusedError(
             f"the result would rest on {steps} optimiser step(s), but at least {minimum} are "
-            "needed ('minimum-steps-per-reply'): raise 'local-epochs' or 'local-steps', or leave "
-            "the site out"
+            "needed ('minimum-steps-per-reply'): raise 'train.local-epochs' or "
+            "'train.local-steps', or leave the site out"
         )
 
 
@@ -306,7 +307,7 @@ def counted_steps(
 
     Args:
         own: the settings of this training, whose steps a schedule counts: a round may have several.
-        settings: the run's settings, by whose rounds 'rate-decay' counts.
+        settings: the run's settings, by whose rounds 'train.rate-decay' counts.
         rounds: the number of finished rounds.
         count: the number of training samples.
         smallest: the fewest different samples of a step.

@@ -19,7 +19,11 @@ from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import unknown_name
 
 _GUARDED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
-_OWN_KEYS = {"lr": "learning-rate", "weight_decay": "weight-decay", "fused": "fused-optimiser"}
+_OWN_KEYS = {
+    "lr": "train.learning-rate",
+    "weight_decay": "train.weight-decay",
+    "fused": "machine.fused-optimiser",
+}
 SMALLEST_PART = 0.01  # a step below this share of the largest hides no other step's gradient
 _TRIED = 5  # the most steps to try; RAdam, for one, makes later ones a hundred times smaller
 _WITHOUT_DECAY = ("lbfgs", "rprop", "sparseadam")
@@ -64,18 +68,19 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
 
 
 def _own_arguments(settings: CommonSettings) -> dict[str, Any]:
-    """Return 'optimiser-arguments', pairs such as Adam's betas as tuples."""
-    chosen = parse_structure("optimiser-arguments", settings.optimiser_arguments, _EXAMPLE)
+    """Return 'train.optimiser-arguments', pairs such as Adam's betas as tuples."""
+    chosen = parse_structure("train.optimiser-arguments", settings.optimiser_arguments, _EXAMPLE)
     for name, key in _OWN_KEYS.items():
         if name in chosen:
-            raise SettingError(f"'optimiser-arguments' has '{name}': set '{key}' instead")
+            raise SettingError(f"'train.optimiser-arguments' has '{name}': set '{key}' instead")
     return {n: tuple(value) if isinstance(value, list) else value for n, value in chosen.items()}
 
 
 def _refusal(settings: CommonSettings, error: Exception) -> SettingError:
     return SettingError(
         f"PyTorch's optimiser '{settings.optimiser}' does not take these settings "
-        f"({one_line(error, 200)}): change 'optimiser', 'optimiser-arguments' or 'weight-decay'"
+        f"({one_line(error, 200)}): change 'train.optimiser', 'train.optimiser-arguments' or "
+        "'train.weight-decay'"
     )
 
 
@@ -102,8 +107,8 @@ def check_optimiser(settings: CommonSettings) -> None:
     if settings.optimiser_state == "run" and shapes - {torch.Size([])}:
         raise SettingError(
             f"optimiser '{settings.optimiser}' has a state of other shapes than its weights, which "
-            "sites cannot keep over rounds: set 'optimiser-state' to 'round', or choose another "
-            "'optimiser'"
+            "sites cannot keep over rounds: set 'train.optimiser-state' to 'round', or choose "
+            "another 'train.optimiser'"
         )
 
 
@@ -135,9 +140,9 @@ def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) ->
     if (counted := sum(one >= SMALLEST_PART * max(moved) for one in moved)) < steps:
         raise RefusedError(
             f"of {steps} optimiser steps only {counted} would decide what leaves, but all must "
-            "('minimum-steps-per-reply'): change the run's 'optimiser-arguments', or lower "
-            "'weight-decay', 'learning-rate' or the weight of the method's penalty, or leave the "
-            "site out"
+            "('minimum-steps-per-reply'): change the run's 'train.optimiser-arguments', or lower "
+            "'train.weight-decay', 'train.learning-rate' or the weight of the method's penalty, or "
+            "leave the site out"
         )
 
 

@@ -136,5 +136,5 @@ def refuse_other_data(before: int, now: int) -> None:
     if before != now:
         raise SiteError(
             f"the training data changed during the run: {before} samples before, {now} now; bring "
-            "them back, or choose another 'run-name'"
+            "them back, or choose another 'run.name'"
         )

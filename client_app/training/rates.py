@@ -22,7 +22,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.one_line import listed, one_line
 from fedsilo.models.contract.settings import CommonSettings
 
-# A run may set only these arguments; the others follow from its rounds and 'learning-rate'
+# A run may set only these arguments; the others follow from its rounds and 'train.learning-rate'
 _ARGUMENTS = {
     "constant": (),
     "cosine": ("eta_min",),
@@ -120,13 +120,13 @@ def _scheduler(
 
 def _arguments(schedule: str, text: str) -> dict[str, Any]:
     chosen: dict[str, Any] = parse_structure(
-        "schedule-arguments", text, _EXAMPLES.get(schedule, "{pct_start: 0.3}")
+        "train.schedule-arguments", text, _EXAMPLES.get(schedule, "{pct_start: 0.3}")
     )
     if unknown := sorted(map(str, chosen.keys() - {*_ARGUMENTS[schedule]})):
         known = listed(_ARGUMENTS[schedule]) or "none"
         raise SettingError(
-            f"'schedule-arguments' has {listed(unknown)}, but schedule '{schedule}' takes {known}: "
-            "remove what it does not take"
+            f"'train.schedule-arguments' has {listed(unknown)}, but schedule '{schedule}' takes "
+            f"{known}: remove what it does not take"
         )
     return chosen
 
@@ -142,24 +142,24 @@ def check_schedule(settings: CommonSettings) -> None:
         return
     if settings.rate_decay != "none":
         raise SettingError(
-            "'rate-decay' and a schedule both set the learning rate: set 'rate-decay' to 'none', "
-            "or remove 'schedule' and 'warm-up'"
+            "'train.rate-decay' and a schedule both set the learning rate: set 'train.rate-decay' "
+            "to 'none', or remove 'train.schedule' and 'train.warm-up'"
         )
     if settings.schedule == "one-cycle" and settings.warm_up:
         raise SettingError(
-            "schedule 'one-cycle' warms up by itself: remove 'warm-up', or set pct_start, its "
-            "share, in 'schedule-arguments'"
+            "schedule 'one-cycle' warms up by itself: remove 'train.warm-up', or set pct_start, "
+            "its share, in 'train.schedule-arguments'"
         )
     if settings.warm_up >= settings.rounds:
         raise SettingError(
-            f"setting 'warm-up' is {settings.warm_up:g}, but there are {settings.rounds} rounds: "
-            "lower it below 'rounds'"
+            f"setting 'train.warm-up' is {settings.warm_up:g}, but there are {settings.rounds} "
+            "rounds: lower it below 'rounds'"
         )
     size = arguments.get("step_size", 0)
     if settings.schedule == "step" and isinstance(size, int | float) and size <= 0:
         raise SettingError(
-            "schedule 'step' needs the rounds of a step, above 0: set 'schedule-arguments' to "
-            f"{_EXAMPLES['step']}"
+            "schedule 'step' needs the rounds of a step, above 0: set 'train.schedule-arguments' "
+            f"to {_EXAMPLES['step']}"
         )
     try:
         rates = list(islice(_rates(settings, 1), _TRIED))
@@ -170,5 +170,6 @@ def check_schedule(settings: CommonSettings) -> None:
         reason = "a learning rate would be negative or infinite"
     if not usable:
         raise SettingError(
-            f"schedule '{settings.schedule}' cannot be made ({reason}): change 'schedule-arguments'"
+            f"schedule '{settings.schedule}' cannot be made ({reason}): change "
+            "'train.schedule-arguments'"
         )

@@ -30,8 +30,8 @@ def figures_for(silo: Silo, settings: CommonSettings, content: RecordDict) -> Fe
     if settings.standardise == "declared":
         if silo.declared is None:
             raise SettingError(
-                "setting 'standardise' is 'declared', but the schema gives no mean and std for "
-                "every numeric column: add them, or set it to 'pooled'"
+                "setting 'data.standardise' is 'declared', but the schema gives no mean and std "
+                "for every numeric column: add them, or set it to 'pooled'"
             )
         return silo.declared
     if FIGURES not in content.array_records:

@@ -63,7 +63,13 @@ class ImageDataSet(DataSet):
     """
 
     settings = frozenset(SPLIT_KEYS).union(
-        ("image-size", "colour-constancy", "broken-images", "sample-share", "public-share")
+        (
+            "data.image-size",
+            "data.colour-constancy",
+            "data.broken-images",
+            "split.sample-share",
+            "split.public-share",
+        )
     )
     headline = ("balanced-accuracy", "accuracy", "auc", "calibration-error")
     size: ClassVar[int] = 224
@@ -77,7 +83,7 @@ class ImageDataSet(DataSet):
 
     @abstractmethod
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List the images of an existing site, thinned to 'sample-share'.
+        """List the images of an existing site, thinned to 'split.sample-share'.
 
         Raises:
             DataError: the listing cannot be used.
@@ -157,17 +163,17 @@ class ImageDataSet(DataSet):
         """Return the public images of all sites, which no silo holds.
 
         Raises:
-            SettingError: 'public-share' is 0.
+            SettingError: 'split.public-share' is 0.
             DataError: no image is in it, or some cannot be decoded.
         """
         if settings.public_share == 0:
-            raise SettingError("setting 'public-share' is 0: name a share above 0")
+            raise SettingError("setting 'split.public-share' is 0: name a share above 0")
         sites = self.silo_names(settings, places)
         indices = [self.index(site, settings, places) for site in sites]
         parts = [split_public(index, settings.public_share)[1] for index in indices]
         public = join_indices(f"{self.name}, public part", parts)
         if not len(public):
-            raise DataError(f"{public.where}: no image is in it: raise 'public-share'")
+            raise DataError(f"{public.where}: no image is in it: raise 'split.public-share'")
         every = np.arange(len(public))
         rows = RowSplit(every, every[:0], every[:0])
         return self._open_cached("public", "public", public, lambda: rows, settings, places).train
@@ -247,8 +253,8 @@ def _given_split(index: ImageIndex, groups: Sequence[str], settings: CommonSetti
     for kind, folds in (("test", settings.test_folds), ("val", settings.val_folds)):
         if folds and len(places[kind]):
             raise DataError(
-                f"{index.where} gives {kind} images itself: set '{kind}-folds' to 0, or put them "
-                "into 'train' in its column 'split'"
+                f"{index.where} gives {kind} images itself: set 'split.{kind}-folds' to 0, or put "
+                "them into 'train' in its column 'split'"
             )
         if folds:
             places["train"], places[kind] = cut_fold(

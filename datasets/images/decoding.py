@@ -207,7 +207,7 @@ def decode_each(
 def check_faults(
     faults: Sequence[Fault], images: int, safe_names: Mapping[str, str], policy: str, where: str
 ) -> None:
-    """Refuse faults among a site's ``images``, unless ``policy`` ('broken-images') is 'skip'.
+    """Refuse faults among a site's ``images``, unless ``policy`` ('data.broken-images') is 'skip'.
 
     Raises:
         DataError: counts them and names the first by their ``safe_names``, with their reasons.
@@ -221,7 +221,8 @@ def check_faults(
     more = len(faults) - _NAMED_FAULTS
     raise DataError(
         f"{where}: {len(faults)} of {images} images cannot be used: {named}"
-        f"{f'; and {more} more' if more > 0 else ''}: fix them, or set 'broken-images' to 'skip'"
+        f"{f'; and {more} more' if more > 0 else ''}: fix them, or set 'data.broken-images' to "
+        "'skip'"
     )
 
 

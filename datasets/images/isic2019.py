@@ -29,14 +29,14 @@ _LESIONS = (("HAM10000_metadata", "image_id"), ("ISIC_2019_Training_Metadata.csv
 
 
 def classes_of(target: str) -> dict[str, tuple[str, ...]]:
-    """Return the diagnoses of each class for the setting 'target'."""
+    """Return the diagnoses of each class for 'data.target'."""
     if target == "diagnosis":
         return {diagnosis: (diagnosis,) for diagnosis in DIAGNOSES}
     return {"other": tuple(d for d in DIAGNOSES if d != "NV"), "nevus": ("NV",)}
 
 
 def class_of(diagnosis: int, target: str) -> int:
-    """Return the class of a diagnosis (its place in ``DIAGNOSES``) for the setting 'target'."""
+    """Return the class of a diagnosis (its place in ``DIAGNOSES``) for 'data.target'."""
     return diagnosis if target == "diagnosis" else int(DIAGNOSES[diagnosis] == "NV")
 
 
@@ -44,7 +44,7 @@ class Isic2019(ImageDataSet):
     """``isic2019``: a site needs the tables, and of the images only its own."""
 
     name = "isic2019"
-    settings = ImageDataSet.settings | {"target"}
+    settings = ImageDataSet.settings | {"data.target"}
     silos_by_files = True
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:

@@ -31,7 +31,7 @@ def data_folder(places: Places, name: str, needs: str) -> Path:
     """
     if places.data is None:
         raise DataError(
-            f"data set '{name}' needs a folder {needs}: set 'data-dir' or $FEDSILO_DATA"
+            f"data set '{name}' needs a folder {needs}: set 'data.dir' or $FEDSILO_DATA"
         )
     return places.data
 

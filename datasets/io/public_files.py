@@ -64,7 +64,7 @@ class PublicFiles:
         if places.data is None:
             raise DataError(
                 f"data set '{self.name}' needs files, and no data directory is named: set "
-                f"'data-dir' or $FEDSILO_DATA, or {self.advice()}"
+                f"'data.dir' or $FEDSILO_DATA, or {self.advice()}"
             )
         return places.data
 

@@ -80,7 +80,7 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
             build_folder(target, make)
         except OSError as error:
             fact = f"{target} cannot be written ({one_line(error.strerror or error)})"
-            raise DataError(f"{fact}: set 'cache-dir' or $FEDSILO_CACHE to another") from None
+            raise DataError(f"{fact}: set 'data.cache-dir' or $FEDSILO_CACHE to another") from None
     elif reason := fault(target):
         log = logging.getLogger("flwr")
         log.warning("fedsilo: the cached data in %s %s: they are made again", target, reason)

@@ -1,6 +1,6 @@
 """Partitions other than a data set's own: any number of silos cut from all of its samples.
 
-``dirichlet`` and ``labels`` share out the samples of each label at random, by 'fold-seed'.
+``dirichlet`` and ``labels`` share out the samples of each label at random, by 'split.fold-seed'.
 ``unseen`` (FedEFM, section on unseen data) cuts images so that a share of each silo's labels is at
 no other silo: at 1 the silos' label sets are disjoint, at 0 identical. A silo trains on its labels;
 its validation and test images are of *all* labels, since the method is to recognise what only
@@ -52,8 +52,8 @@ def label_shares(classes: int, silos: int, held: int, rng: np.random.Generator) 
     """
     if held > classes or held * silos < classes:
         raise SettingError(
-            f"setting 'labels-per-silo' is {held}, and {silos} silos share {classes} labels: it "
-            f"must be {-(-classes // silos)} to {classes}"
+            f"setting 'split.labels-per-silo' is {held}, and {silos} silos share {classes} labels: "
+            f"it must be {-(-classes // silos)} to {classes}"
         )
     order, holds = rng.permutation(classes), np.zeros((classes, silos))
     for silo in range(silos):
@@ -91,7 +91,7 @@ def deal_rows(
 _KEYS = frozenset(keys_with(CommonSettings, "silo"))
 UNSEEN, DIRICHLET, LABELS = "unseen", "dirichlet", "labels"
 PARTITIONS = ("own", UNSEEN, DIRICHLET, LABELS)  # any other name is a plugin's
-_OF = {"unseen": UNSEEN, "concentration": DIRICHLET, "labels-per-silo": LABELS}
+_OF = {"split.unseen": UNSEEN, "split.concentration": DIRICHLET, "split.labels-per-silo": LABELS}
 _FEWEST = 2  # training samples of a silo, because batch norm has no variance over one
 _MAKER = 1  # raise it when the same rows make other arrays, so that no old cache is read
 # Rows of the last cut. Each silo of a run asks for the same cut, and only one is kept in memory
@@ -107,15 +107,15 @@ def cut_keys(partition: str) -> frozenset[str]:
     """Return the settings that a partition reads, in addition to those of the data set."""
     if partition == "own":
         return frozenset()
-    return _KEYS if partition == UNSEEN else _KEYS | {"fold-seed"}
+    return _KEYS if partition == UNSEEN else _KEYS | {"split.fold-seed"}
 
 
 def check_partition(data: DataSet, settings: CommonSettings) -> None:
     """Refuse an impossible partition before anything is read.
 
     Raises:
-        SettingError: a setting is of another partition, 'unseen' is impossible with the data set's
-            labels or a table, or 'silos' contradicts 'silo-set'.
+        SettingError: a setting is of another partition, 'split.unseen' is impossible with the data
+            set's labels or a table, or 'split.silos' contradicts 'split.silo-set'.
         DataError: the silo set cannot be read.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)
@@ -123,7 +123,7 @@ def check_partition(data: DataSet, settings: CommonSettings) -> None:
         if values[key] != usual[key] and settings.partition != partition:
             raise SettingError(
                 f"setting '{key}' has no effect without partition '{partition}': remove it, or set "
-                f"'partition' to '{partition}'"
+                f"'split.partition' to '{partition}'"
             )
     if not is_cut(settings):
         return
@@ -140,7 +140,7 @@ def _refuse_table(data: DataSet, settings: CommonSettings) -> None:
     if data.is_table and settings.partition == UNSEEN:
         raise SettingError(
             f"data set '{data.name}' is a table, and partition 'unseen' cuts images by label: "
-            "choose another data set, or set 'partition' to 'own'"
+            "choose another data set, or set 'split.partition' to 'own'"
         )
 
 
@@ -160,7 +160,7 @@ def cut_names(settings: CommonSettings) -> list[str]:
     """Return the silo set's names if one is set, else silo-1, silo-2, ..., all of one length.
 
     Raises:
-        SettingError: 'silos' is neither its default nor the number of silos in the set.
+        SettingError: 'split.silos' is neither its default nor the number of silos in the set.
         DataError: the silo set cannot be read.
     """
     if not settings.silo_set:
@@ -169,7 +169,7 @@ def cut_names(settings: CommonSettings) -> list[str]:
     names = list(open_silo_set(settings.silo_set).names)
     if settings.silos not in (CommonSettings().silos, len(names)):
         raise SettingError(
-            f"setting 'silos' is {settings.silos}, and silo set '{settings.silo_set}' has "
+            f"setting 'split.silos' is {settings.silos}, and silo set '{settings.silo_set}' has "
             f"{len(names)} silos: remove it"
         )
     return names
@@ -212,7 +212,7 @@ def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dic
         name: {part: own[part].tolist() for part in SPLITS}
         for name, own in zip(names, rows, strict=True)
     }
-    decisive = sorted(["partition", *_OF, "fold-seed", *_KEYS])
+    decisive = sorted(["split.partition", *_OF, "split.fold-seed", *_KEYS])
     decided_by = {key: as_mapping(settings)[key] for key in decisive}
     return {"decided-by": decided_by, "sha256": json_digest(silos), "silos": silos}
 
@@ -265,11 +265,13 @@ def _shared_rows(
             own["val"], own["train"] = held_out, np.setdiff1d(own["train"], held_out)
     short = [name for name, own in zip(names, cut, strict=True) if len(own["train"]) < _FEWEST]
     if short:
-        advice = "lower 'silos', or set another 'fold-seed'"
+        advice = "lower 'split.silos', or set another 'split.fold-seed'"
         if 0 < settings.silo_train_size < _FEWEST:
-            advice = f"raise 'silo-train-size' to at least {_FEWEST}"
+            advice = f"raise 'split.silo-train-size' to at least {_FEWEST}"
         elif settings.partition == DIRICHLET:
-            advice = "raise 'concentration', lower 'silos', or set another 'fold-seed'"
+            advice = (
+                "raise 'split.concentration', lower 'split.silos', or set another 'split.fold-seed'"
+            )
         raise DataError(
             f"{dataset}, partition '{settings.partition}' leaves {len(short)} of {len(names)} "
             f"silos without {_FEWEST} training samples, '{short[0]}' first: {advice}"

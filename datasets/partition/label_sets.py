@@ -91,8 +91,9 @@ def _impossible(classes: int, silos: int, share: float) -> str:
     above = min((one for one in possible if one > share), default=None)
     nearest = " and ".join(f"{float(near):.3g}" for near in (below, above) if near is not None)
     return (
-        f"setting 'unseen' is {share:g}, which is impossible with so few labels: the data set has "
-        f"{classes}, and there are {silos} silos; the nearest shares that are possible: {nearest}"
+        f"setting 'split.unseen' is {share:g}, which is impossible with so few labels: the data "
+        f"set has {classes}, and there are {silos} silos; the nearest shares that are possible: "
+        f"{nearest}"
     )
 
 
@@ -256,11 +257,15 @@ class LabelCut:
         Raises:
             DataError: the pool has too few samples of some label.
         """
-        fewer = "lower 'silos', or choose another 'partition'"
+        fewer = "lower 'split.silos', or choose another 'split.partition'"
         if not self._has("val") and size < VALIDATION_SHARE:
             raise DataError(
                 f"{self.where}: a silo of {size} training images has no validation part, a tenth: "
-                + (f"raise 'silo-train-size' to at least {VALIDATION_SHARE}" if given else fewer)
+                + (
+                    f"raise 'split.silo-train-size' to at least {VALIDATION_SHARE}"
+                    if given
+                    else fewer
+                )
             )
         validation, trained = self._sizes(size)
         for name, held, parts in zip(self.names, self.sets, trained, strict=True):
@@ -272,7 +277,7 @@ class LabelCut:
                     f"{self.where}: no training image is left of label {none} for {name}, of "
                     f"{self._counts('train')[none]}: "
                     + (
-                        f"raise 'silo-train-size' to at least {least}"
+                        f"raise 'split.silo-train-size' to at least {least}"
                         if given and least > size
                         else fewer
                     )
@@ -282,7 +287,7 @@ class LabelCut:
             raise DataError(
                 f"{self.where}: {len(self.sets)} silos of {size} training images are more than "
                 f"their labels have: some silo gets {fewest} (the pool's labels have "
-                f"{self._counts('train')}); lower 'silo-train-size' or 'silos'"
+                f"{self._counts('train')}); lower 'split.silo-train-size' or 'split.silos'"
             )
         return validation, trained
 
@@ -296,7 +301,7 @@ class LabelCut:
             raise DataError(
                 f"{self.where}: {silos} silos of {size or self.classes} {part} images, which are "
                 f"of all {self.classes} labels, cannot be: the pool's labels have {have}; change "
-                "'silos', 'silo-test-size' or the data set's own split"
+                "'split.silos', 'split.silo-test-size' or the data set's own split"
             )
         parts = level(size or self.classes * min(limits), limits)
         return self._slice_rows(self._by_label(part), parts)

@@ -29,7 +29,7 @@ _RENDERING = 1  # raise it when a file or a profile gives other pixels, so that 
 class RadiographDataSet(ImageDataSet):
     """Images of one channel, as int16."""
 
-    settings = ImageDataSet.settings - {"colour-constancy"}
+    settings = ImageDataSet.settings - {"data.colour-constancy"}
     headline = HEADLINE
     channels = 1
     dtype = np.int16
@@ -48,7 +48,7 @@ class DeepDeclaration(Declaration):
 class DeepManifests(ManifestDataSet):
     """Manifests of files that are DICOM, or pictures of 8 to 16 bits."""
 
-    settings = ManifestDataSet.settings - {"colour-constancy"}
+    settings = ManifestDataSet.settings - {"data.colour-constancy"}
     model: ClassVar[type[DeepDeclaration]] = DeepDeclaration
     channels = 1
 

@@ -36,7 +36,7 @@ class MiniMias(RadiographDataSet):
     """``mini-mias``: a site needs the listing, and of the images only its own."""
 
     name = "mini-mias"
-    settings = RadiographDataSet.settings | {"intensity-profiles"}
+    settings = RadiographDataSet.settings | {"data.intensity-profiles"}
     size = 128
 
     def found(self, places: Places) -> str:

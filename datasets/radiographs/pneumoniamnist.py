@@ -39,7 +39,13 @@ class PneumoniaMnist(DataSet):
 
     name = "pneumoniamnist"
     settings = frozenset(
-        {"image-size", "fold-seed", "use-test", "sample-share", "intensity-profiles"}
+        {
+            "data.image-size",
+            "split.fold-seed",
+            "split.use-test",
+            "split.sample-share",
+            "data.intensity-profiles",
+        }
     )
     headline = HEADLINE
 

@@ -147,7 +147,7 @@ def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple
     if len(numbers) < 2:
         raise DataError(
             f"{where}: all {len(tracks)} training images are frames of one track, and none is left "
-            "to validate: raise 'silo-train-size'"
+            "to validate: raise 'split.silo-train-size'"
         )
     size = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
     chosen: set[int] = set()

@@ -78,8 +78,8 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
     }
     if 0 < size["train"] < VALIDATION_SHARE:
         # A size that no setting names is what the pool has for so many silos
-        raised = f"raise 'silo-train-size' to at least {VALIDATION_SHARE}"
-        advice = raised if given else "lower 'silos', or take more data"
+        raised = f"raise 'split.silo-train-size' to at least {VALIDATION_SHARE}"
+        advice = raised if given else "lower 'split.silos', or take more data"
         raise DataError(f"a silo of {size['train']} train images has no validation part: {advice}")
     if short := [p for p in size if size[p] < _LEAST[p] or size[p] * silos > have[p]]:
         need = {part: max(size[part], _LEAST[part]) for part in short}
@@ -96,11 +96,15 @@ def _too_few(name: str, silos: int, need: Mapping[str, int], have: Mapping[str, 
     ]
     fitting = []
     if all(have[part] // silos >= _LEAST[part] for part in need):
-        sizes = [f"'silo-{part}-size' {have[part] // silos}" for part in need]
+        sizes = [f"'split.silo-{part}-size' {have[part] // silos}" for part in need]
         fitting.append(f"{' and '.join(sizes)} for {silos} silos")
     if fewer := min(have[part] // count for part, count in need.items()):
-        fitting.append(f"'silos' {fewer} of that size")
-    fits = f"what fits is {', or '.join(fitting)}" if fitting else "lower 'silos' or take more data"
+        fitting.append(f"'split.silos' {fewer} of that size")
+    fits = (
+        f"what fits is {', or '.join(fitting)}"
+        if fitting
+        else "lower 'split.silos' or take more data"
+    )
     return f"{'; '.join(needs)}: {fits}"
 
 
@@ -134,7 +138,7 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
 
 
 def scale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
-    """Scale ``pixels`` (n, channels, height, width), 0..255, as 'pixel-scale' says.
+    """Scale ``pixels`` (n, channels, height, width), 0..255, as 'data.pixel-scale' says.
 
     'raw' leaves the pixels unchanged; 'standard' standardises each channel by its statistics.
     """
@@ -166,7 +170,7 @@ class ShiftedImages(DataSet):
 
     source: Source
 
-    settings = frozenset({"pixel-scale", *keys_with(CommonSettings, "silo")})
+    settings = frozenset({"data.pixel-scale", *keys_with(CommonSettings, "silo")})
     headline = ("accuracy", "entropy", "loss", "perplexity")
 
     @property
@@ -211,7 +215,7 @@ class ShiftedImages(DataSet):
         return read
 
     def pixel_figures(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
-        """Return the source's, unless 'pixel-scale' is raw."""
+        """Return the source's, unless 'data.pixel-scale' is raw."""
         return None if settings.pixel_scale == "raw" else _mean_and_std(self.source)
 
     def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:

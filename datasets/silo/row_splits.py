@@ -21,7 +21,7 @@ from fedsilo.models.contract.settings_schema import keys_with
 Indices = npt.NDArray[Any]
 
 # The settings that decide which rows are test and validation rows
-SPLIT_KEYS = keys_with(CommonSettings, "split")
+SPLIT_KEYS = keys_with(CommonSettings, "rows")
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ def check_folds(settings: CommonSettings) -> None:
         folds = getattr(settings, f"{kind}_folds")
         fold = getattr(settings, f"{kind}_fold")
         if folds == 1:
-            raise SettingError(f"setting '{kind}-folds' is 1; it must be 0 or at least 2")
+            raise SettingError(f"setting 'split.{kind}-folds' is 1; it must be 0 or at least 2")
         if fold and fold >= folds:
             raise SettingError(
-                f"setting '{kind}-fold' is {fold} and '{kind}-folds' is {folds}; folds are "
-                f"counted from 0 to {max(folds - 1, 0)}"
+                f"setting 'split.{kind}-fold' is {fold} and 'split.{kind}-folds' is {folds}; folds "
+                f"are counted from 0 to {max(folds - 1, 0)}"
             )
 
 
@@ -87,7 +87,7 @@ def cut_fold(
     where: str,
     groups: Sequence[str] | None,
 ) -> tuple[Indices, Indices]:
-    """Cut the fold that 'val-fold' or 'test-fold', as ``kind`` says, names out of some rows.
+    """Cut a fold out of some rows: 'split.val-fold' or 'split.test-fold', as ``kind`` says.
 
     Returns:
         The rows without the fold, and those of it, both sorted; with 0 folds all of them, and none.

@@ -66,7 +66,7 @@ class PhantomDataSet(ImageDataSet):
         counts: site -> number of images of each kind.
         subject: what an image shows, as its group is called.
         again: share of images that show the subject of the one before.
-        fewest: images of a site, however small 'sample-share' is.
+        fewest: images of a site, however small 'split.sample-share' is.
         version: raise it when the same number makes another image, so that no old cache is read.
     """
 
@@ -111,7 +111,7 @@ class PhantomDataSet(ImageDataSet):
         return list(self.counts)
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """Return the first images of a site: 'sample-share' of them, and not too few."""
+        """Return the first images of a site: 'split.sample-share' of them, and not too few."""
         count = max(self.fewest, round(sum(self.counts[site]) * settings.sample_share))
         kinds, subjects = (part[:count] for part in self.sequence(site))
         names = tuple(f"{site}/{number}" for number in range(count))

@@ -62,7 +62,7 @@ class DermoscopyPhantom(PhantomDataSet):
     name = key = "dermoscopy-phantom"
     counts, subject, again = LESION_COUNTS, "lesion", 0.15
     channels = 3
-    settings = (ImageDataSet.settings | {"target"}) - {"broken-images"}
+    settings = (ImageDataSet.settings | {"data.target"}) - {"data.broken-images"}
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return nevus against all others, or the eight diagnoses."""
@@ -89,7 +89,7 @@ class DermoscopyPhantom(PhantomDataSet):
         return decode_image(path, size, settings.colour_constancy)
 
 
-_OF_GREY = ImageDataSet.settings - {"broken-images", "colour-constancy"}
+_OF_GREY = ImageDataSet.settings - {"data.broken-images", "data.colour-constancy"}
 # Not malignant and malignant images of table I of the Fed-Align-CL paper
 BREAST_COUNTS = {"hologic": (730, 730), "siemens": (287, 123), "ge": (421, 431)}
 _PROFILES = {"hologic": SIGMOID, "siemens": STEEP, "ge": SHOULDERED}
@@ -103,7 +103,7 @@ class MammographyPhantom(PhantomDataSet):
     size, share = 256, 0.2  # the paper's share of test images
     dtype = np.int16
     headline = HEADLINE
-    settings = _OF_GREY | {"intensity-profiles"}
+    settings = _OF_GREY | {"data.intensity-profiles"}
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return malignant against all others."""

@@ -26,7 +26,7 @@ _MAKER_OF_OWN = 3  # the same for tables of one's own, whose copies stay in one 
 class TableDataSet(DataSet):
     """A data set whose sites are tables of one schema."""
 
-    settings = frozenset({"standardise", *SPLIT_KEYS})
+    settings = frozenset({"data.standardise", *SPLIT_KEYS})
     is_table = True
     headline = ("accuracy", "balanced-accuracy", "auc", "calibration-error")
 

@@ -32,9 +32,9 @@ def weights_file(settings: CommonSettings) -> Path | None:
     named = settings.backbone_weights
     if not named:
         raise SettingError(
-            "network 'vit' needs weights for its backbone: set 'backbone-weights' to a file "
+            "network 'vit' needs weights for its backbone: set 'vit.backbone-weights' to a file "
             "(safetensors or a PyTorch state dict), to 'timm' to take those of the name in "
-            "'backbone', or, to go without any, to 'random'; 'fedsilo pretrain' makes a file"
+            "'vit.backbone', or, to go without any, to 'random'; 'fedsilo pretrain' makes a file"
         )
     if named in ("timm", "random"):
         return None
@@ -42,8 +42,9 @@ def weights_file(settings: CommonSettings) -> Path | None:
     if found := next(filter(Path.is_file, tried), None):
         return found
     raise SettingError(
-        f"setting 'backbone-weights' is '{named}', and there is no {' or '.join(map(str, tried))}: "
-        "give an absolute path, put the file there, or make it with 'fedsilo pretrain'"
+        f"setting 'vit.backbone-weights' is '{named}', and there is no "
+        f"{' or '.join(map(str, tried))}: give an absolute path, put the file there, or make it "
+        "with 'fedsilo pretrain'"
     )
 
 
@@ -81,7 +82,7 @@ def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
         path = weights_file(settings)
         if path is None:
             raise SettingError(
-                f"setting 'backbone-weights' is '{settings.backbone_weights}', and weights of "
+                f"setting 'vit.backbone-weights' is '{settings.backbone_weights}', and weights of "
                 "'resnet22' come from a file: name one, or leave it empty to start from the seed"
             )
         content = file_state(path)
@@ -118,17 +119,17 @@ def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
     try:
         _, facts = load_state(path)
     except CheckpointError as error:
-        raise SettingError(f"setting 'backbone-weights': {error}") from None
+        raise SettingError(f"setting 'vit.backbone-weights': {error}") from None
     dataset, share, _ = facts["data"]
     if dataset == settings.dataset and settings.public_share < share:
         raise SettingError(
-            f"setting 'backbone-weights': {path} was trained on a public part of {share:g} of "
-            f"'{dataset}', and 'public-share' is {settings.public_share:g}: the sites would hold "
-            "images that it has seen; set 'public-share' to the same"
+            f"setting 'vit.backbone-weights': {path} was trained on a public part of {share:g} of "
+            f"'{dataset}', and 'split.public-share' is {settings.public_share:g}: the sites would "
+            "hold images that it has seen; set 'split.public-share' to the same"
         )
 
 
-def file_state(path: Path, key: str = "backbone-weights") -> dict[str, Any]:
+def file_state(path: Path, key: str = "vit.backbone-weights") -> dict[str, Any]:
     """Return the arrays in a safetensors file or a PyTorch state dict; no code in it is run.
 
     Raises:
@@ -156,7 +157,7 @@ def file_state(path: Path, key: str = "backbone-weights") -> dict[str, Any]:
     return state
 
 
-def timm_state(name: str, key: str = "backbone-weights") -> dict[str, Tensor]:
+def timm_state(name: str, key: str = "vit.backbone-weights") -> dict[str, Tensor]:
     """Return timm's pretrained weights of the model ``name``, from its hub or the cache.
 
     Raises:
@@ -189,8 +190,10 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
     from timm.models.vision_transformer import checkpoint_filter_fn
 
     wanted = {name: tensor.shape for name, tensor in vit.state_dict().items()}
-    other = f"setting 'backbone-weights': {where} is of another architecture than the run's ViT"
-    advice = "set 'backbone' and 'backbone-...' to those of the weights, or name other weights"
+    other = f"setting 'vit.backbone-weights': {where} is of another architecture than the run's ViT"
+    advice = (
+        "set 'vit.backbone' and 'vit.backbone-...' to those of the weights, or name other weights"
+    )
     try:
         given = checkpoint_filter_fn(state, vit)
     except Exception as error:  # resampling fails on what is no ViT's
@@ -215,7 +218,7 @@ def _assign(vit: VisionTransformer, arrays: dict[str, Any], where: str) -> None:
     """Put ``arrays`` into ``vit``; what is trained stays so."""
     values = {name: torch.as_tensor(array).float().contiguous() for name, array in arrays.items()}
     if not all(value.isfinite().all() for value in values.values()):
-        raise SettingError(f"setting 'backbone-weights': {where} contains non-finite values")
+        raise SettingError(f"setting 'vit.backbone-weights': {where} contains non-finite values")
     trained = {name: parameter.requires_grad for name, parameter in vit.named_parameters()}
     vit.load_state_dict(values, assign=True)
     for name, parameter in vit.named_parameters():

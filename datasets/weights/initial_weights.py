@@ -37,7 +37,7 @@ _PREFIXES = ("image_encoder.", "visual.", "encoder.vit.", "")
 
 
 def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
-    """Put the weights that 'initial-weights' names into ``network``, if it names any.
+    """Put the weights that 'train.initial-weights' names into ``network``, if it names any.
 
     Raises:
         SettingError: there are no such weights, or they are not of this network.
@@ -46,11 +46,11 @@ def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
     if not named:
         return
     if named.startswith(_TIMM):
-        _fill(network, timm_state(named.removeprefix(_TIMM), "initial-weights"), named)
+        _fill(network, timm_state(named.removeprefix(_TIMM), "train.initial-weights"), named)
         return
     path = initial_file(settings)
     refuse_seen_start(settings)
-    state = file_state(path, "initial-weights")
+    state = file_state(path, "train.initial-weights")
     if named.startswith(_ENCODER):
         _load(network, _only_encoder(network, state, path), path)
     elif state.keys() & exchanged_arrays(network).keys():
@@ -80,13 +80,13 @@ def refuse_seen_start(settings: CommonSettings) -> None:
 
 
 def initial_file(settings: CommonSettings) -> Path:
-    """Return the file that 'initial-weights' names; a ``SettingError`` if there is none."""
+    """Return the file that 'train.initial-weights' names; a ``SettingError`` if there is none."""
     places = find_places(settings.data_dir, settings.cache_dir)
     tried = weight_paths(_file_named(settings), places)
     if found := next(filter(Path.is_file, tried), None):
         return found
     raise SettingError(
-        f"setting 'initial-weights' is '{settings.initial_weights}', and there is no "
+        f"setting 'train.initial-weights' is '{settings.initial_weights}', and there is no "
         f"{' or '.join(map(str, tried))}: give an absolute path (of a run: its model.safetensors), "
         "or a name of timm with 'timm:' before it"
     )
@@ -108,9 +108,9 @@ def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> d
     if missing or not wanted:
         first = f" ('{missing[0]}')" if missing else ""
         raise SettingError(
-            f"setting 'initial-weights': {path} lacks {len(missing)} of {len(wanted)} arrays of "
-            f"the network's encoder{first}: with 'encoder:' before it a file must be a run's "
-            "model of the same 'network' and 'width'"
+            f"setting 'train.initial-weights': {path} lacks {len(missing)} of {len(wanted)} arrays "
+            f"of the network's encoder{first}: with 'encoder:' before it a file must be a run's "
+            "model of the same 'network.name' and 'network.width'"
         )
     return {**own, **{name: state[name] for name in wanted}}
 
@@ -119,15 +119,15 @@ def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
     arrays = {name: torch.as_tensor(array).float() for name, array in state.items()}
     if broken := [name for name, array in arrays.items() if not array.isfinite().all()]:
         raise SettingError(
-            f"setting 'initial-weights': '{broken[0]}' in {path} is not finite: it is of a run "
-            "that diverged"
+            f"setting 'train.initial-weights': '{broken[0]}' in {path} is not finite: it is of a "
+            "run that diverged"
         )
     try:
         load_exchanged(network, arrays)
     except SettingError as error:
         raise SettingError(
-            f"setting 'initial-weights': {path}: {error}; give the run the network, classes and "
-            "image size of the one that wrote it"
+            f"setting 'train.initial-weights': {path}: {error}; give the run the network, classes "
+            "and image size of the one that wrote it"
         ) from None
 
 
@@ -146,9 +146,10 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
     """Take what fits of another ViT's weights."""
     if not any(name.startswith("encoder.vit.") for name in exchanged_arrays(network)):
         raise SettingError(
-            f"setting 'initial-weights': {where} holds no arrays of this network; weights of a "
-            "ViT need 'network' 'vit' and 'train-backbone' true (of a frozen one they are "
-            "'backbone-weights'), those of VGG16 'network' 'vgg16-bn' and 'width' 128"
+            f"setting 'train.initial-weights': {where} holds no arrays of this network; weights of "
+            "a ViT need 'network.name' 'vit' and 'vit.train-backbone' true (of a frozen one they "
+            "are 'vit.backbone-weights'), those of VGG16 'network.name' 'vgg16-bn' and "
+            "'network.width' 128"
         )
     vit = cast("VisionTransformer", network.vit)
     wanted = vit.state_dict()
@@ -162,13 +163,15 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
     blocks = [name for name in wanted if name.startswith("blocks.")]
     if missing := [name for name in blocks if name not in fitting]:
         raise SettingError(
-            f"setting 'initial-weights': {where} has another architecture than the run's ViT: "
-            f"{len(missing)} of {len(blocks)} arrays of the blocks are not in it "
-            f"({', '.join(missing[:3])}); set 'backbone' and 'backbone-...' to those of the "
-            "weights, or name other weights"
+            f"setting 'train.initial-weights': {where} has another architecture than the run's "
+            f"ViT: {len(missing)} of {len(blocks)} arrays of the blocks are not in it "
+            f"({', '.join(missing[:3])}); set 'vit.backbone' and 'vit.backbone-...' to those of "
+            "the weights, or name other weights"
         )
     if broken := [name for name, array in fitting.items() if not array.isfinite().all()]:
-        raise SettingError(f"setting 'initial-weights': '{broken[0]}' in {where} is not finite")
+        raise SettingError(
+            f"setting 'train.initial-weights': '{broken[0]}' in {where} is not finite"
+        )
     vit.load_state_dict({**wanted, **fitting})
 
 

@@ -8,8 +8,17 @@ from pathlib import Path
 
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.errors import SettingError
+from fedsilo.models.contract.removed import RENAMED
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value, as_mapping, build, defaults, keys_with
+from fedsilo.models.contract.settings_schema import (
+    Value,
+    as_mapping,
+    build,
+    defaults,
+    groups_of,
+    keys_with,
+)
+from fedsilo.models.contract.written_settings import flat_values
 
 # These settings change images, or the validation part, but not the choice of test images
 _SAME_TEST = frozenset(keys_with(CommonSettings, "files", "validation", "pixels"))
@@ -22,7 +31,7 @@ def provenance_of(settings: CommonSettings) -> dict[str, Value]:
     Partition ``unseen`` leaves every image of named sites in the part that it has there.
     """
     keys = data_set(settings.dataset).settings - _SAME_TEST
-    if "silos" in keys:
+    if "split.silos" in keys:
         keys |= PARTITION
     return {key: value for key, value in as_mapping(settings).items() if key in keys}
 
@@ -56,5 +65,7 @@ def run_beside(weights: Path) -> CommonSettings | None:
         values = tomllib.loads(config.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError):
         return None
-    known = defaults(CommonSettings)
-    return build(CommonSettings, {key: values[key] for key in values if key in known})
+    # The method's settings and those of the launch are beside them
+    known = groups_of(CommonSettings).keys() | defaults(CommonSettings).keys() | RENAMED.keys()
+    settings = {key: value for key, value in values.items() if key in known}
+    return build(CommonSettings, flat_values(settings, str(config), quietly=True))

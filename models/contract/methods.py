@@ -373,7 +373,7 @@ def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) ->
 def _refuse_undeclared(settings: type, what: str) -> None:
     """Raise a SettingError for a plugin's setting without a rule, whose value would be ignored."""
     declared = fields(settings) if is_dataclass(settings) else None
-    odd = [field.name for field in declared or () if "rule" not in field.metadata]
+    odd = [field.name for field in declared or () if "description" not in field.metadata]
     odd += [name for name, value in vars(settings).items() if isinstance(value, Field)]
     if odd or declared is None:
         raise SettingError(

@@ -14,7 +14,6 @@ import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,6 +32,7 @@ _NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
 _TIMM = re.compile(r"timm:[\w.]+")
 _DIGEST = "__fedsilo_digest__"  # attribute of a module that was made from a file of 'plugin'
 PINS, _CARRIER = "plugin-digests", "plugin-settings"
+PLUGIN = "module:object"  # the form of a plugin's name, in words
 # Text files that decide a package's digest, the same endings as in a Flower bundle
 _COMPARED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
 
@@ -160,12 +160,15 @@ class Plug:
     invited: bool
 
 
-def plugs(key: str, *others: str) -> dict[str, Any]:
-    """Return the arguments by which a ``choice`` for the setting ``key`` accepts plugins too.
+def plugin_name(key: str, name: str) -> str:
+    """Return ``name`` if it has the form of a plugin's name for the setting ``key``.
 
-    ``others`` describe further forms of a name, such as ``timm:NAME``.
+    Raises:
+        ValueError: it has not, which pydantic reports.
     """
-    return {"more": partial(is_plug, key), "wording": " or ".join([*others, "module:object"])}
+    if not is_plug(key, name):
+        raise ValueError(f"no name of a plugin for '{key}'")
+    return name
 
 
 def locate_plugin(key: str, name: str, ours: Collection[str]) -> Plug:
@@ -222,7 +225,7 @@ def wrong(key: str, name: str, found: Any, wanted: str) -> SettingError:
     return SettingError(f"{_KINDS[key]} '{name}' must be a {wanted}, but is '{is_}'")
 
 
-def with_plugin_settings(values: Mapping[str, Value]) -> dict[str, Value]:
+def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -> dict[str, Value]:
     """Replace a run config's 'plugin-settings' by the settings that it carries as JSON.
 
     Only a method's own settings, ``group.key``, may be carried. A common setting would replace a
@@ -241,11 +244,13 @@ def with_plugin_settings(values: Mapping[str, Value]) -> dict[str, Value]:
         isinstance(value, bool | int | float | str) for value in carried.values()
     ):
         raise SettingError(f"setting '{_CARRIER}' is no JSON object of single values")
-    if common := [key for key in carried if "." not in key]:
-        raise SettingError(
-            f"setting '{_CARRIER}' may have a method's settings only, but has "
-            f"{quote_value(common[0])}: set it by its name"
-        )
+    for key in carried:
+        # Every key without a group is a common setting, also the names that common ones once had
+        if key in common or "." not in key:
+            raise SettingError(
+                f"setting '{_CARRIER}' may have a method's settings only, but has "
+                f"{quote_value(key)}: set it by its name"
+            )
     return rest | carried
 
 

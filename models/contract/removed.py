@@ -3,14 +3,22 @@
 A config.toml of an earlier version names every setting, even those that its run never changed. A
 removed setting is therefore dropped if it has its former default, because the run does not depend
 on it. Any other value is refused.
+
+Until 0.1 the settings that all methods share had no groups. Their former names are still read, and
+a command that reads any of them prints one note with the new ones.
 """
 
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.one_line import quote_value
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import Value, key_of, keys_of
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -29,8 +37,10 @@ class Removed:
     decides_state: bool = False
 
 
-_NO_QUORUM = "use 'min-sites' and 'reply-timeout', which let a round go on without slow sites"
-_BF16 = "use 'wire-precision' bf16, which halves the bytes of an update"
+_NO_QUORUM = (
+    "use 'run.min-sites' and 'run.reply-timeout', which let a round go on without slow sites"
+)
+_BF16 = "use 'server.wire-precision' bf16, which halves the bytes of an update"
 _UEFL = "leave it out, which is the paper's way; docs/results/uefl.md has what was found"
 _PAPER = "leave it out: this version has the paper's way only"
 
@@ -44,10 +54,12 @@ SETTINGS: Mapping[str, Removed] = {
     "secure-samples": Removed(
         16384, "leave it out: each hospital's site file has it, because no run may change it"
     ),
-    "join-timeout": Removed(60.0, "leave it out: the server waits a minute for 'min-sites'"),
-    "minimum-delta": Removed(0.0, "use 'patience'"),
+    "join-timeout": Removed(60.0, "leave it out: the server waits a minute for 'run.min-sites'"),
+    "minimum-delta": Removed(0.0, "use 'server.patience'"),
     "track-detail": Removed("means", "read the sites' rows in metrics.csv and traffic.csv"),
-    "aggregation-faulty": Removed(1, "use 'aggregation' median, which bears almost half of them"),
+    "aggregation-faulty": Removed(
+        1, "use 'server.aggregation' median, which bears almost half of them"
+    ),
     "uefl.codebook-weight": Removed(1.0, _UEFL, decides_state=True),
     "uefl.commitment-weight": Removed(0.25, _UEFL, decides_state=True),
     "uefl.commitment-rounds": Removed(0, _UEFL, decides_state=True),
@@ -76,8 +88,15 @@ SETTINGS: Mapping[str, Removed] = {
 
 # Removed choices of settings that still exist: (key, value) -> replacement
 CHOICES: Mapping[tuple[str, Value], str] = {
-    ("wire-precision", "int8"): _BF16,
+    ("server.wire-precision", "int8"): _BF16,
 }
+
+# Names of 0.1, before settings had groups -> today's keys
+RENAMED: Mapping[str, str] = {
+    key_of(name): key for name, key in keys_of(CommonSettings).items() if key_of(name) != key
+}
+_READ_UNTIL = "0.3"
+_FORMER = {key: former for former, key in RENAMED.items()}
 
 _PICTURE = "use 'fedsilo compare EXPERIMENT ... --picture FILE.png'"
 _MANIFESTS = "use docs/examples/manifests.py"
@@ -119,32 +138,108 @@ def former_defaults(settings: Mapping[str, Value]) -> dict[str, Value]:
     return former
 
 
-def without_removed(values: Mapping[str, Value], where: str = "") -> dict[str, Value]:
-    """Drop removed settings from ``values``; each must have its former default.
+class _Notes:
+    """The former names that this process has read, so that one note can name them all."""
+
+    def __init__(self) -> None:
+        self._unsaid: dict[str, str] = {}
+        self._said: set[str] = set()
+
+    def add(self, former: str, key: str) -> None:
+        """Remember a former name that was read, unless a note has already named it."""
+        if former not in self._said:
+            self._unsaid[former] = key
+
+    def tell(self) -> None:
+        """Log one note with all names since the last note; nothing if there are none."""
+        if not self._unsaid:
+            return
+        pairs = ", ".join(f"'{former}' is now '{key}'" for former, key in self._unsaid.items())
+        names = "the old name is" if len(self._unsaid) == 1 else "the old names are"
+        logging.getLogger("flwr").warning(
+            "fedsilo: note: %s; %s read until %s", pairs, names, _READ_UNTIL
+        )
+        self._said |= self._unsaid.keys()
+        self._unsaid.clear()
+
+
+_notes = _Notes()
+
+
+def tell_renamed() -> None:
+    """Log one note about the former names that were read since the last note."""
+    _notes.tell()
+
+
+def with_current_keys(
+    values: Mapping[str, V], where: str = "", *, quietly: bool = False
+) -> dict[str, V]:
+    """Replace former names of settings by today's keys.
+
+    Args:
+        values: anything by key, such as settings or a grid of them.
+        where: the file that the settings come from, for errors; empty if the user typed them.
+        quietly: add nothing to the note, because no user can change the names: a run's record.
+
+    Raises:
+        SettingError: a setting is given under both names.
+    """
+    current = {}
+    for name, value in values.items():
+        key = RENAMED.get(name, name)
+        if key != name and key in values:
+            raise SettingError(
+                f"{_place(where)}'{name}' is the old name of '{key}', but both are given: remove "
+                f"'{name}'"
+            )
+        if key != name and not quietly:
+            _notes.add(name, key)
+        current[key] = value
+    return current
+
+
+def with_former_keys(values: Mapping[str, Value]) -> dict[str, Value]:
+    """Replace today's keys by those of 0.1, for digests that must stay what they were."""
+    return {_FORMER.get(key, key): value for key, value in values.items()}
+
+
+def current_settings(
+    values: Mapping[str, Value], where: str = "", *, quietly: bool = False
+) -> dict[str, Value]:
+    """Read settings of this version or an earlier one: rename former keys, drop removed settings.
 
     Args:
         values: settings by key.
         where: the file that the settings come from, for errors; empty if the user typed them.
+        quietly: no note about former names, see ``with_current_keys``.
 
     Raises:
-        SettingError: a removed setting has another value than its former default, or a setting has
-            a choice that was removed.
+        SettingError: a removed setting has another value than its former default, a setting has a
+            choice that was removed, or a setting is given under both names.
     """
-    place = f"{where}: " if where else ""
     remaining = {}
-    for key, value in values.items():
+    for key, value in with_current_keys(values, where, quietly=quietly).items():
         # A former mapping such as 'speeds' also stands there as 'speeds.va'
         removed = SETTINGS.get(key) or SETTINGS.get(key.partition(".")[0])
         if removed is None:
-            instead = CHOICES.get((key, value))
-            if instead:
-                raise SettingError(
-                    f"{place}setting '{key}' no longer takes {quote_value(value)}: {instead}"
-                )
+            _refuse_removed_choice(key, value, where)
             remaining[key] = value
         elif value != removed.default:
             raise SettingError(
-                f"{place}setting '{key}' is {quote_value(value)}, but this version of fedsilo has "
-                f"no such setting: {removed.instead}"
+                f"{_place(where)}setting '{key}' is {quote_value(value)}, but this version of "
+                f"fedsilo has no such setting: {removed.instead}"
             )
     return remaining
+
+
+def _refuse_removed_choice(key: str, value: Any, where: str) -> None:
+    # A value may be anything that a file can hold, such as a list, which is no key of a table
+    instead = CHOICES.get((key, value)) if isinstance(value, str) else None
+    if instead:
+        raise SettingError(
+            f"{_place(where)}setting '{key}' no longer takes {quote_value(value)}: {instead}"
+        )
+
+
+def _place(where: str) -> str:
+    return f"{where}: " if where else ""

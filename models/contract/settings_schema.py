@@ -1,8 +1,9 @@
-"""Settings as frozen dataclasses: each field states its default, its range and its meaning.
+"""Settings as frozen dataclasses, whose values pydantic checks.
 
-A field ``local_epochs`` is the run-config key ``local-epochs``. A method's own settings have a
-group, the name of their file or the ``group`` of the class: ``gamma`` is ``uefl.gamma``. Values
-come as Flower's run config gives them (bool, int, float, str); it knows no lists, and so we do not.
+A class of settings has a ``group``, and its field ``batch_size`` is the run-config key
+``train.batch-size``. A method's group is the name of its file, unless its class says another one.
+Keys without a group stand for themselves. Values come as Flower's run config gives them (bool, int,
+float, str); it knows no lists, and so we do not.
 """
 
 import dataclasses
@@ -10,11 +11,12 @@ import difflib
 import inspect
 import math
 import os
-import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.one_line import join_names, one_line, quote_value
@@ -26,98 +28,97 @@ _LARGEST = 2**63 - 1  # the largest whole number that Flower's run config can ho
 _LONGEST, _QUOTED = 4096, 100  # characters of a value, and of a value in an error
 _LISTED = 30  # the most names in an error
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+# pydantic's bounds of a number, in the order in which they are read
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+# pydantic's names for a value of another type; every other fault is outside the allowed range
+_OTHER_TYPES = {"bool_type", "int_type", "float_type", "string_type"}
 
 
 @dataclass(frozen=True)
 class SettingRule:
-    """The meaning and the allowed values of a setting.
+    """What a field of settings says about itself, for lists of settings and for errors.
 
     Attributes:
         help: one line that describes the setting.
-        roles: the groups of settings that it belongs to, see ``models.contract.settings``.
-        minimum, maximum: bounds of a number, inclusive.
-        above, below: bounds of a number, exclusive.
-        choices: the allowed texts; empty if ``pattern`` or nothing restricts a text.
-        pattern: a regular expression that the whole text must match; empty for none.
-        wording: describes the texts that ``pattern`` or ``more`` allows.
-        more: tells whether a text that is not among ``choices`` is allowed too.
+        kind: bool, int, float or str.
+        roles: further lists of settings that it belongs to, see ``models.contract.settings``.
+        allowed: the allowed values in words; empty if every value of the kind is allowed.
+        choices: the texts that the field's ``Literal`` allows; empty without one.
+        minimum, maximum: the bounds of a number, themselves allowed or not.
+        is_internal: whether fedsilo sets it, and no user.
     """
 
     help: str
-    roles: tuple[str, ...]
+    kind: type
+    roles: tuple[str, ...] = ()
+    allowed: str = ""
+    choices: tuple[str, ...] = ()
     minimum: float = -math.inf
     maximum: float = math.inf
-    above: float = -math.inf
-    below: float = math.inf
-    choices: tuple[str, ...] = ()
-    pattern: str = ""
-    wording: str = ""
-    more: Callable[[str], bool] | None = None
-
-    def describe_range(self) -> str:
-        """Describe the allowed values; empty if every value of the type is allowed."""
-        if self.pattern:
-            return self.wording
-        if self.choices:
-            return ", ".join(["one of " + ", ".join(self.choices), *filter(None, [self.wording])])
-        low = {"at least": self.minimum, "above": self.above}
-        bounds = low | {"at most": self.maximum, "below": self.below}
-        return " and ".join(f"{word} {at:g}" for word, at in bounds.items() if math.isfinite(at))
-
-    def allows(self, value: Value) -> bool:
-        """Tell whether a value, which has the right type, is allowed."""
-        if isinstance(value, str):
-            matches = not self.pattern or bool(re.fullmatch(self.pattern, value))
-            if self.more and value not in self.choices:
-                return self.more(value)
-            return matches and (not self.choices or value in self.choices)
-        finite = math.isfinite(value) if isinstance(value, float) else abs(value) <= _LARGEST
-        inside = self.minimum <= value <= self.maximum and self.above < value < self.below
-        return finite and inside
+    is_internal: bool = False
 
 
 def setting(
-    default: Value, help: str, *, roles: str | tuple[str, ...] = "training", **bounds: Any
+    default: Value,
+    help: str,
+    *,
+    roles: str | tuple[str, ...] = (),
+    wording: str = "",
+    is_internal: bool = False,
+    gt: float | None = None,
+    ge: float | None = None,
+    lt: float | None = None,
+    le: float | None = None,
+    pattern: str | None = None,
 ) -> Any:
-    """Declare a dataclass field with its default and its rule.
+    """Declare a dataclass field with its default, its help and the bounds of its values.
+
+    The field's type may be a ``Literal`` of the allowed texts.
 
     Args:
-        default: the default, which also decides the type.
+        default: the default; its type is the only one that is taken, but a whole number is a float.
         help: one line that describes the setting.
-        roles: the groups of settings that it belongs to; ``keys_with`` selects by them.
-        bounds: further attributes of the ``SettingRule``.
+        roles: further lists of settings that it belongs to; ``keys_with`` selects by them.
+        wording: describes the allowed texts that no ``Literal`` lists.
+        is_internal: whether fedsilo sets it, and no user; lists of settings leave it out.
+        gt: the number must be greater.
+        ge: the number must be greater or equal.
+        lt: the number must be less.
+        le: the number must be less or equal.
+        pattern: a regular expression that the text must match.
     """
     named = (roles,) if isinstance(roles, str) else roles
-    return dataclasses.field(default=default, metadata={"rule": SettingRule(help, named, **bounds)})
-
-
-def choice(*choices: str, help: str, roles: str | tuple[str, ...] = "training", **more: Any) -> Any:
-    """Declare a field that takes one of ``choices``; the first choice is the default."""
-    return setting(choices[0], help, roles=roles, choices=choices, **more)
+    said = {"roles": named, "wording": wording, "is_internal": is_internal}
+    # pydantic reads its own names in a field's metadata, so the class stays a plain dataclass
+    checked: dict[str, Any] = {"description": help}
+    bounds = {"gt": gt, "ge": ge, "lt": lt, "le": le, "pattern": pattern}
+    checked |= {name: bound for name, bound in bounds.items() if bound is not None}
+    if not isinstance(default, str):
+        checked["strict"] = True  # true is no number here, and 3.0 no whole number
+    if isinstance(default, float):
+        checked["allow_inf_nan"] = False
+    return dataclasses.field(default=default, metadata={**said, **checked})
 
 
 def key_of(field_name: str) -> str:
-    """Return the run-config key of a field, without its group: ``_`` becomes ``-``."""
+    """Return a field's name as users write it: ``_`` becomes ``-``."""
     return field_name.replace("_", "-")
 
 
 # Types of a class's fields. Reading them takes 2 ms, and each message builds settings
-_types = cache(get_type_hints)
+@cache
+def _types(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
 
 
 @cache
-def _names_by_key(cls: type) -> Mapping[str, str]:
-    """Return key -> name of the field, in declaration order.
+def _adapter(cls: type) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
 
-    A field belongs to the ``group`` of the class that declares it, even if a subclass inherits it.
-    """
-    names = {}
-    for field in dataclasses.fields(cls):
-        # The first class in the order of lookup that declares the field: the nearest one
-        owner = next(c for c in cls.__mro__ if field.name in inspect.get_annotations(c))
-        group, key = _group_of(owner), key_of(field.name)
-        names[f"{group}.{key.removeprefix(f'{group}-')}" if group else key] = field.name
-    return names
+
+def _owner_of(cls: type, field_name: str) -> type:
+    """Return the class that declares a field: the first one in the order of lookup."""
+    return next(c for c in cls.__mro__ if field_name in inspect.get_annotations(c))
 
 
 def _group_of(cls: type) -> str:
@@ -126,20 +127,106 @@ def _group_of(cls: type) -> str:
     return str(vars(cls).get("group", key_of(name) if folder == "fedsilo.models.methods" else ""))
 
 
+def _grouped(group: str, field_name: str) -> str:
+    """Return the key of a field in a group, which does not say the group's name twice."""
+    key = key_of(field_name)
+    if not group:
+        return key
+    # 'network' in the group 'network' is its name; 'run_name' in the group 'run' is 'run.name'
+    return f"{group}.name" if key == group else f"{group}.{key.removeprefix(f'{group}-')}"
+
+
+@cache
+def _names_by_key(cls: type) -> Mapping[str, str]:
+    """Return key -> name of the field, in declaration order.
+
+    A field belongs to the group of the class that declares it, even if a subclass inherits it.
+    """
+    names = {}
+    for field in dataclasses.fields(cls):
+        names[_grouped(_group_of(_owner_of(cls, field.name)), field.name)] = field.name
+    return names
+
+
 def keys_of(cls: type) -> dict[str, str]:
     """Return name of the field -> run-config key, in declaration order."""
     return {name: key for key, name in _names_by_key(cls).items()}
 
 
 @cache
+def groups_of(cls: type) -> dict[str, type]:
+    """Return group -> the class that declares it, for the groups among the bases of ``cls``."""
+    found: dict[str, type] = {}
+    for field in dataclasses.fields(cls):
+        owner = _owner_of(cls, field.name)
+        found.setdefault(_group_of(owner), owner)
+    return found
+
+
+@cache
 def _rules(cls: type) -> Mapping[str, SettingRule]:
-    rules = {f.name: f.metadata["rule"] for f in dataclasses.fields(cls) if "rule" in f.metadata}
-    return {key: rules[name] for key, name in _names_by_key(cls).items() if name in rules}
+    rules = {}
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for key, name in _names_by_key(cls).items():
+        if "description" in fields[name].metadata:
+            rules[key] = _rule(fields[name], _types(cls)[name])
+    return rules
+
+
+def _rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
+    """Read the rule of a field from its metadata and its type."""
+    said = field.metadata
+    choices = _choices(hint)
+    if choices or said["wording"]:
+        words = [f"one of {', '.join(choices)}"] if choices else []
+        allowed = ", ".join([*words, *filter(None, [said["wording"]])])
+    else:
+        allowed = " and ".join(f"{word} {said[b]:g}" for b, word in _BOUNDS.items() if b in said)
+    return SettingRule(
+        help=said["description"],
+        kind=type(field.default),
+        roles=said["roles"],
+        allowed=allowed,
+        choices=choices,
+        minimum=said.get("ge", said.get("gt", -math.inf)),
+        maximum=said.get("le", said.get("lt", math.inf)),
+        is_internal=said["is_internal"],
+    )
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """Return the texts that a type lists in a ``Literal``, which may be part of a union."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    for part in get_args(hint):
+        if get_origin(part) is Literal:
+            return get_args(part)
+    return ()
 
 
 def rule_of(cls: type, key: str) -> SettingRule:
     """Return the rule of the setting ``key``, a run-config key of ``cls``."""
     return _rules(cls)[key]
+
+
+def rules_of(cls: type) -> Mapping[str, SettingRule]:
+    """Return key -> rule of every setting of ``cls``, in declaration order."""
+    return _rules(cls)
+
+
+def keys_in(cls: type, *groups: str) -> tuple[str, ...]:
+    """Return the keys of groups, in declaration order.
+
+    Raises:
+        ValueError: there is no such group.
+    """
+    if unknown := set(groups) - groups_of(cls).keys():
+        raise ValueError(f"{cls.__name__} has no group '{min(unknown)}'")
+    found = []
+    for name, key in keys_of(cls).items():
+        if _group_of(_owner_of(cls, name)) in groups:
+            found.append(key)
+    return tuple(found)
 
 
 def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
@@ -182,7 +269,7 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
     group = key.partition(".")[0]
     groups = sorted({name.partition(".")[0] for name in names if "." in name})
     if group != key and group not in groups:
-        what = f"setting '{key}': no method has a group '{group}' (groups: {', '.join(groups)})"
+        what = f"setting '{key}': no group '{group}' exists (groups: {', '.join(groups)})"
         return SettingError(what + (hint if near else ""))
     return SettingError(f"unknown setting '{key}'{hint}")
 
@@ -208,13 +295,18 @@ def build(cls: type[S], values: Mapping[str, Value]) -> S:
     """
     # mypy does not accept type[S] as the key of a cache
     plain: type = cls
-    kinds, rules = _types(plain), _rules(plain)
-    chosen = {
-        name: _check_value(key, values[key], kinds[name], rules[key])
-        for key, name in _names_by_key(plain).items()
-        if key in values and key in rules
-    }
-    return cls(**chosen)
+    names, rules = _names_by_key(plain), _rules(plain)
+    chosen = {}
+    for key in rules:
+        if key in values:
+            chosen[names[key]] = _readable(key, values[key], rules[key])
+    try:
+        built: S = _adapter(plain).validate_python(chosen)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = keys_of(plain)[str(fault["loc"][0])]
+        raise _wrong_value(key, values[key], rules[key], str(fault["type"])) from None
+    return built
 
 
 def build_from_file(
@@ -242,35 +334,48 @@ def build_from_file(
     return build(cls, content)
 
 
-def _check_value(key: str, value: Value, kind: type, rule: SettingRule) -> Value:
-    """Return ``value`` as ``kind``, or raise a ``SettingError`` if the rule does not allow it."""
-    # TOML writes 1.0 as 1, so that a whole number is a number too. bool is an int in Python, hence
-    # the comparison of types instead of isinstance
-    number = kind is float and type(value) is int and abs(value) <= _LARGEST
-    typed = float(value) if number else value
-    if kind is str and isinstance(value, bool) and str(value).lower() in rule.choices:
+def _readable(key: str, value: Value, rule: SettingRule) -> Value:
+    """Return a value as pydantic takes it; SettingError for a text or number of no use anywhere."""
+    if rule.kind is str and isinstance(value, bool) and str(value).lower() in rule.choices:
         # TOML and YAML read a bare 'deterministic=true' as a bool
-        typed = str(value).lower()
-    if type(typed) is kind and rule.allows(typed):
-        fault = _text_fault(typed) if isinstance(typed, str) else None
-        if fault is None:
-            return typed
-        raise SettingError(f"setting '{key}' is {quote_value(value)}: {fault}")
-    allowed = rule.describe_range()
-    wanted = _TYPE_NAMES[kind] + (f", {allowed}" if allowed else "")
-    given = (
-        quote_value(value)
-        if type(typed) is kind
-        else f"{quote_value(value)} ({type(value).__name__})"
-    )
-    raise SettingError(f"setting '{key}' is {given}; it must be {wanted}")
+        return str(value).lower()
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise _wrong_value(key, value, rule, "too_large")
+    fault = _text_fault(value) if rule.kind is str and isinstance(value, str) else None
+    if fault:
+        raise SettingError(f"'{key}' {fault}, but is {quote_value(value)}")
+    return value
+
+
+def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> SettingError:
+    """Build the error for a value that a rule does not allow.
+
+    Args:
+        key: the setting.
+        value: the value as it was given.
+        rule: the setting's rule.
+        fault: pydantic's name of the fault, such as 'greater_than'.
+    """
+    # A number's range needs no type: 'must be above 0'. A text's range says what the text may be
+    wanted = rule.allowed
+    is_number = rule.kind is float and type(value) is int
+    if fault == "too_large":
+        wanted = f"at most {_LARGEST}"
+    elif fault in _OTHER_TYPES or not (type(value) is rule.kind or is_number) or not wanted:
+        wanted = ", ".join(filter(None, [_TYPE_NAMES[rule.kind], rule.allowed]))
+    given = quote_value(value)
+    if type(value) is not rule.kind and not is_number:
+        given = f"{given} ({type(value).__name__})"
+    # A key of a site file has no group, and no place in the list of settings
+    where = f"; 'fedsilo settings {key}' describes it" if "." in key else ""
+    return SettingError(f"'{key}' must be {wanted}, but is {given}{where}")
 
 
 def _text_fault(text: str) -> str | None:
     """Say why a text cannot be the value of any setting; None if it can."""
     if len(text) > _LONGEST or not text.isprintable():
-        return f"it must be at most {_LONGEST} characters, all of which can be printed"
+        return f"must have at most {_LONGEST} characters, all of which can be printed"
     # Python leaves '~name' unchanged if there is no such user, and would make a folder of that name
     if text.startswith("~") and os.path.expanduser(text) == text:
-        return "there is no such user's home folder here"
+        return "must name a user whose home folder is on this machine"
     return None

@@ -8,14 +8,14 @@ maps, and at least -1. The paper calls it a distance although it grows with simi
 import functools
 import warnings
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 from fedsilo.models.contract.errors import SettingError, SiteError
 
-SOLVERS = ("pot", "sinkhorn", "cvxpylayers")
+Solver = Literal["pot", "sinkhorn", "cvxpylayers"]
 LARGEST_LAYER = 25  # the most tokens in a map for cvxpylayers
 _LAYER_MS = 29.3  # ms per image of that many tokens, with gradients (docs/benchmarks.md)
 # Weight of the quadratic term in cvxpylayers' objective. The flow sums to 1, so that |x|^2 is at
@@ -111,7 +111,7 @@ def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool
         if not all(part.isfinite().all() for part in (costs, supply, demand)):
             raise SiteError(
                 "transport costs or masses contain non-finite values, because one of the compared "
-                "models has diverged: lower 'learning-rate'"
+                "models has diverged: lower 'train.learning-rate'"
             )
         if differentiable and solver != "cvxpylayers":
             # The flow sums to 1, so that sum (1 - c) x is 1 - sum c x
@@ -232,13 +232,13 @@ def _check_maps(u: Tensor, v: Tensor) -> None:
         raise SiteError(
             f"the feature maps of student and teacher are {tuple(u.shape)} and {tuple(v.shape)} "
             "(batch, tokens, channels), but must be equal: give all sites the same "
-            "'network', 'width' and 'image-size'"
+            "'network.name', 'network.width' and 'data.image-size'"
         )
     for who, tokens in (("student", u), ("teacher", v)):
         if not tokens.isfinite().all():
             raise SiteError(
                 f"the feature map of the {who} contains non-finite values, because its training "
-                "diverged: lower 'learning-rate'"
+                "diverged: lower 'train.learning-rate'"
             )
 
 

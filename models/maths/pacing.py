@@ -14,32 +14,34 @@ _LEAST = 2  # samples in a step, because batch norm has no variance over one sam
 
 
 def check_pace(settings: CommonSettings) -> None:
-    """Check that 'pace' divides the epoch and that each changed setting has an effect.
+    """Check that 'train.pace' divides the epoch and that each changed setting has an effect.
 
     Raises:
-        SettingError: a setting has no effect, or 'pace' does not divide 'epoch-steps'.
+        SettingError: a setting has no effect, or 'train.pace' does not divide 'train.epoch-steps'.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)
     if settings.micro_batch == 1:
         raise SettingError(
-            "setting 'micro-batch' must be 0 or at least 2, but is 1: batch norm has no variance "
-            "over one sample; set it to 0 for whole batches"
+            "setting 'train.micro-batch' must be 0 or at least 2, but is 1: batch norm has no "
+            "variance over one sample; set it to 0 for whole batches"
         )
     if not settings.epoch_steps:
-        if settings.pace != usual["pace"]:
-            raise SettingError("setting 'pace' has no effect while 'epoch-steps' is 0: set both")
+        if settings.pace != usual["train.pace"]:
+            raise SettingError(
+                "setting 'train.pace' has no effect while 'train.epoch-steps' is 0: set both"
+            )
         return
-    for key in ("local-epochs", "local-steps", "batch-size"):
+    for key in ("train.local-epochs", "train.local-steps", "train.batch-size"):
         if values[key] != usual[key]:
             raise SettingError(
-                f"setting '{key}' has no effect with 'epoch-steps', where a round is 'pace' steps "
-                "of samples/epoch-steps each: remove one of them"
+                f"setting '{key}' has no effect with 'train.epoch-steps', where a round is "
+                "'train.pace' steps of samples/epoch-steps each: remove one of them"
             )
     if settings.epoch_steps % settings.pace:
         divisors = [d for d in range(1, settings.epoch_steps + 1) if settings.epoch_steps % d == 0]
         raise SettingError(
-            f"setting 'pace' must divide 'epoch-steps' ({settings.epoch_steps}), but is "
-            f"{settings.pace}: choose one of {', '.join(map(str, divisors))}"
+            f"setting 'train.pace' must divide 'train.epoch-steps' ({settings.epoch_steps}), but "
+            f"is {settings.pace}: choose one of {', '.join(map(str, divisors))}"
         )
 
 

@@ -26,7 +26,7 @@ class APFLSettings(OwnSettings):
     why_not_private = "trains a second model by the same batches, whose gradients are not bounded"
 
     mixing_alpha: float = setting(
-        0.5, "alpha: weight of the silo's own model in what it predicts with", above=0.0, below=1.0
+        0.5, "alpha: weight of the silo's own model in what it predicts with", gt=0.0, lt=1.0
     )
 
 

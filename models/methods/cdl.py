@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedsilo.models.contract.settings_schema import rule_of, setting
-from fedsilo.models.methods.decentralised import MatchaSettings, TopologySettings
+from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.methods.decentralised import MatchaSettings, Topology
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,11 @@ class CDLSettings(MatchaSettings):
         0.5,
         "weight beta of the main model's divergence from the support model; the support model's "
         "from the main one has 1 - beta",
-        above=0.0,
-        maximum=1.0,
+        gt=0.0,
+        le=1.0,
     )
-    divergence_topology: str = setting(
-        "ring",
-        "cdl: who is whose neighbour; the authors' code is of a ring",
-        choices=rule_of(TopologySettings, "fedefm.topology").choices,
+    divergence_topology: Topology = setting(
+        "ring", "cdl: who is whose neighbour; the authors' code is of a ring"
     )
 
 

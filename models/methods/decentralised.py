@@ -21,32 +21,33 @@ Equations (arXiv:1905.09435):
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
 from fedsilo.models.contract.messages import Notes
 from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.settings_schema import choice, setting
+from fedsilo.models.contract.settings_schema import setting
 
 MODEL = "model/"  # the consensus model Theta, for evaluation
 NEIGHBOUR = "neighbour/"  # neighbour/<site>/<array>
+Topology = Literal["complete", "ring", "star", "matcha", "graph"]  # who is whose neighbour
 
 
 @dataclass(frozen=True)
 class LinkSettings(OwnSettings):
-    """Links between silos that 'silo-set' does not describe, for the cycle time of a topology."""
+    """Links between silos without 'split.silo-set', for the cycle time of a topology."""
 
     group: ClassVar[str] = "links"
 
     access_gbps: float = setting(
         10.0,
         "a silo's own line, shared by all that it sends, and by all that it receives",
-        above=0.0,
+        gt=0.0,
     )
-    link_gbps: float = setting(1.0, "what a link between two silos carries", above=0.0)
-    link_latency_ms: float = setting(10.0, "what a link takes before the first bit", minimum=0.0)
+    link_gbps: float = setting(1.0, "what a link between two silos carries", gt=0.0)
+    link_latency_ms: float = setting(10.0, "what a link takes before the first bit", ge=0.0)
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ class MatchaSettings(LinkSettings):
     group: ClassVar[str] = "matcha"
 
     matcha_budget: float = setting(
-        0.5, "matcha: share of the graph's matchings that a round uses", above=0.0, maximum=1.0
+        0.5, "matcha: share of the graph's matchings that a round uses", gt=0.0, le=1.0
     )
 
 
@@ -95,10 +96,10 @@ class TopologySettings(MatchaSettings):
 
     group: ClassVar[str] = "fedefm"
 
-    topology: str = choice(
-        *("complete", "ring", "star", "matcha", "graph"),
-        help="who is whose neighbour; star: around one of the silos; graph: the edges of "
-        "'silo-set'",
+    topology: Topology = setting(
+        "complete",
+        "who is whose neighbour; star: around one of the silos; graph: the edges of "
+        "'split.silo-set'",
     )
 
 

@@ -15,7 +15,7 @@ Equations (arXiv:2210.15025):
 
 import math
 from dataclasses import dataclass
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.seeding import generator, seed_generators
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import choice, setting
+from fedsilo.models.contract.settings_schema import setting
 from fedsilo.models.networks.kinds import TIMM
 from fedsilo.models.networks.site_network import TokenClassifier
 
@@ -44,11 +44,11 @@ class DisTransSettings(OwnSettings):
     site = "fedsilo.client_app.methods.distrans:DisTransSite"
 
     offset_learning_rate: float = setting(
-        0.001, "step size of the offset's SGD; 0 leaves it as it started", minimum=0.0
+        0.001, "step size of the offset's SGD; 0 leaves it as it started", ge=0.0
     )
-    offset_aggregation: str = choice(
-        *("mean", "embedding", "none"),
-        help="mean: all sites continue from the mean offset; embedding: from what a network at the "
+    offset_aggregation: Literal["mean", "embedding", "none"] = setting(
+        "mean",
+        "mean: all sites continue from the mean offset; embedding: from what a network at the "
         "server makes of their class shares (none: an offset never leaves its site)",
     )
 
@@ -63,7 +63,7 @@ def no_head_to_double(common: CommonSettings) -> SettingError:
     return SettingError(
         f"method 'distrans' doubles the head of fedsilo's own networks, or of a TokenClassifier "
         f"whose head ends in a linear layer, but '{common.network}' is neither: choose another "
-        "'network'"
+        "'network.name'"
     )
 
 

@@ -20,4 +20,4 @@ class DittoSettings(OwnSettings):
     site = "fedsilo.client_app.methods.ditto:DittoSite"
     sums_suffice = True
 
-    personal_lambda: float = setting(0.1, "lambda: pull towards the global model", above=0.0)
+    personal_lambda: float = setting(0.1, "lambda: pull towards the global model", gt=0.0)

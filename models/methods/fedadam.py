@@ -23,8 +23,8 @@ _BETA1 = 0.9  # decay of the mean of the deltas for FedAdam and FedYogi
 class AdaptiveSettings(OwnSettings):
     """Common settings of the three methods; only the learning rate differs from the paper's."""
 
-    tau: float = setting(1e-3, "adaptivity: the smaller, the more", above=0.0)
-    server_learning_rate: float = setting(0.01, "eta of the server's step", above=0.0)
+    tau: float = setting(1e-3, "adaptivity: the smaller, the more", gt=0.0)
+    server_learning_rate: float = setting(0.01, "eta of the server's step", gt=0.0)
 
     @property
     def mean_decay(self) -> float:
@@ -63,7 +63,7 @@ class FedAdamSettings(AdaptiveSettings):
     site = "fedsilo.client_app.methods.fedavg:FedAvgSite"
     sums_suffice = True
 
-    beta2: float = setting(0.99, "decay of the mean of their squares", minimum=0.0, below=1.0)
+    beta2: float = setting(0.99, "decay of the mean of their squares", ge=0.0, lt=1.0)
 
     def second_moment(self, v: Any, squared: Any) -> Any:
         """Return the decaying mean of squares."""
@@ -97,7 +97,7 @@ class FedAdagradSettings(AdaptiveSettings):
     sums_suffice = True
 
     group: ClassVar[str] = "fedadagrad"
-    beta1: float = setting(0.0, "decay of the mean of the deltas", minimum=0.0, below=1.0)
+    beta1: float = setting(0.0, "decay of the mean of the deltas", ge=0.0, lt=1.0)
 
     @property
     def mean_decay(self) -> float:

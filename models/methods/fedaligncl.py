@@ -18,6 +18,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -27,7 +28,7 @@ from fedsilo.models.contract.errors import SettingError, SiteError
 from fedsilo.models.contract.messages import Notes
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import choice, setting
+from fedsilo.models.contract.settings_schema import setting
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.privacy.gaussian_mechanism import normals
 
@@ -52,33 +53,31 @@ class FedAlignCLSettings(OwnSettings):
         0,
         "epochs that each site trains alone, on its own data, before its first round: the paper's "
         "start 'Local'",
-        minimum=0,
-        maximum=100_000,
+        ge=0,
+        le=100_000,
     )
-    warmup_epochs: int = setting(5, "epochs before alignment and curriculum begin", minimum=0)
+    warmup_epochs: int = setting(5, "epochs before alignment and curriculum begin", ge=0)
     forgotten_weight: float = setting(
-        2.0, "how much likelier a forgotten sample is sampled, eq. 4", minimum=1.0
+        2.0, "how much likelier a forgotten sample is sampled, eq. 4", ge=1.0
     )
-    alignment_weight: float = setting(1.0, "factor of the alignment loss", above=0.0)
-    align_target: str = choice(
-        *("complement", "others"),
-        help="whose discriminators an embedding is a target of, eq. 3: the other sites', which "
+    alignment_weight: float = setting(1.0, "factor of the alignment loss", gt=0.0)
+    align_target: Literal["complement", "others"] = setting(
+        "complement",
+        "whose discriminators an embedding is a target of, eq. 3: the other sites', which "
         "they then send, or the complement of the site's own",
     )
     shared_embeddings: int = setting(
-        64, "noisy embeddings of training images that a site sends each round", minimum=2
+        64, "noisy embeddings of training images that a site sends each round", ge=2
     )
-    embedding_draw: str = choice(
-        *("run", "round"),
-        help="of which images: the same in all rounds, or others each round, until all had their "
-        "turn",
+    embedding_draw: Literal["run", "round"] = setting(
+        "run",
+        "of which images: the same in all rounds, or others each round, until all had their turn",
     )
     noise_variance: float = setting(
-        0.001, "variance of the Gaussian noise on what leaves a site", minimum=0.0
+        0.001, "variance of the Gaussian noise on what leaves a site", ge=0.0
     )
-    noise_scale: str = choice(
-        *("absolute", "relative"),
-        help="the variance as given, or as a factor of each array's own standard deviation",
+    noise_scale: Literal["absolute", "relative"] = setting(
+        "absolute", "the variance as given, or as a factor of each array's own standard deviation"
     )
 
     def aligns(self, epoch: int) -> bool:
@@ -93,13 +92,13 @@ class FedAlignCLSettings(OwnSettings):
         """Refuse a run without epochs across rounds."""
         if not common.epoch_steps:
             raise SettingError(
-                "method 'fedaligncl' counts its epochs in steps: set 'epoch-steps' (120 in the "
-                "paper) and 'pace', the steps of a round (40), which divides it"
+                "method 'fedaligncl' counts its epochs in steps: set 'train.epoch-steps' (120 in "
+                "the paper) and 'train.pace', the steps of a round (40), which divides it"
             )
         if common.precision == "fp16" and self.align:
             raise SettingError(
                 "method 'fedaligncl' aligns by a loss that is not scaled, as fp16 needs it: set "
-                "'precision' to 'bf16', or to 'fp32'"
+                "'machine.precision' to 'bf16', or to 'fp32'"
             )
         begins = epoch_of(common.rounds, common) >= self.warmup_epochs
         if (self.align or self.curriculum) and not begins:
@@ -163,7 +162,7 @@ def received_discriminator(arrays: Mapping[str, Tensor], channels: int, site: st
     if {name: array.shape for name, array in arrays.items()} != wanted or not finite:
         raise SiteError(
             f"the discriminator of site {site} does not take embeddings of {channels} numbers: "
-            "all sites need the same 'network' and 'width'"
+            "all sites need the same 'network.name' and 'network.width'"
         )
     discriminator.load_state_dict(arrays)
     return discriminator

@@ -26,8 +26,8 @@ class FedAvgFTSettings(OwnSettings):
     server = "fedsilo.strategies.methods.fedavg_ft:FedAvgFT"
     site = "fedsilo.client_app.methods.fedavg_ft:FedAvgFTSite"
 
-    finetune_rounds: int = setting(5, "last rounds, in which each site trains alone", minimum=1)
-    finetune_learning_rate: float = setting(1e-3, "step size in those rounds", above=0.0)
+    finetune_rounds: int = setting(5, "last rounds, in which each site trains alone", ge=1)
+    finetune_learning_rate: float = setting(1e-3, "step size in those rounds", gt=0.0)
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Refuse a run that would fine-tune nothing."""

@@ -20,8 +20,8 @@ class FedAvgMSettings(OwnSettings):
     site = "fedsilo.client_app.methods.fedavg:FedAvgSite"
     sums_suffice = True
 
-    momentum: float = setting(0.9, "beta of the server's momentum", minimum=0.0, below=1.0)
-    server_learning_rate: float = setting(1.0, "eta of the server's step", above=0.0)
+    momentum: float = setting(0.9, "beta of the server's momentum", ge=0.0, lt=1.0)
+    server_learning_rate: float = setting(1.0, "eta of the server's step", gt=0.0)
 
     def step(self, delta: Any, v: Any = 0.0) -> tuple[Any, Any]:
         """Compute the server's step and the new momentum v for ``delta``, mean minus model.

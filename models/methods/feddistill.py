@@ -26,8 +26,8 @@ class FedDistillSettings(OwnSettings):
     site = "fedsilo.client_app.methods.feddistill:FedDistillSite"
 
     logit_weight: float = setting(
-        1.0, "weight lambda of the distance to the others' mean logits", above=0.0
+        1.0, "weight lambda of the distance to the others' mean logits", gt=0.0
     )
     class_min_count: int = setting(
-        10, "a class mean over fewer training samples does not leave its site", minimum=1
+        10, "a class mean over fewer training samples does not leave its site", ge=1
     )

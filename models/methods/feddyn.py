@@ -25,4 +25,4 @@ class FedDynSettings(OwnSettings):
     site = "fedsilo.client_app.methods.feddyn:FedDynSite"
     sums_suffice = True
 
-    regularisation_alpha: float = setting(0.01, "alpha of the proximal term", above=0.0)
+    regularisation_alpha: float = setting(0.01, "alpha of the proximal term", gt=0.0)

@@ -15,13 +15,14 @@ Equations (arXiv:2501.16992):
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsilo.models.contract.settings_schema import choice, setting
-from fedsilo.models.maths.earth_movers import SOLVERS, closeness, pooled_tokens
+from fedsilo.models.contract.settings_schema import setting
+from fedsilo.models.maths.earth_movers import Solver, closeness, pooled_tokens
 from fedsilo.models.maths.mc_dropout import only_dropout_active
 from fedsilo.models.methods.decentralised import TopologySettings
 from fedsilo.models.networks.site_network import TokenClassifier
@@ -42,27 +43,24 @@ class FedEFMSettings(TopologySettings):
     why_not_private = "weighs its neighbours by whole batches, in which patients meet"
 
     distillation_beta: float = setting(
-        0.5, "beta: weight of distillation, 1 - beta of the labels", above=0.0, maximum=1.0
+        0.5, "beta: weight of distillation, 1 - beta of the labels", gt=0.0, le=1.0
     )
-    temperature: float = setting(3.0, "T that softens teachers and student", above=0.0)
+    temperature: float = setting(3.0, "T that softens teachers and student", gt=0.0)
     overseas_steps: int = setting(
-        0, "optimiser steps of a model at each neighbour, or 0 for as many as at home", minimum=0
+        0, "optimiser steps of a model at each neighbour, or 0 for as many as at home", ge=0
     )
-    emd_solver: str = setting(
-        "pot",
-        "pot: exact; sinkhorn: regularised, batched; cvxpylayers: a reference",
-        choices=SOLVERS,
+    emd_solver: Solver = setting(
+        "pot", "pot: exact; sinkhorn: regularised, batched; cvxpylayers: a reference"
     )
     emd_grid: int = setting(
-        7, "side that feature maps are pooled to, or 0 to keep them as they are", minimum=0
+        7, "side that feature maps are pooled to, or 0 to keep them as they are", ge=0
     )
-    continue_from: str = choice(
-        *("own", "mean"),
-        help="what a silo continues from: own, as in the paper, or the mean of all silos",
+    continue_from: Literal["own", "mean"] = setting(
+        "own", "what a silo continues from: own, as in the paper, or the mean of all silos"
     )
-    visit: str = choice(
-        *("train", "average"),
-        help="what comes of visits: train, experts that go home to distil from; or average, the "
+    visit: Literal["train", "average"] = setting(
+        "train",
+        "what comes of visits: train, experts that go home to distil from; or average, the "
         "host's start is half its own model, half the mean of the visitors (the authors' public "
         "code)",
     )

@@ -15,6 +15,7 @@ Equations (arXiv:2411.10071):
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from torch import Tensor
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings import AUTO, CommonSettings
-from fedsilo.models.contract.settings_schema import choice, setting
+from fedsilo.models.contract.settings_schema import setting
 
 MAPS = "maps/"  # maps/<class> from a site, maps/<site>/<class> to one
 BUFFER = "buffer/"  # buffer/<site>/<class> at the server
@@ -38,50 +39,48 @@ class FedEvPromptSettings(OwnSettings):
     site = "fedsilo.client_app.methods.fedevprompt:FedEvPromptSite"
     why_not_private = "sends attention maps of single images, which no noise hides"
 
-    shared_prompts: str = choice(
-        *("none", "b", "all"),
-        help="averaged over sites: nothing, b-prompts, or all prompts and the head",
+    shared_prompts: Literal["none", "b", "all"] = setting(
+        "none", "averaged over sites: nothing, b-prompts, or all prompts and the head"
     )
     distillation_weight: float = setting(
-        1e-6, "weight lambda of distillation, or 0 so that no map leaves a site", minimum=0.0
+        1e-6, "weight lambda of distillation, or 0 so that no map leaves a site", ge=0.0
     )
-    map_scale: str = choice(
-        *("sum", "max", "byte"),
-        help="of maps in the distillation: each sums to 1, or has the maximum 1, or 255 (byte)",
+    map_scale: Literal["sum", "max", "byte"] = setting(
+        "sum", "of maps in the distillation: each sums to 1, or has the maximum 1, or 255 (byte)"
     )
-    map_prompts: str = choice(
-        *("renormalise", "drop"),
-        help="a layer's attention to prompts in a map: renormalise, the rest sums to 1, or drop",
+    map_prompts: Literal["renormalise", "drop"] = setting(
+        "renormalise",
+        "a layer's attention to prompts in a map: renormalise, the rest sums to 1, or drop",
     )
     buffer_maps: int = setting(
-        5, "maps M of a site and class in the buffer, each of one image", minimum=1, maximum=50
+        5, "maps M of a site and class in the buffer, each of one image", ge=1, le=50
     )
-    buffer_selection: str = choice(
-        "uncertainty", "random", help="which training samples' maps: of the lowest vacuity, or any"
+    buffer_selection: Literal["uncertainty", "random"] = setting(
+        "uncertainty", "which training samples' maps: of the lowest vacuity, or any"
     )
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Refuse a network without prompts or evidence, and settings that average nothing."""
         if common.network != "vit" or common.prompt_sets == "none" or common.train_backbone:
             raise SettingError(
-                "method 'fedevprompt' prompts a frozen ViT: set 'network' to 'vit', 'prompt-sets' "
-                "to 'b-t' or 'g', and 'train-backbone' to false"
+                "method 'fedevprompt' prompts a frozen ViT: set 'network.name' to 'vit', "
+                "'vit.prompt-sets' to 'b-t' or 'g', and 'vit.train-backbone' to false"
             )
         if common.loss == "cross-entropy":
             raise SettingError(
-                "setting 'loss' is 'cross-entropy': method 'fedevprompt' is evidential; leave it "
-                "at 'auto'"
+                "setting 'train.loss' is 'cross-entropy': method 'fedevprompt' is evidential; "
+                "leave it at 'auto'"
             )
         if self.shared_prompts == "none" and common.aggregation not in (AUTO, "mean"):
             raise SettingError(
-                f"setting 'aggregation' is '{common.aggregation}' and 'fedevprompt.shared-prompts' "
-                "'none', which averages nothing: leave it at 'mean'"
+                f"setting 'server.aggregation' is '{common.aggregation}' and "
+                "'fedevprompt.shared-prompts' 'none', which averages nothing: leave it at 'mean'"
             )
         if self.shared_prompts == "b" and common.prompt_sets == "g":
             raise SettingError(
-                "setting 'fedevprompt.shared-prompts' is 'b' and 'prompt-sets' is 'g', which has "
-                "no b-prompts: set 'prompt-sets' to 'b-t', or 'fedevprompt.shared-prompts' to "
-                "'all'"
+                "setting 'fedevprompt.shared-prompts' is 'b' and 'vit.prompt-sets' is 'g', which "
+                "has no b-prompts: set 'vit.prompt-sets' to 'b-t', or 'fedevprompt.shared-prompts' "
+                "to 'all'"
             )
 
 

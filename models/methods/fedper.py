@@ -23,7 +23,7 @@ class FedPerSettings(OwnSettings):
     site = "fedsilo.client_app.methods.fedper:FedPerSite"
     sums_suffice = True
 
-    personal_layers: int = setting(1, "last layers with weights that stay at the silo", minimum=1)
+    personal_layers: int = setting(1, "last layers with weights that stay at the silo", ge=1)
 
     def personal(self, network: nn.Module) -> list[str]:
         """Return the names of the arrays that stay at the site."""

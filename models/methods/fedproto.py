@@ -12,12 +12,13 @@ Equations (arXiv:2105.00243):
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.settings_schema import choice, setting
+from fedsilo.models.contract.settings_schema import setting
 from fedsilo.models.maths.class_means import ClassTargets
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
@@ -33,14 +34,13 @@ class FedProtoSettings(OwnSettings):
     site = "fedsilo.client_app.methods.fedproto:FedProtoSite"
 
     prototype_weight: float = setting(
-        1.0, "weight lambda of the distance to the prototypes", above=0.0
+        1.0, "weight lambda of the distance to the prototypes", gt=0.0
     )
-    inference: str = choice(
-        *("head", "prototype"),
-        help="what classifies in evaluation: the head, or the nearest global prototype",
+    inference: Literal["head", "prototype"] = setting(
+        "head", "what classifies in evaluation: the head, or the nearest global prototype"
     )
     class_min_count: int = setting(
-        10, "a class mean over fewer training samples does not leave its site", minimum=1
+        10, "a class mean over fewer training samples does not leave its site", ge=1
     )
 
 

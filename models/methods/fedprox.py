@@ -23,7 +23,7 @@ class FedProxSettings(OwnSettings):
     site = "fedsilo.client_app.methods.fedprox:FedProxSite"
     sums_suffice = True
 
-    proximal_mu: float = setting(0.01, "weight mu of the proximal term", above=0.0)
+    proximal_mu: float = setting(0.01, "weight mu of the proximal term", gt=0.0)
 
 
 def proximal_term(mu: float, weights: Sequence[Tensor], anchors: Sequence[Tensor]) -> Tensor:

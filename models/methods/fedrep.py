@@ -23,7 +23,7 @@ class FedRepSettings(FedPerSettings):
     sums_suffice = True
 
     head_share: float = setting(
-        0.5, "share of a round's steps that train the head alone", above=0.0, below=1.0
+        0.5, "share of a round's steps that train the head alone", gt=0.0, lt=1.0
     )
 
     def head_steps(self, steps: int) -> int:
@@ -37,6 +37,6 @@ class FedRepSettings(FedPerSettings):
         """Refuse a single step, which cannot train one after the other."""
         if common.local_steps == 1:
             raise SettingError(
-                "setting 'local-steps' is 1, and fedrep trains the head first, then the rest: set "
-                "it to 2 or more, or choose 'fedper'"
+                "setting 'train.local-steps' is 1, and fedrep trains the head first, then the "
+                "rest: set it to 2 or more, or choose 'fedper'"
             )

@@ -24,7 +24,7 @@ class FedSWASettings(OwnSettings):
     site = "fedsilo.client_app.methods.fedavg:FedAvgSite"
     sums_suffice = True
 
-    averaged_rounds: int = setting(5, "last rounds whose models are averaged", minimum=1)
+    averaged_rounds: int = setting(5, "last rounds whose models are averaged", ge=1)
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Refuse more rounds than there are."""

@@ -32,9 +32,9 @@ class MoonSettings(OwnSettings):
     site = "fedsilo.client_app.methods.moon:MoonSite"
     sums_suffice = True
 
-    contrast_mu: float = setting(5.0, "weight mu of the model-contrastive loss", above=0.0)
+    contrast_mu: float = setting(5.0, "weight mu of the model-contrastive loss", gt=0.0)
     contrast_temperature: float = setting(
-        0.5, "temperature tau that the cosine similarities are divided by", above=0.0
+        0.5, "temperature tau that the cosine similarities are divided by", gt=0.0
     )
 
 

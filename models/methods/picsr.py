@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -30,7 +30,7 @@ from fedsilo.models.contract.metric_names import ROUTING, read_metric
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.seeding import seed_generators
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import choice, setting
+from fedsilo.models.contract.settings_schema import setting
 from fedsilo.models.networks.mixture import Mixture
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays, load_exchanged
 
@@ -49,19 +49,23 @@ class PICSRSettings(OwnSettings):
     server = "fedsilo.strategies.methods.picsr:PICSR"
     site = "fedsilo.client_app.methods.picsr:PICSRSite"
 
-    experts: str = choice(
-        "local", "finetuned", help="experts start from the seed's weights, or from a FedAvg model"
+    experts: Literal["local", "finetuned"] = setting(
+        "local", "experts start from the seed's weights, or from a FedAvg model"
     )
     warmup_rounds: int = setting(
-        10, "rounds of FedAvg before finetuned experts diverge; local ones have none", minimum=1
+        10, "rounds of FedAvg before finetuned experts diverge; local ones have none", ge=1
     )
-    expert_rounds: int = setting(10, "rounds in which each site trains its expert", minimum=1)
-    router_learning_rate: float = setting(1e-2, "step size of the router's training", above=0.0)
-    router_width: int = setting(16, "length of an embedding", minimum=1)
-    inversion: str = choice("negative", "reciprocal", help="distance to similarity: -d or 1/(1+d)")
-    router_average: str = choice("samples", "equal", help="a silo's weight in the router's average")
+    expert_rounds: int = setting(10, "rounds in which each site trains its expert", ge=1)
+    router_learning_rate: float = setting(1e-2, "step size of the router's training", gt=0.0)
+    router_width: int = setting(16, "length of an embedding", ge=1)
+    inversion: Literal["negative", "reciprocal"] = setting(
+        "negative", "distance to similarity: -d or 1/(1+d)"
+    )
+    router_average: Literal["samples", "equal"] = setting(
+        "samples", "a silo's weight in the router's average"
+    )
     prototype_min_count: int = setting(
-        10, "a prototype over fewer training samples does not leave its site", minimum=1
+        10, "a prototype over fewer training samples does not leave its site", ge=1
     )
 
     @property
@@ -83,7 +87,7 @@ class PICSRSettings(OwnSettings):
         """Refuse a router that could not tell sites apart, and a run without router rounds."""
         if common.standardise == "site":
             raise SettingError(
-                "setting 'standardise' must be 'pooled' or 'declared', but is 'site': with "
+                "setting 'data.standardise' must be 'pooled' or 'declared', but is 'site': with "
                 "statistics of its own every site has the mean sample 0, so that all prototypes "
                 "are equal; set it to 'pooled' or 'declared'"
             )
@@ -91,8 +95,9 @@ class PICSRSettings(OwnSettings):
         if sums_leave and self.prototype_min_count > common.sums_min_count:
             raise SettingError(
                 f"setting 'picsr.prototype-min-count' is {self.prototype_min_count}, but "
-                f"'sums-min-count' is {common.sums_min_count}: a site that is too small for a "
-                "prototype would send its sums, which give the same mean; raise 'sums-min-count'"
+                f"'privacy.sums-min-count' is {common.sums_min_count}: a site that is too small "
+                "for a prototype would send its sums, which give the same mean; raise "
+                "'privacy.sums-min-count'"
             )
         before = self.expert_rounds + self.warmup
         if before >= common.rounds:

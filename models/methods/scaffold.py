@@ -30,4 +30,4 @@ class SCAFFOLDSettings(OwnSettings):
     site = "fedsilo.client_app.methods.scaffold:SCAFFOLDSite"
     sums_suffice = True
 
-    server_learning_rate: float = setting(1.0, "eta_g of the server's step", above=0.0)
+    server_learning_rate: float = setting(1.0, "eta_g of the server's step", gt=0.0)

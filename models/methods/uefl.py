@@ -23,12 +23,13 @@ Equations (arXiv:2402.18888):
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import INCOMING, Notes, measurement
 from fedsilo.models.contract.own_settings import OwnSettings
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import choice, setting
+from fedsilo.models.contract.settings_schema import setting
 from fedsilo.models.contract.site_facts import SiteFacts
 
 CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>
@@ -49,31 +50,29 @@ class UEFLSettings(OwnSettings):
     site = "fedsilo.client_app.methods.uefl:UEFLSite"
 
     gamma: float = setting(
-        0.3, "a silo is uncertain above (1+gamma) times the least entropy", minimum=0.0
+        0.3, "a silo is uncertain above (1+gamma) times the least entropy", ge=0.0
     )
-    codes: int = setting(32, "codewords of the first book and of each extension", minimum=1)
-    segments: int = setting(1, "parts that a token is split into", minimum=1)
-    iteration_rounds: int = setting(20, "rounds of the first iteration", minimum=1)
-    extension_rounds: int = setting(5, "rounds of each later iteration", minimum=1)
-    max_iterations: int = setting(3, "iterations at most; 1 is DisFL, never extended", minimum=1)
+    codes: int = setting(32, "codewords of the first book and of each extension", ge=1)
+    segments: int = setting(1, "parts that a token is split into", ge=1)
+    iteration_rounds: int = setting(20, "rounds of the first iteration", ge=1)
+    extension_rounds: int = setting(5, "rounds of each later iteration", ge=1)
+    max_iterations: int = setting(3, "iterations at most; 1 is DisFL, never extended", ge=1)
     stop_when_certain: bool = setting(True, "end the run once no silo is uncertain")
-    codeword_start: str = choice("kmeans", "gaussian", help="start of new codewords")
-    refresh: str = choice(
-        *("kmeans", "none"),
-        help="the first book after an iteration: centroids of certain silos' features, or as "
-        "trained",
+    codeword_start: Literal["kmeans", "gaussian"] = setting("kmeans", "start of new codewords")
+    refresh: Literal["kmeans", "none"] = setting(
+        "kmeans",
+        "the first book after an iteration: centroids of certain silos' features, or as trained",
     )
-    centroid_min_count: int = setting(10, "centroids of fewer features stay at the silo", minimum=1)
-    first_book: str = choice(
-        *("gaussian", "kmeans"),
-        help="start of the first book: gaussian, or kmeans of the silos' features before round 1",
+    centroid_min_count: int = setting(10, "centroids of fewer features stay at the silo", ge=1)
+    first_book: Literal["gaussian", "kmeans"] = setting(
+        "gaussian",
+        "start of the first book: gaussian, or kmeans of the silos' features before round 1",
     )
-    token_norm: str = choice(
-        "none", "layer", help="layer: tokens are normalised over channels before the codes"
+    token_norm: Literal["none", "layer"] = setting(
+        "none", "layer: tokens are normalised over channels before the codes"
     )
-    threshold: str = choice(
-        *("least", "mean"),
-        help="entropy that gamma compares with: the least of all silos, or their mean",
+    threshold: Literal["least", "mean"] = setting(
+        "least", "entropy that gamma compares with: the least of all silos, or their mean"
     )
 
     def refuse_exact_centroids(self, common: CommonSettings) -> None:
@@ -84,13 +83,14 @@ class UEFLSettings(OwnSettings):
         """
         if common.is_private() and "kmeans" in (self.codeword_start, self.refresh):
             raise SettingError(
-                "setting 'sample-clip-norm' is set, and centroids of a site's features have no "
-                "noise: set 'uefl.codeword-start' to 'gaussian' and 'uefl.refresh' to 'none'"
+                "setting 'privacy.sample-clip-norm' is set, and centroids of a site's features "
+                "have no noise: set 'uefl.codeword-start' to 'gaussian' and 'uefl.refresh' to "
+                "'none'"
             )
         if common.is_private() and self.first_book == "kmeans":
             raise SettingError(
-                "setting 'sample-clip-norm' is set, and the centroids of a first book have no "
-                "noise: set 'uefl.first-book' to 'gaussian'"
+                "setting 'privacy.sample-clip-norm' is set, and the centroids of a first book have "
+                "no noise: set 'uefl.first-book' to 'gaussian'"
             )
 
     def sends_centroids(self, uncertain: bool, first: bool = False) -> bool:
@@ -157,7 +157,7 @@ class UEFLSettings(OwnSettings):
         if self.max_iterations > 1 and sizes.get("val") == 0:
             raise SettingError(
                 f"site {site} has no validation samples, on which UEFL judges uncertainty: set "
-                "'val-folds', or set 'uefl.max-iterations' to 1 (DisFL)"
+                "'split.val-folds', or set 'uefl.max-iterations' to 1 (DisFL)"
             )
         if self.max_iterations > 1 and self.refresh == "kmeans" and features < self.codes:
             raise SettingError(
@@ -186,8 +186,9 @@ class UEFLSettings(OwnSettings):
         self.refuse_exact_centroids(common)
         if common.dropout == 0 or common.mc_passes == 0:
             raise SettingError(
-                f"settings 'dropout' ({common.dropout:g}) and 'mc-passes' ({common.mc_passes}) "
-                "must be above 0: UEFL's uncertainty is that of Monte Carlo dropout"
+                f"settings 'network.dropout' ({common.dropout:g}) and 'train.mc-passes' "
+                f"({common.mc_passes}) must be above 0: UEFL's uncertainty is that of Monte Carlo "
+                "dropout"
             )
         if self.max_iterations > 1 and common.rounds <= self.iteration_rounds:
             raise SettingError(

@@ -53,7 +53,7 @@ def network_kind(settings: CommonSettings, task: Task) -> str:
         data = "a table" if networks is ROW_NETWORKS else "images"
         raise SettingError(
             f"network '{kind}' does not take data set '{settings.dataset}', which is {data}: set "
-            f"'network' to {' or '.join(networks)}"
+            f"'network.name' to {' or '.join(networks)}"
         )
     return kind
 
@@ -88,7 +88,7 @@ def _built(settings: CommonSettings, task: Task) -> TokenClassifier:
         if tokens == 0:
             raise SettingError(
                 f"network '{kind}' divides images by {encoder.stride}, "
-                f"which leaves nothing of {height}x{width} pixels: choose another 'network'"
+                f"which leaves nothing of {height}x{width} pixels: choose another 'network.name'"
             )
         hidden = encoder.channels
         head = nn.Sequential(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.plugs import plug
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
+from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_in
 
 IMAGE_NETWORKS = ("conv", "vgg16-bn", "resnet22", "vit")  # 'auto' means the first
 ROW_NETWORKS = ("logistic", "mlp")
@@ -16,10 +16,10 @@ TIMM = "timm:"  # prefix of the name of a timm classifier
 # channels would change the network of every run on a hospital's own photographs
 AUTO_NETWORKS = {"cifar10": "vgg16-bn", "cifar100": "vgg16-bn", "gtsrb": "vgg16-bn"}
 # Setting -> the only network that reads it
-_APPLIES_TO = dict.fromkeys(keys_with(CommonSettings, "vit"), "vit") | {
-    "gradient-checkpointing": "resnet22",
-    "classifier": "resnet22",
-    "leading-norm": "conv",
+_APPLIES_TO = dict.fromkeys(keys_in(CommonSettings, "vit"), "vit") | {
+    "network.gradient-checkpointing": "resnet22",
+    "network.classifier": "resnet22",
+    "network.leading-norm": "conv",
 }
 
 
@@ -54,24 +54,25 @@ def check_network_settings(settings: CommonSettings) -> None:
     changed = [key for key, value in values.items() if value != usual[key]]
     for key in changed:
         # 'auto' never means a ViT or a ResNet-22, but for some data sets it means VGG16, not 'conv'
-        network = image_network(settings) if key == "leading-norm" else settings.network
+        network = image_network(settings) if key == "network.leading-norm" else settings.network
         wanted = _APPLIES_TO.get(key, network)
-        if key == "backbone-weights" and network == "resnet22":
+        if key == "vit.backbone-weights" and network == "resnet22":
             # The table above names 'vit', but this network also reads published weights
             continue
         if network != wanted:
             raise SettingError(
                 f"setting '{key}' has no effect with network '{network}': remove it, or "
-                f"set 'network' to '{wanted}'"
+                f"set 'network.name' to '{wanted}'"
             )
-        if key == "classifier" and not settings.backbone_weights:
+        if key == "network.classifier" and not settings.backbone_weights:
             raise SettingError(
-                "setting 'classifier' is 'published', and 'backbone-weights' names no file to take "
-                "it from: set 'backbone-weights' to Wu et al.'s file, or 'classifier' to 'seed'"
+                "setting 'network.classifier' is 'published', and 'vit.backbone-weights' names no "
+                "file to take it from: set 'vit.backbone-weights' to Wu et al.'s file, or "
+                "'network.classifier' to 'seed'"
             )
         auto_evidential = settings.loss == "auto" and network == "vit"
-        if key == "evidence" and settings.loss != "evidential" and not auto_evidential:
+        if key == "train.evidence" and settings.loss != "evidential" and not auto_evidential:
             raise SettingError(
-                "setting 'evidence' has no effect with cross-entropy: remove it, or set 'loss' to "
-                "'evidential'"
+                "setting 'train.evidence' has no effect with cross-entropy: remove it, or set "
+                "'train.loss' to 'evidential'"
             )

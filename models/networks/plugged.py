@@ -104,7 +104,7 @@ def _refuse_batch_norms(name: str, module: nn.Module) -> None:
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and type(part) not in usual:
             raise SettingError(
                 f"network '{name}' has a {type(part).__name__}, which mixes the patients of a "
-                "batch, but 'sample-clip-norm' is set: build it with group norm"
+                "batch, but 'privacy.sample-clip-norm' is set: build it with group norm"
             )
 
 
@@ -124,7 +124,8 @@ def _refuse_meeting(name: str, network: nn.Module, task: Task) -> None:
     if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4, equal_nan=True):
         raise SettingError(
             f"network '{name}' gives a sample other logits when its batch changes, but "
-            "'sample-clip-norm' is set: build it so that samples do not influence each other"
+            "'privacy.sample-clip-norm' is set: build it so that samples do not influence each "
+            "other"
         )
 
 
@@ -217,7 +218,7 @@ class PluggedClassifier(TokenClassifier):
             what = f"'{faults[0]}' is missing, too much or of another shape" if faults else (
                 "it has values that are not finite"
             )  # fmt: skip
-            raise SettingError(f"setting 'initial-weights': {where} does not fit: {what}")
+            raise SettingError(f"setting 'train.initial-weights': {where} does not fit: {what}")
         self.encoder.load_state_dict(given)
 
 

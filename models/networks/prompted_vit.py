@@ -236,8 +236,8 @@ def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[s
     depth, basic = len(vit.blocks), settings.basic_layers
     if settings.prompt_sets == "b-t" and basic >= depth:
         raise SettingError(
-            f"setting 'basic-layers' must be below the backbone's {depth} layers, but is {basic}: "
-            "t-prompts would have no layer; lower it, or set 'prompt-sets' to 'g'"
+            f"setting 'vit.basic-layers' must be below the backbone's {depth} layers, but is "
+            f"{basic}: t-prompts would have no layer; lower it, or set 'vit.prompt-sets' to 'g'"
         )
     layers = {"b-t": {"b": basic, "t": depth - basic}, "g": {"g": depth}, "none": {}}
     shape = (2, settings.prompt_length, vit.embed_dim)
@@ -264,9 +264,9 @@ def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransf
     if channels not in (1, 3):
         raise SettingError(
             f"network 'vit' takes grey or colour images, but data set '{settings.dataset}' has "
-            f"{channels} channels: choose another 'network'"
+            f"{channels} channels: choose another 'network.name'"
         )
-    named = f"setting 'backbone' is '{settings.backbone}'"
+    named = f"setting 'vit.backbone' is '{settings.backbone}'"
     changes |= {"num_classes": 0, "img_size": tuple(size), "in_chans": channels}
     try:
         vit: Any = timm.create_model(settings.backbone, **changes, **more)
@@ -288,7 +288,7 @@ def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransf
     if any(side % length for side, length in zip(size, patch, strict=True)):
         raise SettingError(
             f"{named}, whose patches of {patch[0]} pixels do not divide images of {size[0]}: set "
-            "'backbone-patch' to what divides them, or 'image-size' to a multiple"
+            "'vit.backbone-patch' to what divides them, or 'data.image-size' to a multiple"
         )
     return cast(VisionTransformer, vit)
 
@@ -298,7 +298,7 @@ def build_prompted_vit(
 ) -> PromptedViT:
     """Build the prompted ViT; its backbone has no weights until ``load_backbone`` fills it.
 
-    If 'backbone-weights' is 'random', the backbone is initialised here.
+    If 'vit.backbone-weights' is 'random', the backbone is initialised here.
     """
     if settings.backbone_weights == "random":
         return PromptedViT(build_vit(settings, task), task, settings, evidence)

@@ -31,7 +31,7 @@ class _Architecture:
         prefixes: prefixes that files put before the names of arrays; the first that fits is used.
         part: start of the wanted arrays' names, after the prefix.
         name: the architecture, for errors.
-        width: value of the setting 'width' per output channel of the first convolution.
+        width: value of the setting 'network.width' per output channel of the first convolution.
         advice: the file that a user should take, as an imperative.
     """
 
@@ -45,7 +45,7 @@ class _Architecture:
 
 
 _VGG = _Architecture(
-    setting="initial-weights",
+    setting="train.initial-weights",
     first="features.0.weight",
     prefixes=("", "module.", "model.", "encoder.", "backbone."),
     part="features.",
@@ -54,7 +54,7 @@ _VGG = _Architecture(
     advice="take 'timm:vgg16_bn', or torchvision's file of vgg16_bn",
 )
 _RESNET22 = _Architecture(
-    setting="backbone-weights",
+    setting="vit.backbone-weights",
     first="first_conv.weight",
     prefixes=("four_view_resnet.cc.", "view_resnet.", ""),
     part="",
@@ -130,7 +130,7 @@ def _check_shapes(
             width = first.shape[0] * source.width if first.ndim else 64 * source.width
             raise SettingError(
                 f"{setting}: in {where} '{name}' is {tuple(array.shape)}, not "
-                f"{tuple(wanted[name].shape)}: set 'width' to that of the weights, {width}"
+                f"{tuple(wanted[name].shape)}: set 'network.width' to that of the weights, {width}"
             )
 
 
@@ -144,9 +144,9 @@ def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str)
     for name, array in _head_arrays(stored, where).items():
         if array.shape != wanted[name].shape or not array.isfinite().all():
             raise SettingError(
-                f"setting 'classifier' is 'published': in {where} the classifier's '{name}' is "
-                f"{tuple(array.shape)}, not {tuple(wanted[name].shape)}, or not finite: set "
-                "'classifier' to 'seed'"
+                f"setting 'network.classifier' is 'published': in {where} the classifier's "
+                f"'{name}' is {tuple(array.shape)}, not {tuple(wanted[name].shape)}, or not "
+                "finite: set 'network.classifier' to 'seed'"
             )
         wanted[name].copy_(array)
 
@@ -161,7 +161,7 @@ def _head_arrays(stored: Mapping[str, Any], where: str) -> dict[str, Tensor]:
         if len(arrays) == len(names):
             return dict(zip(names, arrays[:2] + [a[_MALIGNANT] for a in arrays[2:]], strict=True))
     raise SettingError(
-        f"setting 'classifier' is 'published', but {where} holds no classifier ('fc1_lcc.weight' "
-        "is not in it): name Wu et al.'s sample_image_model.p in 'backbone-weights', or set "
-        "'classifier' to 'seed'"
+        f"setting 'network.classifier' is 'published', but {where} holds no classifier "
+        "('fc1_lcc.weight' is not in it): name Wu et al.'s sample_image_model.p in "
+        "'vit.backbone-weights', or set 'network.classifier' to 'seed'"
     )

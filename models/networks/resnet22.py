@@ -154,8 +154,8 @@ def build_published_head(channels: int, classes: int) -> nn.Sequential:
     """
     if classes != 2:
         raise SettingError(
-            f"setting 'classifier' is 'published', which has two classes, malignant or not, but "
-            f"the data have {classes} classes: set it to 'seed'"
+            "setting 'network.classifier' is 'published', which has two classes, malignant or "
+            f"not, but the data have {classes} classes: set it to 'seed'"
         )
     return nn.Sequential(nn.Linear(channels, channels), nn.ReLU(), nn.Linear(channels, classes))
 

@@ -83,8 +83,8 @@ def noise_for(budget: float, delta: float, made: Callable[[float], Releases]) ->
     while epsilon(made(high), delta) > budget:
         if high >= _MOST_NOISE:
             raise SettingError(
-                f"no noise brings the run's epsilon to {budget:g}: 'statistics-noise' is spent "
-                "whatever the steps' noise is; raise it, or the budget"
+                f"no noise brings the run's epsilon to {budget:g}: 'privacy.statistics-noise' is "
+                "spent whatever the steps' noise is; raise it, or the budget"
             )
         low, high = high, 2 * high
     while high - low > _PRECISION * high:

@@ -37,7 +37,7 @@ def clipped_to(values: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tens
     if not norm < float("inf"):
         raise SiteError(
             "the arrays to be sent contain non-finite values: nothing left the site; lower "
-            "'learning-rate'"
+            "'train.learning-rate'"
         )
     scale = clip_norm / norm if norm > clip_norm else 1.0
     return {name: scale * value for name, value in wide.items()}

@@ -26,80 +26,84 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
     clip, noise = common.sample_clip_norm, common.noise_multiplier
     if bool(clip) != bool(noise):
         raise SettingError(
-            f"setting 'sample-clip-norm' is {clip:g} and 'noise-multiplier' is {noise:g}: "
-            "differential privacy needs both above 0; set both, or neither"
+            f"setting 'privacy.sample-clip-norm' is {clip:g} and 'privacy.noise-multiplier' is "
+            f"{noise:g}: differential privacy needs both above 0; set both, or neither"
         )
     if not clip:
         _refuse_without_effect(common)
         return
     if reason := why_not_private(common.method):
         raise SettingError(
-            f"method '{common.method}' {reason}: set 'sample-clip-norm' and 'noise-multiplier' to "
-            "0, or choose another method"
+            f"method '{common.method}' {reason}: set 'privacy.sample-clip-norm' and "
+            "'privacy.noise-multiplier' to 0, or choose another method"
         )
     if table and common.standardise != "declared":
         raise SettingError(
-            f"setting 'standardise' must be 'declared' with 'sample-clip-norm', but is "
-            f"'{common.standardise}': means and deviations of a site's rows have no noise; set "
-            "'standardise' to 'declared'"
+            "setting 'data.standardise' must be 'declared' with 'privacy.sample-clip-norm', but "
+            f"is '{common.standardise}': means and deviations of a site's rows have no noise; set "
+            "'data.standardise' to 'declared'"
         )
     if common.class_weights == "balanced":
         raise SettingError(
-            f"setting 'sample-clip-norm' is {clip:g}, but 'class-weights' is 'balanced': these "
-            "weights come from counts of patients without noise; set 'class-weights' to numbers, "
-            "or to 'none'"
+            f"setting 'privacy.sample-clip-norm' is {clip:g}, but 'train.class-weights' is "
+            "'balanced': these weights come from counts of patients without noise; set "
+            "'train.class-weights' to numbers, or to 'none'"
         )
     if common.compresses():
         raise SettingError(
-            f"setting 'sample-clip-norm' is {clip:g}, but updates travel in fewer bytes, which "
-            "has not been tested with noise: set 'wire-precision' and 'wire-down' to 'fp32'"
+            f"setting 'privacy.sample-clip-norm' is {clip:g}, but updates travel in fewer bytes, "
+            "which has not been tested with noise: set 'server.wire-precision' and "
+            "'server.wire-down' to 'fp32'"
         )
     if common.precision == "fp16":
         raise SettingError(
-            f"setting 'sample-clip-norm' is {clip:g}, but 'precision' is 'fp16': gradients of "
-            "single samples are not scaled and would become 0; set 'precision' to 'bf16', or to "
-            "'fp32'"
+            f"setting 'privacy.sample-clip-norm' is {clip:g}, but 'machine.precision' is 'fp16': "
+            "gradients of single samples are not scaled and would become 0; set "
+            "'machine.precision' to 'bf16', or to 'fp32'"
         )
     if common.epoch_steps or common.gradient_checkpointing:
-        key = "epoch-steps" if common.epoch_steps else "gradient-checkpointing"
+        key = "train.epoch-steps" if common.epoch_steps else "network.gradient-checkpointing"
         raise SettingError(
-            f"setting 'sample-clip-norm' is {clip:g}, but '{key}' is set: private batches are "
-            f"drawn anew for each step, a gradient at a time; leave '{key}' as it is by default"
+            f"setting 'privacy.sample-clip-norm' is {clip:g}, but '{key}' is set: private batches "
+            f"are drawn anew for each step, a gradient at a time; leave '{key}' as it is by default"
         )
 
 
 def _refuse_without_effect(common: CommonSettings) -> None:
     """Refuse changed privacy settings that have no effect without private training."""
     values, usual = as_mapping(common), defaults(CommonSettings)
-    for key in ("max-epsilon", "delta", "statistics-noise"):
+    for key in ("privacy.max-epsilon", "privacy.delta", "privacy.statistics-noise"):
         if values[key] != usual[key]:
             raise SettingError(
                 f"setting '{key}' is {values[key]:g}, but there is no epsilon without "
-                f"'sample-clip-norm' and 'noise-multiplier': set both, or remove '{key}'"
+                "'privacy.sample-clip-norm' and 'privacy.noise-multiplier': set both, or remove "
+                f"'{key}'"
             )
 
 
 def _check_trust(common: CommonSettings, table: bool) -> None:
-    """Refuse settings that break the promise of 'trust'."""
+    """Refuse settings that break the promise of 'privacy.trust'."""
     if common.trust == SUMS and common.secure_aggregation == "none":
         raise SettingError(
-            "setting 'trust' is 'sums', but 'secure-aggregation' is 'none': the server would see "
-            "replies of single sites; set it to 'secagg'"
+            "setting 'privacy.trust' is 'sums', but 'secure.aggregation' is 'none': the server "
+            "would see replies of single sites; set it to 'secagg'"
         )
     if common.trust == SUMS and common.is_private():
         raise SettingError(
-            "setting 'trust' is 'sums', but 'sample-clip-norm' is set: each site reports its own "
-            "epsilon; set 'trust' to 'nobody', or 'sample-clip-norm' to 0"
+            "setting 'privacy.trust' is 'sums', but 'privacy.sample-clip-norm' is set: each site "
+            "reports its own epsilon; set 'privacy.trust' to 'nobody', or "
+            "'privacy.sample-clip-norm' to 0"
         )
     if common.trust == NOBODY and not common.is_private():
         raise SettingError(
-            "setting 'trust' is 'nobody', but 'sample-clip-norm' is 0: nothing that leaves is "
-            "differentially private; set 'sample-clip-norm' and 'noise-multiplier'"
+            "setting 'privacy.trust' is 'nobody', but 'privacy.sample-clip-norm' is 0: nothing "
+            "that leaves is differentially private; set 'privacy.sample-clip-norm' and "
+            "'privacy.noise-multiplier'"
         )
     if common.trust == SUMS and table and common.standardise == "pooled":
         raise SettingError(
-            "setting 'trust' is 'sums', but 'standardise' is 'pooled': a site would send exact "
-            "sums of its own rows; set it to 'declared' or 'site'"
+            "setting 'privacy.trust' is 'sums', but 'data.standardise' is 'pooled': a site would "
+            "send exact sums of its own rows; set it to 'declared' or 'site'"
         )
 
 
@@ -107,26 +111,27 @@ def _check_secure_settings(common: CommonSettings) -> None:
     if not needs_sums_only(common.method):
         raise SettingError(
             f"method '{common.method}' needs more than the sum of the sites' arrays: set "
-            "'secure-aggregation' to 'none', or choose another method"
+            "'secure.aggregation' to 'none', or choose another method"
         )
     if not common.clip_norm:
         raise SettingError(
-            "setting 'clip-norm' must be above 0 with 'secure-aggregation' 'secagg', but is 0: a "
-            "sum has room only for numbers of a known size; set 'clip-norm'"
+            "setting 'secure.clip-norm' must be above 0 with 'secure.aggregation' 'secagg', but is "
+            "0: a sum has room only for numbers of a known size; set 'secure.clip-norm'"
         )
     if common.aggregation not in (AUTO, "mean"):
         raise SettingError(
-            f"setting 'aggregation' is '{common.aggregation}', but 'secure-aggregation' is "
+            f"setting 'server.aggregation' is '{common.aggregation}', but 'secure.aggregation' is "
             "'secagg': a sum gives the mean only; set one of the two back"
         )
     if common.compresses():
         raise SettingError(
-            "setting 'secure-aggregation' is 'secagg', but updates travel in fewer bytes: masks "
-            "cancel only in sums of whole updates; set 'wire-precision' and 'wire-down' to 'fp32'"
+            "setting 'secure.aggregation' is 'secagg', but updates travel in fewer bytes: masks "
+            "cancel only in sums of whole updates; set 'server.wire-precision' and "
+            "'server.wire-down' to 'fp32'"
         )
     if common.site_weights:
         raise SettingError(
-            "setting 'secure-aggregation' is 'secagg', but 'site-weights' names a file: sites "
-            "weigh themselves by their own samples, which nobody else knows; leave 'site-weights' "
-            "empty"
+            "setting 'secure.aggregation' is 'secagg', but 'run.site-weights' names a file: sites "
+            "weigh themselves by their own samples, which nobody else knows; leave "
+            "'run.site-weights' empty"
         )

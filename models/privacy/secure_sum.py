@@ -33,7 +33,7 @@ from fedsilo.models.contract.settings import CommonSettings
 WORD = 32  # bits of a number on the wire
 KEY = 32  # bytes of a mask's key
 _FEWEST = 3  # sites in a sum; of two sites each could subtract its own part from the mean
-_COARSEST = 0.01  # largest rounding error of the mean, as a share of 'clip-norm'
+_COARSEST = 0.01  # largest rounding error of the mean, as a share of 'secure.clip-norm'
 SAMPLES = 16384  # B, unless the site files say otherwise
 
 Floats = npt.NDArray[np.float64]
@@ -76,7 +76,7 @@ class Quantisation:
 
 
 def quantisation(common: CommonSettings, sites: int, samples: int = SAMPLES) -> Quantisation:
-    """Choose the quantisation for updates of norm 'clip-norm' with the most bits that fit.
+    """Choose the quantisation for updates of norm 'secure.clip-norm' with the most bits that fit.
 
     Args:
         common: the run's settings.
@@ -121,22 +121,22 @@ def why_too_coarse(numbers: int, way: Quantisation, sites: int = 1, samples: int
         return None
     return (
         f"rounding {numbers} numbers to {way.bits} bits moves the mean by {error:.3g}, but "
-        f"'clip-norm' is {way.limit:g}: lower 'secure-samples' in all site files, or let sites "
-        "with more samples take part"
+        f"'secure.clip-norm' is {way.limit:g}: lower 'secure-samples' in all site files, or let "
+        "sites with more samples take part"
     )
 
 
 def needed_sites(common: CommonSettings, sites: int) -> int:
     """Return the number of sites that must stay to the end of a round.
 
-    It is 'secure-threshold', or more than two thirds of ``sites`` if that is 0.
+    It is 'secure.threshold', or more than two thirds of ``sites`` if that is 0.
 
     Raises:
         SettingError: there are fewer than three sites, or the threshold does not fit their number.
     """
     if sites < _FEWEST:
         raise SettingError(
-            f"'secure-aggregation' needs at least three sites, but there are {sites}: of two each "
+            f"'secure.aggregation' needs at least three sites, but there are {sites}: of two each "
             "knows the other's part of the sum; set it to 'none', or let more sites take part"
         )
     # The least threshold is that of theorem 6.5 without colluding sites, 2t > n. The default of two
@@ -145,7 +145,7 @@ def needed_sites(common: CommonSettings, sites: int) -> int:
     threshold = common.secure_threshold or max(_FEWEST, 2 * sites // 3 + 1)
     if not least <= threshold <= sites:
         raise SettingError(
-            f"setting 'secure-threshold' must be from {least} to {sites} for {sites} sites, but is "
+            f"setting 'secure.threshold' must be from {least} to {sites} for {sites} sites, but is "
             f"{threshold}: change it, or set it to 0"
         )
     return threshold

@@ -51,7 +51,7 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
     dataset = {"images": "folder"}.get(kinds[0], kinds[0])
     counts = ", ".join(f"{len(part)} {called}" for called, part in parts.items())
     yield f"{target}: {counts}"
-    yield f"--set dataset={dataset} --set data-dir={target} --set partition=dirichlet"
+    yield f"--set dataset={dataset} --set data.dir={target} --set split.partition=dirichlet"
 
 
 def _write(folder: Path, parts: dict[str, Any], label: str) -> str:

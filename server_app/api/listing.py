@@ -23,7 +23,6 @@ from fedsilo.server_app.run.options import (
 )
 
 _HUGGING_FACE = "hf:"
-_SECTION = "tool.flwr.app.config"
 
 
 @command
@@ -119,50 +118,22 @@ def survey(
 
 @command
 def settings(
+    word: Annotated[str, "a group, or a word of a setting's name or description"] = "",
     *,
     pyproject: Annotated[
         bool, "print the run-config section of pyproject.toml, built from the code"
     ] = False,
 ) -> Iterator[str]:
-    """List every setting with its default and range.
+    """List the settings in groups, with default and range.
 
-    The list is read from pyproject.toml, where Flower finds the defaults. With ``pyproject`` it is
-    built again from the code of the methods.
+    Args:
+        word: a group, or a text that the key or the help of a setting must have; empty for all.
+        pyproject: build the section of pyproject.toml from the code instead, where Flower finds
+            the defaults.
     """
-    from fedsilo.server_app.config.settings import PROJECT_FILE
+    from fedsilo.server_app.config.listed_settings import list_settings, project_lines
 
-    if pyproject:
-        yield from _section()
-        return
-    inside = False
-    for line in PROJECT_FILE.read_text(encoding="utf-8").splitlines():
-        if line.startswith("["):
-            inside = line.startswith(f"[{_SECTION}")
-            line = line.replace(f"{_SECTION}.", "").replace(f"[{_SECTION}]", "# every method")
-        if inside:
-            yield line
-
-
-def _section() -> Iterator[str]:
-    """Build the lines of the section in pyproject.toml: each setting with its default and help."""
-    import tomli_w
-
-    from fedsilo.models.contract.methods import METHODS, settings_class
-    from fedsilo.models.contract.settings import CommonSettings
-    from fedsilo.models.contract.settings_schema import defaults, rule_of
-    from fedsilo.server_app.config.settings import group_settings, known_defaults
-
-    classes: list[type] = [CommonSettings, *map(settings_class, METHODS)]
-    rules = {key: rule_of(cls, key) for cls in classes for key in defaults(cls)}
-    text = tomli_w.dumps({"tool": {"flwr": {"app": {"config": group_settings(known_defaults())}}}})
-    group = ""
-    for line in text.splitlines():
-        if line.startswith("["):
-            group = line.strip("[]").removeprefix(_SECTION).lstrip(".")
-        key = ".".join(filter(None, (group, line.partition(" = ")[0])))
-        rule = rules.get(key)
-        help_ = "; ".join(filter(None, (rule.help, rule.describe_range()))) if rule else ""
-        yield f"{line}  # {help_}" if help_ else line
+    yield from project_lines() if pyproject else list_settings(word)
 
 
 @command

@@ -98,6 +98,6 @@ def _plan_of(
 
         noise = noise_for(budget, delta, made)
         yield (
-            f"  epsilon {budget:g} at delta {delta:g}: --set sample-clip-norm=1 --set "
-            f"noise-multiplier={math.ceil(noise * 100) / 100:g}"
+            f"  epsilon {budget:g} at delta {delta:g}: --set privacy.sample-clip-norm=1 --set "
+            f"privacy.noise-multiplier={math.ceil(noise * 100) / 100:g}"
         )

@@ -85,10 +85,10 @@ def simulate(
     Args:
         experiment: the experiment's name, or a method.
         silos: the caller's own data: site -> a ``DataFrame``, a pair (X, y), a ``Dataset`` of
-            PyTorch or of Hugging Face; or one of these, which the setting 'partition' cuts.
+            PyTorch or of Hugging Face; or one of these, which the setting 'split.partition' cuts.
         label: the column of the labels in frames and in data sets of Hugging Face.
         missing: 'drop' or 'impute' rows of frames that have a missing value.
-        network: the setting 'network', or a function or class of a module that builds one.
+        network: the setting 'network.name', or a function or class of a module that builds one.
         engine: 'inline', 'processes', 'ray' or 'auto'.
         ray_address: the address of a running Ray cluster.
         supernodes: number of simulated sites; None for all silos.
@@ -102,9 +102,9 @@ def simulate(
     from fedsilo.server_app.run.planning import plan_run, start
 
     overrides: dict[str, Value] = {} if seed is None else {"seed": seed}
-    overrides |= {"run-name": name} if name else {}
-    overrides |= {"track": track} if track else {}
-    overrides |= {"network": _network_name(network)} if network is not None else {}
+    overrides |= {"run.name": name} if name else {}
+    overrides |= {"run.track": track} if track else {}
+    overrides |= {"network.name": _network_name(network)} if network is not None else {}
     if silos is not None:
         overrides |= _write_silos(silos, label, missing, sources)
     settings, resources = plan_run(
@@ -137,7 +137,7 @@ def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
 
 
 def _network_name(network: object) -> str:
-    """Return the setting 'network' for a name, or for a function or class of a module."""
+    """Return the setting 'network.name' for a name, or for a function or class of a module."""
     if isinstance(network, str):
         return network
     module, name = (getattr(network, key, "<") for key in ("__module__", "__qualname__"))
@@ -161,9 +161,9 @@ def _write_silos(silos: object, label: str, missing: str, sources: Sources) -> d
     from fedsilo.server_app.config.settings import parse_assignment
 
     given = dict(map(parse_assignment, texts_of(sources.get("settings"))))
-    places = find_places("", str(given.get("cache-dir", "")))
+    places = find_places("", str(given.get("data.cache-dir", "")))
     dataset, folder = write_to_cache(silos, label, missing, places.cache.resolve())
-    return {"dataset": dataset, "data-dir": str(folder)}
+    return {"dataset": dataset, "data.dir": str(folder)}
 
 
 @command

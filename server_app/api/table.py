@@ -35,7 +35,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         "resume": Command("fedsilo.server_app.api.running:resume", "resume runs/uefl-digits"),
         "watch": Command("fedsilo.server_app.api.running:watch", "watch runs/uefl-digits"),
         "pretrain": Command(
-            "fedsilo.server_app.api.running:pretrain", "pretrain fedavg-skin --set data-dir=data"
+            "fedsilo.server_app.api.running:pretrain", "pretrain fedavg-skin --set data.dir=data"
         ),
     },
     "Compare": {
@@ -122,7 +122,8 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         ),
         "deploy run": Command(
             "fedsilo.server_app.api.deploying:run",
-            "deploy run uefl-digits --set silos=6 --set rounds=3 --set uefl.iteration-rounds=1",
+            "deploy run uefl-digits --set split.silos=6 --set rounds=3 --set "
+            "uefl.iteration-rounds=1",
         ),
         "deploy down": Command("fedsilo.server_app.api.deploying:down", "deploy down"),
         "doctor site": Command(
@@ -145,7 +146,7 @@ COMMANDS: Mapping[str, Mapping[str, Command]] = {
         "datasets": Command("fedsilo.server_app.api.listing:datasets", "datasets --data-dir data"),
         "manifest": Command("fedsilo.server_app.api.listing:manifest", "manifest folder data/skin"),
         "survey": Command(
-            "fedsilo.server_app.api.listing:survey", "survey fedavg-heart --set data-dir=data"
+            "fedsilo.server_app.api.listing:survey", "survey fedavg-heart --set data.dir=data"
         ),
         "settings": Command("fedsilo.server_app.api.listing:settings", "settings"),
         "experiments": Command("fedsilo.server_app.api.listing:experiments", "experiments"),

@@ -22,6 +22,7 @@ from fedsilo.models.contract.settings_schema import (
     unknown_key,
     unknown_name,
 )
+from fedsilo.models.contract.written_settings import flat_values
 from fedsilo.server_app.config.matrix import (
     Cell,
     fill_all,
@@ -29,7 +30,7 @@ from fedsilo.server_app.config.matrix import (
     list_cells,
     read_values,
 )
-from fedsilo.server_app.config.settings import declared_defaults, flat_values
+from fedsilo.server_app.config.settings import declared_defaults
 
 S = TypeVar("S")
 

@@ -46,12 +46,13 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def check_device(device: str, share: float) -> None:
-    """Check that client processes will see the GPU that 'device' asks for.
+    """Check that client processes will see the GPU that 'machine.device' asks for.
 
-    If 'device' is auto, a GPU exists and ``share`` is 0, print a warning: clients use the CPU.
+    If 'machine.device' is auto, a GPU exists and ``share`` is 0, print a warning: clients use the
+    CPU.
 
     Args:
-        device: the setting 'device'.
+        device: the setting 'machine.device'.
         share: the share of a GPU that each client process gets; 0 for none.
 
     Raises:
@@ -59,8 +60,9 @@ def check_device(device: str, share: float) -> None:
     """
     if device.startswith("cuda:") and device != "cuda:0":
         raise SettingError(
-            f"setting 'device' is '{device}', but a client process sees only the GPU that it is "
-            f"given, as number 0: set 'device' to 'cuda', and {VISIBLE} to choose among GPUs"
+            f"setting 'machine.device' is '{device}', but a client process sees only the GPU that "
+            f"it is given, as number 0: set 'machine.device' to 'cuda', and {VISIBLE} to choose "
+            "among GPUs"
         )
     if share:
         return
@@ -69,7 +71,9 @@ def check_device(device: str, share: float) -> None:
         "once), or take --engine inline"
     )
     if device.startswith("cuda"):
-        raise SettingError(f"setting 'device' is '{device}', but clients are given no GPU: {hint}")
+        raise SettingError(
+            f"setting 'machine.device' is '{device}', but clients are given no GPU: {hint}"
+        )
     if device == "auto" and has_gpu():
         print(
             f"fedsilo: this machine has a GPU, but clients train on the CPU: {hint}",

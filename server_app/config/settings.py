@@ -1,8 +1,9 @@
 """Reads settings from all sources: run config, TOML file, ``--set`` and simulation.yaml.
 
-Each source becomes a flat mapping of kebab-case keys. The keys of a method begin with its group
-(``uefl.gamma``); in files a group may be a table: ``[uefl]`` with ``gamma``. ``resolve`` builds the
-common settings and the method's settings from the mapping, or refuses it before training starts.
+Each source becomes a flat mapping of kebab-case keys, which begin with their group
+(``train.learning-rate``, ``uefl.gamma``); in files a group may be a table: ``[uefl]`` with
+``gamma``. ``resolve`` builds the common settings and the method's settings from the mapping, or
+refuses it before training starts.
 """
 
 import datetime
@@ -37,17 +38,18 @@ from fedsilo.models.contract.plugs import (
     with_plugin_settings,
     without_working_folder,
 )
-from fedsilo.models.contract.removed import SETTINGS as REMOVED
-from fedsilo.models.contract.removed import without_removed
+from fedsilo.models.contract.removed import RENAMED, current_settings, tell_renamed
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import (
     Value,
     as_mapping,
     build,
     defaults,
+    keys_in,
     keys_with,
     unknown_key,
 )
+from fedsilo.models.contract.written_settings import flat_values, group_settings
 from fedsilo.models.maths.pacing import check_pace
 from fedsilo.models.networks.kinds import check_network_settings
 from fedsilo.server_app.config.training import check_training
@@ -58,10 +60,12 @@ _MOST_BYTES = 2**20
 RUN_FORMAT = 2  # the format number in config.toml; a run directory with another one is refused
 _NO_SETTINGS = ("format", "launch", "environment")  # entries of config.toml that are no settings
 
-# Texts of YAML, which a file may have as mappings or lists
-_STRUCTURED = frozenset(keys_with(CommonSettings, "structured")) | REMOVED.keys()
 # Settings that do not change the result of a run, so a resumed run may change them
-_CIRCUMSTANCES = frozenset(keys_with(CommonSettings, "circumstance"))
+CIRCUMSTANCES = frozenset(
+    keys_in(CommonSettings, "run")
+    + keys_with(CommonSettings, "files")
+    + ("plugin", "plugin-settings")
+)
 
 
 @dataclass(frozen=True)
@@ -88,7 +92,7 @@ class RunSettings(Mapping[str, Value]):
         """Return the settings that the result depends on; a resumed run must have the same."""
         values = self.as_mapping().items()
         # An empty 'plugin-digests' is left out, because older runs have no such key
-        return {k: v for k, v in values if k not in _CIRCUMSTANCES and (v or k != PINS)}
+        return {k: v for k, v in values if k not in CIRCUMSTANCES and (v or k != PINS)}
 
     def run_config(self) -> dict[str, Any]:
         """Return the settings as the run config of ``flwr run``, with groups as tables.
@@ -182,7 +186,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     if (silos := silo_count(common)) is not None:
         if common.min_sites > silos:
             raise SettingError(
-                f"setting 'min-sites' must be at most the number of silos, {silos}, but is "
+                f"setting 'run.min-sites' must be at most the number of silos, {silos}, but is "
                 f"{common.min_sites}"
             )
         refuse_site_count(common, silos)
@@ -197,9 +201,10 @@ def _typed(values: Mapping[str, Value]) -> RunSettings:
         SettingError: a key is unknown or belongs to another method, a value has the wrong type or
             range, or the method is unknown.
     """
-    values = without_removed(values)
+    values = current_settings(values)
+    tell_renamed()
     if values.get("plugin-settings"):
-        values = with_plugin_settings(values)
+        values = with_plugin_settings(values, defaults(CommonSettings))
     known = known_defaults()
     if values.get("plugin"):
         load_plugin_files(str(values["plugin"]), stated_digests(str(values.get(PINS, ""))))
@@ -224,6 +229,8 @@ def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
     Raises:
         SettingError: as ``resolve``, or a plugin may not be executed.
     """
+    # Before the plugins are looked for: one under a former name must not be overlooked
+    values = current_settings(values, quietly=True)
     with without_working_folder():
         return resolve(approve_plugins(values, plugin_modules(values)))
 
@@ -237,6 +244,7 @@ def read_recorded(values: Mapping[str, Value]) -> RunSettings:
     Raises:
         SettingError: as ``resolve_recorded``, without contradictions.
     """
+    values = current_settings(values, quietly=True)
     with without_working_folder():
         return _typed(approve_plugins(values, plugin_modules(values)))
 
@@ -279,7 +287,8 @@ def read_toml(path: Path) -> dict[str, Value]:
     """
     content = _parse_toml(path)
     settings = {key: value for key, value in content.items() if key not in _NO_SETTINGS}
-    return flat_values(settings, str(path))
+    # A run's record may have the names of its version, which are not for the user to change
+    return flat_values(settings, str(path), quietly="format" in content)
 
 
 def _parse_toml(path: Path) -> dict[str, Any]:
@@ -304,7 +313,8 @@ def read_run_config(config: Path) -> RunConfig:
     environment = _table(content.pop("environment", {}), "environment", config)
     _table(launch.get("resources", {}), "launch.resources", config)
     _table(environment.get("packages", {}), "environment.packages", config)
-    settings = without_removed(flat_values(content, str(config)), str(config))
+    settings = flat_values(content, str(config), quietly=True)
+    settings = current_settings(settings, str(config), quietly=True)
     return RunConfig(settings, launch, environment)
 
 
@@ -325,10 +335,24 @@ def _table(content: Any, name: str, config: Path) -> dict[str, Any]:
 
 
 def parse_assignment(text: str) -> tuple[str, Value]:
-    """Parse ``key=value``; a value that is no TOML value is taken as a text.
+    """Parse a setting ``key=value``; a value that is no TOML value is taken as a text.
 
     Raises:
-        SettingError: there is no '=' or the value is a list or table.
+        SettingError: there is no '=', or the value is a table or, for most settings, a list.
+    """
+    name, value = parse_pair(text)
+    source = f"--set {one_line(text, 100)}"
+    flat = list(flat_values({name: value}, source).items())
+    if len(flat) != 1 or flat[0][0] not in (name, RENAMED.get(name)):
+        raise SettingError(f"{source}: '{name}' must be given one value")
+    return flat[0]
+
+
+def parse_pair(text: str) -> tuple[str, Any]:
+    """Parse ``key=value``, whatever the key names; a value that is no TOML value is a text.
+
+    Raises:
+        SettingError: there is no '=', or the text is more than one pair.
     """
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
@@ -342,42 +366,4 @@ def parse_assignment(text: str) -> tuple[str, Value]:
     value = parsed["value"]
     if isinstance(value, datetime.date | datetime.time):
         value = raw.strip()  # a bare name such as 2024-01-01
-    name = key.strip()
-    flat = flat_values({name: value}, f"--set {one_line(text, 100)}")
-    if name not in flat:
-        raise SettingError(f"--set {one_line(text, 100)}: '{name}' must be given one value")
-    return name, flat[name]
-
-
-def flat_values(content: Mapping[str, Any], where: str = "") -> dict[str, Value]:
-    """Flatten settings: each key of a group, a mapping, gets the group's name and a dot before it.
-
-    A setting that holds YAML text may be given as the mapping or list itself; it becomes JSON.
-
-    Raises:
-        SettingError: a value is a list, or a mapping within a group. The message begins with
-            ``where``, the source, unless that is empty.
-    """
-    flat: dict[str, Value] = {}
-    for key, declared in content.items():
-        written = key in _STRUCTURED and isinstance(declared, dict | list)
-        value = json.dumps(declared) if written else declared
-        members = {f"{key}.{k}": v for k, v in value.items()} if isinstance(value, dict) else None
-        for name, member in (members or {key: value}).items():
-            if not isinstance(member, bool | int | float | str):
-                raise SettingError(
-                    f"{where and f'{where}: '}setting '{one_line(name, 100)}' must be true or "
-                    f"false, a number or a text, but is {shown(member)}"
-                )
-            flat[name] = member
-    return flat
-
-
-def group_settings(values: Mapping[str, Value]) -> dict[str, Any]:
-    """Group flat settings: the keys ``group.key`` become a mapping per group, as TOML's tables."""
-    tables: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
-    for key, value in values.items():
-        group, dot, rest = key.partition(".")
-        if dot:
-            tables.setdefault(group, {})[rest] = value
-    return tables
+    return key.strip(), value

@@ -6,7 +6,7 @@ from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_w
 from fedsilo.models.privacy.summed_metrics import MEASURED
 
 _STRUCTURED = keys_with(CommonSettings, "structured")
-_TRAINING = ("optimiser", "schedule", "warm-up", *_STRUCTURED)
+_TRAINING = ("train.optimiser", "train.schedule", "train.warm-up", *_STRUCTURED)
 
 
 def check_training(common: CommonSettings, is_table: bool) -> None:
@@ -39,16 +39,17 @@ def _check_early_stopping(common: CommonSettings) -> None:
     if metric == "none":
         if common.patience != usual.patience:
             raise SettingError(
-                "setting 'patience' has no effect without a metric: set 'early-stopping-metric'"
+                "setting 'server.patience' has no effect without a metric: set "
+                "'server.early-stopping-metric'"
             )
     elif common.trust == NOBODY or (common.trust == SUMS and metric not in MEASURED):
         raise SettingError(
-            f"setting 'early-stopping-metric' is '{metric}', but at 'trust' '{common.trust}' this "
-            "metric has noise or is not reported: remove 'early-stopping-metric', or at trust "
-            f"'sums' choose {', '.join(MEASURED)}"
+            f"setting 'server.early-stopping-metric' is '{metric}', but at 'privacy.trust' "
+            f"'{common.trust}' this metric has noise or is not reported: remove "
+            f"'server.early-stopping-metric', or at trust 'sums' choose {', '.join(MEASURED)}"
         )
     elif not common.evaluate_every:
         raise SettingError(
-            f"setting 'early-stopping-metric' is '{metric}', but 'evaluate-every' is 0, so no "
-            "round is measured: set 'evaluate-every' to 1"
+            f"setting 'server.early-stopping-metric' is '{metric}', but 'server.evaluate-every' is "
+            "0, so no round is measured: set 'server.evaluate-every' to 1"
         )

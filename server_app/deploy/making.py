@@ -10,7 +10,7 @@ from fedsilo.datasets.io.atomic_files import build_folder, write_atomically
 from fedsilo.datasets.registry import silo_names
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.config.settings import parse_assignment
+from fedsilo.server_app.config.settings import parse_pair
 from fedsilo.server_app.deploy.deployment import Deployment, DeploymentError, plan
 from fedsilo.server_app.run.arguments import RunSources
 from fedsilo.server_app.run.planning import plan_run
@@ -52,7 +52,7 @@ class DeploymentRequest:
             config["device"] = self.device
         if self.data_dir:
             config["data-dir"] = str(self.data_dir.expanduser().resolve())
-        return config | dict(parse_assignment(text) for text in self.node_config)
+        return config | dict(parse_pair(text) for text in self.node_config)
 
 
 def refuse_changes(deployment: Deployment, request: DeploymentRequest) -> None:
@@ -116,7 +116,7 @@ def prepare(made: Deployment) -> None:
 def _silos(request: DeploymentRequest) -> list[str]:
     """Return the names of an experiment's silos; SettingError if their number is not requested."""
     count = request.site_count
-    overrides: dict[str, Value] = {"silos": count} if count else {}
+    overrides: dict[str, Value] = {"split.silos": count} if count else {}
     sources = RunSources(file=request.file, out=Path("/"))
     settings, _ = plan_run(request.experiment, sources, overrides=overrides)
     names = silo_names(settings.common)

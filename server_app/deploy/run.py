@@ -51,7 +51,7 @@ def run(
         FedsiloError: a member is down, the run directory cannot be used, or the run failed.
     """
     deployment = read_deployment(folder)
-    given: dict[str, Value | None] = {"seed": seed, "run-name": name}
+    given: dict[str, Value | None] = {"seed": seed, "run.name": name}
     chosen = {key: value for key, value in given.items() if value is not None}
     at_server = dataclasses.replace(sources, out=deployment.runs)
     settings = planned_settings(experiment, at_server, chosen | dict(overrides or {}))
@@ -79,7 +79,7 @@ def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int
         FedsiloError: the server is down, or the sites could not be asked.
     """
     with tempfile.TemporaryDirectory(dir=deployment.home(SERVER), prefix="meeting-") as folder:
-        overrides: dict[str, Value] = {"purpose": "meet", "away-timeout": _AWAY}
+        overrides: dict[str, Value] = {"run.purpose": "meet", "run.away-timeout": _AWAY}
         overrides |= {} if seed is None else {"seed": seed}
         at_folder = dataclasses.replace(sources, out=Path(folder))
         settings = planned_settings(experiment, at_folder, overrides)
@@ -135,4 +135,4 @@ def resume_command(
     for change in sources.changes:
         if not change.startswith("resume="):
             words += ["--set", change]
-    return shlex.join([*words, "--name", name, "--set", "resume=true"])
+    return shlex.join([*words, "--name", name, "--set", "run.resume=true"])

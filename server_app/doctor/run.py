@@ -28,7 +28,7 @@ from fedsilo.server_app.run.meeting import meet as meet_simulated
 from fedsilo.server_app.run.planning import plan_run, planned_settings
 
 _REFUSED = (
-    "fix it at that site, where 'fedsilo doctor site' says more, or lower 'min-sites' and run "
+    "fix it at that site, where 'fedsilo doctor site' says more, or lower 'run.min-sites' and run "
     "without the site"
 )
 _MAX_LENGTH = 600  # characters; a longer refusal of a site is cut
@@ -137,8 +137,8 @@ def _enough(setup: RunSetup) -> Passed:
     there, needed = len(meeting.sites), meeting.needed
     if there < needed:
         raise Refused(
-            f"{there} of {meeting.asked} sites can take part, but 'min-sites' needs {needed}",
-            f"fix the others, or set 'min-sites' to {there}" if there else "fix the sites",
+            f"{there} of {meeting.asked} sites can take part, but 'run.min-sites' needs {needed}",
+            f"fix the others, or set 'run.min-sites' to {there}" if there else "fix the sites",
         )
     return Passed(
         f"{there} of {meeting.asked} sites can take part; {needed} are needed", meeting.notices

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flwr.app import Context, RecordDict
 
 from fedsilo.client_app.privacy.signing import KnownKeys, own_code
-from fedsilo.client_app.site.identity import refusing_as
+from fedsilo.client_app.site.identity import NODE_FIELDS, refusing_as
 from fedsilo.client_app.site.limits import MEGABYTE, limits_of
 from fedsilo.client_app.site.node import own_cache, own_folder_of
 from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile
@@ -28,7 +28,7 @@ from fedsilo.models.contract.messages import (
     SECONDS,
 )
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value, build, keys_with, unknown_key
+from fedsilo.models.contract.settings_schema import Value, build, unknown_key
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.deploy.deployment import Deployment
 from fedsilo.server_app.doctor import machine
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from fedsilo.models.contract.site_facts import SiteFacts
 
 _PLACES = ("site", "state-dir", SITE_FILE)
-_NODE_KEYS = (*_PLACES, *keys_with(CommonSettings, "own"), *NODE_LIMITS)
+_NODE_KEYS = (*_PLACES, *NODE_FIELDS, *NODE_LIMITS)
 _DAYS = 14  # a certificate must stay valid for this many days
 _DISK, _MEMORY = 1.0, 1.0  # gigabytes that must be free
 _NEEDED = (NUM_EXAMPLES, SECONDS, KEPT_STATE)  # metrics that every reply has
@@ -152,7 +152,7 @@ def _node_config(setup: SiteSetup) -> str:
         if key not in _NODE_KEYS:
             raise unknown_key(key, _NODE_KEYS)
     build(SiteFile, {k: v for k, v in setup.node_config.items() if k in NODE_LIMITS})
-    build(CommonSettings, {"device": setup.node_config.get("device", "auto")})
+    build(CommonSettings, {"machine.device": setup.node_config.get("device", "auto")})
     state = setup.folder("state-dir")
     if state is None:
         raise Refused(

@@ -36,7 +36,8 @@ class BestRound(Hook):
     """Keeps the model of the round with the best validation metric, and stops training early.
 
     Sites measure a round's model when the next round begins, so the run stops one round after
-    'patience' has run out. Only measured rounds count. The recorder must come before this hook.
+    'server.patience' has run out. Only measured rounds count. The recorder must come before this
+    hook.
     """
 
     name = "best-round"
@@ -54,8 +55,8 @@ class BestRound(Hook):
         """Raise a SettingError if no site measures on validation samples."""
         if not any("val" in facts.held() for facts in participants.facts.values()):
             raise SettingError(
-                "'early-stopping-metric' is set, but no site measures on validation samples: set "
-                "'val-folds', or remove 'early-stopping-metric'"
+                "'server.early-stopping-metric' is set, but no site measures on validation "
+                "samples: set 'split.val-folds', or remove 'server.early-stopping-metric'"
             )
         self.unjudged = state
 
@@ -69,7 +70,7 @@ class BestRound(Hook):
         self._judge()
 
     def why_finished(self, state: State) -> str | None:
-        """Explain an early stop: 'patience' measured rounds brought no better value; else None."""
+        """Explain an early stop after 'server.patience' rounds of no better value; or None."""
         if self.waited < self.common.patience:
             return None
         return (

@@ -7,7 +7,7 @@ from pathlib import Path
 from fedsilo.datasets.io.state_files import load_state, save_state
 from fedsilo.models.contract.errors import CheckpointError
 from fedsilo.models.contract.one_line import one_line
-from fedsilo.models.contract.removed import without_removed
+from fedsilo.models.contract.removed import current_settings
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import differences
 from fedsilo.strategies.loop.hooks import Hook
@@ -63,9 +63,12 @@ class CheckpointHook(Hook):
                 logging.getLogger("flwr").warning("%s: trying the one before it", error)
                 continue
             try:
-                before = without_removed(facts["settings"], str(path))
+                before = current_settings(facts["settings"], str(path), quietly=True)
                 # In such a run, sites added rounding errors to their next update; this was removed
-                if facts["settings"].get("wire-feedback") and before["wire-precision"] == "bf16":
+                if (
+                    facts["settings"].get("wire-feedback")
+                    and before["server.wire-precision"] == "bf16"
+                ):
                     raise CheckpointError(
                         f"{path} belongs to a run with 'wire-feedback', but this version has no "
                         "such setting: start a new run"
@@ -73,7 +76,7 @@ class CheckpointHook(Hook):
                 if other := differences(before, self.settings):
                     raise CheckpointError(
                         f"{path} belongs to a run with other settings: {other}; resume with the "
-                        "same settings, or choose another 'run-name'"
+                        "same settings, or choose another 'run.name'"
                     )
                 for name, hook in self.hooks.items():
                     hook.restore(facts["hooks"][name])

@@ -57,7 +57,9 @@ class PrivacyHook(Hook):
             return _NO_NOISE
         said, cap = float(reply.metrics.get(DP_EPSILON, 0.0)), self.common.max_epsilon
         if cap and said > cap * _ROUNDING:
-            return f"metric '{DP_EPSILON}' is {said:g}, above the run's 'max-epsilon' {cap:g}"
+            return (
+                f"metric '{DP_EPSILON}' is {said:g}, above the run's 'privacy.max-epsilon' {cap:g}"
+            )
         return None
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:

@@ -31,7 +31,8 @@ from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
 from fedsilo.models.contract.messages import RUN_NAME, RUN_NAME_WORDS
 from fedsilo.models.contract.one_line import as_word, one_line, shown
 from fedsilo.models.contract.versions import git_revision
-from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings, group_settings
+from fedsilo.models.contract.written_settings import group_settings
+from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings
 from fedsilo.server_app.records.forms import (
     Content,
     check_table,
@@ -160,7 +161,7 @@ def runs_folder(out: str) -> Path:
     folder = Path(out or os.environ.get("FEDSILO_RUNS", "") or "~/.fedsilo/runs").expanduser()
     if not folder.is_absolute():
         raise RunDirectoryError(
-            f"setting 'out' must be an absolute path inside a Flower app, but is '{folder}'"
+            f"setting 'run.out' must be an absolute path inside a Flower app, but is '{folder}'"
         )
     return folder
 
@@ -198,17 +199,17 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     """
     if not RUN_NAME.fullmatch(run_name):
         raise RunDirectoryError(
-            f"setting 'run-name' must be {RUN_NAME_WORDS}, but is {shown(run_name)}"
+            f"setting 'run.name' must be {RUN_NAME_WORDS}, but is {shown(run_name)}"
         )
     path = runs_folder(out) / run_name
     if not resume and _is_taken(path):
         raise RunDirectoryError(
-            f"run directory {path} exists: choose another 'run-name', set "
-            "'resume' to true to continue it, or remove it"
+            f"run directory {path} exists: choose another 'run.name', set "
+            "'run.resume' to true to continue it, or remove it"
         )
     if resume and not path.is_dir():
         raise RunDirectoryError(
-            f"there is no run directory {path} to resume: check 'out' and 'run-name'"
+            f"there is no run directory {path} to resume: check 'run.out' and 'run.name'"
         )
     refuse_links(path)
     return RunDirectory(path)
@@ -245,7 +246,7 @@ def silos_document(participants: Participants) -> dict[str, Any]:
     """Build silos.json: for each site its distribution, sizes, label counts and fingerprints.
 
     It also has the number of samples left out, for hospitals their software and device, and with
-    'site-weights' the agreed number of training samples.
+    'run.site-weights' the agreed number of training samples.
     """
     agreed = participants.agreed_samples()
     return {

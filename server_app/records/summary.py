@@ -16,9 +16,9 @@ _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 NO_PRIVACY = "no differential-privacy guarantee"
 ALWAYS_LEAVES = (
     "at the start: the site's name, the shape of its inputs, the names of the classes, for tables "
-    "the features' names, a SHA-256 of the schema, the site's 'sums-min-count', the SHA-256 of the "
-    "weights file that the network starts from, versions and revision of fedsilo, Flower and "
-    "PyTorch, and the device",
+    "the features' names, a SHA-256 of the schema, the site's 'sums-min-count', the "
+    "SHA-256 of the weights file that the network starts from, versions and revision of fedsilo, "
+    "Flower and PyTorch, and the device",
     "when something fails: the error's text, which names files, lines and columns, no values",
 )
 BY_TRUST: Mapping[str, Sequence[str]] = {
@@ -37,7 +37,7 @@ BY_TRUST: Mapping[str, Sequence[str]] = {
     SUMS: (
         "at the start: which of its splits it measures",
         "with each reply: masked numbers, of which the server learns sums over at least "
-        "'secure-threshold' sites: samples of each split that all sites measure, and accuracy, "
+        "'secure.threshold' sites: samples of each split that all sites measure, and accuracy, "
         "entropy and loss on them; whether it keeps private state, and which operations were not "
         "repeatable. Nothing else that it measures leaves, nor label counts, seconds and memory",
     ),

@@ -209,7 +209,7 @@ class TrackingHook(Hook):
         except Exception as error:  # libraries and servers may fail in any way
             self.tracker, reason = None, one_line(f"{type(error).__name__}: {error}")
             if isinstance(error, ImportError):
-                reason = missing_extra(f"'track' {self.common.track}", "tracking")
+                reason = missing_extra(f"'run.track' {self.common.track}", "tracking")
             line = "tracking with %s ends, and the run continues: %s"
             logging.getLogger("flwr").warning(line, self.common.track, reason)
 

@@ -10,7 +10,7 @@ from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import cut_of, data_set
 from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.models.contract.methods import title_of
-from fedsilo.models.contract.settings import AUTO
+from fedsilo.models.contract.settings import AUTO, Aggregation
 from fedsilo.server_app.config.operator_files import operator_terms
 from fedsilo.server_app.config.settings import (
     RunSettings,
@@ -53,7 +53,7 @@ def terms_of(settings: RunSettings) -> Terms:
     return dataclasses.replace(operator_terms(settings.common), unfit=settings.own.why_unfit)
 
 
-def chosen_aggregation(settings: RunSettings, participants: Participants) -> str:
+def chosen_aggregation(settings: RunSettings, participants: Participants) -> Aggregation:
     """Return the rule that aggregates the sites' weights; 'auto' becomes mean or norm-clip.
 
     Real sites get norm-clip, because it bounds the influence of one hospital and costs honest runs
@@ -122,7 +122,7 @@ def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
     ):
         raise RunDirectoryError(
             f"{directory.path} holds a run with other settings: {other}; resume with the same "
-            "settings, or choose another 'run-name'"
+            "settings, or choose another 'run.name'"
         )
 
 

@@ -82,7 +82,7 @@ def check_purpose(plan: Plan) -> Problem:
     if plan.common.purpose == "train":
         return None
     return SettingError(
-        f"setting 'purpose' is '{plan.common.purpose}', but a run needs 'train': remove the "
+        f"setting 'run.purpose' is '{plan.common.purpose}', but a run needs 'train': remove the "
         "setting, or use 'fedsilo survey'"
     )
 
@@ -108,13 +108,13 @@ def check_cut(plan: Plan) -> Problem:
 
 
 def check_vectorised(plan: Plan) -> Problem:
-    """Check that the engine can train several sites as one batch, if 'vectorised' asks for it."""
+    """Check that the engine can train several sites as one, if 'machine.vectorised' asks."""
     count = plan.common.vectorised
     if count == 1 or (plan.engine in ("auto", "inline") and not plan.uses_ray()):
         return None
     return SettingError(
-        f"setting 'vectorised' is {count}, but only engine 'inline' trains several sites as one: "
-        "use --engine inline, or set 'vectorised' to 1"
+        f"setting 'machine.vectorised' is {count}, but only engine 'inline' trains several sites "
+        "as one: use --engine inline, or set 'machine.vectorised' to 1"
     )
 
 
@@ -198,7 +198,7 @@ class Beginning:
 
 
 def check_site_count(beginning: Beginning) -> Problem:
-    """Check that there are enough sites for the aggregation, secure sums and 'sites-per-round'."""
+    """Check that there are enough sites for the aggregation, secure sums and 'server.sites-per-round'."""
     refuse_site_count(beginning.common, len(beginning.participants.sites()))
     return None
 
@@ -219,13 +219,13 @@ def check_same_sites(beginning: Beginning) -> Problem:
         was, is_now = before[site].get("agreed"), now[site].get("agreed")
         if was != is_now:
             return RunDirectoryError(
-                f"'site-weights' agrees on {is_now or 'nothing'} for site {site}, and {path} has "
-                f"{was or 'nothing'}: resume with the same file, or choose another 'run-name'"
+                f"'run.site-weights' agrees on {is_now or 'nothing'} for site {site}, and {path} "
+                f"has {was or 'nothing'}: resume with the same file, or choose another 'run.name'"
             )
     if before != now:
         return RunDirectoryError(
             f"the sites or their data are not those of {path}: resume with the same sites and "
-            "data, or choose another 'run-name'"
+            "data, or choose another 'run.name'"
         )
     return None
 
@@ -300,7 +300,8 @@ def heaviest_site(participants: Participants, common: CommonSettings) -> Iterato
     if len(sizes) >= 3 and sizes[site] > _NEARLY_ALL * total and not participants.agreed_samples():
         yield (
             f"site {site} states that it has {sizes[site]} of all {total} training samples, so it "
-            "decides the averages: if that is wrong, agree on counts beforehand ('site-weights')"
+            "decides the averages: if that is wrong, agree on counts beforehand "
+            "('run.site-weights')"
         )
 
 

@@ -39,7 +39,7 @@ class InlineGrid(Grid):
             for node, config in enumerate(node_configs, _FIRST_NODE)
         }
         self._waiting: dict[str, Message] = {}
-        self._together = int(run_config.get("vectorised", 1))
+        self._together = int(run_config.get("machine.vectorised", 1))
         self._trained: set[str] = set()  # messages whose sites have been trained as one batch
         self._numbers = count(1)
 
@@ -87,7 +87,7 @@ class InlineGrid(Grid):
         return []
 
     def _train_together(self) -> None:
-        """Train the sites of the oldest waiting messages as one batch of 'vectorised' sites."""
+        """Train the sites of the oldest messages as one batch, of 'machine.vectorised' sites."""
         from fedsilo.client_app.together import train_together
 
         waiting = (item for item in self._waiting.items() if item[1].metadata.message_type == TRAIN)

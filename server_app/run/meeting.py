@@ -1,7 +1,7 @@
 """A rehearsal: sites are asked for their facts, but nothing is trained and no run directory made.
 
 The result is a ``Meeting``. An engine in this process returns it; in a deployment, the app writes
-it to ``meeting_file`` if the setting 'purpose' is 'meet'.
+it to ``meeting_file`` if the setting 'run.purpose' is 'meet'.
 """
 
 from collections.abc import Mapping

@@ -51,7 +51,7 @@ from fedsilo.server_app.run.process_engine import run_with_processes, start_fork
 from fedsilo.server_app.run.ray_engine import run_with_ray
 
 _FEW_STEPS = 20_000  # a step on a table takes about 1 ms, so starting processes gains little
-_PATHS = (*keys_with(CommonSettings, "files"), "out")
+_PATHS = (*keys_with(CommonSettings, "files"), "run.out")
 
 
 def plan_run(
@@ -121,10 +121,10 @@ def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Val
 
 
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:
-    """Return the values with an absolute path in each setting of a file or folder, also 'out'."""
+    """Return the values with absolute paths in settings of files and folders, also 'run.out'."""
     placed = dict(values)
-    if sources.out or not (placed.get("out") or os.environ.get("FEDSILO_RUNS")):
-        placed["out"] = str(sources.out or "runs")
+    if sources.out or not (placed.get("run.out") or os.environ.get("FEDSILO_RUNS")):
+        placed["run.out"] = str(sources.out or "runs")
     for key in _PATHS:
         path = placed.get(key)
         if path and isinstance(path, str):
@@ -138,7 +138,7 @@ def _with_plugins(values: dict[str, Value]) -> dict[str, Value]:
     ``network`` 'nets.py:build' becomes 'nets:build', and the path of nets.py goes into 'plugin'.
     """
     entries = plugin_entries(str(values.get("plugin", "")))
-    for key in ("network", "method", "dataset", "partition"):
+    for key in ("network.name", "method", "dataset", "split.partition"):
         file, _, rest = str(values.get(key, "")).partition(":")
         if file.endswith(".py"):
             entries.append(file)
@@ -165,7 +165,7 @@ def plan_resumed_run(
     Args:
         run_dir: the run directory.
         supernodes: number of simulated sites; None for the number before.
-        track: the setting 'track'; None for the value before.
+        track: the setting 'run.track'; None for the value before.
 
     Raises:
         FedsiloError: the directory holds no run, or its files cannot be used.
@@ -177,8 +177,12 @@ def plan_resumed_run(
             "run"
         )
     before = read_run_config(path / CONFIG)
-    values = before.settings | {"resume": True, "out": str(path.parent), "run-name": path.name}
-    values |= {"track": track} if track else {}
+    values = before.settings | {
+        "run.resume": True,
+        "run.out": str(path.parent),
+        "run.name": path.name,
+    }
+    values |= {"run.track": track} if track else {}
     resources = {"num-supernodes": len(RunDirectory(path).read_json(SILOS))}
     resources |= before.launch.get("resources", {})
     resources |= {} if supernodes is None else {"num-supernodes": supernodes}

@@ -329,7 +329,7 @@ class FinishedRun:
         probabilities.
 
         Without ``site``, the first site whose data are on this machine is used, if all sites share
-        one model. ``best`` selects the model of the best round ('early-stopping-metric').
+        one model. ``best`` selects the model of the best round ('server.early-stopping-metric').
 
         Raises:
             FedsiloError: the run has no such site; its model or data are not on this machine or

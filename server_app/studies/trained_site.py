@@ -125,8 +125,8 @@ def _message_without_model(
     """
     if best:
         raise SettingError(
-            f"{path} is missing: a run keeps it only with 'early-stopping-metric' and a shared "
-            "model; remove --best"
+            f"{path} is missing: a run keeps it only with 'server.early-stopping-metric' and a "
+            "shared model; remove --best"
         )
     if not any(folder.glob("*.safetensors")):
         raise SettingError(

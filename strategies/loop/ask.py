@@ -18,7 +18,7 @@ from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Check, Reply, Specs
 
 
 class TooFewSitesError(SiteError):
-    """Fewer sites than 'min-sites' gave a usable reply."""
+    """Fewer sites than 'run.min-sites' gave a usable reply."""
 
     def __init__(self, text: str, reasons: str, codes: Collection[str] = ()) -> None:
         super().__init__(text)

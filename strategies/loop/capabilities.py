@@ -19,8 +19,8 @@ class Capabilities:
     initial_weights: bool = False  # the server sends what sites start from
     # A round may ask only some of the sites, because the others can use the model of an older round
     some_sites: bool = False
-    # The allowed values of 'aggregation'. Only "mean" if the method averages nothing, or if another
-    # aggregation would protect only a part of what sites send
+    # The allowed values of 'server.aggregation'. Only "mean" if the method averages nothing, or if
+    # another aggregation would protect only a part of what sites send
     aggregations: tuple[str, ...] = ("mean",)
     # Sites return arrays with the names of those they received, and the server averages them, so
     # they can travel as updates with fewer bytes
@@ -44,20 +44,22 @@ class Capabilities:
         """Yield refusals about rounds and the aggregation of weights."""
         method = f"method '{common.method}'"
         if common.epoch_steps and not self.paced_epochs:
-            yield f"{method} does not take 'epoch-steps', epochs that span rounds: set it to 0"
+            yield (
+                f"{method} does not take 'train.epoch-steps', epochs that span rounds: set it to 0"
+            )
         if common.initial_weights and not self.initial_weights:
-            yield f"{method} does not take 'initial-weights': leave it empty"
+            yield f"{method} does not take 'train.initial-weights': leave it empty"
         if common.sites_per_round and not self.some_sites:
-            yield f"{method} asks all sites in each round: set 'sites-per-round' to 0"
+            yield f"{method} asks all sites in each round: set 'server.sites-per-round' to 0"
         if common.sites_per_round and common.epoch_steps:
             yield (
-                "an epoch that spans rounds, 'epoch-steps', asks all sites in each: set "
-                "'sites-per-round' to 0"
+                "an epoch that spans rounds, 'train.epoch-steps', asks all sites in each: set "
+                "'server.sites-per-round' to 0"
             )
         if common.aggregation not in (AUTO, *self.aggregations):
             yield (
-                f"{method} does not take 'aggregation' '{common.aggregation}': choose one of "
-                f"{', '.join(self.aggregations)}"
+                f"{method} does not take 'server.aggregation' '{common.aggregation}': choose one "
+                f"of {', '.join(self.aggregations)}"
             )
 
     def _of_messages(self, common: CommonSettings) -> Iterator[str]:
@@ -66,7 +68,7 @@ class Capabilities:
         if common.compresses() and not self.updates:
             yield (
                 f"{method} does not average updates of what sites were sent: leave "
-                "'wire-precision' and 'wire-down' at 'fp32'"
+                "'server.wire-precision' and 'server.wire-down' at 'fp32'"
             )
 
     def _of_data(self, common: CommonSettings, is_table: bool) -> Iterator[str]:
@@ -79,4 +81,7 @@ class Capabilities:
                 f"{method} is of images, and data set '{common.dataset}' is a table: choose another"
             )
         if common.loss == "evidential" and not self.evidence:
-            yield f"{method} mixes probabilities, which are not evidence: leave 'loss' at 'auto'"
+            yield (
+                f"{method} mixes probabilities, which are not evidence: leave 'train.loss' at "
+                "'auto'"
+            )

@@ -201,7 +201,7 @@ class Method(ABC):
             The combined arrays by name, float32. Without replies, ``before``.
 
         Raises:
-            SiteError: too few sites replied for 'aggregation'.
+            SiteError: too few sites replied for 'server.aggregation'.
         """
         if replies.sums is not None:
             return {name: replies.sums[name] for name in sorted(before)}

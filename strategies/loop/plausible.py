@@ -188,7 +188,7 @@ def array_fault(name: str, array: NDArray) -> str | None:
     if array.size and float(np.abs(array).max()) > largest:
         return (
             f"array '{name}' has a number beyond {largest:g}: if training has diverged, lower "
-            "'learning-rate'"
+            "'train.learning-rate'"
         )
     return None
 
@@ -230,7 +230,7 @@ def far_out(
     Weights and statistics are compared separately, and only among at least three sites.
 
     Args:
-        limit: the setting 'max-update-norm'.
+        limit: the setting 'server.max-update-norm'.
         before: by site, the arrays of which its reply is an update.
         replies: the replies by site.
     """
@@ -246,7 +246,7 @@ def far_out(
                 found.setdefault(
                     site,
                     f"the update of its {kind} has norm {norm:.3g}, {norm / median:.3g} times the "
-                    f"median, more than 'max-update-norm' ({limit:g})",
+                    f"median, more than 'server.max-update-norm' ({limit:g})",
                 )
     return found
 

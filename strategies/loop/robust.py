@@ -1,4 +1,4 @@
-"""Aggregations that limit the influence of a few faulty or hostile sites; see 'aggregation'.
+"""Aggregations that limit the influence of a few faulty or hostile sites; see 'server.aggregation'.
 
 Equations:
   (norm-clip) Sun et al. 2019, updates clipped to a norm, here the median -> norm_clipped_mean
@@ -29,16 +29,16 @@ FAULTY = 1  # f, the number of sites that may be faulty
 
 
 def fewest_sites(common: CommonSettings) -> int:
-    """Return the number of sites that 'aggregation' needs to withstand ``FAULTY`` faulty ones."""
+    """Return the sites that 'server.aggregation' needs to withstand ``FAULTY`` faulty ones."""
     return {"trimmed": 2 * FAULTY + 1, "multikrum": 2 * FAULTY + 3}.get(common.aggregation, 1)
 
 
 def why_too_few(common: CommonSettings, sites: int) -> str | None:
-    """Explain why ``sites`` are too few for 'aggregation', or return None."""
+    """Explain why ``sites`` are too few for 'server.aggregation', or return None."""
     if sites >= (needed := fewest_sites(common)):
         return None
     return (
-        f"'aggregation' '{common.aggregation}' needs at least {needed} sites, but there are "
+        f"'server.aggregation' '{common.aggregation}' needs at least {needed} sites, but there are "
         f"{sites}: choose 'median'"
     )
 
@@ -46,7 +46,7 @@ def why_too_few(common: CommonSettings, sites: int) -> str | None:
 def robust_mean(
     common: CommonSettings, replies: Replies, before: Arrays, equal: bool = False
 ) -> dict[str, NDArray]:
-    """Combine the sites' arrays by an 'aggregation' other than "mean".
+    """Combine the sites' arrays by an 'server.aggregation' other than "mean".
 
     Args:
         common: the run's settings.

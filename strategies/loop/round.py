@@ -202,7 +202,7 @@ class Round(Ask):
             if array.dtype.kind == "f" and (fault := array_fault(name, array)):
                 raise SiteError(fault)
         examples = int(reply.metrics.get(NUM_EXAMPLES, 0))
-        # A site's own count does not matter if 'site-weights' has an agreed one
+        # A site's own count does not matter if 'run.site-weights' has an agreed one
         if agreed := self.method.participants.terms.weights:
             examples = agreed.samples[site]
         return replace(reply, arrays=self.spill.keep(reply.arrays), examples=examples)
@@ -211,7 +211,7 @@ class Round(Ask):
         """Return the usable replies by site, and apply the failure policy to the others.
 
         Raises:
-            TooFewSitesError: fewer usable replies than 'min-sites' are left.
+            TooFewSitesError: fewer usable replies than 'run.min-sites' are left.
         """
         usable: dict[str, Reply] = {}
         for site in sorted(replies):
@@ -274,7 +274,7 @@ class Round(Ask):
                     yield measurement(INCOMING, split, metric)
 
     def _refuse_too_few(self, question: Question, answered: int) -> None:
-        """Refuse to continue with fewer than 'min-sites' usable replies; 0 means all sites asked.
+        """Refuse fewer than 'run.min-sites' usable replies; 0 means all sites asked.
 
         A phase cannot need more replies than it asked for. The final evaluation does not need the
         reply of a hospital whose epsilon is spent.
@@ -292,7 +292,8 @@ class Round(Ask):
         )
         raise TooFewSitesError(
             f"{reasons} -- {answered} of {asked} sites answered and {needed} are needed "
-            "('min-sites'): repair the site and resume or start again, or set 'min-sites' to fewer",
+            "('run.min-sites'): repair the site and resume or start again, or set 'run.min-sites' "
+            "to fewer",
             reasons,
             self.codes.values(),
         )

@@ -134,7 +134,7 @@ class RoundLoop:
 
 
 def sampled_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> list[str]:
-    """Return the sites that ``round_`` may ask, sorted: 'sites-per-round' of them, or all if 0.
+    """Return the sites that ``round_`` may ask, sorted: 'server.sites-per-round', or all if 0.
 
     The draw depends only on the seed and the round.
     """
@@ -150,13 +150,13 @@ def refuse_site_count(common: CommonSettings, sites: int) -> None:
     """Refuse settings that do not fit the number of sites.
 
     Raises:
-        SettingError: 'sites-per-round', 'aggregation' or 'secure-aggregation' need more sites, or
-            the threshold or bits of secure aggregation do not fit.
+        SettingError: 'server.sites-per-round', 'server.aggregation' or 'secure.aggregation' need
+            more sites, or the threshold or bits of secure aggregation do not fit.
     """
     if common.sites_per_round > sites:
         raise SettingError(
-            f"setting 'sites-per-round' is {common.sites_per_round}, more than there are sites "
-            f"({sites}): lower it, or set it to 0 for all"
+            f"setting 'server.sites-per-round' is {common.sites_per_round}, more than there are "
+            f"sites ({sites}): lower it, or set it to 0 for all"
         )
     asked = common.sites_per_round or sites
     if reason := why_too_few(common, asked):

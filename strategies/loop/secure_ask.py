@@ -64,7 +64,7 @@ class SecureAsk(Ask):
         With trust 'sums' the metrics are summed in secret too.
 
         Raises:
-            SettingError: the number of sites does not fit 'secure-threshold'.
+            SettingError: the number of sites does not fit 'secure.threshold'.
             SiteError: too few sites replied, or their shares do not belong together.
         """
         send, phase, ask = question.send, question.phase, self.ask
@@ -112,10 +112,10 @@ class SecureAsk(Ask):
         return replies
 
     def _judge_failures(self, sum_: SecureSum, phase: str, asked: int) -> None:
-        """Apply 'min-sites' to the sites in a sum that could answer; which failed is unknown.
+        """Apply 'run.min-sites' to the sites in a sum that could answer; which failed is unknown.
 
         Raises:
-            TooFewSitesError: fewer than 'min-sites' could answer.
+            TooFewSitesError: fewer than 'run.min-sites' could answer.
         """
         if not sum_.failed:
             return
@@ -129,9 +129,10 @@ class SecureAsk(Ask):
         if answered < needed:
             raise TooFewSitesError(
                 f"round {self.ask.number}, phase {phase}: {reason} -- {answered} of {asked} sites "
-                f"answered but {needed} are needed ('min-sites'): repair the sites and begin a run "
-                "with another 'seed', lower 'learning-rate' if training has diverged, or set "
-                "'min-sites' to fewer",
+                f"answered but {needed} are needed ('run.min-sites'): repair the sites and begin "
+                "a run "
+                "with another 'seed', lower 'train.learning-rate' if training has diverged, or set "
+                "'run.min-sites' to fewer",
                 reason,
             )
         self.ask.hooks.call("site_failed", self.ask.number, phase, "unknown", reason)

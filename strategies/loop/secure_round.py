@@ -141,7 +141,7 @@ class SecureSum:
         """Store the sites' public keys, and derive the threshold, the splits and the context.
 
         Raises:
-            SettingError: the number of sites does not fit 'secure-threshold' or 'secure-bits'.
+            SettingError: the number of sites does not fit 'secure.threshold' or 'secure-bits'.
             SiteError: too few sites are left.
         """
         try:
@@ -327,8 +327,8 @@ class SecureSum:
         if self.failed == sites and samples == 0:
             raise SiteError(
                 f"round {self.round}: none of {sites} sites could answer, and each one's own log "
-                "says why: if training has diverged lower 'learning-rate', else repair the sites; "
-                "then begin a run with another 'seed'"
+                "says why: if training has diverged lower 'train.learning-rate', else repair the "
+                "sites; then begin a run with another 'seed'"
             )
         if self.failed > sites:
             raise self._spoilt(f"counts {self.failed} sites that could not answer")
@@ -353,7 +353,7 @@ class SecureSum:
         Masks that do not cancel leave random numbers, which are far longer.
 
         Raises:
-            SiteError: the mean is longer than 'clip-norm' allows.
+            SiteError: the mean is longer than 'secure.clip-norm' allows.
         """
         # Each number may be wrong by one step of the quantisation at each site
         rounding = len(self.replies) * way.step * math.sqrt(self.numbers)
@@ -366,5 +366,5 @@ class SecureSum:
         if len(replies) < self.threshold:
             raise SiteError(
                 f"round {self.round}: {len(replies)} sites {what}, and {self.threshold} of "
-                f"{len(self.keys)} are needed ('secure-threshold'): repair the sites and resume"
+                f"{len(self.keys)} are needed ('secure.threshold'): repair the sites and resume"
             )

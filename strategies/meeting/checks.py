@@ -194,11 +194,11 @@ class AgreedWeights:
         """Explain why a site may not count for the samples that it reports, or return None."""
         site, said = facts.site, facts.sizes()["train"]
         if site not in self.samples:
-            return f"site {site} has no entry in 'site-weights' {self.path}: add one"
+            return f"site {site} has no entry in 'run.site-weights' {self.path}: add one"
         if said > self.samples[site]:
             return (
                 f"site {site} says that it has {said} training samples, but {self.path} agrees on "
-                f"{self.samples[site]}: ask the hospital, or change the number ('site-weights')"
+                f"{self.samples[site]}: ask the hospital, or change the number ('run.site-weights')"
             )
         return None
 
@@ -303,8 +303,8 @@ def other_tasks(facts: Facts, pooled: bool) -> Refused:
 def unwanted_sums(facts: Facts, pooled: bool) -> Refused:
     """Return the sites that lack the sums of their features, or send sums that nobody pools.
 
-    Sums are wanted if ``pooled``, that is if 'standardise' is "pooled". If no site sends sums, the
-    data are not tables and no site is returned.
+    Sums are wanted if ``pooled``, that is if 'data.standardise' is "pooled". If no site sends sums,
+    the data are not tables and no site is returned.
     """
     if all(site.sums is None for site in facts.values()):
         return {}

@@ -1,7 +1,7 @@
 """The participants of a run: which site is behind which node, since node ids are random.
 
 A bad hello costs the run only its own node: the node is named and left out, and the run continues
-if 'min-sites' allows. What is checked is in ``checks``.
+if 'run.min-sites' allows. What is checked is in ``checks``.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Participants:
         return all(facts.simulated for facts in self.facts.values())
 
     def agreed_samples(self) -> dict[str, int]:
-        """Return each site's agreed training samples ('site-weights'); empty without that file."""
+        """Return each site's agreed training samples ('run.site-weights'); empty without a file."""
         weights = self.terms.weights
         return {site: weights.samples[site] for site in self.sites()} if weights else {}
 
@@ -102,7 +102,7 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = Non
     if len(nodes) < needed:
         raise SiteError(
             f"{len(nodes)} SuperNodes are connected after {_JOIN_SECONDS:g} s "
-            f"and {needed} are needed ('min-sites'): start more, or lower 'min-sites'"
+            f"and {needed} are needed ('run.min-sites'): start more, or lower 'run.min-sites'"
         )
     return nodes
 
@@ -111,7 +111,7 @@ def _refuse_many(nodes: int, silos: int | None) -> None:
     if silos is not None and nodes > silos:
         raise SiteError(
             f"{nodes} SuperNodes are connected and there are {silos} silos: "
-            "start fewer SuperNodes, or raise 'silos' where images are cut into silos"
+            "start fewer SuperNodes, or raise 'split.silos' where images are cut into silos"
         )
 
 
@@ -130,7 +130,7 @@ def meet_sites(
     if met.refused and len(met.facts) < needed:
         raise SiteError(
             f"a site cannot take part: {'; '.join(grouped_refusals(met.refused))} -- "
-            f"{len(met.facts)} of {len(met.asked)} can and {needed} are needed ('min-sites')"
+            f"{len(met.facts)} of {len(met.asked)} can and {needed} are needed ('run.min-sites')"
         )
     return met
 
@@ -283,6 +283,6 @@ def _why_not(facts: SiteFacts, participants: Participants, joined: Participants)
     if difference := unlike(facts.site, facts, first, participants.facts[first]):
         return difference
     if (facts.sums is None) != (participants.facts[first].sums is None):
-        return "it sent sums and the others none, or none where they did: see 'standardise'"
+        return "it sent sums and the others none, or none where they did: see 'data.standardise'"
     pooled = facts.sums is not None
     return shared_data(joined.facts, pooled).get(facts.site)

@@ -42,7 +42,8 @@ def survey_sites(
         registry: binds names to nodes; None if any node may take any name.
 
     Raises:
-        SiteError: fewer than 'min-sites' nodes are connected, or none answers; names the reasons.
+        SiteError: fewer than 'run.min-sites' nodes are connected, or none answers; names the
+            reasons.
     """
     nodes = wait_for_nodes(grid, settings, silos)
     read = partial(read_survey, dataset=settings.dataset)

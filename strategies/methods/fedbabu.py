@@ -28,7 +28,7 @@ class FedBABU(FedAvgFT):
         if head.issuperset(trained):
             raise SettingError(
                 "fedbabu trains all but the last layer, and this network has no other: choose "
-                "another 'network'"
+                "another 'network.name'"
             )
         return super().initial_state()
 

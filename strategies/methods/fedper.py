@@ -25,7 +25,7 @@ class FedPer(FedAvg):
         if not 0 < len(shared) < len(arrays):
             raise SettingError(
                 f"method '{self.common.method}' would share {len(shared)} of {len(arrays)} arrays "
-                "of this network: choose another 'network' or method"
+                "of this network: choose another 'network.name' or method"
             )
         return State(shared)
 

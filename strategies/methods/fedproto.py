@@ -40,8 +40,8 @@ class FedProto(ClassMeans):
         if network_kind(self.common, self.task) == "logistic":
             sentences.append(
                 "of network 'logistic' an embedding is the row itself: what leaves is the exact "
-                "mean of each such class's standardised rows; unless 'standardise' is 'declared' "
-                "the mean of the site's other rows follows from it, however few they are"
+                "mean of each such class's standardised rows; unless 'data.standardise' is "
+                "'declared' the mean of the site's other rows follows from it, however few they are"
             )
         return sentences
 
@@ -75,8 +75,8 @@ class FedProto(ClassMeans):
     def _prototype_weight(self, site: str, label: int) -> float:
         """Return the weight of a site's prototype: its count of the class.
 
-        If 'site-weights' has an agreed number for the site, the count is scaled to it, so that a
-        site cannot raise its weight.
+        If 'run.site-weights' has an agreed number for the site, the count is scaled to it, so that
+        a site cannot raise its weight.
         """
         count, agreed = self.held(site).get(label, 0), self.participants.agreed_samples()
         if site not in agreed:

@@ -17,7 +17,7 @@ class Mix(FedAvg):
     """Lets the first site train on the data of all."""
 
     capabilities = Capabilities(
-        # No 'aggregation' but the mean and no bounds per site,
+        # No 'server.aggregation' but the mean and no bounds per site,
         # because one update comes from all patients
         paced_epochs=True,
         initial_weights=True,

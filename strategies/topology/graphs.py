@@ -114,29 +114,29 @@ def _refuse(kind: str, names: tuple[str, ...], silo_set: SiloSet | None) -> None
         _refuse_silo_set(names, silo_set)
     if kind == "graph" and not (silo_set and silo_set.links):
         raise SettingError(
-            "topology 'graph' takes its edges from 'silo-set', which names none: give a file of "
-            "edges, or choose another topology"
+            "topology 'graph' takes its edges from 'split.silo-set', which names none: give a file "
+            "of edges, or choose another topology"
         )
 
 
 def _refuse_silo_set(names: tuple[str, ...], silo_set: SiloSet) -> None:
     if unknown := sorted(set(silo_set.names) - set(names)):
         raise SettingError(
-            f"'silo-set' names {', '.join(unknown)}, and no node of this run has that name: its "
-            f"sites are {', '.join(names)}"
+            f"'split.silo-set' names {', '.join(unknown)}, and no node of this run has that name: "
+            f"its sites are {', '.join(names)}"
         )
     if missing := sorted(set(names) - set(silo_set.names)):
         raise SettingError(
-            f"'silo-set' does not have the site(s) {', '.join(missing)} of this run: add them, or "
-            f"choose a silo set of {len(names)} silos"
+            f"'split.silo-set' does not have the site(s) {', '.join(missing)} of this run: add "
+            f"them, or choose a silo set of {len(names)} silos"
         )
     # In a graph that is not connected, silos of different parts would never agree
     found = sorted(nx.connected_components(link_graph(names, silo_set)), key=min)
     parts = [", ".join(names[place] for place in sorted(part)) for part in found]
     if silo_set.links and len(parts) > 1:
         raise SettingError(
-            f"'silo-set' is not connected, it falls into {len(parts)} parts: {' | '.join(parts)}; "
-            "add links between them"
+            f"'split.silo-set' is not connected, it falls into {len(parts)} parts: "
+            f"{' | '.join(parts)}; add links between them"
         )
 
 

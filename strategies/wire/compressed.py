@@ -1,4 +1,4 @@
-"""Updates as bfloat16, two bytes per number: the settings 'wire-precision' and 'wire-down'.
+"""Updates as bfloat16, two bytes per number: 'server.wire-precision' and 'server.wire-down'.
 
 A site returns an array that it received as an update: the difference to the array it received.
 Batch norm's running statistics, whole numbers and arrays of other names travel unchanged. An update
@@ -39,12 +39,12 @@ class Compression:
         if self.precision == "fp32":
             return ""
         return (
-            f"of weights the updates, rounded to {self.precision} ('wire-precision'), which gives "
-            "no privacy"
+            f"of weights the updates, rounded to {self.precision} ('server.wire-precision'), which "
+            "gives no privacy"
         )
 
     def pack(self, arrays: Arrays, packed: Packed) -> None:
-        """Add the weights as bfloat16 bits to ``packed``, if 'wire-down' says so."""
+        """Add the weights as bfloat16 bits to ``packed``, if 'server.wire-down' says so."""
         if self.down != "bf16":
             return
         for name, array in arrays.items():
@@ -79,7 +79,7 @@ class Compression:
                 raise ArrayError(
                     f"the update of '{one_line(name, 80)}' contains non-finite values, which "
                     f"cannot travel as {self.precision}: if training has diverged, lower "
-                    "'learning-rate'"
+                    "'train.learning-rate'"
                 )
             values: NDArray = to_bf16(update) if self.precision == "bf16" else update
             data = values.astype(_VALUES[self.precision]).tobytes()

@@ -114,7 +114,7 @@ def _metrics(content: RecordDict) -> dict[str, float]:
         if not math.isfinite(metrics[key]):
             raise SiteError(
                 f"metric '{key}' is {metrics[key]}, not a finite number: if training has diverged, "
-                "lower 'learning-rate'"
+                "lower 'train.learning-rate'"
             )
     return metrics
 
@@ -152,7 +152,7 @@ def _array(name: str, spec: ArraySpec, given: Any) -> NDArray:
     if not np.isfinite(array).all():
         raise SiteError(
             f"array '{name}' contains non-finite values: if training has diverged, lower "
-            "'learning-rate'"
+            "'train.learning-rate'"
         )
     return array
 

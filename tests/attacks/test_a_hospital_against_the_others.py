@@ -1,7 +1,7 @@
 """One hospital lies to the others, each time in another way; the app of all is the unaltered one.
 
 The liar is the third of three, or the second of four with tables. Each time the run goes on without
-it ('min-sites' allows that), it is named, and what the honest ones get is finite.
+it ('run.min-sites' allows that), it is named, and what the honest ones get is finite.
 """
 
 import importlib
@@ -35,10 +35,10 @@ HEART: dict[str, Value] = {
     "dataset": "heart-synthetic",
     "method": "fedavg",
     "rounds": 1,
-    "local-steps": 2,
-    "batch-size": 16,
-    "device": "cpu",
-    "min-sites": 1,
+    "train.local-steps": 2,
+    "train.batch-size": 16,
+    "machine.device": "cpu",
+    "run.min-sites": 1,
 }
 Alter = Callable[[RecordDict], None]
 Tiny = Callable[..., dict[str, Value]]
@@ -110,7 +110,7 @@ def test_a_claim_above_the_agreed_count_is_refused_with_both_numbers(
     agreed = tmp_path / "agreed.json"
     agreed.write_text(json.dumps({"s1a": 36, "s2a": 36, LIAR: 40}))
     lying(thousandfold)
-    values = tiny("fedavg", rounds=1, min_sites=2) | {"site-weights": str(agreed)}
+    values = tiny("fedavg", rounds=1, min_sites=2) | {"run.site-weights": str(agreed)}
     directory = inline_run(values)
     went_on_without(directory, LIAR, "says that it has 36000 training samples, but")
     assert list(directory.read_json("silos.json")) == ["s1a", "s2a"]
@@ -124,7 +124,7 @@ def test_without_agreed_counts_who_weighs_nearly_everything_is_named(
     inline_run(tiny("fedavg", rounds=1, min_sites=2))
     told = " ".join(capsys.readouterr().out.split())
     assert "site s3a states that it has 36000 of all 36072 training samples" in told
-    assert "('site-weights')" in told
+    assert "('run.site-weights')" in told
 
 
 @pytest.mark.parametrize(
@@ -185,12 +185,14 @@ def test_an_epsilon_of_a_million_does_not_end_a_private_run(
     tiny: Tiny, inline_run: InlineRun, lying: Lying
 ) -> None:
     lying(in_metrics(**{DP_EPSILON: 10**6}))
-    private: dict[str, Value] = {"sample-clip-norm": 1.0, "noise-multiplier": 2.0}
+    private: dict[str, Value] = {"privacy.sample-clip-norm": 1.0, "privacy.noise-multiplier": 2.0}
     private["max-epsilon"] = 20.0
     directory = inline_run(tiny("fedavg", rounds=2, min_sites=2) | private)
     summary = directory.read_json("summary.json")
     assert (summary["rounds"], summary["stopped"]) == (2, None)
-    went_on_without(directory, LIAR, "metric 'dp-epsilon' is 1e+06, above the run's 'max-epsilon'")
+    went_on_without(
+        directory, LIAR, "metric 'dp-epsilon' is 1e+06, above the run's 'privacy.max-epsilon'"
+    )
     sites = summary["privacy"]["guarantee"]["sites"]
     assert sites[LIAR] == 0
     assert 0 < sites["s1a"] == sites["s2a"] < 20
@@ -236,7 +238,7 @@ def real_run(tmp_path: Path, tiny: Tiny) -> Iterator[Callable[..., RunDirectory]
             for index, name in enumerate(names)
         ]
         values = tiny("fedavg", rounds=1, min_sites=1, silos=9)
-        values |= {"out": str(tmp_path), "run-name": "run"}
+        values |= {"run.out": str(tmp_path), "run.name": "run"}
         settings = resolve(values)
         app = APP.app
         return run(InlineGrid(app, settings.as_mapping(), nodes), settings)
@@ -337,14 +339,14 @@ def test_agreed_counts_are_what_averages_weigh_by_and_a_resumed_run_keeps_them(
 ) -> None:
     agreed = tmp_path / "agreed.yaml"
     agreed.write_text("{s1a: 1000000, s2a: 36, s3a: 36}")
-    values = tiny("fedavg", rounds=1) | {"site-weights": str(agreed)}
+    values = tiny("fedavg", rounds=1) | {"run.site-weights": str(agreed)}
     weighed = inline_run(values)
     plain = inline_run(tiny("fedavg", rounds=1), out=tmp_path / "plain")
     models = [load_state(one.path / "model.safetensors")[0] for one in (weighed, plain)]
     assert any(not np.array_equal(models[0][name], models[1][name]) for name in models[0])
     (weighed.path / "summary.json").unlink()
     agreed.write_text("{s1a: 999999, s2a: 36, s3a: 36}")
-    said = r"'site-weights' agrees on 999999 for site s1a, and .*silos\.json has 1000000"
+    said = r"'run.site-weights' agrees on 999999 for site s1a, and .*silos\.json has 1000000"
     with pytest.raises(RunDirectoryError, match=said):
         inline_run(values | {"resume": True})
     agreed.write_text("{s1a: 1000000, s2a: 36, s3a: 36}")

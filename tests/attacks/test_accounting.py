@@ -40,7 +40,12 @@ def by_loss_distributions(releases: tuple[tuple[float, float, int], ...]) -> flo
 
 @pytest.mark.parametrize("method", METHODS_HERE)
 def test_a_hospital_counts_no_less_than_another_library(method: str, tmp_path: Path) -> None:
-    own: dict[str, Any] = {"width": 4, "batch-size": 16, "dropout": 0.0, "mc-passes": 0}
+    own: dict[str, Any] = {
+        "network.width": 4,
+        "train.batch-size": 16,
+        "network.dropout": 0.0,
+        "train.mc-passes": 0,
+    }
     run = CHECKED | {"method": method} | (UEFL if method == "uefl" else {})
     asks = [Question(HELLO)]
     for round_ in (1, 2):

@@ -15,7 +15,9 @@ from fedsilo.models.contract.errors import RefusedError
 from fedsilo.server_app.config.settings import resolve
 from tests.support.two_worlds import RUN, SITES, VICTIM, Federation, known_randomness, table
 
-MLP = resolve(RUN | {"network": "mlp", "width": 4, "weight-decay": 0.0}).as_mapping()
+MLP = resolve(
+    RUN | {"network.name": "mlp", "network.width": 4, "train.weight-decay": 0.0}
+).as_mapping()
 
 
 @pytest.fixture

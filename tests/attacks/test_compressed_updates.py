@@ -54,7 +54,7 @@ WAYS: dict[str, Callable[[bytes], bytes]] = {
     "all numbers": multiplied,
     "one number": of_one_large_entry,
 }
-BF16: dict[str, Value] = {"wire-precision": "bf16"}
+BF16: dict[str, Value] = {"server.wire-precision": "bf16"}
 
 
 def weights(directory: RunDirectory) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def test_an_update_that_opens_far_above_the_limit_is_refused_and_the_others_aver
     (failure,) = directory.read_json("summary.json")["failures"]
     assert (failure["round"], failure["phase"], failure["site"]) == (1, "train", LIAR)
     assert "the update of its weights has norm" in failure["reason"]
-    assert "times the median, more than 'max-update-norm' (100)" in failure["reason"]
+    assert "times the median, more than 'server.max-update-norm' (100)" in failure["reason"]
     assert set(norms(directory)) == {"s1a", "s2a"}
     # As if it had not answered at all
     lying(lambda content: content.array_records.pop(ARRAYS, None))
@@ -119,9 +119,10 @@ def test_an_update_of_twice_the_length_is_allowed(
     [
         (
             BF16,
-            "of weights the updates, rounded to bf16 ('wire-precision'), which gives no privacy",
+            "of weights the updates, rounded to bf16 ('server.wire-precision'), which gives no "
+            "privacy",
         ),
-        ({"wire-down": "bf16"}, None),
+        ({"server.wire-down": "bf16"}, None),
         ({}, None),
     ],
     ids=str,

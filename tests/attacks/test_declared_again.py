@@ -27,13 +27,13 @@ def declared(federation: Federation) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "changes",
     [
-        {"image-size": 40},
-        {"pixel-scale": "raw"},
-        {"broken-images": "skip"},
-        {"test-fold": 3},
-        {"val-fold": 1},
+        {"data.image-size": 40},
+        {"data.pixel-scale": "raw"},
+        {"data.broken-images": "skip"},
+        {"split.test-fold": 3},
+        {"split.val-fold": 1},
         {"standardise": "site"},
-        {"silo-train-size": 9},
+        {"split.silo-train-size": 9},
     ],
 )
 def test_settings_that_read_the_same_patients_do_not_count_them_again(
@@ -53,6 +53,6 @@ def test_a_declaration_is_not_pushed_out_by_others(federation: Federation) -> No
     path = federation.home / VICTIM / "state" / ".own" / VICTIM / "declared-data.json"
     others = {f"another {number}": entry for number in range(99)}
     path.write_text(json.dumps({first: entry, **others}))
-    federation.send(VICTIM, "query.hello", resolve(RUN).as_mapping() | {"use-test": False})
+    federation.send(VICTIM, "query.hello", resolve(RUN).as_mapping() | {"split.use-test": False})
     assert first in declared(federation)
     assert "has declared 100" in federation.seen[-1][2]

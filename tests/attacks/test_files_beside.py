@@ -49,7 +49,9 @@ def at_once() -> Iterator[None]:
 
 def tuned(path: Path) -> int:
     """Read the file as what a search has chosen."""
-    settings = resolve({"method": "local", "dataset": "heart-synthetic", "out": str(path.parent)})
+    settings = resolve(
+        {"method": "local", "dataset": "heart-synthetic", "run.out": str(path.parent)}
+    )
     folder = path.parent / "tune-local"
     folder.mkdir()
     path.rename(folder / "chosen.json")

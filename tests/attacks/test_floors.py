@@ -97,7 +97,7 @@ def test_noise_that_a_server_makes_next_to_none_leaves_the_floor_of_a_step(hospi
     few = hospital(batch_size=8, local_steps=2, **private)
     assert few.train(arrays) is None
     assert "'minimum-batch'" in few.refusals[0]
-    assert "set 'batch-size' to at least 32" in few.refusals[0]
+    assert "set 'train.batch-size' to at least 32" in few.refusals[0]
     enough = hospital(batch_size=32, local_steps=2, **private)
     assert enough.train(arrays, run_name="enough") is not None, enough.refusals
     bounded = hospital(
@@ -112,13 +112,13 @@ def test_noise_that_a_server_makes_next_to_none_leaves_the_floor_of_a_step(hospi
 @pytest.mark.parametrize("weights", ["1,0", "1,1e-20", "1,1e39", "balanced"])
 def test_no_weights_leave_a_step_to_a_single_patient(hospital: Make, weights: str) -> None:
     """Switzerland has one healthy patient: by these weights an update is that one's gradient."""
-    site = hospital("switzerland", class_weights="none", unchecked={"class-weights": weights})
+    site = hospital("switzerland", class_weights="none", unchecked={"train.class-weights": weights})
     assert site.send(HELLO) is None
     refusal = site.refusals[0]
-    assert "'class-weights' fewer than 8 training samples" in refusal
+    assert "'train.class-weights' fewer than 8 training samples" in refusal
     assert "('minimum-batch')" in refusal
     for closer in ("1,0.9", "none"):
-        site.unchecked["class-weights"] = closer
+        site.unchecked["train.class-weights"] = closer
         assert site.send(HELLO) is not None
 
 
@@ -138,12 +138,15 @@ def test_no_weights_leave_a_batch_to_a_single_patient(
 @pytest.mark.parametrize("gamma", [0.0, 1e-9])
 def test_a_step_at_no_learning_rate_is_none(hospital: Make, gamma: float) -> None:
     """Of two steps a schedule leaves one: its gradient would leave alone."""
-    schedule = {"schedule": "step", "schedule-arguments": f"{{step_size: 0.5, gamma: {gamma}}}"}
+    schedule = {
+        "train.schedule": "step",
+        "train.schedule-arguments": f"{{step_size: 0.5, gamma: {gamma}}}",
+    }
     arrays = {"head.1.weight": np.zeros((2, FEATURES)), "head.1.bias": np.zeros(2)}
     site = hospital(unchecked=schedule, optimiser="sgd", local_steps=2)
     assert site.train(arrays) is None
     assert "1 optimiser step(s), but at least" in site.refusals[0]
-    site.unchecked["schedule-arguments"] = "{step_size: 0.5, gamma: 0.1}"
+    site.unchecked["train.schedule-arguments"] = "{step_size: 0.5, gamma: 0.1}"
     assert site.train(arrays, run_name="another") is not None
 
 
@@ -157,11 +160,11 @@ def test_weights_of_classes_with_enough_patients_are_taken(hospital: Make) -> No
 @pytest.mark.parametrize(
     "evasion",
     [
-        {"optimiser-arguments": "{momentum: 0.5, dampening: 1}"},
-        {"optimiser-arguments": "{momentum: 1e6}"},
-        {"optimiser-arguments": "{momentum: 0.5, dampening: -1000}"},
-        {"optimiser": "adagrad", "optimiser-arguments": "{lr_decay: 1000}"},
-        {"weight-decay": 10.0},
+        {"train.optimiser-arguments": "{momentum: 0.5, dampening: 1}"},
+        {"train.optimiser-arguments": "{momentum: 1e6}"},
+        {"train.optimiser-arguments": "{momentum: 0.5, dampening: -1000}"},
+        {"train.optimiser": "adagrad", "train.optimiser-arguments": "{lr_decay: 1000}"},
+        {"train.weight-decay": 10.0},
         {"method": "fedprox", "fedprox.proximal-mu": 10.0},
         {"method": "feddyn", "feddyn.regularisation-alpha": 10.0},
     ],
@@ -173,5 +176,5 @@ def test_no_optimiser_leaves_the_gradient_of_one_step(
     site = hospital(optimiser="sgd", learning_rate=0.1, local_steps=2, unchecked=evasion)
     assert site.send(HELLO) is None
     assert "optimiser steps only 1 would decide what leaves, but all must" in site.refusals[0]
-    site.unchecked = {"optimiser-arguments": "{momentum: 0.9, nesterov: true}"}
+    site.unchecked = {"train.optimiser-arguments": "{momentum: 0.9, nesterov: true}"}
     assert site.send(HELLO) is not None, site.refusals

@@ -198,13 +198,13 @@ VICTIM = "cleveland"
 RUN: Mapping[str, Any] = {
     "method": "fedavg",
     "dataset": "heart-synthetic",
-    "standardise": "declared",
-    "network": "logistic",
-    "mc-passes": 0,
-    "device": "cpu",
-    "trust": "sums",
-    "secure-aggregation": "secagg",
-    "clip-norm": 5.0,
+    "data.standardise": "declared",
+    "network.name": "logistic",
+    "train.mc-passes": 0,
+    "machine.device": "cpu",
+    "privacy.trust": "sums",
+    "secure.aggregation": "secagg",
+    "secure.clip-norm": 5.0,
     "rounds": 10,
 }
 
@@ -233,7 +233,7 @@ class Company:
 
     def share_keys(self) -> bool:
         """Let the server begin a sum, and return whether the victim shares its secrets."""
-        common = build(CommonSettings, resolve(RUN).as_mapping() | {"run-name": "r"})
+        common = build(CommonSettings, resolve(RUN).as_mapping() | {"run.name": "r"})
         sum_ = SecureSum(1, common, {}, len(SITES), 2)
         first = {s: self._send(s, SECURE_KEYS, sum_) for s in SITES}
         sum_.take_keys({site: Said(said) for site, said in first.items() if said})  # type: ignore[misc]

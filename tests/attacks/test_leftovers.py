@@ -20,8 +20,14 @@ Tiny = Callable[..., dict[str, Value]]
 Begin = Callable[..., subprocess.Popen[bytes]]
 START, END = 240.0, 30.0  # seconds, at most: on a machine that has other work
 ENDLESS = (
-    *("dataset=heart-synthetic", "method=local", "rounds=1000000", "local-steps=1", "dropout=0"),
-    *("mc-passes=0", "device=cpu", "evaluate-every=0"),
+    *(
+        "dataset=heart-synthetic",
+        "method=local",
+        "rounds=1000000",
+        "train.local-steps=1",
+        "dropout=0",
+    ),
+    *("train.mc-passes=0", "device=cpu", "server.evaluate-every=0"),
 )
 TRIALS = """
 import sys

@@ -65,7 +65,7 @@ def test_a_run_without_noise_gets_nothing_from_a_hospital_with_a_cap(hospital: M
     site = hospital(node=CAP)
     for ask in (site.train, site.metrics, site.evaluate):
         assert ask(model(0.0, 0.0)) is None
-    assert all("'sample-clip-norm' is 0" in refusal for refusal in site.refusals)
+    assert all("'privacy.sample-clip-norm' is 0" in refusal for refusal in site.refusals)
 
 
 def test_a_split_of_few_is_not_measured(hospital: Make) -> None:

@@ -38,13 +38,13 @@ SITES = 3
 TABLE: dict[str, Value] = {
     "dataset": "heart-synthetic",
     "method": "fedavg",
-    "standardise": "declared",
+    "data.standardise": "declared",
     "rounds": 2,
-    "local-steps": 2,
-    "batch-size": 16,
-    "dropout": 0.0,
-    "mc-passes": 0,
-    "device": "cpu",
+    "train.local-steps": 2,
+    "train.batch-size": 16,
+    "network.dropout": 0.0,
+    "train.mc-passes": 0,
+    "machine.device": "cpu",
 }
 NAMES = (
     "incoming.test.reliability.x",

@@ -84,7 +84,13 @@ def a_case(split: str) -> Case:
     """Return a run of honest weights in which a far patient differs."""
     patient = Patient(split, 5, [3e3] * 13, 1)
     asks = [Question("query.hello"), Question("train", honest_arrays("fedavg"), {"evaluate": True})]
-    run = {"width": 4, "batch-size": 2**20, "local-steps": 2, "dropout": 0.0, "mc-passes": 0}
+    run = {
+        "network.width": 4,
+        "train.batch-size": 2**20,
+        "train.local-steps": 2,
+        "network.dropout": 0.0,
+        "train.mc-passes": 0,
+    }
     return Case("fedavg", run, False, patient, asks)
 
 

@@ -33,11 +33,11 @@ CASES = int(os.environ.get("FUZZ_TRIALS", "0"))
 @pytest.fixture(scope="module")
 def bases(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return an honest run of each kind: with and without differential privacy."""
-    out, private = tmp_path_factory.mktemp("bases"), {"sample-clip-norm": 1.0}
-    private["noise-multiplier"] = 2.0
+    out, private = tmp_path_factory.mktemp("bases"), {"privacy.sample-clip-norm": 1.0}
+    private["privacy.noise-multiplier"] = 2.0
     paths: dict[str, Path] = {}
     for name, own in (("plain", {}), ("private", private)):
-        directory = run_inline(resolve(VALUES | own | {"out": str(out), "run-name": name}), 4)
+        directory = run_inline(resolve(VALUES | own | {"run.out": str(out), "run.name": name}), 4)
         draw_pictures(directory, print)
         paths[name] = directory.path
     return paths

@@ -17,13 +17,13 @@ from tests.support.hospital import Hospital
 Make = Callable[..., Hospital]
 NOBODY = {"trust": "nobody", "max-epsilon": 50.0}
 PRIVATE: dict[str, Any] = {
-    "trust": "nobody",
-    "standardise": "declared",
-    "sample-clip-norm": 1.0,
-    "noise-multiplier": 4.0,
-    "dropout": 0.0,
-    "batch-size": 64,
-    "local-steps": 2,
+    "privacy.trust": "nobody",
+    "data.standardise": "declared",
+    "privacy.sample-clip-norm": 1.0,
+    "privacy.noise-multiplier": 4.0,
+    "network.dropout": 0.0,
+    "train.batch-size": 64,
+    "train.local-steps": 2,
 }
 ZEROS = {"head.1.weight": np.zeros((2, 13)), "head.1.bias": np.zeros(2)}
 
@@ -44,12 +44,12 @@ def test_a_tiny_clip_norm_lets_no_gradient_past(
 ) -> None:
     """In float32 the squares of gradients of 1e-28 are 0, and what has no norm is not clipped."""
     run = {
-        "sample-clip-norm": clip,
-        "class-weights": "1e-28,1e-28",
-        "optimiser": "sgd",
-        "learning-rate": 1e30,
-        "batch-size": 4096,
-        "local-steps": 2,
+        "privacy.sample-clip-norm": clip,
+        "train.class-weights": "1e-28,1e-28",
+        "train.optimiser": "sgd",
+        "train.learning-rate": 1e30,
+        "train.batch-size": 4096,
+        "train.local-steps": 2,
     }
     open_to_all = {"minimum-clip-norm": 0.0, "maximum-clip-norm": 1e300}
     change = a_site(tmp_path / "open", run, **open_to_all).train(ZEROS)
@@ -65,12 +65,12 @@ def test_a_tiny_clip_norm_lets_no_gradient_past(
 @pytest.mark.parametrize(
     ("key", "value", "limit"),
     [
-        ("sample-clip-norm", 1e-7, "minimum-clip-norm"),
-        ("sample-clip-norm", 1e7, "maximum-clip-norm"),
-        ("statistics-clip-norm", 1e-45, "minimum-clip-norm"),
-        ("statistics-clip-norm", 1e38, "maximum-clip-norm"),
-        ("noise-multiplier", 1e-45, "minimum-noise"),
-        ("statistics-noise", 1e-30, "minimum-noise"),
+        ("privacy.sample-clip-norm", 1e-7, "minimum-clip-norm"),
+        ("privacy.sample-clip-norm", 1e7, "maximum-clip-norm"),
+        ("privacy.statistics-clip-norm", 1e-45, "minimum-clip-norm"),
+        ("privacy.statistics-clip-norm", 1e38, "maximum-clip-norm"),
+        ("privacy.noise-multiplier", 1e-45, "minimum-noise"),
+        ("privacy.statistics-noise", 1e-30, "minimum-noise"),
     ],
 )
 def test_bounds_and_noise_beyond_what_a_hospital_takes_are_refused_before_data_are_opened(
@@ -86,7 +86,9 @@ def test_bounds_and_noise_beyond_what_a_hospital_takes_are_refused_before_data_a
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1.0, 1e9, 1e154])
-@pytest.mark.parametrize("key", ["sample-clip-norm", "noise-multiplier", "statistics-noise"])
+@pytest.mark.parametrize(
+    "key", ["privacy.sample-clip-norm", "privacy.noise-multiplier", "privacy.statistics-noise"]
+)
 def test_no_number_that_is_none_and_no_huge_noise_is_taken(
     tmp_path: Path, key: str, value: float
 ) -> None:
@@ -99,7 +101,7 @@ def test_no_number_that_is_none_and_no_huge_noise_is_taken(
 def test_no_run_decides_how_many_patients_a_hospital_says_it_has(
     tmp_path: Path, noise: float
 ) -> None:
-    a_site(tmp_path, {"statistics-noise": noise}).send("query.hello")
+    a_site(tmp_path, {"privacy.statistics-noise": noise}).send("query.hello")
     honest = a_site(tmp_path, {})
     hello = honest.send("query.hello")
     assert hello is not None, honest.refusals
@@ -112,13 +114,13 @@ def test_a_first_try_with_much_noise_does_not_shut_a_small_hospital_out(tmp_path
     """By the run's z of 76 six of twenty hospitals of 30 patients were out for ever."""
     for trial in range(20):
         home = tmp_path / str(trial)
-        a_site(home, {"noise-multiplier": 76.0}, "switzerland").send("query.hello")
+        a_site(home, {"privacy.noise-multiplier": 76.0}, "switzerland").send("query.hello")
         later = a_site(home, {}, "switzerland")
         assert later.send("query.hello") is not None, later.refusals
 
 
 def test_the_ledger_is_charged_for_counts_by_the_hospitals_noise(tmp_path: Path) -> None:
-    a_site(tmp_path, {"statistics-noise": 9.0}, **{"counts-noise": 2.5}).send("query.hello")
+    a_site(tmp_path, {"privacy.statistics-noise": 9.0}, **{"counts-noise": 2.5}).send("query.hello")
     ledger = json.loads((tmp_path / ".own/cleveland/privacy-ledger.json").read_text())
     assert ledger["releases"] == [[2.5, 1.0, 1]]
 

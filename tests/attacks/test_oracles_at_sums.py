@@ -60,7 +60,9 @@ def plane(threshold: float) -> dict[str, Any]:
     }
 
 
-MLP = resolve(RUN | {"network": "mlp", "width": 4, "learning-rate": 1e-30}).as_mapping()
+MLP = resolve(
+    RUN | {"network.name": "mlp", "network.width": 4, "train.learning-rate": 1e-30}
+).as_mapping()
 
 
 @pytest.mark.parametrize(("threshold", "failed"), [(9.0, 0), (1.5, 1)])
@@ -103,7 +105,7 @@ def test_twelve_batch_sizes_tell_what_the_hospital_has_declared_and_no_more(
     federation: Federation,
 ) -> None:
     def refused(size: int) -> bool:
-        config = resolve(RUN).as_mapping() | {"batch-size": size, "local-epochs": 1}
+        config = resolve(RUN).as_mapping() | {"train.batch-size": size, "train.local-epochs": 1}
         federation.send(VICTIM, "query.hello", config)
         return bool(federation.seen[-1][0] == "error")
 
@@ -120,8 +122,8 @@ def test_twelve_batch_sizes_tell_what_the_hospital_has_declared_and_no_more(
 
 
 def test_a_patient_more_between_two_rounds_is_in_no_text(federation: Federation) -> None:
-    paced = RUN | {"epoch-steps": 4, "pace": 2}
-    del paced["batch-size"], paced["local-epochs"]
+    paced = RUN | {"train.epoch-steps": 4, "train.pace": 2}
+    del paced["train.batch-size"], paced["train.local-epochs"]
     config = resolve(paced).as_mapping()
     one_round(federation, config, LOGISTIC)
     federation.patients(VICTIM, table(64))
@@ -169,7 +171,7 @@ def refused_again(federation: Federation, config: dict[str, Any], *, without: st
 
 def test_the_same_arrays_are_not_summed_again_under_other_settings(federation: Federation) -> None:
     one_round(federation, resolve(RUN).as_mapping(), LOGISTIC)
-    reason = refused_again(federation, resolve(RUN | {"learning-rate": 0.2}).as_mapping())
+    reason = refused_again(federation, resolve(RUN | {"train.learning-rate": 0.2}).as_mapping())
     assert "summed here before under other settings" in reason
     one_round(federation, resolve(RUN).as_mapping(), LOGISTIC, run_name="the-same")
 

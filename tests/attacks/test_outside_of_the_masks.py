@@ -81,11 +81,18 @@ def value_of(key: str) -> st.SearchStrategy[Any]:
 
 
 # A file that a run names is never opened, and how long a site may take is a matter of the clock
-KEYS = sorted(as_mapping(CommonSettings()).keys() - {"run-name", "threads", "plugin"})
+KEYS = sorted(as_mapping(CommonSettings()).keys() - {"run.name", "machine.threads", "plugin"})
 CHANGES = st.lists(st.sampled_from(KEYS), max_size=3, unique=True).flatmap(
     lambda keys: st.fixed_dictionaries({key: value_of(key) for key in keys})
 )
-TRAINING = ("learning-rate", "batch-size", "local-epochs", "local-steps", "optimiser", "network")
+TRAINING = (
+    "train.learning-rate",
+    "train.batch-size",
+    "train.local-epochs",
+    "train.local-steps",
+    "train.optimiser",
+    "network.name",
+)
 TRAINING_CHANGES = st.lists(st.sampled_from(TRAINING), max_size=2, unique=True).flatmap(
     lambda keys: st.fixed_dictionaries({key: value_of(key) for key in keys})
 )

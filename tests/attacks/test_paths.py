@@ -78,7 +78,7 @@ def test_folders_of_patients_are_no_classes_without_consent(hospital: Make, tmp_
     for patient in ("smith", "doe"):
         for number in range(12):
             save_image(tmp_path / "data" / "cleveland" / patient / f"{number}.png")
-    run = {"dataset": "folder", "network": "conv", "image-size": 32}
+    run = {"dataset": "folder", "network.name": "conv", "data.image-size": 32}
     site = hospital(node={"data-dir": str(tmp_path / "data")}, unchecked=run)
     assert site.send(HELLO) is None
     assert "set 'allow-folder-names=true' in the node config" in site.refusals[0]
@@ -147,7 +147,7 @@ def test_no_cell_of_a_file_is_quoted(hospital: Make, tmp_path: Path) -> None:
     site = hospital(
         "s1a",
         {"allow-folds": True},
-        {"silo-set": str(secret)},
+        {"split.silo-set": str(secret)},
         dataset="digits",
         standardise="pooled",
         network="conv",
@@ -159,4 +159,4 @@ def test_no_cell_of_a_file_is_quoted(hospital: Make, tmp_path: Path) -> None:
     for refusal in site.refusals:
         assert "Miller" not in refusal
         assert "HIV" not in refusal
-        assert "'silo-set' is a file" in refusal
+        assert "'split.silo-set' is a file" in refusal

@@ -65,7 +65,7 @@ def test_two_biases_of_the_same_pair_give_both_rows(hospital: Make) -> None:
         positive = chances[1] * both - high
         found += [positive, both - positive]
     assert site.recovered(found) == 0
-    assert "'batch-size' is 2, but this hospital requires at least 8" in site.refusals[0]
+    assert "'train.batch-size' is 2, but this hospital requires at least 8" in site.refusals[0]
 
 
 def test_the_same_weights_are_answered_a_few_times_only(hospital: Make) -> None:

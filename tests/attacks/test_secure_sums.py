@@ -274,7 +274,7 @@ def test_a_server_cannot_choose_weights(tmp_path: Path) -> None:
 
 
 def test_a_server_cannot_change_the_settings_once_keys_are_signed(tmp_path: Path) -> None:
-    """By a 'clip-norm' of their own all but the victim would hardly count in the sum."""
+    """By a 'secure.clip-norm' of their own all but the victim would hardly count in the sum."""
     round_ = a_round(tmp_path, 3, 3)
     round_.masked("s0", VICTIM)
     altered = replace(round_.common, clip_norm=1e-6)

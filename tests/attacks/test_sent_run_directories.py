@@ -29,14 +29,14 @@ def build(shape, classes):
 VALUES: dict[str, Value] = {
     "method": "fedavg",
     "dataset": "heart-synthetic",
-    "standardise": "declared",
+    "data.standardise": "declared",
     "rounds": 1,
-    "local-epochs": 1,
-    "mc-passes": 0,
-    "dropout": 0.0,
-    "device": "cpu",
-    "network": "mlp",
-    "width": 4,
+    "train.local-epochs": 1,
+    "train.mc-passes": 0,
+    "network.dropout": 0.0,
+    "machine.device": "cpu",
+    "network.name": "mlp",
+    "network.width": 4,
 }
 # What the sender writes into config.toml
 CHANGES: dict[str, dict[str, str]] = {
@@ -82,7 +82,7 @@ READ_NO_SETTINGS = ("plot", "watch")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return an honest run directory."""
     out = tmp_path_factory.mktemp("base")
-    return run_inline(resolve(VALUES | {"out": str(out), "run-name": "base"}), 4).path
+    return run_inline(resolve(VALUES | {"run.out": str(out), "run.name": "base"}), 4).path
 
 
 @pytest.fixture

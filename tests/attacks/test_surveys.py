@@ -77,17 +77,17 @@ CHANGES: list[dict[str, Any]] = [
     {"use_test": False},
     {"standardise": "declared"},
     {"seed": 5, "method": "local"},
-    {"unchecked": {"test-fold": 1}},
-    {"unchecked": {"val-fold": 1}},
+    {"unchecked": {"split.test-fold": 1}},
+    {"unchecked": {"split.val-fold": 1}},
     {"unchecked": {"silos": 2}},
     {"unchecked": {"edges": 3, "bins": 50, "survey-edges": "0,93,94"}},
-    {"unchecked": {"image-size": 64, "target": "diagnosis"}},
+    {"unchecked": {"data.image-size": 64, "data.target": "diagnosis"}},
 ]
 REFUSED: list[dict[str, Any]] = [
     {"test_folds": 2},
     {"val_folds": 2},
     {"val_folds": 2, "fold_seed": 3},
-    {"unchecked": {"sample-share": 0.5}},
+    {"unchecked": {"split.sample-share": 0.5}},
     {"unchecked": {"partition": "unseen", "unseen": 0.5}},
 ]
 

@@ -113,7 +113,7 @@ def test_what_was_not_run_says_why(ran: Path) -> None:
 def test_a_changed_setting_is_no_run_of_before(
     ran: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert _command(ran, "--set", "local-steps=2") == 1
+    assert _command(ran, "--set", "train.local-steps=2") == 1
     assert "with other settings or data: name another --csv" in capsys.readouterr().err
 
 

@@ -21,6 +21,7 @@ from fedsilo.models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, ME
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
+from tests.support.keys import as_keys
 
 Node = Callable[..., Context]
 Make = Callable[..., Message]
@@ -64,7 +65,7 @@ def test_hello_tells_counts_and_fingerprints_and_no_data(context: Node, silo: Si
 def table_node(partition: int | str, method: str = "fedavg", **changes: Value) -> Context:
     """Return the context of a made-up heart hospital: partition or name, settings."""
     values = {"method": method, "dataset": "heart-synthetic"}
-    settings = resolve(values | {key.replace("_", "-"): v for key, v in changes.items()})
+    settings = resolve(values | as_keys(changes))
     node: dict[str, Value] = {"partition-id": partition}
     if isinstance(partition, str):
         node = {"site": partition, "trust": "server"}

@@ -140,12 +140,14 @@ def test_a_real_site_has_no_folds_unless_it_allows_them_itself(
         assert open_site(heart_node(node, **folds)).silo.fingerprints != plain
 
 
-@pytest.mark.parametrize("share", [{"sample-share": 0.01}, {"public-share": 0.5}, {"fold-seed": 1}])
+@pytest.mark.parametrize(
+    "share", [{"split.sample-share": 0.01}, {"split.public-share": 0.5}, {"split.fold-seed": 1}]
+)
 def test_a_real_site_gives_no_share_of_its_images_unless_it_allows_that_itself(
     share: dict[str, float], tmp_path: Path
 ) -> None:
-    values = {"method": "fedavg", "dataset": "dermoscopy-phantom", "image-size": 16}
-    settings = resolve(values | {"sample-share": 0.02} | share).as_mapping()
+    values = {"method": "fedavg", "dataset": "dermoscopy-phantom", "data.image-size": 16}
+    settings = resolve(values | {"split.sample-share": 0.02} | share).as_mapping()
 
     def node(**more: str | bool) -> Context:
         config = {"site": "vidir_modern", "state-dir": str(tmp_path), "trust": "server", **more}

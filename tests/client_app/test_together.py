@@ -21,21 +21,21 @@ from tests.support.tiny import TINY
 HEART: dict[str, Value] = {
     "method": "fedavg",
     "dataset": "heart-synthetic",
-    "batch-size": 16,
+    "train.batch-size": 16,
     "rounds": 2,
-    "network": "mlp",
-    "width": 4,
-    "mc-passes": 3,
-    "dropout": 0.2,
-    "device": "cpu",
+    "network.name": "mlp",
+    "network.width": 4,
+    "train.mc-passes": 3,
+    "network.dropout": 0.2,
+    "machine.device": "cpu",
 }
 # Silos of many sizes, and so batches that are padded, by batch norm too
 UNEQUAL: dict[str, Value] = {
     **{key: value for key, value in TINY.items() if not key.startswith("silo-")},
     "method": "fedavg",
-    "partition": "dirichlet",
-    "silos": 5,
-    "batch-size": 64,
+    "split.partition": "dirichlet",
+    "split.silos": 5,
+    "train.batch-size": 64,
     "rounds": 1,
 }
 _OF_THE_MACHINE = ("seconds", "peak-memory-bytes")
@@ -43,20 +43,25 @@ _OF_THE_MACHINE = ("seconds", "peak-memory-bytes")
 
 def ran(folder: Path, values: dict[str, Value], vectorised: int, sites: int) -> RunDirectory:
     own = {**values, "vectorised": vectorised, "out": str(folder / str(vectorised))}
-    return run_inline(resolve({**own, "run-name": "run"}), sites)
+    return run_inline(resolve({**own, "run.name": "run"}), sites)
 
 
 @pytest.mark.parametrize(
     ("values", "sites", "vectorised"),
     [
         (HEART, 4, 4),
-        (HEART | {"local-steps": 7, "schedule": "cosine", "optimiser": "nadam"}, 4, 3),
-        (HEART | {"rate-decay": "inverse-sqrt", "method": "fedadam"}, 4, 4),
-        (HEART | {"optimiser": "sgd", "optimiser-arguments": "{momentum: 0.9}"}, 4, 4),
+        (
+            HEART
+            | {"train.local-steps": 7, "train.schedule": "cosine", "train.optimiser": "nadam"},
+            4,
+            3,
+        ),
+        (HEART | {"train.rate-decay": "inverse-sqrt", "method": "fedadam"}, 4, 4),
+        (HEART | {"train.optimiser": "sgd", "train.optimiser-arguments": "{momentum: 0.9}"}, 4, 4),
         (UNEQUAL, 5, 5),
-        (UNEQUAL | {"leading-norm": False, "local-steps": 3}, 5, 2),
+        (UNEQUAL | {"network.leading-norm": False, "train.local-steps": 3}, 5, 2),
     ],
-    ids=["epochs", "schedule", "rate-decay", "momentum", "batch-norm", "steps"],
+    ids=["epochs", "schedule", "train.rate-decay", "momentum", "batch-norm", "steps"],
 )
 def test_sites_trained_as_one_come_to_what_the_loop_over_them_comes_to(
     values: dict[str, Value],
@@ -89,7 +94,7 @@ def measured(run: RunDirectory) -> dict[tuple[str, ...], float]:
 
 
 def test_site_that_diverges_is_named_and_the_others_go_on(tmp_path: Path) -> None:
-    values = HEART | {"learning-rate": 1e30, "optimiser": "sgd", "local-steps": 9}
+    values = HEART | {"train.learning-rate": 1e30, "train.optimiser": "sgd", "train.local-steps": 9}
     said = []
     for vectorised in (1, 4):
         with pytest.raises(FedsiloError) as error:
@@ -128,17 +133,22 @@ def test_batch_norm_of_padded_rows_is_of_the_real_ones() -> None:
     ("changes", "reason"),
     [
         ({"method": "fedprox"}, "does more than train the received model"),
-        ({"optimiser-state": "run"}, "'optimiser-state' is 'run'"),
-        ({"optimiser": "lbfgs"}, "'optimiser' is 'lbfgs'"),
-        ({"class-weights": "balanced"}, "'class-weights' is 'balanced'"),
-        ({"sample-clip-norm": 1.0, "noise-multiplier": 1.0}, "'sample-clip-norm' is 1.0"),
+        ({"train.optimiser-state": "run"}, "'train.optimiser-state' is 'run'"),
+        ({"optimiser": "lbfgs"}, "'train.optimiser' is 'lbfgs'"),
+        ({"train.class-weights": "balanced"}, "'train.class-weights' is 'balanced'"),
+        (
+            {"privacy.sample-clip-norm": 1.0, "privacy.noise-multiplier": 1.0},
+            "'privacy.sample-clip-norm' is 1.0",
+        ),
     ],
 )
 def test_what_sites_cannot_be_trained_as_one_with_is_refused(
     changes: dict[str, Value], reason: str
 ) -> None:
-    with pytest.raises(SettingError, match=f"'vectorised' is 4.*{reason}.*'vectorised' to 1"):
-        resolve({**HEART, **changes, "vectorised": 4})
+    with pytest.raises(
+        SettingError, match=f"'machine.vectorised' is 4.*{reason}.*'vectorised' to 1"
+    ):
+        resolve({**HEART, **changes, "machine.vectorised": 4})
 
 
 def test_plug_that_extends_fedavg_is_refused(tmp_path: Path) -> None:
@@ -147,4 +157,4 @@ def test_plug_that_extends_fedavg_is_refused(tmp_path: Path) -> None:
     )
     plug = {"method": "mine_together", "plugin": str(tmp_path / "mine_together.py")}
     with pytest.raises(SettingError, match="'mine_together' does more than train"):
-        resolve({**HEART, **plug, "vectorised": 4})
+        resolve({**HEART, **plug, "machine.vectorised": 4})

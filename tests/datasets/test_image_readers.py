@@ -82,7 +82,7 @@ def _data_and_site(name: str, folder: Path, request: pytest.FixtureRequest) -> t
 
 
 def _share(name: str) -> float:
-    own = "sample-share" in data_set(name).settings
+    own = "split.sample-share" in data_set(name).settings
     return (
         {"isic2019": 0.03, "mini-mias": 0.1}.get(name, 0.01) if own and name not in SMALL else 1.0
     )
@@ -90,7 +90,9 @@ def _share(name: str) -> float:
 
 def _sizes(name: str) -> dict[str, int]:
     return (
-        {"silo_train_size": 10, "silo_test_size": 1} if "silos" in data_set(name).settings else {}
+        {"silo_train_size": 10, "silo_test_size": 1}
+        if "split.silos" in data_set(name).settings
+        else {}
     )
 
 

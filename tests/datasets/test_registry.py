@@ -210,47 +210,57 @@ def test_what_is_no_data_set_of_one_class_an_image_is_answered_with_those_that_a
 def test_a_floor_of_samples_behind_sums_and_means_is_a_setting_of_every_data_set(
     dataset: str,
 ) -> None:
-    check_data_settings(build(CommonSettings, {"dataset": dataset, "sums-min-count": 11}))
+    check_data_settings(build(CommonSettings, {"dataset": dataset, "privacy.sums-min-count": 11}))
 
 
 OF_TABLES: dict[str, Value] = {
-    "standardise": "site",
-    "test-folds": 5,
-    "test-fold": 1,
-    "val-folds": 5,
-    "val-fold": 1,
-    "fold-seed": 1,
-    "use-test": False,
+    "data.standardise": "site",
+    "split.test-folds": 5,
+    "split.test-fold": 1,
+    "split.val-folds": 5,
+    "split.val-fold": 1,
+    "split.fold-seed": 1,
+    "split.use-test": False,
 }
 OF_IMAGES: dict[str, Value] = {
-    "silos": 4,
-    "pixel-scale": "raw",
-    "silo-train-size": 50,
-    "silo-test-size": 50,
+    "split.silos": 4,
+    "data.pixel-scale": "raw",
+    "split.silo-train-size": 50,
+    "split.silo-test-size": 50,
 }
 
 
 OF_PICTURES: dict[str, Value] = {
-    "image-size": 64,
-    "colour-constancy": True,
-    "broken-images": "skip",
-    "target": "diagnosis",
-    "sample-share": 0.5,
-    "public-share": 0.1,
-    "intensity-profiles": False,
+    "data.image-size": 64,
+    "data.colour-constancy": True,
+    "data.broken-images": "skip",
+    "data.target": "diagnosis",
+    "split.sample-share": 0.5,
+    "split.public-share": 0.1,
+    "data.intensity-profiles": False,
 }
 FOLDS = {key: value for key, value in OF_TABLES.items() if "standard" not in key}
 NOT_OF = {  # of pictures
-    "isic2019": {"intensity-profiles"},
-    "dermoscopy-phantom": {"broken-images", "intensity-profiles"},
-    "folder": {"target", "intensity-profiles"},
-    "images": {"target", "intensity-profiles"},
-    "endovascular": {"target", "colour-constancy", "intensity-profiles"},
-    "angiogram-phantom": {"target", "colour-constancy", "broken-images", "intensity-profiles"},
-    "mammography": {"target", "colour-constancy", "intensity-profiles"},
-    "mini-mias": {"target", "colour-constancy"},
-    "mammography-phantom": {"target", "colour-constancy", "broken-images"},
-    "pneumoniamnist": {"target", "colour-constancy", "broken-images", "public-share"},
+    "isic2019": {"data.intensity-profiles"},
+    "dermoscopy-phantom": {"data.broken-images", "data.intensity-profiles"},
+    "folder": {"data.target", "data.intensity-profiles"},
+    "images": {"data.target", "data.intensity-profiles"},
+    "endovascular": {"data.target", "data.colour-constancy", "data.intensity-profiles"},
+    "angiogram-phantom": {
+        "data.target",
+        "data.colour-constancy",
+        "data.broken-images",
+        "data.intensity-profiles",
+    },
+    "mammography": {"data.target", "data.colour-constancy", "data.intensity-profiles"},
+    "mini-mias": {"data.target", "data.colour-constancy"},
+    "mammography-phantom": {"data.target", "data.colour-constancy", "data.broken-images"},
+    "pneumoniamnist": {
+        "data.target",
+        "data.colour-constancy",
+        "data.broken-images",
+        "split.public-share",
+    },
 }
 
 
@@ -271,7 +281,7 @@ NOT_OF = {  # of pictures
         *(
             ("pneumoniamnist", key, value)
             for key, value in (OF_TABLES | OF_IMAGES).items()
-            if key not in ("fold-seed", "use-test")
+            if key not in ("split.fold-seed", "split.use-test")
         ),
     ],
 )
@@ -301,10 +311,10 @@ def test_the_pictures_own_settings_pass(dataset: str) -> None:
 
 
 OF_THE_PARTITION: dict[str, Value] = {
-    "silos": 2,
-    "silo-train-size": 50,
-    "silo-test-size": 50,
-    "unseen": 0.0,
+    "split.silos": 2,
+    "split.silo-train-size": 50,
+    "split.silo-test-size": 50,
+    "split.unseen": 0.0,
 }
 
 
@@ -322,14 +332,14 @@ def test_the_keys_of_a_partition_by_label_pass_with_all_images(
 
 @pytest.mark.parametrize("dataset", DATA_SETS)
 def test_a_share_of_unseen_labels_means_nothing_without_its_partition(dataset: str) -> None:
-    settings = build(CommonSettings, {"dataset": dataset, "unseen": 0.5})
+    settings = build(CommonSettings, {"dataset": dataset, "split.unseen": 0.5})
     with refuses(SettingError, "unseen"):
         check_data_settings(settings)
 
 
 @pytest.mark.parametrize("dataset", DATA_SETS)
 def test_a_silo_set_may_name_the_links_of_any_data_set(dataset: str) -> None:
-    settings = build(CommonSettings, {"dataset": dataset, "silo-set": "gaia"})
+    settings = build(CommonSettings, {"dataset": dataset, "split.silo-set": "gaia"})
     check_data_settings(settings)
     if dataset in IMAGES:
         assert silo_names(settings) == silo_names(CommonSettings(dataset=dataset))

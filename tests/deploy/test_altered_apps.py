@@ -73,7 +73,7 @@ def altered(tmp_path: Path) -> Callable[[Callable[[Path], None]], Path]:
 def _ship(deployment: Deployment, app: Path, values: Mapping[str, Value], name: str) -> str:
     """Start a run of an app; return its number."""
     config = deployment.folder / f"{name}.toml"
-    told = values | {"run-name": name, "out": str(deployment.runs)}
+    told = values | {"run.name": name, "run.out": str(deployment.runs)}
     config.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in told.items() if "." not in k))
     answer = flwr(deployment, "run", str(app), FEDERATION, "--run-config", str(config))
     return str(answer["run-id"])

@@ -12,6 +12,7 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.deploy.deployment import Deployment, read_deployment
 from fedsilo.server_app.run.processes import end_trees
+from tests.support.keys import as_keys
 
 SITES = 3
 # One file for all three; a test narrows what it allows
@@ -29,9 +30,7 @@ def doctor(
     def look(target: str, *words: str, **changes: Value) -> tuple[int, Found]:
         sets = []
         if target != "server":
-            values = tiny("fedavg", silos=SITES) | {
-                k.replace("_", "-"): v for k, v in changes.items()
-            }
+            values = tiny("fedavg", silos=SITES) | as_keys(changes)
             sets = ["fedavg-digits", *(f"--set={k}={json.dumps(v)}" for k, v in values.items())]
         capsys.readouterr()
         try:

@@ -71,10 +71,10 @@ def test_a_killed_hospital_stops_the_run_by_name_and_comes_back_to_it(
     assert code == 1, printed
     assert f"site {site}, round 2" in printed
     assert "no answer in time" in printed
-    assert "--name killed --set resume=true" in printed
+    assert "--name killed --set run.resume=true" in printed
     assert not (deployment.runs / "killed" / "summary.json").exists()
     assert main(["deploy", "up", "--deployment", str(folder)]) == 0
-    code, printed = _ended(begin(values, "killed", "--set", "resume=true"))
+    code, printed = _ended(begin(values, "killed", "--set", "run.resume=true"))
     assert code == 0, printed
     _same(deployment, "killed", inline_run(values, SITES))
 
@@ -84,7 +84,7 @@ def test_a_run_goes_on_without_a_killed_hospital_if_enough_answer(
 ) -> None:
     deployment = read_deployment(folder)
     gone, *stay = deployment.sites
-    enough = values | {"min-sites": SITES - 1}
+    enough = values | {"run.min-sites": SITES - 1}
     process = _training(begin, enough, "without", gone, 1, folder)
     kill(deployment, gone)
     code, printed = _ended(process)
@@ -110,7 +110,7 @@ def test_a_killed_server_comes_back_with_its_database_and_the_run_resumes(
     after = read_deployment(folder)
     assert after.nodes == before.nodes, "nobody is registered again"
     assert all(after.started[name] == before.started[name] for name in after.sites)
-    code, printed = _ended(begin(values, "headless", "--set", "resume=true"))
+    code, printed = _ended(begin(values, "headless", "--set", "run.resume=true"))
     assert code == 0, printed
     _same(deployment, "headless", inline_run(values, SITES))
 
@@ -120,7 +120,7 @@ def test_a_hospital_that_is_paused_for_half_a_minute_is_waited_for(
 ) -> None:
     deployment = read_deployment(folder)
     site = deployment.sites[1]
-    patient = values | {"reply-timeout": 600.0}
+    patient = values | {"run.reply-timeout": 600.0}
     process = _training(begin, patient, "halted", site, 1, folder)
     node = deployment.process(site)
     assert node
@@ -181,7 +181,7 @@ def test_a_full_disk_at_a_hospital_is_named_and_the_run_resumes(
         assert re.search(told, deployment.log(site).read_text())
         (state / "filling").unlink()
         assert list(state.rglob("*.safetensors")) == kept, "half-written"
-        code, printed = _ended(begin(values, "full", "--set", "resume=true"))
+        code, printed = _ended(begin(values, "full", "--set", "run.resume=true"))
         assert code == 0, printed
     _same(deployment, "full", inline_run(values, SITES))
 

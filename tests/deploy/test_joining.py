@@ -101,7 +101,7 @@ def test_three_join_one_is_revoked_and_one_renewed_by_commands_alone(
 
     def run(name: str) -> RunDirectory:
         config = tmp_path / f"{name}.toml"
-        values = tiny("fedavg", silos=3, rounds=1) | {"min-sites": 2}
+        values = tiny("fedavg", silos=3, rounds=1) | {"run.min-sites": 2}
         config.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in values.items()))
         deploy("run", "fedavg-digits", "--config", str(config), "--name", name)
         return RunDirectory(read_deployment(folder).runs / name)

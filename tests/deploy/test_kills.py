@@ -40,7 +40,7 @@ def test_a_deployed_run_whose_server_or_hospital_was_killed_ends_alike(
 ) -> None:
     draw, deployment, name = random.Random(trial), read_deployment(folder), f"kill-{trial}"
     values = tiny(draw.choice(METHODS), silos=SITES, rounds=3)
-    values |= {"reply-timeout": 40.0, "away-timeout": 40.0}  # at a hello it is five minutes
+    values |= {"run.reply-timeout": 40.0, "run.away-timeout": 40.0}  # at a hello it is five minutes
     member = draw.choice([SERVER, *deployment.sites])
     after = draw.uniform(0, 30)
     process = begin(values, name)
@@ -52,7 +52,7 @@ def test_a_deployed_run_whose_server_or_hospital_was_killed_ends_alike(
     assert main(["deploy", "up", "--deployment", str(folder)]) == 0
     run, told = RunDirectory(deployment.runs / name), f"trial {trial}: {member} after {after:.1f} s"
     if process.returncode or not (run.path / "summary.json").is_file():
-        more = ("--set", "resume=true") if run.path.is_dir() else ()
+        more = ("--set", "run.resume=true") if run.path.is_dir() else ()
         again = begin(values, name, *more)
         said, _ = again.communicate(timeout=LIMIT)
         assert again.returncode == 0, f"{told}\n{said}"

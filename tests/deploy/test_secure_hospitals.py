@@ -26,14 +26,14 @@ _LIMIT = 300.0  # seconds until all hospitals are online
 _LONGEST = 240.0  # seconds from nothing to three hospitals that know each other's keys
 RUN = {
     "dataset": '"heart-synthetic"',
-    "network": '"logistic"',
-    "standardise": '"declared"',
-    "trust": '"sums"',
-    "secure-aggregation": '"secagg"',
-    "clip-norm": "5.0",
+    "network.name": '"logistic"',
+    "data.standardise": '"declared"',
+    "privacy.trust": '"sums"',
+    "secure.aggregation": '"secagg"',
+    "secure.clip-norm": "5.0",
     "rounds": "1",
-    "mc-passes": "0",
-    "min-sites": "3",
+    "train.mc-passes": "0",
+    "run.min-sites": "3",
 }
 
 

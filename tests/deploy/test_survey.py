@@ -62,7 +62,7 @@ def test_four_hospitals_hearts_and_the_same_answer_again(up: Up) -> None:
     assert cleveland["about"]["simulated"] is False
     assert first["sites"]["hungary"]["left-out"]["missing"]["chol"] == 23
     assert first["sites"]["switzerland"]["labels"]["train"] == [None, None]
-    again = _survey(deployment, "fedavg-heart", "again", "--set", "sums-min-count=1")
+    again = _survey(deployment, "fedavg-heart", "again", "--set", "privacy.sums-min-count=1")
     assert again["sites"] == first["sites"]
     (deployment.folder.parent / "site.yaml").write_text(SITE_FILE.replace("survey/*", "config/*"))
     told = ("--deployment", str(deployment.folder), "--name", "closed")
@@ -73,7 +73,7 @@ def test_four_hospitals_hearts_and_the_same_answer_again(up: Up) -> None:
 def test_four_centres_of_ham10000(up: Up, real_data: Path) -> None:
     centres = ("rosendahl", "vidir_modern", "vidir_molemax", "vienna_dias")
     deployment = up("fedavg-isic2019", centres)
-    data = ("--set", f"data-dir={real_data}", "--set", "image-size=32")
+    data = ("--set", f"data.dir={real_data}", "--set", "data.image-size=32")
     found = _survey(deployment, "fedavg-isic2019", "skin", *data)
     assert list(found["sites"]) == sorted(centres)
     for site in found["sites"].values():

@@ -88,7 +88,7 @@ def test_a_killed_task_is_named_at_its_site_and_the_run_resumes_to_the_same_byte
     assert "that answered a message was ended by SIGKILL" in log
     if code:  # Flower has given the message up: the run stops by the site's name
         assert f"site {site}" in printed
-        code, printed = _ended(begin(values, "task-killed", "--set", "resume=true"))
+        code, printed = _ended(begin(values, "task-killed", "--set", "run.resume=true"))
     assert code == 0, printed
     same(RunDirectory(deployment.runs / "task-killed"), inline_run(values, SITES))
 

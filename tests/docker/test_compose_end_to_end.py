@@ -26,10 +26,10 @@ SITES = ["s1a", "s1b", "s2a", "s2b", "s3a", "s3b"]
 BASE = "fedsilo-base:bookworm"
 HOSPITALS = [f"hospital-{number}" for number in range(1, 7)]
 CONFIG = (
-    'method="uefl" dataset="digits" silos=6 min-sites=6 silo-train-size=40 '
-    "silo-test-size=10 local-epochs=1 batch-size=16 width=4 mc-passes=3 seed=7 uefl.codes=4 "
-    "uefl.iteration-rounds=1 uefl.extension-rounds=1 uefl.gamma=0.0 uefl.centroid-min-count=1 "
-    "reply-timeout=600.0 uefl.stop-when-certain=false"
+    'method="uefl" dataset="digits" silos=6 run.min-sites=6 split.silo-train-size=40 '
+    "split.silo-test-size=10 train.local-epochs=1 train.batch-size=16 width=4 train.mc-passes=3 "
+    "seed=7 uefl.codes=4 uefl.iteration-rounds=1 uefl.extension-rounds=1 uefl.gamma=0.0 "
+    "uefl.centroid-min-count=1 run.reply-timeout=600.0 uefl.stop-when-certain=false"
 )
 # Silos this small are below a real site's floors, and noise would make each run another
 SITE_FILE = """
@@ -99,7 +99,7 @@ class Federation:
         said = self.inside(
             "server",
             *("flwr", "run", "/app", "fedsilo", "--format", "json"),
-            *("--run-config", f'{CONFIG} rounds={rounds} run-name="{name}" {more}'),
+            *("--run-config", f'{CONFIG} rounds={rounds} run.name="{name}" {more}'),
             check=True,
         )
         return str(json.loads(said.stdout)["run-id"])
@@ -339,7 +339,7 @@ def test_a_run_goes_on_after_a_hospitals_network_was_cut(federation: Federation)
 def test_a_full_disk_is_named_and_the_run_resumes_when_there_is_room(
     federation: Federation,
 ) -> None:
-    private = 'optimiser-state="run"'  # so that there is something to keep, each round
+    private = 'train.optimiser-state="run"'  # so that there is something to keep, each round
     run = federation.submit("full", private, rounds=6)  # not over before the disk is full
     checkpoint = "ls /state/server/runs/full/checkpoints/*.safetensors"
     while federation.inside("server", "sh", "-c", checkpoint).returncode:

@@ -48,20 +48,20 @@ NOT_RUN = {
     "pip install": "it needs a package registry",
     "fedsilo fetch hf:": "it needs Hugging Face; tests/server_app/api tries it on a stand-in",
     "fedsilo watch runs/hearts --port": "it serves until it is interrupted",
-    "fedsilo simulate fedavg-heart --set partition=dirichlet": "it needs the 740 patients",
+    "fedsilo simulate fedavg-heart --set split.partition=dirichlet": "it needs the 740 patients",
     "fedsilo survey fedavg-heart --deployment": "tests/deploy/test_survey.py runs a deployment",
 }
 DIGITS = [
-    "silo-train-size=40",
-    "silo-test-size=10",
+    "split.silo-train-size=40",
+    "split.silo-test-size=10",
     "rounds=2",
-    "local-epochs=1",
+    "train.local-epochs=1",
     "width=4",
-    "mc-passes=2",
+    "train.mc-passes=2",
 ]
 HEART = ["rounds=2", "picsr.expert-rounds=1", "dataset=heart-synthetic"]  # in place of real files
 UEFL = "uefl.iteration-rounds=1 uefl.extension-rounds=1 uefl.codes=4 uefl.centroid-min-count=1"
-FOLDER = ["rounds=1", "local-epochs=1", "width=4", "mc-passes=0"]
+FOLDER = ["rounds=1", "train.local-epochs=1", "width=4", "train.mc-passes=0"]
 # What makes a command's run small -> settings added at its end; the longest beginning counts
 SMALL = {
     "fedsilo simulate picsr-heart": HEART,
@@ -72,26 +72,48 @@ SMALL = {
     "fedsilo simulate fedavg-digits": DIGITS,
     "fedsilo simulate fedavg-digits --engine inline --set secure": [*DIGITS, "silos=4"],
     "fedsilo simulate fedbn-digits": DIGITS,
-    "fedsilo simulate fedavg-digits --set network=timm": [*DIGITS[:3], "silos=2", "mc-passes=0"],
+    "fedsilo simulate fedavg-digits --set network.name=timm": [
+        *DIGITS[:3],
+        "silos=2",
+        "train.mc-passes=0",
+    ],
     "fedsilo simulate fedavg --engine": FOLDER,
     "fedsilo simulate fedavg --engine inline --set dataset=bloodmnist": [
-        *(*FOLDER, "silos=2", "silo-train-size=10", "silo-test-size=1")
+        *(*FOLDER, "silos=2", "split.silo-train-size=10", "split.silo-test-size=1")
     ],
     "fedsilo simulate fedevprompt-phantom": [
-        *("sample-share=0.01", "image-size=32", "backbone-width=16", "backbone-depth=2"),
-        *("basic-layers=1", "rounds=1"),
+        *(
+            "split.sample-share=0.01",
+            "data.image-size=32",
+            "vit.backbone-width=16",
+            "vit.backbone-depth=2",
+        ),
+        *("vit.basic-layers=1", "rounds=1"),
     ],
     "fedsilo simulate fed-align-cl-phantom": [
-        *("sample-share=0.02", "image-size=80", "rounds=1", "epoch-steps=2", "pace=2"),
+        *(
+            "split.sample-share=0.02",
+            "data.image-size=80",
+            "rounds=1",
+            "train.epoch-steps=2",
+            "pace=2",
+        ),
         "fedaligncl.warmup-epochs=0",
     ],
     "fedsilo simulate fedavg-mnist-cpu": [
-        *("silos=2", "silo-train-size=10", "silo-test-size=1", "rounds=1", "width=4", "mc-passes=0")
+        *(
+            "silos=2",
+            "split.silo-train-size=10",
+            "split.silo-test-size=1",
+            "rounds=1",
+            "width=4",
+            "train.mc-passes=0",
+        )
     ],
     "fedsilo compare uefl-digits": [*DIGITS, "silos=3", "rounds=16"],  # UEFL extends after 15
     "fedsilo compare": [*DIGITS, "silos=3"],
     "fedsilo compare first": ["rounds=1"],
-    "fedsilo crossvalidate": ["rounds=21", "local-steps=1"],  # PICSR's experts train in 20
+    "fedsilo crossvalidate": ["rounds=21", "train.local-steps=1"],  # PICSR's experts train in 20
     "fedsilo tune": ["rounds=2"],
 }
 # Options added at a command's end, for the same reason

@@ -7,7 +7,7 @@ import pytest
 
 from fedsilo.models.contract.methods import METHODS, why_not_private
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import defaults, keys_with
+from fedsilo.models.contract.settings_schema import defaults, keys_in
 from fedsilo.models.privacy.accountant import epsilon
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "privacy.md").read_text()
@@ -34,6 +34,9 @@ def test_the_methods_that_are_refused_are_listed_with_their_reasons() -> None:
 def test_each_setting_of_privacy_is_there_with_its_default() -> None:
     usual = defaults(CommonSettings)
     listed = {row[0].strip("`"): row[2] for row in ROWS if len(row) == 3 and "`" in row[0]}
-    keys = {key for key in keys_with(CommonSettings, "privacy") if key in listed}
-    assert keys == set(keys_with(CommonSettings, "privacy")) - {"trust", "sums-min-count"}
+    keys = {key for key in keys_in(CommonSettings, "privacy") if key in listed}
+    assert keys == set(keys_in(CommonSettings, "privacy")) - {
+        "privacy.trust",
+        "privacy.sums-min-count",
+    }
     assert all(float(listed[key]) == usual[key] for key in keys)

@@ -74,7 +74,7 @@ def test_no_page_of_the_site_loads_anything_from_the_web(site: Path) -> None:
 def test_search_works_without_a_server(site: Path) -> None:
     index = (site / "search" / "search_index.js").read_text()
     assert index.startswith("var __index = ")
-    assert "local-epochs" in index
+    assert "train.local-epochs" in index
     assert 'src="iframe-worker.js"' in (site / "index.html").read_text()
 
 

@@ -24,10 +24,10 @@ from tests.support.tiny import VIT
 TRIED = (
     "restarts in each round, so the comparison would be unfair: set",
     "have images of different sizes",
-    "are needed: raise 'public-share'",
+    "are needed: raise 'split.public-share'",
     "pre-training diverged in epoch",
-    "validation loss is not finite: lower 'learning-rate'",
-    "fits the network to be trained: leave 'width' and 'backbone-...' at the run's",
+    "validation loss is not finite: lower 'train.learning-rate'",
+    "fits the network to be trained: leave 'network.width' and 'backbone-...' at the run's",
     "a client process sees only the GPU that it is given",
     "in the experiment's 'resources' (0.5 for two clients at once), or take --engine inline",
 )
@@ -75,7 +75,7 @@ def command(
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("other", "instead"),
-    [("goes-on", ("optimiser-state=round",)), ("paced", ("epoch-steps=0", "pace=40"))],
+    [("goes-on", ("train.optimiser-state=round",)), ("paced", ("train.epoch-steps=0", "pace=40"))],
 )
 def test_compare_with_one_optimiser_rule_for_all_runs(
     other: str, instead: tuple[str, ...], command: Command
@@ -85,17 +85,20 @@ def test_compare_with_one_optimiser_rule_for_all_runs(
     assert (
         f"the optimiser of experiment '{other}' continues over rounds, but that of 'once'" in told
     )
-    assert f"set 'optimiser-state' to 'run' for all ('epoch-steps' of '{other}' is " in told
-    assert "or to 'round' if 'epoch-steps' is 0" in told
-    assert not command(*compare, changes=("optimiser-state=run",))
+    assert (
+        f"set 'train.optimiser-state' to 'run' for all ('train.epoch-steps' of '{other}' is "
+        in told
+    )
+    assert "or to 'round' if 'train.epoch-steps' is 0" in told
+    assert not command(*compare, changes=("train.optimiser-state=run",))
     assert not command(*compare, changes=instead)
 
 
 def test_pretrain_with_larger_public_share_runs(command: Command) -> None:
     pretrain = ("pretrain", "skin", "--save-as", "w.safetensors")
-    told = command(*pretrain, changes=("public-share=0.05",))
-    assert "images, but at least 20 are needed: raise 'public-share'" in told
-    assert not command(*pretrain, changes=("public-share=0.3",))
+    told = command(*pretrain, changes=("split.public-share=0.05",))
+    assert "images, but at least 20 are needed: raise 'split.public-share'" in told
+    assert not command(*pretrain, changes=("split.public-share=0.3",))
 
 
 def test_pretrain_at_lower_rate_does_not_diverge(command: Command) -> None:
@@ -103,7 +106,9 @@ def test_pretrain_at_lower_rate_does_not_diverge(command: Command) -> None:
     section = "pretraining: {learning-rate: 1.0e+38, "
     file.write_text(EXPERIMENTS.replace("pretraining: {", section))
     pretrain = ("pretrain", "skin", "--save-as", str(weights))
-    assert "lower 'learning-rate' in the simulation file's 'pretraining'; no" in command(*pretrain)
+    assert "lower 'train.learning-rate' in the simulation file's 'pretraining'; no" in command(
+        *pretrain
+    )
     assert not weights.exists()
     file.write_text(EXPERIMENTS.replace("pretraining: {", "pretraining: {learning-rate: 0.001, "))
     assert not command(*pretrain)
@@ -116,23 +121,32 @@ def _finetuned(command: Command, *words: str, changes: Sequence[str] = ()) -> st
 
 
 def test_finetune_at_lower_rate_does_not_diverge(command: Command) -> None:
-    one_step = ("silos=3", "silo-train-size=40", "silo-test-size=10", "width=4", "batch-size=128")
-    told = _finetuned(command, *DIGITS, changes=(*one_step, "learning-rate=1e30"))
-    assert "validation loss is not finite: lower 'learning-rate'" in told
-    assert not _finetuned(command, *DIGITS, changes=(*one_step, "learning-rate=1e-3"))
+    one_step = (
+        "silos=3",
+        "split.silo-train-size=40",
+        "split.silo-test-size=10",
+        "width=4",
+        "train.batch-size=128",
+    )
+    told = _finetuned(command, *DIGITS, changes=(*one_step, "train.learning-rate=1e30"))
+    assert "validation loss is not finite: lower 'train.learning-rate'" in told
+    assert not _finetuned(command, *DIGITS, changes=(*one_step, "train.learning-rate=1e-3"))
 
 
 @pytest.mark.parametrize(
     ("run", "change"),
-    [({}, "width=8"), ({**VIT, "train-backbone": True}, "backbone-width=32")],
+    [({}, "width=8"), ({**VIT, "vit.train-backbone": True}, "vit.backbone-width=32")],
     ids=["conv", "vit"],
 )
 def test_finetune_without_size_takes_the_runs(run: Values, change: str, command: Command) -> None:
-    values = {**tiny("fedavg", rounds=1), **run, "run-name": "run", "out": str(Path.cwd())}
+    values = {**tiny("fedavg", rounds=1), **run, "run.name": "run", "run.out": str(Path.cwd())}
     run_inline(resolve(values), 3)
     finetune = ("--task", "classification", "--weights", "run")
     told = _finetuned(command, *finetune, changes=(change,))
-    assert "fits the network to be trained: leave 'width' and 'backbone-...' at the run's" in told
+    assert (
+        "fits the network to be trained: leave 'network.width' and 'backbone-...' at the run's"
+        in told
+    )
     assert not _finetuned(command, *finetune)
 
 
@@ -149,11 +163,11 @@ def test_finetune_with_size_pools_images_of_different_sizes(
 ) -> None:
     monkeypatch.setattr(phantoms, "ANGIOGRAM_PHANTOM", _Uneven())
     words = (*ANGIOGRAMS, "--site", "human", "--site", "animal")
-    small = ("sample-share=0.03", "val-folds=2", "width=4")
+    small = ("split.sample-share=0.03", "split.val-folds=2", "width=4")
     told = _finetuned(command, *words, changes=small)
     assert "sites human, animal have images of different sizes" in told
-    assert "set 'image-size'" in told
-    assert not _finetuned(command, *words, changes=(*small, "image-size=32"))
+    assert "set 'data.image-size'" in told
+    assert not _finetuned(command, *words, changes=(*small, "data.image-size=32"))
 
 
 def test_ray_without_gpu_runs_with_each_fix(
@@ -165,7 +179,7 @@ def test_ray_without_gpu_runs_with_each_fix(
     monkeypatch.setattr(ray_engine, "_superlink", starts)
     simulate = ("simulate", "once", "--engine", "ray")
     told = command(*simulate, changes=("device=cuda:1",))
-    assert "set 'device' to 'cuda', and CUDA_VISIBLE_DEVICES to choose among GPUs" in told
+    assert "set 'machine.device' to 'cuda', and CUDA_VISIBLE_DEVICES to choose among GPUs" in told
     told = command(*simulate, changes=("device=cuda",))
     assert "set 'client-resources-num-gpus' in the experiment's 'resources' (0.5 for two" in told
     assert "or take --engine inline" in told

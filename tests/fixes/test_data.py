@@ -12,6 +12,7 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.data_folders import write_images, write_tables
 from tests.support.fixes import PHANTOM, Case, Values, check, refused
+from tests.support.keys import as_keys
 
 # Parts of the errors that the functions below try
 TRIED = (
@@ -22,31 +23,36 @@ TRIED = (
 )
 CASES = [
     Case(
-        "no image is in it: raise 'public-share'",
-        PHANTOM | {"public-share": 1e-6, "sample-share": 0.05},
-        {"raise 'public-share'": {"public-share": 0.3}},
+        "no image is in it: raise 'split.public-share'",
+        PHANTOM | {"split.public-share": 1e-6, "split.sample-share": 0.05},
+        {"raise 'split.public-share'": {"split.public-share": 0.3}},
     ),
     Case(
         "images cannot be used",
         {"dataset": "images"},
-        {"set 'broken-images' to 'skip'": {"broken-images": "skip"}},
+        {"set 'data.broken-images' to 'skip'": {"data.broken-images": "skip"}},
     ),
     Case(
-        "gives val images itself: set 'val-folds' to 0",
-        {"dataset": "endovascular", "val-folds": 2},
-        {"set 'val-folds' to 0": {"val-folds": 0}},
+        "gives val images itself: set 'split.val-folds' to 0",
+        {"dataset": "endovascular", "split.val-folds": 2},
+        {"set 'split.val-folds' to 0": {"split.val-folds": 0}},
     ),
     Case(
-        "gives test images itself: set 'test-folds' to 0",
-        {"dataset": "endovascular", "test-folds": 2},
-        {"set 'test-folds' to 0": {"test-folds": 0}},
+        "gives test images itself: set 'split.test-folds' to 0",
+        {"dataset": "endovascular", "split.test-folds": 2},
+        {"set 'split.test-folds' to 0": {"split.test-folds": 0}},
     ),
     Case(
         "train images need",
-        {"dataset": "digits", "silos": 9, "silo-train-size": 1000, "silo-test-size": 10},
         {
-            "'silo-train-size' 159 for 9 silos": {"silo-train-size": 159},
-            "'silos' 1 of that size": {"silos": 1},
+            "dataset": "digits",
+            "split.silos": 9,
+            "split.silo-train-size": 1000,
+            "split.silo-test-size": 10,
+        },
+        {
+            "'split.silo-train-size' 159 for 9 silos": {"split.silo-train-size": 159},
+            "'split.silos' 1 of that size": {"silos": 1},
         },
     ),
 ]
@@ -65,7 +71,7 @@ def test_refused_data_with_fix_load(case: Case, tmp_path: Path) -> None:
 
     def attempt(values: Values) -> None:
         folder = tmp_path / "split" if values["dataset"] == "endovascular" else tmp_path
-        settings = resolve({"method": "fedavg", "data-dir": str(folder), **values}).common
+        settings = resolve(as_keys({"method": "fedavg", "data.dir": str(folder), **values})).common
         if settings.public_share:
             from fedsilo.datasets.images.dataset import ImageDataSet
             from fedsilo.datasets.io.locations import find_places
@@ -86,7 +92,7 @@ def test_table_with_few_complete_rows_and_imputation_loads(tmp_path: Path) -> No
     lines = path.read_text().splitlines()
     lines[4:] = [re.sub(r",\d+\.\d,", ",NA,", line) for line in lines[4:]]
     path.write_text("\n".join(lines) + "\n")
-    settings = resolve({"method": "fedavg", "dataset": "table", "data-dir": str(tmp_path)}).common
+    settings = resolve({"method": "fedavg", "dataset": "table", "data.dir": str(tmp_path)}).common
     assert "set the schema's 'policy' to 'impute'" in refused(lambda: load_silo("north", settings))
     schema.write_text(schema.read_text().replace("policy: drop", "policy: impute"))
     assert not refused(lambda: load_silo("north", settings))
@@ -95,11 +101,16 @@ def test_table_with_few_complete_rows_and_imputation_loads(tmp_path: Path) -> No
 def test_table_without_declared_statistics_and_pooled_standardisation_runs(tmp_path: Path) -> None:
     write_tables(tmp_path)
     values: Values = {"method": "fedavg", "dataset": "table", "network": "logistic", "rounds": 1}
-    values = {**values, "mc-passes": 0, "data-dir": str(tmp_path), "out": str(tmp_path / "runs")}
+    values = {
+        **values,
+        "train.mc-passes": 0,
+        "data.dir": str(tmp_path),
+        "run.out": str(tmp_path / "runs"),
+    }
 
     def attempt(**more: Value) -> None:
-        named = {"run-name": f"run{next(names)}"}
-        run_inline(resolve({**values, **named, **more}), 2)
+        named = {"run.name": f"run{next(names)}"}
+        run_inline(resolve(as_keys({**values, **named, **more})), 2)
 
     names = iter(range(10))
     told = refused(lambda: attempt(standardise="declared"))
@@ -123,7 +134,7 @@ def test_finetune_with_manifest_that_lacks_a_split_runs(
         (tmp_path / site / "list.csv").write_text(table)
     words = ["finetune", "--task", "classification", "--weights", "scratch", "--dataset", "images"]
     words += ["--data-dir", str(tmp_path), "--seeds", "1", "--epochs", "1", "--device", "cpu"]
-    words += ["--set", "width=4"]
+    words += ["--set", "network.width=4"]
 
     def said(*more: str) -> str:
         out = tmp_path / f"out{'-'.join(more).replace('=', '')}"
@@ -131,7 +142,7 @@ def test_finetune_with_manifest_that_lacks_a_split_runs(
         return capsys.readouterr().err
 
     if lacking == "test":
-        assert "no test images: set 'test-folds'" in said()
-        assert not said("--set", "test-folds=3")
+        assert "no test images: set 'split.test-folds'" in said()
+        assert not said("--set", "split.test-folds=3")
     else:
         assert not said()

@@ -22,7 +22,7 @@ TRIED = (
     "update its driver, or set 'device' to cpu",
     "install a PyTorch build that supports it",
     "fix it at that site",
-    "fix the others, or set 'min-sites' to",
+    "fix the others, or set 'run.min-sites' to",
     "choose another 'site' in the node config",
     "copy it there, or remove 'site-file'",
 )
@@ -157,11 +157,11 @@ def test_run_without_refusing_site_ends(doctor: Doctor, experiment: Path) -> Non
     run = ["run", "own", "--file", str(experiment)]
     found = doctor(*run)
     assert _statuses(found, "sites", "enough") == ["FAILED", "FAILED"]
-    assert "or lower 'min-sites' and run without the site" in found["sites"]["fix"]
-    assert found["enough"]["fix"] == "fix the others, or set 'min-sites' to 1"
-    assert "1 of 2 can and 2 are needed ('min-sites')" in _run_of(experiment)
-    assert doctor(*run, "--set", "min-sites=1")["enough"]["status"] == "PASSED"
-    assert _run_of(experiment, "min-sites=1") == ""
+    assert "or lower 'run.min-sites' and run without the site" in found["sites"]["fix"]
+    assert found["enough"]["fix"] == "fix the others, or set 'run.min-sites' to 1"
+    assert "1 of 2 can and 2 are needed ('run.min-sites')" in _run_of(experiment)
+    assert doctor(*run, "--set", "run.min-sites=1")["enough"]["status"] == "PASSED"
+    assert _run_of(experiment, "run.min-sites=1") == ""
 
 
 def test_doctor_with_site_corrected_passes(doctor: Doctor, experiment: Path) -> None:

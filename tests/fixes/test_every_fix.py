@@ -122,7 +122,7 @@ def test_exempt_or_elsewhere_text_exists(part: str) -> None:
         ("it is 3: lower 'rounds'", True),
         ("choose another '{x}'", True),
         ("data set 'digits' has no masks", False),
-        ("2 of 3 sites can take part, but 'min-sites' needs 3", False),
+        ("2 of 3 sites can take part, but 'run.min-sites' needs 3", False),
     ],
 )
 def test_text_that_names_a_fix_is_recognised(text: str, names: bool) -> None:

@@ -23,9 +23,9 @@ from tests.support.identity import flower_names  # noqa: F401
 FEW = ("cleveland", "va")
 LEFT_OUT = "left out"  # the hospital, with which the run does without
 PRIVATE: Values = {
-    "sample-clip-norm": 1.0,
-    "noise-multiplier": 4.0,
-    "standardise": "declared",
+    "privacy.sample-clip-norm": 1.0,
+    "privacy.noise-multiplier": 4.0,
+    "data.standardise": "declared",
 }
 SECURE: Values = {"clip-norm": 1.0, "secure-aggregation": "secagg"}
 LEAVE_OUT: dict[str, Values] = {"leave the site out": {LEFT_OUT: True}}
@@ -46,20 +46,20 @@ CASES = [
     Case(
         "are needed ('sums-min-count'); leave",
         {"standardise": "pooled"},
-        {**LEAVE_OUT, "set 'standardise' to 'declared'": {"standardise": "declared"}},
+        {**LEAVE_OUT, "set 'data.standardise' to 'declared'": {"standardise": "declared"}},
     ),
     Case(
         "there is no epsilon, of arrays or of measurements",
         {},
-        {**LEAVE_OUT, "set 'sample-clip-norm' and 'noise-multiplier'": PRIVATE},
+        {**LEAVE_OUT, "set 'privacy.sample-clip-norm' and 'privacy.noise-multiplier'": PRIVATE},
     ),
     Case(
         "optimiser step(s), but at least",
-        {"local-steps": 0, "local-epochs": 1, "batch-size": 256},
+        {"train.local-steps": 0, "train.local-epochs": 1, "train.batch-size": 256},
         {
             **LEAVE_OUT,
-            "raise 'local-epochs'": {"local-epochs": 3},
-            "or 'local-steps'": {"local-steps": 3},
+            "raise 'train.local-epochs'": {"train.local-epochs": 3},
+            "or 'train.local-steps'": {"train.local-steps": 3},
         },
     ),
 ]
@@ -156,14 +156,17 @@ def test_small_private_batches_with_larger_size_or_cap_are_answered(
     hospital: Callable[..., Hospital],
 ) -> None:
     model = {"head.1.weight": np.zeros((2, 13)), "head.1.bias": np.zeros(2)}
-    site = hospital({**PRIVATE, "batch-size": 16})
+    site = hospital({**PRIVATE, "train.batch-size": 16})
     assert site.send(TRAIN, model) is None
-    assert "could be in one ('minimum-batch'): set 'batch-size' to at least 32" in site.refusals[0]
+    assert (
+        "could be in one ('minimum-batch'): set 'train.batch-size' to at least 32"
+        in site.refusals[0]
+    )
     assert "or 'max-epsilon' in the site file" in site.refusals[0]
     site.node["max-epsilon"] = 50.0
     assert site.send(TRAIN, model) is not None, site.refusals
     del site.node["max-epsilon"]
-    site.run["batch-size"] = 32
+    site.run["train.batch-size"] = 32
     assert site.send(TRAIN, model, run_name="another") is not None, site.refusals
 
 
@@ -186,7 +189,7 @@ def test_hospital_with_state_of_other_settings_answers_another_run_name(
     assert site.send(TRAIN, round=1) is not None
     site.run["seed"] = 2
     assert site.send(TRAIN, round=2) is None
-    assert "choose another 'run-name'" in site.refusals[0]
+    assert "choose another 'run.name'" in site.refusals[0]
     assert "was kept under other settings" in site.refusals[0]
     assert site.send(TRAIN, round=1, run_name="another") is not None
     assert site.send(TRAIN, round=2, run_name="another") is not None
@@ -195,7 +198,7 @@ def test_hospital_with_state_of_other_settings_answers_another_run_name(
 def test_run_behind_site_state_continues_from_newest_checkpoint_or_new_name(
     federation: Federation,
 ) -> None:
-    values: Values = {"rounds": 4, "run-name": "run"}
+    values: Values = {"rounds": 4, "run.name": "run"}
 
     def attempt(out: str, **more: Value) -> str:
         named = {key.replace("_", "-"): value for key, value in more.items()}
@@ -205,7 +208,7 @@ def test_run_behind_site_state_continues_from_newest_checkpoint_or_new_name(
     (federation.home / "first" / "run" / "summary.json").unlink()  # as if it had died before
     said = attempt("second")
     assert "rounds only go up; resume it from its newest checkpoint" in said
-    assert "or choose another 'run-name'" in said
+    assert "or choose another 'run.name'" in said
     assert not attempt("first", resume=True)
     assert not attempt("second", run_name="another")
 
@@ -216,7 +219,7 @@ def test_repeated_run_with_resume_or_new_name_is_answered(
     site = hospital({"method": "local"})
     answered = [site.send(TRAIN, round=1) is not None for _ in range(4)]
     assert answered == [True, True, True, False]
-    assert "('max-repeats'): go on, or choose another 'run-name'" in site.refusals[0]
+    assert "('max-repeats'): go on, or choose another 'run.name'" in site.refusals[0]
     assert site.send(TRAIN, round=2) is not None
     assert site.send(TRAIN, round=1, run_name="another") is not None
 
@@ -225,11 +228,11 @@ def test_own_model_at_lower_rate_does_not_diverge(tmp_path: Path) -> None:
     values = tiny("local", rounds=1, optimiser="sgd", local_steps=2, out=str(tmp_path))
 
     def attempt(rate: float) -> str:
-        named: Values = {"learning-rate": rate, "run-name": f"run{rate}"}
+        named: Values = {"train.learning-rate": rate, "run.name": f"run{rate}"}
         return refused(lambda: run_inline(resolve({**values, **named}), 3))
 
     said = attempt(1e12)
-    assert "lower 'learning-rate'; nothing of it was kept" in said
+    assert "lower 'train.learning-rate'; nothing of it was kept" in said
     assert not attempt(0.01)
 
 
@@ -237,7 +240,7 @@ def test_changed_training_data_restored_or_in_new_run_are_accepted(
     hospital: Callable[..., Hospital], tmp_path: Path
 ) -> None:
     write_tables(tmp_path)
-    run = {"dataset": "table", "method": "local", "epoch-steps": 2, "pace": 1}
+    run = {"dataset": "table", "method": "local", "train.epoch-steps": 2, "train.pace": 1}
     low = {"data-dir": str(tmp_path), "minimum-batch": 1, "minimum-steps-per-reply": 1}
     site = hospital(run, low, site="north", unchecked={"standardise": "site"})
     assert site.send(TRAIN, round=1) is not None
@@ -245,7 +248,7 @@ def test_changed_training_data_restored_or_in_new_run_are_accepted(
     whole = path.read_text()
     path.write_text("\n".join(whole.splitlines()[:-6]) + "\n")
     assert site.send(TRAIN, round=2) is None
-    assert "bring them back, or choose another 'run-name'" in site.refusals[0]
+    assert "bring them back, or choose another 'run.name'" in site.refusals[0]
     assert site.send(TRAIN, round=1, run_name="another") is not None
     assert site.send(TRAIN, round=2, run_name="another") is not None
     path.write_text(whole)

@@ -15,28 +15,29 @@ from fedsilo.server_app.run.inline_engine import InlineGrid, run_inline
 from fedsilo.strategies.methods.fedavg import FedAvg
 from tests.support.federation import SITES, Federation
 from tests.support.fixes import GONE, HEART, Case, Values, changed, check, refused, tiny
+from tests.support.keys import as_keys
 from tests.support.tiny import HALF_EPOCHS, TINY_METHOD
 
 # Parts of the errors that the functions below try
 TRIED = (
-    "does not take 'initial-weights': leave it empty",
+    "does not take 'train.initial-weights': leave it empty",
     "choose another 'site' in its node config",
     "repair the site and resume or start again",
     "withholds its measurements on validation samples",
 )
 PLANNED = [
     Case(
-        "asks all sites in each round: set 'sites-per-round'",
+        "asks all sites in each round: set 'server.sites-per-round'",
         tiny("local", sites_per_round=2),
-        {"set 'sites-per-round' to 0": {"sites-per-round": 0}},
+        {"set 'server.sites-per-round' to 0": {"server.sites-per-round": 0}},
     ),
     Case(
-        "an epoch that spans rounds, 'epoch-steps', asks all sites in each: set",
+        "an epoch that spans rounds, 'train.epoch-steps', asks all sites in each: set",
         {**tiny("fedavg", sites_per_round=2), **HALF_EPOCHS},
-        {"set 'sites-per-round' to 0": {"sites-per-round": 0}},
+        {"set 'server.sites-per-round' to 0": {"server.sites-per-round": 0}},
     ),
     Case(
-        "does not take 'aggregation' 'trimmed': choose one of",
+        "does not take 'server.aggregation' 'trimmed': choose one of",
         tiny("uefl", aggregation="trimmed"),
         {way: {"aggregation": way} for way in ("mean", "norm-clip", "median")},
     ),
@@ -44,8 +45,8 @@ PLANNED = [
         "does not average updates of what sites were sent: leave",
         tiny("local", wire_precision="bf16"),
         {
-            "leave 'wire-precision' and 'wire-down' at 'fp32'": {
-                "wire-precision": "fp32",
+            "leave 'server.wire-precision' and 'server.wire-down' at 'fp32'": {
+                "server.wire-precision": "fp32",
             }
         },
     ),
@@ -73,7 +74,7 @@ PLANNED = [
         "and fedrep trains the head first, then the rest: set it",
         tiny("fedrep", local_steps=1),
         {
-            "set it to 2 or more": {"local-steps": 2},
+            "set it to 2 or more": {"train.local-steps": 2},
             "or choose 'fedper'": {"method": "fedper"},
         },
     ),
@@ -88,20 +89,29 @@ RUN = [
     Case(
         "trains all but the last layer, and this network has no other",
         {**ONE_ROUND, **TINY_METHOD["fedbabu"], "method": "fedbabu", "rounds": 2},
-        {"choose another 'network'": {"network": "mlp"}},
+        {"choose another 'network.name'": {"network": "mlp"}},
     ),
     Case(
         " arrays of this network: choose another",
         {**ONE_ROUND, "method": "fedper"},
         {
-            "choose another 'network'": {"network": "mlp"},
+            "choose another 'network.name'": {"network": "mlp"},
             "or method": {"method": "fedavg"},
         },
     ),
     Case(
         " step a round, but fedrep needs one for the head and one for the rest",
-        {**ONE_ROUND, "method": "fedrep", "network": "mlp", "local-epochs": 1, "batch-size": 256},
-        {"raise 'local-epochs'": {"local-epochs": 2}, "or 'local-steps'": {"local-steps": 2}},
+        {
+            **ONE_ROUND,
+            "method": "fedrep",
+            "network.name": "mlp",
+            "train.local-epochs": 1,
+            "train.batch-size": 256,
+        },
+        {
+            "raise 'train.local-epochs'": {"train.local-epochs": 2},
+            "or 'train.local-steps'": {"train.local-steps": 2},
+        },
     ),
     Case(
         "connects at least 2 silos, and this run has",
@@ -130,8 +140,8 @@ def test_refused_topology_with_fix_is_built(case: Case, tmp_path: Path) -> None:
     names = iter(range(10))
 
     def attempt(values: Values) -> None:
-        named: Values = {"out": str(tmp_path), "run-name": f"run{next(names)}"}
-        run_inline(resolve(changed(values, named)), int(values.get("silos", 4)))
+        named: Values = {"run.out": str(tmp_path), "run.name": f"run{next(names)}"}
+        run_inline(resolve(changed(values, named)), int(values.get("split.silos", 4)))
 
     check(case, attempt)
 
@@ -144,11 +154,11 @@ def test_plugin_method_without_initial_weights_runs(
     monkeypatch.setattr(FedAvg, "capabilities", none)
     values = tiny("fedavg", initial_weights="model.safetensors")
     said = refused(lambda: resolve(values))
-    assert "does not take 'initial-weights': leave it empty" in said
-    assert not refused(lambda: resolve({**values, "initial-weights": ""}))
+    assert "does not take 'train.initial-weights': leave it empty" in said
+    assert not refused(lambda: resolve(as_keys({**values, "train.initial-weights": ""})))
 
 
-@pytest.mark.parametrize("fix", ["resume", "start again", "set 'min-sites' to fewer"])
+@pytest.mark.parametrize("fix", ["resume", "start again", "set 'run.min-sites' to fewer"])
 def test_run_with_failed_site_repaired_or_left_out_continues(
     fix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,18 +174,18 @@ def test_run_with_failed_site_repaired_or_left_out_continues(
     values = {**tiny("fedavg"), "out": str(tmp_path)}
 
     def attempt(**more: Value) -> str:
-        named = {"run-name": "run", **more}
-        return refused(lambda: run_inline(resolve({**values, **named}), 3))
+        named = {"run.name": "run", **more}
+        return refused(lambda: run_inline(resolve(as_keys({**values, **named})), 3))
 
     said = attempt()
     assert "site s3a, round 2, phase train: the line is cut -- 2 of 3 sites answered" in said
-    assert "('min-sites'): repair the site and resume or start again, or" in said
+    assert "('run.min-sites'): repair the site and resume or start again, or" in said
     assert fix in said
     if fix.startswith("set"):
-        assert not attempt(**{"min-sites": 2, "resume": True})
+        assert not attempt(**{"run.min-sites": 2, "run.resume": True})
         return
     cut = False  # the site is fixed
-    assert not attempt(**({"resume": True} if fix == "resume" else {"run-name": "again"}))
+    assert not attempt(**({"resume": True} if fix == "resume" else {"run.name": "again"}))
 
 
 def test_foreign_node_with_plain_name_takes_part(
@@ -209,10 +219,10 @@ def test_uefl_with_withheld_entropy_leaves_site_out_or_skips_check(
     values: Values = {
         **TINY_METHOD["uefl"],
         "method": "uefl",
-        "network": "mlp",
-        "mc-passes": 2,
+        "network.name": "mlp",
+        "train.mc-passes": 2,
         "rounds": 2,
-        "val-folds": 4,
+        "split.val-folds": 4,
     }
     said = refused(lambda: federation.run(values, SITES[:2]))
     assert "site cleveland withholds its measurements on validation samples" in said

@@ -33,23 +33,35 @@ TRIED = (
     "transport costs or masses contain non-finite values",
     "so that the closeness is not reliable",
 )
-DIGITS: Values = {**tiny("fedavg", rounds=1, mc_passes=0), "silo-train-size": 10}
-COLOUR: Values = {**DIGITS, "dataset": "cifar10", "silos": 2, "silo-test-size": 2}
-ANGIOGRAMS: Values = {**PHANTOM, "method": "fedavg", "rounds": 1, "mc-passes": 0, "width": 4}
-ANGIOGRAMS = {**ANGIOGRAMS, "local-epochs": 1, "sample-share": 0.01}
-LARGE_MAPS: Values = {**ANGIOGRAMS, "method": "fedefm", "image-size": 48}
+DIGITS: Values = {**tiny("fedavg", rounds=1, mc_passes=0), "split.silo-train-size": 10}
+COLOUR: Values = {**DIGITS, "dataset": "cifar10", "split.silos": 2, "split.silo-test-size": 2}
+ANGIOGRAMS: Values = {
+    **PHANTOM,
+    "method": "fedavg",
+    "rounds": 1,
+    "train.mc-passes": 0,
+    "network.width": 4,
+}
+ANGIOGRAMS = {**ANGIOGRAMS, "train.local-epochs": 1, "split.sample-share": 0.01}
+LARGE_MAPS: Values = {**ANGIOGRAMS, "method": "fedefm", "data.image-size": 48}
 
 CASES = [
     Case(
         "does not take data set 'heart-synthetic', which is",
-        {**HEART, "method": "fedavg", "network": "vgg16-bn", "rounds": 1, "local-epochs": 1},
-        {"'network' to logistic": {"network": "logistic"}, "or mlp": {"network": "mlp"}},
+        {
+            **HEART,
+            "method": "fedavg",
+            "network.name": "vgg16-bn",
+            "rounds": 1,
+            "train.local-epochs": 1,
+        },
+        {"'network.name' to logistic": {"network": "logistic"}, "or mlp": {"network": "mlp"}},
     ),
     Case(
         "does not take data set 'cifar10', which is",
         {**COLOUR, "network": "logistic"},
         {
-            "'network' to conv": {"network": "conv"},
+            "'network.name' to conv": {"network": "conv"},
             "or vgg16-bn": {"network": "vgg16-bn"},
             "or resnet22": {"network": "resnet22"},
             "or vit": VIT,
@@ -58,25 +70,25 @@ CASES = [
     Case(
         "doubles the head of fedsilo's own networks",
         {**DIGITS, **tiny("distrans", rounds=1, mc_passes=0), "network": "timm:resnet10t"},
-        {"another 'network'": {"network": "conv"}},
+        {"another 'network.name'": {"network": "conv"}},
     ),
     Case(
-        "which leaves nothing of 16x16 pixels: choose another 'network'",
+        "which leaves nothing of 16x16 pixels: choose another 'network.name'",
         {**DIGITS, "network": "vgg16-bn"},
-        {"choose another 'network'": {"network": "conv"}},
+        {"choose another 'network.name'": {"network": "conv"}},
     ),
     Case(
         "pixels do not divide images of",
-        {**ANGIOGRAMS, **VIT, "image-size": 20, "backbone-patch": 16},
+        {**ANGIOGRAMS, **VIT, "data.image-size": 20, "vit.backbone-patch": 16},
         {
-            "'backbone-patch' to what divides them": {"backbone-patch": 10},
-            "'image-size' to a multiple": {"image-size": 32},
+            "'vit.backbone-patch' to what divides them": {"vit.backbone-patch": 10},
+            "'data.image-size' to a multiple": {"data.image-size": 32},
         },
     ),
     Case(
         "do not divide images of",
-        {**DIGITS, **VIT, "dataset": "mnist", "backbone-patch": 16},
-        {"set 'backbone-patch' to what divides them": {"backbone-patch": 6}},
+        {**DIGITS, **VIT, "dataset": "mnist", "vit.backbone-patch": 16},
+        {"set 'vit.backbone-patch' to what divides them": {"vit.backbone-patch": 6}},
     ),
     Case(
         ": choose network 'conv'",
@@ -84,19 +96,24 @@ CASES = [
         {"choose network 'conv'": {"network": "conv"}},
     ),
     Case(
-        "set 'width' to that of the weights, 2",
+        "set 'network.width' to that of the weights, 2",
         {**DIGITS, "network": "resnet22", "backbone-weights": "resnet22.pt"},
-        {"set 'width' to that of the weights": {"width": 2}},
+        {"set 'network.width' to that of the weights": {"width": 2}},
     ),
     Case(
         "PyTorch may fail in layers of network",
-        {**DIGITS, "network": "resnet22", "width": 2, "memory-format": "channels-last"},
-        {"set it to 'auto'": {"memory-format": "auto"}},
+        {
+            **DIGITS,
+            "network.name": "resnet22",
+            "network.width": 2,
+            "machine.memory-format": "channels-last",
+        },
+        {"set it to 'auto'": {"machine.memory-format": "auto"}},
     ),
     Case(
-        "set 'width' to that of the weights, 8",
-        {**COLOUR, "network": "vgg16-bn", "initial-weights": "vgg.pt"},
-        {"set 'width' to that of the weights, 8": {"width": 8}},
+        "set 'network.width' to that of the weights, 8",
+        {**COLOUR, "network.name": "vgg16-bn", "train.initial-weights": "vgg.pt"},
+        {"set 'network.width' to that of the weights, 8": {"width": 8}},
     ),
     Case(
         "solver 'cvxpylayers' is for maps of up to",
@@ -126,7 +143,11 @@ def test_run_with_fitting_network_ends(case: Case, tmp_path: Path) -> None:
     write_inputs(tmp_path)
 
     def attempt(values: Values) -> None:
-        named = {"out": str(tmp_path), "data-dir": str(tmp_path), "run-name": f"run{next(names)}"}
+        named = {
+            "run.out": str(tmp_path),
+            "data.dir": str(tmp_path),
+            "run.name": f"run{next(names)}",
+        }
         settings = resolve(changed(values, named))
         run_inline(settings, len(silo_names(settings.common)))
 
@@ -137,14 +158,14 @@ def test_two_channel_images_with_other_network_than_vit_run() -> None:
     def build(**more: Any) -> None:
         build_classifier(CommonSettings(**{**VIT_FIELDS, **more}), Task((2, 16, 16), 3))
 
-    assert "has 2 channels: choose another 'network'" in refused(build)
+    assert "has 2 channels: choose another 'network.name'" in refused(build)
     assert not refused(lambda: build(network="conv", width=4))
 
 
 def test_segmentation_of_larger_images_runs() -> None:
     settings = CommonSettings(width=4)
     said = refused(lambda: build_segmentation("unet", settings, Task((1, 7, 7), 2)))
-    assert "leaves nothing of 7x7 pixels: set 'image-size'" in said
+    assert "leaves nothing of 7x7 pixels: set 'data.image-size'" in said
     assert not refused(lambda: build_segmentation("unet", settings, Task((1, 16, 16), 2)))
 
 
@@ -154,7 +175,7 @@ def test_segmentation_with_patches_that_can_be_halved_to_runs() -> None:
         build_segmentation(kind, settings, Task((1, 48, 48), 2))
 
     said = refused(lambda: build(6))
-    assert "have 6 pixels: set 'backbone-patch' to 8 or 16, or choose another network" in said
+    assert "have 6 pixels: set 'vit.backbone-patch' to 8 or 16, or choose another network" in said
     assert not any(refused(lambda patch=patch: build(patch)) for patch in (8, 16))
     assert not refused(lambda: build(6, "vit"))
 
@@ -163,16 +184,16 @@ def test_swin_with_fitting_images_or_other_network_is_finetuned(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["finetune", "--task", "segmentation", "--weights", "scratch", "--site", "human"]
-    words += ["--dataset", "angiogram-phantom", "--set", "sample-share=0.08", "--seeds", "1"]
-    words += ["--epochs", "1", "--device", "cpu", "--set", "width=4"]
+    words += ["--dataset", "angiogram-phantom", "--set", "split.sample-share=0.08", "--seeds", "1"]
+    words += ["--epochs", "1", "--device", "cpu", "--set", "network.width=4"]
 
     def said(network: str, size: int) -> str:
-        more = ["--network", network, "--set", f"image-size={size}"]
+        more = ["--network", network, "--set", f"data.image-size={size}"]
         main([*words, *more, "--out", str(tmp_path / f"{network}-{size}")])
         return capsys.readouterr().err
 
     told = said("swin", 20)
-    assert "these are 20x20: set 'image-size', or choose another network" in told
+    assert "these are 20x20: set 'data.image-size', or choose another network" in told
     assert not said("swin", 16)
     assert not said("unet", 20)
 
@@ -191,7 +212,7 @@ def test_distillation_at_lower_rate_does_not_diverge() -> None:
 
     said = refused(lambda: distil(1e12))
     assert "the feature map of the teacher contains non-finite values" in said
-    assert "its training diverged: lower 'learning-rate'" in said
+    assert "its training diverged: lower 'train.learning-rate'" in said
     assert not refused(lambda: distil(0.001))
 
 
@@ -199,7 +220,7 @@ def test_emd_of_moderate_maps_is_computed_and_of_diverged_maps_refused() -> None
     maps = torch.randn(2, 2, 2, 16, generator=torch.Generator().manual_seed(0))
     said = refused(lambda: batch_closeness(1e25 * maps, 1e25 * maps, FedEFMSettings()))
     assert "costs or masses contain non-finite values, because one of" in said
-    assert "diverged: lower 'learning-rate'" in said
+    assert "diverged: lower 'train.learning-rate'" in said
     assert not refused(lambda: batch_closeness(maps, 10 * maps, FedEFMSettings()))
 
 

@@ -11,12 +11,13 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.federation import SITES, Federation
 from tests.support.fixes import Case, Values, check, refused, tiny
+from tests.support.keys import as_keys
 
-SECURE: Values = {"clip-norm": 1.0, "secure-aggregation": "secagg"}
+SECURE: Values = {"secure.clip-norm": 1.0, "secure.aggregation": "secagg"}
 PRIVATE: Values = {
-    "sample-clip-norm": 1.0,
-    "noise-multiplier": 4.0,
-    "standardise": "declared",
+    "privacy.sample-clip-norm": 1.0,
+    "privacy.noise-multiplier": 4.0,
+    "data.standardise": "declared",
 }
 # Parts of the errors that the functions below try
 TRIED = (
@@ -31,41 +32,53 @@ CASES = [
         {"set it to 'secagg'": {"secure-aggregation": "secagg"}},
     ),
     Case(
-        "each site reports its own epsilon; set 'trust' to 'nobody', or 'sample-clip-norm' to 0",
+        "each site reports its own epsilon; set 'privacy.trust' to 'nobody', or "
+        "'privacy.sample-clip-norm' to 0",
         {
             **tiny("fedavg"),
             **SECURE,
-            "trust": "sums",
-            "sample-clip-norm": 1.0,
-            "noise-multiplier": 2.0,
+            "privacy.trust": "sums",
+            "privacy.sample-clip-norm": 1.0,
+            "privacy.noise-multiplier": 2.0,
         },
         {
-            "set 'trust' to 'nobody'": {"trust": "nobody"},
-            "'sample-clip-norm' to 0": {"sample-clip-norm": 0.0, "noise-multiplier": 0.0},
+            "set 'privacy.trust' to 'nobody'": {"trust": "nobody"},
+            "'privacy.sample-clip-norm' to 0": {
+                "privacy.sample-clip-norm": 0.0,
+                "privacy.noise-multiplier": 0.0,
+            },
         },
     ),
     Case(
         "which has not been tested with noise: set",
         {
             **tiny("fedavg"),
-            "sample-clip-norm": 1.0,
-            "noise-multiplier": 2.0,
-            "wire-precision": "bf16",
+            "privacy.sample-clip-norm": 1.0,
+            "privacy.noise-multiplier": 2.0,
+            "server.wire-precision": "bf16",
         },
-        {"set 'wire-precision' and 'wire-down' to 'fp32'": {"wire-precision": "fp32"}},
+        {
+            "set 'server.wire-precision' and 'server.wire-down' to 'fp32'": {
+                "server.wire-precision": "fp32"
+            }
+        },
     ),
     Case(
         "masks cancel only in sums of whole updates; set",
-        {**tiny("fedavg"), **SECURE, "clip-norm": 2.0, "wire-down": "bf16"},
-        {"set 'wire-precision' and 'wire-down' to 'fp32'": {"wire-down": "fp32"}},
+        {**tiny("fedavg"), **SECURE, "secure.clip-norm": 2.0, "server.wire-down": "bf16"},
+        {
+            "set 'server.wire-precision' and 'server.wire-down' to 'fp32'": {
+                "server.wire-down": "fp32"
+            }
+        },
     ),
     Case(
-        "nothing that leaves is differentially private; set 'sample-clip-norm' and",
+        "nothing that leaves is differentially private; set 'privacy.sample-clip-norm' and",
         {**tiny("fedavg"), "trust": "nobody"},
         {
-            "set 'sample-clip-norm' and 'noise-multiplier'": {
-                "sample-clip-norm": 2.0,
-                "noise-multiplier": 2.0,
+            "set 'privacy.sample-clip-norm' and 'privacy.noise-multiplier'": {
+                "privacy.sample-clip-norm": 2.0,
+                "privacy.noise-multiplier": 2.0,
             }
         },
     ),
@@ -93,12 +106,12 @@ def test_private_run_at_lower_rate_does_not_diverge(tmp_path: Path) -> None:
     values = tiny("fedavg", rounds=1, optimiser="sgd", local_steps=2, out=str(tmp_path))
 
     def attempt(rate: float) -> str:
-        named: Values = {"learning-rate": rate, "run-name": f"run-{rate}"}
-        return refused(lambda: run_inline(resolve({**values, **SECURE, **named}), 3))
+        named: Values = {"train.learning-rate": rate, "run.name": f"run-{rate}"}
+        return refused(lambda: run_inline(resolve(as_keys({**values, **SECURE, **named})), 3))
 
     said = attempt(1e12)
     assert "non-finite values" in said
-    assert "nothing left the site; lower 'learning-rate'" in said
+    assert "nothing left the site; lower 'train.learning-rate'" in said
     assert not attempt(0.01)
 
 
@@ -106,7 +119,7 @@ def test_private_run_at_lower_rate_does_not_diverge(tmp_path: Path) -> None:
     ("way", "sites", "name", "known", "again"),
     [
         (PRIVATE, FEW, LEDGER, "what was spent in this run", {"resume": True}),
-        (SECURE, SITES[1:], SUMS, "whose sums were opened", {"out": "anew"}),
+        (SECURE, SITES[1:], SUMS, "whose sums were opened", {"run.out": "anew"}),
     ],
     ids=["ledger", "sums"],
 )
@@ -116,8 +129,8 @@ def test_lost_ledger_restored_or_in_new_run_is_accepted(
     federation = Federation(tmp_path)
 
     def attempt(**more: Value) -> str:
-        values = {"out": "first", "run-name": "run", **way, **more}
-        values["out"] = str(tmp_path / str(values["out"]))
+        values = {"run.out": "first", "run.name": "run", **way, **more}
+        values["run.out"] = str(tmp_path / str(values["run.out"]))
         return refused(lambda: federation.run(values, sites))
 
     assert not attempt()
@@ -127,7 +140,7 @@ def test_lost_ledger_restored_or_in_new_run_is_accepted(
     path.write_text("[")
     said = attempt(**again)
     assert f"{name} is damaged" in said
-    assert f"bring it back, or choose another 'run-name'; {known} is known by nothing" in said
-    assert not attempt(**{"run-name": "another"})
+    assert f"bring it back, or choose another 'run.name'; {known} is known by nothing" in said
+    assert not attempt(**{"run.name": "another"})
     path.write_text(whole)
     assert not attempt(**again)

@@ -11,15 +11,22 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.data_folders import write_tables
 from tests.support.fixes import HEART, Values, refused
+from tests.support.keys import as_keys
 
 # Parts of the errors that the functions below try
 TRIED = (
     "belongs to a run with other settings:",
     "if the site's ledger is of an earlier run of this name",
-    "resume with the same file, or choose another 'run-name'",
+    "resume with the same file, or choose another 'run.name'",
     "the sites or their data are not those of",
 )
-SMALL: Values = {**HEART, "method": "fedavg", "rounds": 1, "device": "cpu", "run-name": "run"}
+SMALL: Values = {
+    **HEART,
+    "method": "fedavg",
+    "rounds": 1,
+    "machine.device": "cpu",
+    "run.name": "run",
+}
 APP = importlib.import_module(
     "fedsilo.client_app.app"
 )  # the package has its app by the module's name
@@ -27,8 +34,8 @@ APP = importlib.import_module(
 
 def _attempt(folder: Path, nodes: int = 4, /, **more: Value) -> str:
     """Return why a run fails, empty where it has ended."""
-    named = {key.replace("_", "-"): value for key, value in more.items()}
-    settings = resolve({**SMALL, "out": str(folder), **named})
+    named = as_keys(more)
+    settings = resolve(as_keys({**SMALL, "run.out": str(folder), **named}))
     return refused(lambda: run_inline(settings, nodes))
 
 
@@ -49,7 +56,7 @@ def test_checkpoint_with_its_own_config_is_resumed(
     assert main(resume) == 1
     told = capsys.readouterr().err
     assert "belongs to a run with other settings: seed is 42 there and 5 here" in told
-    assert "resume with the same settings, or choose another 'run-name'" in told
+    assert "resume with the same settings, or choose another 'run.name'" in told
     assert not _attempt(tmp_path, run_name="other", seed=5)
     config.write_text(written)
     assert not _attempt(tmp_path, resume=True)
@@ -66,8 +73,8 @@ def test_changed_site_weights_restored_or_in_new_run_are_accepted(tmp_path: Path
     assert not attempt(1000)
     _cut_short(tmp_path)
     told = attempt(999, resume=True)
-    assert "'site-weights' agrees on 999 for site cleveland, and" in told
-    assert "resume with the same file, or choose another 'run-name'" in told
+    assert "'run.site-weights' agrees on 999 for site cleveland, and" in told
+    assert "resume with the same file, or choose another 'run.name'" in told
     assert not attempt(999, run_name="other")
     assert not attempt(1000, resume=True)
 
@@ -89,7 +96,7 @@ def test_changed_sites_or_data_restored_or_in_new_run_are_accepted(
         table.write_text(whole.replace(",a,", ",b,", 1))
     told = attempt(nodes, resume=True)
     assert "the sites or their data are not those of" in told
-    assert "resume with the same sites and data, or choose another 'run-name'" in told
+    assert "resume with the same sites and data, or choose another 'run.name'" in told
     assert not attempt(nodes, run_name="other")
     table.write_text(whole)
     assert not attempt(2, resume=True)

@@ -10,6 +10,7 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
 from fedsilo.strategies.meeting import participants
 from tests.support.fixes import HEART, Case, Values, changed, check, refused, tiny
+from tests.support.keys import as_keys
 from tests.support.tiny import TINY_METHOD, VIT
 
 # Parts of the errors that the functions below try
@@ -23,18 +24,18 @@ CASES = [
     Case(
         "does not take data set 'heart-synthetic', which is a table",
         HEART | {"method": "fedavg", "network": "conv", "rounds": 1},
-        {"'network' to logistic": {"network": "logistic"}, "or mlp": {"network": "mlp"}},
+        {"'network.name' to logistic": {"network": "logistic"}, "or mlp": {"network": "mlp"}},
     ),
     Case(
         "does not take data set 'digits', which is images",
         tiny("fedavg", network="mlp"),
-        {"'network' to conv": {"network": "conv"}, "resnet22": {"network": "resnet22"}},
+        {"'network.name' to conv": {"network": "conv"}, "resnet22": {"network": "resnet22"}},
     ),
     Case(
         "has no validation samples, on which UEFL judges uncertainty",
-        HEART | {"method": "uefl", "mc-passes": 2, "rounds": 2} | TINY_METHOD["uefl"],
+        HEART | {"method": "uefl", "train.mc-passes": 2, "rounds": 2} | TINY_METHOD["uefl"],
         {
-            "set 'val-folds'": {"val-folds": 4},
+            "set 'split.val-folds'": {"split.val-folds": 4},
             "set 'uefl.max-iterations' to 1": {"uefl.max-iterations": 1},
         },
     ),
@@ -49,22 +50,22 @@ CASES = [
     Case(
         "training diverged, its loss is",
         tiny("fedavg", learning_rate=1e30, optimiser="sgd"),
-        {"lower 'learning-rate'": {"learning-rate": 0.001}},
+        {"lower 'train.learning-rate'": {"train.learning-rate": 0.001}},
     ),
     Case(
         "not a finite number: if training has diverged",
         tiny("fedavg", learning_rate=1e6, optimiser="sgd", local_steps=2),
-        {"lower 'learning-rate'": {"learning-rate": 0.001}},
+        {"lower 'train.learning-rate'": {"train.learning-rate": 0.001}},
     ),
     Case(
         "contains non-finite values: if training has diverged",
         tiny("fedavg", learning_rate=1e6, optimiser="sgd"),
-        {"lower 'learning-rate'": {"learning-rate": 0.001}},
+        {"lower 'train.learning-rate'": {"train.learning-rate": 0.001}},
     ),
     Case(
         "has a number beyond",
         tiny("fedavg", learning_rate=1e6),
-        {"lower 'learning-rate'": {"learning-rate": 0.001}},
+        {"lower 'train.learning-rate'": {"train.learning-rate": 0.001}},
     ),
     Case(
         "and what the message asks for would make it",
@@ -79,7 +80,10 @@ CASES = [
     Case(
         "t-prompts would have no layer",
         tiny("fedevprompt", basic_layers=2),
-        {"lower it": {"basic-layers": 1}, "set 'prompt-sets' to 'g'": {"prompt-sets": "g"}},
+        {
+            "lower it": {"vit.basic-layers": 1},
+            "set 'vit.prompt-sets' to 'g'": {"vit.prompt-sets": "g"},
+        },
     ),
 ]
 
@@ -89,7 +93,7 @@ def test_refused_run_with_fix_ends(case: Case, tmp_path: Path) -> None:
     names = iter(range(100))
 
     def attempt(values: Values) -> None:
-        named = {"out": str(tmp_path), "run-name": f"run{next(names)}"}
+        named = {"run.out": str(tmp_path), "run.name": f"run{next(names)}"}
         settings = resolve(changed(values, named))
         run_inline(settings, len(silo_names(settings.common)))
 
@@ -99,8 +103,8 @@ def test_refused_run_with_fix_ends(case: Case, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("nodes", "wrong", "told", "fix"),
     [
-        (2, {"min-sites": 3}, "start more, or lower 'min-sites'", {"min-sites": 2}),
-        (4, {"silos": 3}, "start fewer SuperNodes, or raise 'silos'", {"silos": 4}),
+        (2, {"run.min-sites": 3}, "start more, or lower 'run.min-sites'", {"run.min-sites": 2}),
+        (4, {"silos": 3}, "start fewer SuperNodes, or raise 'split.silos'", {"silos": 4}),
     ],
 )
 def test_run_with_setting_for_its_nodes_ends(
@@ -115,21 +119,21 @@ def test_run_with_setting_for_its_nodes_ends(
     values = {**tiny("fedavg", rounds=1), "out": str(tmp_path)}
 
     def attempt(more: Values) -> None:
-        run_inline(resolve({**values, **more}), nodes)
+        run_inline(resolve(as_keys({**values, **more})), nodes)
 
     assert told in refused(lambda: attempt(wrong))
     assert not refused(lambda: attempt({**wrong, **fix}))
 
 
 def test_existing_run_directory_is_resumed_or_another_is_made(tmp_path: Path) -> None:
-    values = {**tiny("fedavg", rounds=1), "out": str(tmp_path), "run-name": "run"}
+    values = {**tiny("fedavg", rounds=1), "run.out": str(tmp_path), "run.name": "run"}
 
     def attempt(**more: Value) -> str:
-        named = {key.replace("_", "-"): value for key, value in more.items()}
-        return refused(lambda: run_inline(resolve({**values, **named}), 3))
+        named = as_keys(more)
+        return refused(lambda: run_inline(resolve(as_keys({**values, **named})), 3))
 
     assert not attempt()
-    assert "choose another 'run-name', set 'resume' to true to continue it" in attempt()
+    assert "choose another 'run.name', set 'run.resume' to true to continue it" in attempt()
     assert not attempt(resume=True)
     assert not attempt(run_name="other")
     said = attempt(resume=True, learning_rate=0.5)

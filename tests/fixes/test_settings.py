@@ -8,72 +8,85 @@ from tests.support.tiny import TINY
 
 CASES = [
     Case(
-        "setting 'gradient-checkpointing' has no effect with network",
+        "setting 'network.gradient-checkpointing' has no effect with network",
         tiny("fedavg", gradient_checkpointing=True),
         {
-            "remove it": {"gradient-checkpointing": GONE},
-            "set 'network' to 'resnet22'": {"network": "resnet22"},
+            "remove it": {"network.gradient-checkpointing": GONE},
+            "set 'network.name' to 'resnet22'": {"network": "resnet22"},
         },
     ),
     Case(
-        "setting 'classifier' has no effect with network",
+        "setting 'network.classifier' has no effect with network",
         tiny("fedavg", classifier="published"),
         {
             "remove it": {"classifier": GONE},
-            "set 'network' to 'resnet22'": {
+            "set 'network.name' to 'resnet22'": {
                 "network": "resnet22",
                 "backbone-weights": "weights.safetensors",
             },
         },
     ),
     Case(
-        "setting 'classifier' is 'published', and 'backbone-weights' names no file",
+        "setting 'network.classifier' is 'published', and 'vit.backbone-weights' names no file",
         tiny("fedavg", classifier="published", network="resnet22"),
         {
-            "set 'backbone-weights' to Wu et al.'s file": {
+            "set 'vit.backbone-weights' to Wu et al.'s file": {
                 "backbone-weights": "weights.safetensors"
             },
-            "'classifier' to 'seed'": {"classifier": "seed"},
+            "'network.classifier' to 'seed'": {"classifier": "seed"},
         },
     ),
     Case(
-        "setting 'leading-norm' has no effect with network",
+        "setting 'network.leading-norm' has no effect with network",
         tiny("fedavg", leading_norm=False, network="resnet22"),
-        {"remove it": {"leading-norm": GONE}, "set 'network' to 'conv'": {"network": "conv"}},
+        {
+            "remove it": {"network.leading-norm": GONE},
+            "set 'network.name' to 'conv'": {"network": "conv"},
+        },
     ),
     Case(
-        "setting 'prompt-length' has no effect with network",
+        "setting 'vit.prompt-length' has no effect with network",
         tiny("fedavg", prompt_length=3),
-        {"remove it": {"prompt-length": GONE}, "set 'network' to 'vit'": {"network": "vit"}},
+        {
+            "remove it": {"vit.prompt-length": GONE},
+            "set 'network.name' to 'vit'": {"network": "vit"},
+        },
     ),
     Case(
-        "setting 'evidence' has no effect with cross-entropy",
+        "setting 'train.evidence' has no effect with cross-entropy",
         tiny("fedavg", evidence="relu"),
-        {"remove it": {"evidence": GONE}, "set 'loss' to 'evidential'": {"loss": "evidential"}},
+        {
+            "remove it": {"evidence": GONE},
+            "set 'train.loss' to 'evidential'": {"loss": "evidential"},
+        },
     ),
     Case(
         "there is no epsilon without",
         tiny("fedavg", max_epsilon=4.0),
         {
-            "set both": {"sample-clip-norm": 1.0, "noise-multiplier": 2.0},
-            "remove 'max-epsilon'": {"max-epsilon": GONE},
+            "set both": {"privacy.sample-clip-norm": 1.0, "privacy.noise-multiplier": 2.0},
+            "remove 'privacy.max-epsilon'": {"max-epsilon": GONE},
         },
     ),
     Case(
         "differential privacy needs both above 0; set both, or neither",
         tiny("fedavg", sample_clip_norm=1.0),
-        {"set both": {"noise-multiplier": 2.0}, "or neither": {"sample-clip-norm": GONE}},
+        {
+            "set both": {"privacy.noise-multiplier": 2.0},
+            "or neither": {"privacy.sample-clip-norm": GONE},
+        },
     ),
     Case(
         "means and deviations of a site's rows have no noise; set",
-        HEART | {"method": "fedavg", "sample-clip-norm": 1.0, "noise-multiplier": 1.0},
-        {"set 'standardise' to 'declared'": {"standardise": "declared"}},
+        HEART
+        | {"method": "fedavg", "privacy.sample-clip-norm": 1.0, "privacy.noise-multiplier": 1.0},
+        {"set 'data.standardise' to 'declared'": {"standardise": "declared"}},
     ),
     Case(
         "private batches are drawn anew for each step, a gradient at a time; leave",
         tiny("fedavg", sample_clip_norm=1.0, noise_multiplier=1.0)
-        | {"network": "resnet22", "gradient-checkpointing": True},
-        {"leave 'gradient-checkpointing'": {"gradient-checkpointing": GONE}},
+        | {"network.name": "resnet22", "network.gradient-checkpointing": True},
+        {"leave 'network.gradient-checkpointing'": {"network.gradient-checkpointing": GONE}},
     ),
     Case(
         "and centroids of a site's features have no",
@@ -94,14 +107,14 @@ CASES = [
     Case(
         "has no effect with data set 'digits'",
         tiny("fedavg", image_size=32),
-        {"remove it": {"image-size": GONE}},
+        {"remove it": {"data.image-size": GONE}},
     ),
     Case(
         "has no effect without partition 'unseen'",
         PHANTOM | {"method": "fedavg", "unseen": 0.5},
         {
             "remove it": {"unseen": GONE},
-            "set 'partition' to 'unseen'": {"partition": "unseen"},
+            "set 'split.partition' to 'unseen'": {"partition": "unseen"},
         },
     ),
     Case(
@@ -109,18 +122,18 @@ CASES = [
         HEART | {"method": "fedavg", "partition": "unseen"},
         {
             "choose another data set": {"dataset": "digits", "network": "auto"},
-            "set 'partition' to 'own'": {"partition": "own"},
+            "set 'split.partition' to 'own'": {"partition": "own"},
         },
     ),
     Case(
-        "does not take 'epoch-steps', epochs that span rounds",
+        "does not take 'train.epoch-steps', epochs that span rounds",
         tiny("uefl", local_epochs=2, batch_size=32, epoch_steps=4, pace=2),
-        {"set it to 0": {"epoch-steps": 0, "pace": GONE}},
+        {"set it to 0": {"train.epoch-steps": 0, "train.pace": GONE}},
     ),
     Case(
         "mixes probabilities, which are not evidence",
         tiny("picsr", rounds=14, loss="evidential"),
-        {"leave 'loss' at 'auto'": {"loss": "auto"}},
+        {"leave 'train.loss' at 'auto'": {"loss": "auto"}},
     ),
     Case(
         "is of images, and data set 'heart-synthetic' is a table",
@@ -128,20 +141,22 @@ CASES = [
         {"choose another": {"method": "fedavg"}},
     ),
     Case(
-        ": set 'sample-clip-norm' and 'noise-multiplier' to 0, or choose another method",
+        ": set 'privacy.sample-clip-norm' and 'privacy.noise-multiplier' to 0, or choose another "
+        "method",
         tiny("mix", sample_clip_norm=1.0, noise_multiplier=1.0),
         {
-            "set 'sample-clip-norm' and 'noise-multiplier' to 0": {
-                "sample-clip-norm": 0,
-                "noise-multiplier": 0,
+            "set 'privacy.sample-clip-norm' and 'privacy.noise-multiplier' to 0": {
+                "privacy.sample-clip-norm": 0,
+                "privacy.noise-multiplier": 0,
             },
             "choose another method": {"method": "fedavg"},
         },
     ),
     Case(
         "counts its epochs in steps",
-        TINY | {"method": "fedaligncl", "rounds": 40, "local-epochs": 2, "batch-size": 32},
-        {"set 'epoch-steps' (120": {"epoch-steps": 120, "pace": 40}},
+        TINY
+        | {"method": "fedaligncl", "rounds": 40, "train.local-epochs": 2, "train.batch-size": 32},
+        {"set 'train.epoch-steps' (120": {"train.epoch-steps": 120, "train.pace": 40}},
     ),
     Case(
         "alignment and curriculum would never begin",
@@ -162,13 +177,13 @@ CASES = [
     Case(
         "prompts a frozen ViT",
         tiny("fedevprompt", train_backbone=True),
-        {"'train-backbone' to false": {"train-backbone": False}},
+        {"'vit.train-backbone' to false": {"vit.train-backbone": False}},
     ),
     Case(
         "which has no b-prompts",
-        tiny("fedevprompt") | {"fedevprompt.shared-prompts": "b", "prompt-sets": "g"},
+        tiny("fedevprompt") | {"fedevprompt.shared-prompts": "b", "vit.prompt-sets": "g"},
         {
-            "set 'prompt-sets' to 'b-t'": {"prompt-sets": "b-t"},
+            "set 'vit.prompt-sets' to 'b-t'": {"vit.prompt-sets": "b-t"},
             "'fedevprompt.shared-prompts' to 'all'": {"fedevprompt.shared-prompts": "all"},
         },
     ),
@@ -183,7 +198,7 @@ CASES = [
     Case(
         "a site that is too small for a prototype would send its sums",
         HEART | {"method": "picsr", "picsr.prototype-min-count": 20},
-        {"raise 'sums-min-count'": {"sums-min-count": 20}},
+        {"raise 'privacy.sums-min-count'": {"sums-min-count": 20}},
     ),
     Case(
         "none is left for the router",

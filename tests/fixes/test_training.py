@@ -22,11 +22,11 @@ from tests.support.fixes import GONE, HEART, Case, Values, changed, check, refus
 # Parts of the errors that the functions below try
 TRIED = (
     "no step had finite gradients in fp16: set",
-    "a run keeps it only with 'early-stopping-metric' and a shared",
+    "a run keeps it only with 'server.early-stopping-metric' and a shared",
 )
-PRIVATE: Values = {"sample-clip-norm": 1.0, "noise-multiplier": 1.0}
+PRIVATE: Values = {"privacy.sample-clip-norm": 1.0, "privacy.noise-multiplier": 1.0}
 SCHEDULED: Values = {"schedule": "cosine"}
-STOPPED: Values = {"early-stopping-metric": "auc"}
+STOPPED: Values = {"server.early-stopping-metric": "auc"}
 
 
 def fedavg(**more: object) -> Values:
@@ -37,135 +37,156 @@ CASES = [
     Case(
         "sites are trained as one only if it is",
         fedavg(vectorised=2, class_weights="balanced"),
-        {"set 'vectorised' to 1": {"vectorised": 1}, "if it is none": {"class-weights": "none"}},
+        {
+            "set 'machine.vectorised' to 1": {"vectorised": 1},
+            "if it is none": {"train.class-weights": "none"},
+        },
     ),
     Case(
         "does more than train the received model: set",
         tiny("fedprox", vectorised=2),
-        {"set 'vectorised' to 1": {"vectorised": 1}},
+        {"set 'machine.vectorised' to 1": {"vectorised": 1}},
     ),
     Case(
         "does not take these settings (",
         fedavg(optimiser="lbfgs"),
-        {"change 'optimiser'": {"optimiser": "SGD"}},
+        {"change 'train.optimiser'": {"optimiser": "SGD"}},
     ),
     Case(
-        "Invalid momentum value: -1): change 'optimiser', 'optimiser-arguments' or",
+        "Invalid momentum value: -1): change 'train.optimiser', 'train.optimiser-arguments' or",
         fedavg(optimiser="sgd", optimiser_arguments="{momentum: -1}"),
-        {"'optimiser-arguments'": {"optimiser-arguments": "{momentum: 0.5}"}},
+        {"'train.optimiser-arguments'": {"train.optimiser-arguments": "{momentum: 0.5}"}},
     ),
     Case(
         "unexpected keyword argument 'weight_decay'",
         fedavg(optimiser="rprop", weight_decay=0.1),
-        {"or 'weight-decay'": {"weight-decay": GONE}},
+        {"or 'train.weight-decay'": {"train.weight-decay": GONE}},
     ),
     Case(
-        "'optimiser-arguments' has 'lr': set 'learning-rate' instead",
+        "'train.optimiser-arguments' has 'lr': set 'train.learning-rate' instead",
         fedavg(optimiser_arguments="{lr: 1}"),
-        {"set 'learning-rate'": {"learning-rate": 1.0, "optimiser-arguments": GONE}},
+        {
+            "set 'train.learning-rate'": {
+                "train.learning-rate": 1.0,
+                "train.optimiser-arguments": GONE,
+            }
+        },
     ),
     Case(
         "has a state of other shapes than its weights, which sites cannot keep over rounds: set",
         fedavg(optimiser="adafactor", optimiser_state="run"),
         {
-            "set 'optimiser-state' to 'round'": {"optimiser-state": "round"},
-            "choose another 'optimiser'": {"optimiser": "adam"},
+            "set 'train.optimiser-state' to 'round'": {"train.optimiser-state": "round"},
+            "choose another 'train.optimiser'": {"optimiser": "adam"},
         },
     ),
     Case(
         "takes eta_min: remove what it does not take",
         fedavg(schedule="cosine", schedule_arguments="{eta: 1}"),
-        {"remove what it does not take": {"schedule-arguments": "{eta_min: 1e-5}"}},
+        {"remove what it does not take": {"train.schedule-arguments": "{eta_min: 1e-5}"}},
     ),
     Case(
         "both set the learning rate: set",
         fedavg(schedule="cosine", rate_decay="inverse-sqrt"),
         {
-            "set 'rate-decay' to 'none'": {"rate-decay": "none"},
-            "remove 'schedule' and 'warm-up'": {"schedule": GONE},
+            "set 'train.rate-decay' to 'none'": {"train.rate-decay": "none"},
+            "remove 'train.schedule' and 'train.warm-up'": {"schedule": GONE},
         },
     ),
     Case(
-        "warms up by itself: remove 'warm-up', or set pct_start, its share, in",
+        "warms up by itself: remove 'train.warm-up', or set pct_start, its share, in",
         fedavg(schedule="one-cycle", warm_up=0.5),
         {
-            "remove 'warm-up'": {"warm-up": GONE},
-            "set pct_start": {"warm-up": GONE, "schedule-arguments": "{pct_start: 0.1}"},
+            "remove 'train.warm-up'": {"train.warm-up": GONE},
+            "set pct_start": {
+                "train.warm-up": GONE,
+                "train.schedule-arguments": "{pct_start: 0.1}",
+            },
         },
     ),
     Case(
         "rounds: lower it below 'rounds'",
         fedavg(warm_up=2.0),
-        {"lower it below 'rounds'": {"warm-up": 1.0}},
+        {"lower it below 'rounds'": {"train.warm-up": 1.0}},
     ),
     Case(
-        "needs the rounds of a step, above 0: set 'schedule-arguments' to",
+        "needs the rounds of a step, above 0: set 'train.schedule-arguments' to",
         fedavg(schedule="step"),
-        {"to {step_size: 10, gamma: 0.1}": {"schedule-arguments": "{step_size: 10, gamma: 0.1}"}},
+        {
+            "to {step_size: 10, gamma: 0.1}": {
+                "train.schedule-arguments": "{step_size: 10, gamma: 0.1}"
+            }
+        },
     ),
     Case(
         "cannot be made (",
         fedavg(schedule="step", schedule_arguments="{step_size: x}"),
-        {"change 'schedule-arguments'": {"schedule-arguments": "{step_size: 1}"}},
+        {"change 'train.schedule-arguments'": {"train.schedule-arguments": "{step_size: 1}"}},
     ),
     Case(
         "a learning rate would be negative or infinite",
         fedavg(schedule="cosine", schedule_arguments="{eta_min: -1}"),
-        {"change 'schedule-arguments'": {"schedule-arguments": GONE}},
+        {"change 'train.schedule-arguments'": {"train.schedule-arguments": GONE}},
     ),
     Case(
         "' is refused (",
         fedavg(augmentation="[{RandomRotation: {degres: 5}}]"),
-        {"change 'augmentation'": {"augmentation": "[{RandomRotation: {degrees: 5}}]"}},
+        {"change 'train.augmentation'": {"augmentation": "[{RandomRotation: {degrees: 5}}]"}},
     ),
     Case(
         "is for images, but data set 'heart-synthetic' is a table: remove",
         {**HEART, "method": "fedavg", "augmentation": "[RandomHorizontalFlip]"},
-        {"remove 'augmentation'": {"augmentation": GONE}},
+        {"remove 'train.augmentation'": {"augmentation": GONE}},
     ),
     Case(
         "are for the cross-entropy, but the loss is evidential: set",
         fedavg(class_weights="balanced", loss="evidential"),
         {
-            "set 'loss' to 'cross-entropy'": {"loss": "cross-entropy"},
-            "'class-weights' to 'none'": {"class-weights": "none"},
+            "set 'train.loss' to 'cross-entropy'": {"loss": "cross-entropy"},
+            "'train.class-weights' to 'none'": {"train.class-weights": "none"},
         },
     ),
     Case(
         "these weights come from counts of patients without noise; set",
         fedavg(class_weights="balanced", **PRIVATE),
         {
-            "set 'class-weights' to numbers": {"class-weights": "1,1,1,1,1,1,1,1,1,2"},
-            "to 'none'": {"class-weights": "none"},
+            "set 'train.class-weights' to numbers": {"train.class-weights": "1,1,1,1,1,1,1,1,1,2"},
+            "to 'none'": {"train.class-weights": "none"},
         },
     ),
     Case(
         "gradients of single samples are not scaled and would become 0; set",
         fedavg(precision="fp16", **PRIVATE),
-        {"set 'precision' to 'bf16'": {"precision": "bf16"}, "to 'fp32'": {"precision": "fp32"}},
+        {
+            "set 'machine.precision' to 'bf16'": {"precision": "bf16"},
+            "to 'fp32'": {"precision": "fp32"},
+        },
     ),
     Case(
         "aligns by a loss that is not scaled, as fp16 needs it: set",
         tiny("fedaligncl", precision="fp16"),
-        {"set 'precision' to 'bf16'": {"precision": "bf16"}, "to 'fp32'": {"precision": "fp32"}},
+        {
+            "set 'machine.precision' to 'bf16'": {"precision": "bf16"},
+            "to 'fp32'": {"precision": "fp32"},
+        },
     ),
     Case(
-        "has no effect without a metric: set 'early-stopping-metric'",
+        "has no effect without a metric: set 'server.early-stopping-metric'",
         fedavg(patience=3),
-        {"set 'early-stopping-metric'": STOPPED},
+        {"set 'server.early-stopping-metric'": STOPPED},
     ),
     Case(
         "has noise or is not reported: remove",
         fedavg(secure_aggregation="secagg", clip_norm=1.0, trust="sums", **STOPPED),
         {
-            "remove 'early-stopping-metric'": {"early-stopping-metric": GONE},
-            "at trust 'sums' choose accuracy": {"early-stopping-metric": "accuracy"},
+            "remove 'server.early-stopping-metric'": {"server.early-stopping-metric": GONE},
+            "at trust 'sums' choose accuracy": {"server.early-stopping-metric": "accuracy"},
         },
     ),
     Case(
-        "no round is measured: set 'evaluate-every' to 1",
+        "no round is measured: set 'server.evaluate-every' to 1",
         fedavg(evaluate_every=0, **STOPPED),
-        {"set 'evaluate-every' to 1": {"evaluate-every": 1}},
+        {"set 'server.evaluate-every' to 1": {"server.evaluate-every": 1}},
     ),
 ]
 RUN = [
@@ -175,16 +196,16 @@ RUN = [
         {name: {"precision": name.strip("'")} for name in ("'bf16'", "'fp32'", "'auto'")},
     ),
     Case(
-        "images must keep size and type; change 'augmentation'",
+        "images must keep size and type; change 'train.augmentation'",
         fedavg(augmentation="[{CenterCrop: {size: 12}}]", rounds=1),
-        {"change 'augmentation'": {"augmentation": "[{CenterCrop: {size: 16}}]"}},
+        {"change 'train.augmentation'": {"augmentation": "[{CenterCrop: {size: 16}}]"}},
     ),
     Case(
-        "but no site measures on validation samples: set 'val-folds', or remove",
+        "but no site measures on validation samples: set 'split.val-folds', or remove",
         {**HEART, "method": "fedavg", "rounds": 1, **STOPPED},
         {
-            "set 'val-folds'": {"val-folds": 5},
-            "remove 'early-stopping-metric'": {"early-stopping-metric": GONE},
+            "set 'split.val-folds'": {"split.val-folds": 5},
+            "remove 'server.early-stopping-metric'": {"server.early-stopping-metric": GONE},
         },
     ),
 ]
@@ -197,7 +218,7 @@ def attempt(tmp_path: Path) -> Callable[[Values], None]:
     names = iter(range(100))
 
     def run(values: Values) -> None:
-        named = {"out": str(tmp_path), "run-name": f"run{next(names)}"}
+        named = {"run.out": str(tmp_path), "run.name": f"run{next(names)}"}
         settings = resolve(changed(values, named))
         run_inline(settings, len(silo_names(settings.common)))
 
@@ -227,7 +248,7 @@ def test_training_that_overflows_in_fp16_continues_in_fp32() -> None:
         training = LocalTraining(network, split, settings, compute, (1,), objective=steep)
         return refused(training.run)
 
-    assert "set 'precision' to 'fp32'" in attempt(half=True)
+    assert "set 'machine.precision' to 'fp32'" in attempt(half=True)
     assert not attempt(half=False)
 
 
@@ -237,7 +258,7 @@ def test_run_without_best_model_opens_without_best(
     attempt(fedavg(rounds=1))
     run = load_run(tmp_path / "run0")
     said = refused(lambda: run.model("s1a", best=True))
-    assert "a run keeps it only with 'early-stopping-metric' and a shared model" in said
+    assert "a run keeps it only with 'server.early-stopping-metric' and a shared model" in said
     assert not refused(lambda: run.model("s1a"))
     attempt(fedavg(rounds=1, early_stopping_metric="accuracy"))
     assert not refused(lambda: load_run(tmp_path / "run1").model("s1a", best=True))

@@ -20,32 +20,32 @@ from tests.support.tiny import VIT
 SIZES: dict[str, Any] = {"embed_dim": 16, "depth": 2, "num_heads": 2, "patch_size": 4}
 # A ViT of timm's with nothing of it changed
 PLAIN: Values = {
-    "network": "vit",
-    "backbone": "vit_tiny_patch16_224",
-    "prompt-length": 1,
-    "basic-layers": 1,
-    "local-epochs": 1,
-    "mc-passes": 0,
+    "network.name": "vit",
+    "vit.backbone": "vit_tiny_patch16_224",
+    "vit.prompt-length": 1,
+    "vit.basic-layers": 1,
+    "train.local-epochs": 1,
+    "train.mc-passes": 0,
 }
-ON_DIGITS: Values = {**tiny("fedavg", rounds=1, mc_passes=0), "silo-train-size": 10}
+ON_DIGITS: Values = {**tiny("fedavg", rounds=1, mc_passes=0), "split.silo-train-size": 10}
 FROZEN: Values = {**ON_DIGITS, **VIT}
-TRAINED: Values = {**ON_DIGITS, **VIT, "train-backbone": True}
-OF_THE_WIDE: Changes = {"backbone-width": 32}
-OF_THE_DEEP: Changes = {"backbone-depth": 3}
+TRAINED: Values = {**ON_DIGITS, **VIT, "vit.train-backbone": True}
+OF_THE_WIDE: Changes = {"vit.backbone-width": 32}
+OF_THE_DEEP: Changes = {"vit.backbone-depth": 3}
 # A ResNet-22 that begins with a file's weights, and its classifier
 RADIOGRAPHS: Values = {
     **PHANTOM,
     "dataset": "mammography-phantom",
-    "sample-share": 0.02,
-    "image-size": 32,
+    "split.sample-share": 0.02,
+    "data.image-size": 32,
     "method": "fedavg",
-    "network": "resnet22",
-    "width": 2,
-    "classifier": "published",
+    "network.name": "resnet22",
+    "network.width": 2,
+    "network.classifier": "published",
     "rounds": 1,
-    "local-epochs": 1,
-    "mc-passes": 0,
-    "device": "cpu",
+    "train.local-epochs": 1,
+    "train.mc-passes": 0,
+    "machine.device": "cpu",
 }
 
 CASES = [
@@ -53,16 +53,16 @@ CASES = [
         "holds no classifier ('fc1_lcc.weight' is not in it): name Wu et al.'s",
         {**RADIOGRAPHS, "backbone-weights": "headless"},
         {
-            "name Wu et al.'s sample_image_model.p in 'backbone-weights'": {
+            "name Wu et al.'s sample_image_model.p in 'vit.backbone-weights'": {
                 "backbone-weights": "headed"
             },
-            "set 'classifier' to 'seed'": {"classifier": "seed"},
+            "set 'network.classifier' to 'seed'": {"classifier": "seed"},
         },
     ),
     Case(
-        "or not finite: set 'classifier' to 'seed'",
+        "or not finite: set 'network.classifier' to 'seed'",
         {**RADIOGRAPHS, "backbone-weights": "other-head"},
-        {"set 'classifier' to 'seed'": {"classifier": "seed"}},
+        {"set 'network.classifier' to 'seed'": {"classifier": "seed"}},
     ),
     Case(
         "'published', which has two classes, malignant or not, but the data",
@@ -76,23 +76,23 @@ CASES = [
         {"set it to 'seed'": {"classifier": "seed"}},
     ),
     Case(
-        "the sites would hold images that it has seen; set 'public-share' to the same",
+        "the sites would hold images that it has seen; set 'split.public-share' to the same",
         {
             **PHANTOM,
-            "sample-share": 0.01,
+            "split.sample-share": 0.01,
             **VIT,
-            "backbone-weights": "seen",
-            "backbone-patch": 8,
+            "vit.backbone-weights": "seen",
+            "vit.backbone-patch": 8,
             "method": "fedavg",
             "rounds": 1,
-            "local-epochs": 1,
-            "mc-passes": 0,
-            "device": "cpu",
+            "train.local-epochs": 1,
+            "train.mc-passes": 0,
+            "machine.device": "cpu",
         },
-        {"set 'public-share' to the same": {"public-share": 0.3}},
+        {"set 'split.public-share' to the same": {"split.public-share": 0.3}},
     ),
     Case(
-        "set 'backbone' and 'backbone-...' to those of the weights, or name other weights",
+        "set 'vit.backbone' and 'backbone-...' to those of the weights, or name other weights",
         {**FROZEN, "backbone-weights": "wide"},
         {
             "'backbone-...' to those of the weights": OF_THE_WIDE,
@@ -102,26 +102,26 @@ CASES = [
     Case(
         "'backbone-...' to those of the weights, or name other weights",
         {**ON_DIGITS, **PLAIN, "backbone-weights": "named"},
-        {"set 'backbone'": {"backbone": "test_vit"}},
+        {"set 'vit.backbone'": {"backbone": "test_vit"}},
     ),
     Case(
         "arrays of the blocks are not in it",
-        {**TRAINED, "initial-weights": "deep", "backbone-depth": 4},
+        {**TRAINED, "train.initial-weights": "deep", "vit.backbone-depth": 4},
         {
             "'backbone-...' to those of the weights": OF_THE_DEEP,
-            "or name other weights": {"initial-weights": "fitting", "backbone-depth": 2},
+            "or name other weights": {"train.initial-weights": "fitting", "vit.backbone-depth": 2},
         },
     ),
     Case(
-        "set 'backbone' and 'backbone-...' to those of the",
+        "set 'vit.backbone' and 'backbone-...' to those of the",
         {
             **ON_DIGITS,
             **PLAIN,
-            "backbone-weights": "random",
-            "train-backbone": True,
-            "initial-weights": "named",
+            "vit.backbone-weights": "random",
+            "vit.train-backbone": True,
+            "train.initial-weights": "named",
         },
-        {"set 'backbone'": {"backbone": "test_vit"}},
+        {"set 'vit.backbone'": {"backbone": "test_vit"}},
     ),
 ]
 
@@ -165,8 +165,8 @@ def test_run_with_refused_weights_and_fix_ends(case: Case, tmp_path: Path) -> No
     names = iter(range(10))
 
     def attempt(values: Values) -> None:
-        named: dict[str, Any] = {"out": str(tmp_path), "run-name": f"run{next(names)}"}
-        for key in ("backbone-weights", "initial-weights"):
+        named: dict[str, Any] = {"run.out": str(tmp_path), "run.name": f"run{next(names)}"}
+        for key in ("vit.backbone-weights", "train.initial-weights"):
             if (name := values.get(key)) in FILES:
                 path = tmp_path / f"{name}.safetensors"
                 FILES[str(name)](path)

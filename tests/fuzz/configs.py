@@ -53,8 +53,17 @@ _WEIGHTS = "north: 200\nsouth: 300\n"
 # Larger ones are honest work for hours, and no fault
 _COPIES = 20  # of a network: two sites' own and visiting ones, gradients, moments, replies
 _WORK = 64
-_LEAVE = frozenset({"out", "run-name", "resume", "purpose", "data-dir", "cache-dir"})
-_LEAVE |= {"reply-timeout", "away-timeout", "rounds", "track", "device", "silos"}
+_LEAVE = frozenset(
+    {"run.out", "run.name", "run.resume", "run.purpose", "data.dir", "data.cache-dir"}
+)
+_LEAVE |= {
+    "run.reply-timeout",
+    "run.away-timeout",
+    "rounds",
+    "run.track",
+    "machine.device",
+    "split.silos",
+}
 
 
 def kinds() -> list[Kind]:
@@ -216,7 +225,7 @@ def _runs(folder: Path) -> Callable[[Trial], None]:
     for method in METHODS:
         server_class(method)
         site_class(method)
-    settings = resolve(TINY | {"method": "fedavg", "out": str(folder), "run-name": "first"})
+    settings = resolve(TINY | {"method": "fedavg", "run.out": str(folder), "run.name": "first"})
     with redirect_stdout(io.StringIO()):
         run_inline(settings, 3)
     return _settings
@@ -226,11 +235,15 @@ def _settings(one: Trial) -> None:
     """Run settings that are allowed, one to three of them at an end of their range."""
     method = one.rng.choice(sorted(METHODS))
     values: dict[str, Value] = TINY | {"method": method} | TINY_METHOD.get(method, {})
-    values |= {"silos": 2, "rounds": 1, "silo-train-size": 20}
+    values |= {"split.silos": 2, "rounds": 1, "split.silo-train-size": 20}
     if one.rng.random() < 0.4 and method not in ("fedevprompt", "cdl", "uefl"):
         few = {key: value for key, value in values.items() if not key.startswith("silo")}
-        few.pop("width", None)
-        values = few | {"dataset": "heart-synthetic", "network": "logistic", "mc-passes": 0}
+        few.pop("network.width", None)
+        values = few | {
+            "dataset": "heart-synthetic",
+            "network.name": "logistic",
+            "train.mc-passes": 0,
+        }
     own, common = settings_class(method), CommonSettings
     keys = sorted(({*defaults(own), *defaults(common)}) - _LEAVE - {"method", "dataset"})
     for key in one.rng.sample(keys, one.rng.choice([1, 2, 3])):
@@ -239,10 +252,10 @@ def _settings(one: Trial) -> None:
     one.done.append(method)
 
     def run() -> None:
-        settings = resolve(values | {"out": str(one.folder / "runs"), "run-name": "run"})
+        settings = resolve(values | {"run.out": str(one.folder / "runs"), "run.name": "run"})
         _checked(one, settings)
         one.megabytes = _COPIES * _network_megabytes(settings.common)
-        nodes = 2 if "silos" in values else 4
+        nodes = 2 if "split.silos" in values else 4
         directory = run_inline(settings, nodes)
         one.faults += run_directory_faults(directory.path)
 
@@ -263,8 +276,8 @@ def _at_an_end(rng: Random, cls: type, key: str) -> Value:
         return not usual
     if isinstance(usual, str):
         return rng.choice([*rule.choices, usual])
-    low = next((b for b in (rule.minimum, rule.above) if math.isfinite(b)), -1e6)
-    high = next((b for b in (rule.maximum, rule.below) if math.isfinite(b)), 1e6)
+    low = rule.minimum if math.isfinite(rule.minimum) else -1e6
+    high = rule.maximum if math.isfinite(rule.maximum) else 1e6
     ends = [low, high, low + 1, 35, 2, usual]
     if isinstance(usual, int):
         return min(int(rng.choice(ends)), _WORK)

@@ -23,10 +23,11 @@ from tests.fuzz.driver import Kind, Trial
 from tests.fuzz.file_mutations import mutate_file
 from tests.fuzz.oracle import line_faults
 from tests.fuzz.replies import listening
+from tests.support.keys import as_keys
 from tests.support.made_data import MADE, SMALL, write_data
 from tests.support.tiny import TINY
 
-_DIGITS = ("silos", "silo-train-size", "silo-test-size")
+_DIGITS = ("split.silos", "split.silo-train-size", "split.silo-test-size")
 # Of what needs no files the smallest: a cache is a cache
 _MADE_UP: dict[str, dict[str, Value]] = {
     "digits": {key: TINY[key] for key in _DIGITS},
@@ -49,8 +50,8 @@ def kinds() -> list[Kind]:
 
 def _settings(name: str, data: Path, **more: Value) -> CommonSettings:
     own = SMALL.get(name, {}) | _MADE_UP.get(name, {})
-    named = {key.replace("_", "-"): value for key, value in more.items()}
-    values: dict[str, Value] = {"dataset": name, "data-dir": str(data), **own, **named}
+    named = as_keys(more)
+    values: dict[str, Value] = {"dataset": name, "data.dir": str(data), **own, **named}
     return resolve({"method": "fedavg", **values}).common
 
 
@@ -68,7 +69,7 @@ def _files(folder: Path, name: str) -> Callable[[Trial], None]:
         mutate_file(one.rng, data / one.rng.choice(names), one.done)
         one.megabytes = _asked_for(data)
         more: dict[str, Value] = {}
-        if "broken-images" in data_set(name).settings and one.rng.random() < 0.5:
+        if "data.broken-images" in data_set(name).settings and one.rng.random() < 0.5:
             more["broken_images"] = "skip"
         try:
             with listening(one):

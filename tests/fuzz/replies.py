@@ -35,17 +35,17 @@ from tests.support.tiny import TINY, TINY_METHOD
 SITES = 3
 _TABLE: dict[str, Value] = {
     "dataset": "heart-synthetic",
-    "network": "mlp",
-    "mc-passes": 2,
-    "val-folds": 4,
+    "network.name": "mlp",
+    "train.mc-passes": 2,
+    "split.val-folds": 4,
 }
 # Ways to send what FedAvg trains
 _WAYS: dict[str, dict[str, Value]] = {
     "secure": {"clip-norm": 2.0, "secure-aggregation": "secagg"},
-    "bf16": {"wire-precision": "bf16", "wire-down": "bf16"},
+    "bf16": {"server.wire-precision": "bf16", "server.wire-down": "bf16"},
 }
 _HELLOS: dict[str, dict[str, Value]] = {"digits": {}, "heart-synthetic": _TABLE}
-_ONLY_IMAGES = ("silos", "silo-train-size", "silo-test-size", "width")
+_ONLY_IMAGES = ("split.silos", "split.silo-train-size", "split.silo-test-size", "network.width")
 
 Key = tuple[int, str, int, int]
 
@@ -75,7 +75,7 @@ class _Answers:
     by_key: dict[Key, RecordDict]
 
     def settings(self, out: Path, min_sites: int) -> RunSettings:
-        named = {"run-name": "run", "out": str(out), "min-sites": min_sites}
+        named = {"run.name": "run", "run.out": str(out), "run.min-sites": min_sites}
         return resolve(self.values | named)
 
 
@@ -109,7 +109,7 @@ class _TakingGrid(InlineGrid):
 
 def _taken(folder: Path, values: dict[str, Value]) -> _Answers:
     """Run honestly, and return what the sites answered."""
-    settings = resolve(values | {"run-name": "honest", "out": str(folder)})
+    settings = resolve(values | {"run.name": "honest", "run.out": str(folder)})
     with flower_identity(), redirect_stdout(io.StringIO()):
         grid = _TakingGrid(settings.as_mapping())
         directory = run(grid, settings)

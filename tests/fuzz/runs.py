@@ -25,10 +25,10 @@ from tests.support.tiny import TINY, TINY_METHOD
 
 _HEART: dict[str, Value] = {
     "dataset": "heart-synthetic",
-    "network": "logistic",
-    "mc-passes": 0,
+    "network.name": "logistic",
+    "train.mc-passes": 0,
     "method": "fedavg",
-    "val-folds": 4,
+    "split.val-folds": 4,
     "rounds": 2,
 }
 _RUNS: dict[str, dict[str, Value]] = {
@@ -60,7 +60,7 @@ def kinds() -> list[Kind]:
 
 
 def _runs(folder: Path, name: str) -> Callable[[Trial], None]:
-    settings = resolve(_RUNS[name] | {"out": str(folder), "run-name": "run"})
+    settings = resolve(_RUNS[name] | {"run.out": str(folder), "run.name": "run"})
     with redirect_stdout(io.StringIO()):
         run = run_inline(settings, _NODES[name]).path
         main(["calibrate", str(run), "--site", _site(run), "--coverage", "0.7"])

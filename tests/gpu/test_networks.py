@@ -19,24 +19,24 @@ if not torch.cuda.is_available():
 
 NETWORKS: dict[str, dict[str, Value]] = {
     "conv": {},
-    "conv-unnormed": {"network": "conv", "leading-norm": False},
+    "conv-unnormed": {"network.name": "conv", "network.leading-norm": False},
     "resnet22": {"network": "resnet22"},
-    "resnet22-checkpointed": {"network": "resnet22", "gradient-checkpointing": True},
+    "resnet22-checkpointed": {"network.name": "resnet22", "network.gradient-checkpointing": True},
     "vit": {**VIT},
-    "vit-fine-tuned": {**VIT, "train-backbone": True},
+    "vit-fine-tuned": {**VIT, "vit.train-backbone": True},
     "logistic": {"dataset": "heart-synthetic", "network": "logistic"},
     "mlp": {"dataset": "heart-synthetic", "network": "mlp", "width": 8},
     "vgg16-bn": {
         "dataset": "dermoscopy-phantom",
-        "sample-share": 0.01,
-        "image-size": 32,
-        "network": "vgg16-bn",
+        "split.sample-share": 0.01,
+        "data.image-size": 32,
+        "network.name": "vgg16-bn",
     },
     "timm": {
         "dataset": "dermoscopy-phantom",
-        "sample-share": 0.01,
-        "image-size": 64,
-        "network": "timm:resnet10t",
+        "split.sample-share": 0.01,
+        "data.image-size": 64,
+        "network.name": "timm:resnet10t",
     },
 }
 
@@ -44,11 +44,16 @@ NETWORKS: dict[str, dict[str, Value]] = {
 @pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_network_trains_and_is_measured(name: str, precision: str, tmp_path: Path) -> None:
-    own = {"method": "fedavg", "device": "cuda", "precision": precision, "local-steps": 2}
-    values = TINY | own | NETWORKS[name] | {"run-name": "run", "out": str(tmp_path)}
+    own = {
+        "method": "fedavg",
+        "machine.device": "cuda",
+        "machine.precision": precision,
+        "train.local-steps": 2,
+    }
+    values = TINY | own | NETWORKS[name] | {"run.name": "run", "run.out": str(tmp_path)}
     if "dataset" in NETWORKS[name]:
         values = {key: value for key, value in values.items() if not key.startswith("silo")}
-    directory = run_inline(resolve(values), int(values.get("silos", 4)))
+    directory = run_inline(resolve(values), int(values.get("split.silos", 4)))
     assert directory.read_json("summary.json")["rounds"] == 2
 
 
@@ -57,7 +62,14 @@ def test_a_segmentation_network_is_trained_on_the_gpu(network: str, tmp_path: Pa
     words = ["finetune", "--task", "segmentation", "--dataset", "angiogram-phantom"]
     words += ["--weights", "scratch", "--seeds", "1", "--epochs", "1", "--network", network]
     words += ["--site", "human", "--device", "cuda", "--out", str(tmp_path / "out")]
-    words += ["--set", "sample-share=0.08", "--set", "image-size=64", "--set", "width=4"]
+    words += [
+        "--set",
+        "split.sample-share=0.08",
+        "--set",
+        "data.image-size=64",
+        "--set",
+        "network.width=4",
+    ]
     assert main(words) == 0
 
 

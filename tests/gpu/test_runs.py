@@ -26,9 +26,9 @@ if not torch.cuda.is_available():
 GPU = "cuda"
 ON_GPU: dict[str, Value] = {"device": GPU, "precision": "fp32"}
 PRIVATE: dict[str, Value] = {
-    "sample-clip-norm": 1.0,
-    "noise-multiplier": 2.0,
-    "trust": "nobody",
+    "privacy.sample-clip-norm": 1.0,
+    "privacy.noise-multiplier": 2.0,
+    "privacy.trust": "nobody",
 }
 
 Tiny = Callable[..., dict[str, Value]]
@@ -42,7 +42,7 @@ def finished(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Finished:
     @functools.cache
     def run(variant: str, turn: int = 0, **changes: Value) -> RunDirectory:
         values = tiny(str(VARIANTS[variant]["method"])) | VARIANTS[variant]
-        values |= {"rounds": 2, "run-name": "run", "out": str(tmp_path_factory.mktemp(variant))}
+        values |= {"rounds": 2, "run.name": "run", "run.out": str(tmp_path_factory.mktemp(variant))}
         values |= {name.replace("_", "-"): value for name, value in changes.items()}
         return run_inline(resolve(values), 3)
 
@@ -131,7 +131,7 @@ def test_half_precision_trains_every_paper(
 
 @pytest.mark.parametrize("variant", sorted(name for name in METHODS if not why_not_private(name)))
 def test_private_training_runs_on_the_gpu(variant: str, tiny: Tiny, tmp_path: Path) -> None:
-    values = tiny(variant) | PRIVATE | ON_GPU | {"run-name": "run", "out": str(tmp_path)}
+    values = tiny(variant) | PRIVATE | ON_GPU | {"run.name": "run", "run.out": str(tmp_path)}
     if variant == "uefl":
         values |= {"uefl.codeword-start": "gaussian", "uefl.refresh": "none"}
     directory = run_inline(resolve(values), 3)
@@ -142,7 +142,7 @@ def test_private_training_runs_on_the_gpu(variant: str, tiny: Tiny, tmp_path: Pa
 def test_processes_that_share_a_gpu_give_the_bytes_of_one(
     tiny: Tiny, finished: Finished, tmp_path: Path
 ) -> None:
-    values = tiny("fedavg") | ON_GPU | {"run-name": "run", "out": str(tmp_path)}
+    values = tiny("fedavg") | ON_GPU | {"run.name": "run", "run.out": str(tmp_path)}
     resources: dict[str, Value] = {
         "num-supernodes": 3,
         "init-args-num-gpus": 1,
@@ -160,7 +160,7 @@ def test_a_run_that_ended_early_resumes_to_the_same_bytes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     values = tiny(str(VARIANTS[variant]["method"])) | VARIANTS[variant] | ON_GPU
-    values |= {"run-name": "run", "out": str(tmp_path)}
+    values |= {"run.name": "run", "run.out": str(tmp_path)}
     with monkeypatch.context() as patch:
         patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", DyingGrid)
         DyingGrid.lives = 8  # three hellos, and some of the first round's
@@ -174,7 +174,7 @@ def test_a_run_that_ended_early_resumes_to_the_same_bytes(
 def test_predictions_of_a_gpus_run_have_the_figures_of_metrics_csv(
     method: str, tiny: Tiny, tmp_path: Path
 ) -> None:
-    values = tiny(method) | ON_GPU | {"run-name": "run", "out": str(tmp_path)}
+    values = tiny(method) | ON_GPU | {"run.name": "run", "run.out": str(tmp_path)}
     directory = run_inline(resolve(values), 3)
     found = predict(directory.path, site="s1a", split="test")
     rows = measured(directory)

@@ -38,11 +38,11 @@ END = 60.0  # seconds until what a killed command started has ended
 TABLES = {
     "dataset": "heart-synthetic",
     "rounds": 2,
-    "local-steps": 2,
-    "dropout": 0.0,
-    "mc-passes": 0,
-    "device": "cpu",
-    "batch-size": 16,
+    "train.local-steps": 2,
+    "network.dropout": 0.0,
+    "train.mc-passes": 0,
+    "machine.device": "cpu",
+    "train.batch-size": 16,
 }
 EXPERIMENTS = {
     **{
@@ -51,34 +51,37 @@ EXPERIMENTS = {
         }
         for method in METHODS
     },
-    "averaged": {"config": {"method": "fedavg", **TABLES}, "grid": {"learning-rate": [0.01, 0.1]}},
+    "averaged": {
+        "config": {"method": "fedavg", **TABLES},
+        "grid": {"train.learning-rate": [0.01, 0.1]},
+    },
     "alone": {"config": {"method": "local", **TABLES}},
     "skin": {
         "config": {
             "method": "fedevprompt",
             "dataset": "dermoscopy-phantom",
-            "image-size": 32,
-            "sample-share": 0.003,
-            "public-share": 0.3,
-            "network": "vit",
-            "backbone-weights": "tiny.safetensors",
-            "backbone-width": 16,
+            "data.image-size": 32,
+            "split.sample-share": 0.003,
+            "split.public-share": 0.3,
+            "network.name": "vit",
+            "vit.backbone-weights": "tiny.safetensors",
+            "vit.backbone-width": 16,
             "rounds": 1,
-            "backbone-depth": 2,
-            "backbone-heads": 2,
-            "backbone-patch": 8,
-            "device": "cpu",
-            "prompt-length": 2,
-            "basic-layers": 1,
-            "local-epochs": 1,
-            "dropout": 0.0,
-            "mc-passes": 0,
+            "vit.backbone-depth": 2,
+            "vit.backbone-heads": 2,
+            "vit.backbone-patch": 8,
+            "machine.device": "cpu",
+            "vit.prompt-length": 2,
+            "vit.basic-layers": 1,
+            "train.local-epochs": 1,
+            "network.dropout": 0.0,
+            "train.mc-passes": 0,
         }
     },
 }
 FILE = {
     "tuning": {"trials": 2, "folds": 2, "seeds": 1},
-    "pretraining": {"epochs": 2, "batch-size": 8, "warmup-epochs": 1},
+    "pretraining": {"epochs": 2, "train.batch-size": 8, "warmup-epochs": 1},
     "experiments": EXPERIMENTS,
 }
 FETCHED = "processed.cleveland.data"
@@ -147,8 +150,15 @@ COMMANDS: dict[str, Command] = {
         lambda out: [
             *("finetune", "--task", "classification", "--weights", "scratch"),
             *("--dataset", "angiogram-phantom", "--seeds", "1", "--epochs", "1"),
-            *("--set", "sample-share=0.03", "--set", "val-folds=2", "--set", "image-size=32"),
-            *("--set", "width=4", "--set", "batch-size=8"),
+            *(
+                "--set",
+                "split.sample-share=0.03",
+                "--set",
+                "split.val-folds=2",
+                "--set",
+                "data.image-size=32",
+            ),
+            *("--set", "network.width=4", "--set", "train.batch-size=8"),
             *("--device", "cpu", "--out", str(out / "finetuned")),
         ],
         ("finetuned/*.csv",),

@@ -59,5 +59,5 @@ __all__ = [
 @pytest.fixture
 def vit(tiny: Callable[..., dict[str, Any]]) -> dict[str, Any]:
     """Return the settings of a small prompted ViT."""
-    wanted = ("network", "backbone", "prompt-length", "basic-layers")
+    wanted = ("network.name", "vit.backbone", "vit.prompt-length", "vit.basic-layers")
     return {key: value for key, value in tiny("fedevprompt").items() if key.startswith(wanted)}

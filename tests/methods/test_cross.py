@@ -346,8 +346,8 @@ def metrics(directory: RunDirectory) -> dict[tuple[str, ...], str]:
 def test_the_diagonal_is_local_to_the_bit(
     changes: dict[str, Value], tiny: Tiny, inline_run: InlineRun
 ) -> None:
-    alone = inline_run(tiny("local", **changes) | {"run-name": "local"})
-    crossed = inline_run(tiny("cross", **changes) | {"run-name": "cross"}, draw=True)
+    alone = inline_run(tiny("local", **changes) | {"run.name": "local"})
+    crossed = inline_run(tiny("cross", **changes) | {"run.name": "cross"}, draw=True)
     found, local = metrics(crossed), metrics(alone)
     assert {k: v for k, v in found.items() if "-from-" not in k[3]} == local
     foreign = {key for key in found if "-from-" in key[3]}

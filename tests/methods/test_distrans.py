@@ -55,7 +55,7 @@ DIGITS = Task((1, 16, 16), 10)
 
 def settings(**values: Any) -> CommonSettings:
     named = {key.replace("_", "-"): value for key, value in values.items()}
-    return build(CommonSettings, {"method": "distrans", "width": 2, **named})
+    return build(CommonSettings, {"method": "distrans", "network.width": 2, **named})
 
 
 def double(alpha: float = 0.2, task: Task = DIGITS, **values: Any) -> DoubleChannelClassifier:

@@ -653,8 +653,8 @@ def test_without_noise_it_says_so_and_relative_noise_is_told_as_such(
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"epoch-steps": 0, "pace": 40}, ["epoch-steps"]),
-        ({"epoch-steps": 4, "pace": 3}, ["pace", "epoch-steps", 3]),
+        ({"train.epoch-steps": 0, "train.pace": 40}, ["train.epoch-steps"]),
+        ({"train.epoch-steps": 4, "train.pace": 3}, ["pace", "train.epoch-steps", 3]),
         ({"fedaligncl.warmup-epochs": 2}, [2, 1]),
         (
             {"fedaligncl.noise-variance": -0.001},
@@ -670,7 +670,7 @@ def test_settings_that_cannot_be_are_refused(
 ) -> None:
     values = tiny("fedaligncl") | changes
     if changes.get("dataset"):
-        for key in ("silos", "silo-train-size", "silo-test-size"):
+        for key in ("split.silos", "split.silo-train-size", "split.silo-test-size"):
             values.pop(key)
     with refuses(SettingError, *told):
         resolve(values)

@@ -244,7 +244,10 @@ def test_theta_is_sent_each_round_where_silos_go_on_from_it(
     def model(start: str, every: int) -> bytes:
         name = f"{start}-{every}"
         more = {"continue_from": start, "evaluate_every": every, "rounds": 3}
-        values = tiny("fedefm", topology="ring", **more) | {"run-name": name, "out": str(tmp_path)}
+        values = tiny("fedefm", topology="ring", **more) | {
+            "run.name": name,
+            "run.out": str(tmp_path),
+        }
         return (run_inline(resolve(values), 3).path / "model.safetensors").read_bytes()
 
     mean = model("mean", 1)
@@ -268,7 +271,7 @@ def test_a_silos_images_change_nothing_that_another_sends_before_their_models_me
 
         with monkeypatch.context() as patch:
             patch.setattr(opening, "load_silo", load)
-            name = {"run-name": altered or "plain", "out": str(tmp_path)}
+            name = {"run.name": altered or "plain", "run.out": str(tmp_path)}
             values = tiny("fedefm", topology="ring", silos=5, rounds=1) | name
             path = run_inline(resolve(values), 5).path
         arrays, _ = load_state(next((path / "checkpoints").glob("*.safetensors")))

@@ -581,18 +581,23 @@ def refused(common: dict[str, Any], **own: Any) -> str:
 )
 def test_what_is_no_frozen_vit_with_prompts_is_refused(common: dict[str, Any]) -> None:
     told = refused(common)
-    assert "set 'network' to 'vit', 'prompt-sets' to 'b-t' or 'g', and 'train-backbone'" in told
+    assert (
+        "set 'network.name' to 'vit', 'vit.prompt-sets' to 'b-t' or 'g', and 'vit.train-backbone'"
+        in told
+    )
 
 
 def test_cross_entropy_is_refused() -> None:
-    assert "'loss' is 'cross-entropy': method 'fedevprompt' is evidential" in refused(
+    assert "'train.loss' is 'cross-entropy': method 'fedevprompt' is evidential" in refused(
         {"loss": "cross-entropy"}
     )
 
 
 def test_b_prompts_cannot_be_averaged_where_there_are_none() -> None:
     told = refused({"prompt_sets": "g"}, shared_prompts="b")
-    said = "'fedevprompt.shared-prompts' is 'b' and 'prompt-sets' is 'g', which has no b-prompts"
+    said = (
+        "'fedevprompt.shared-prompts' is 'b' and 'vit.prompt-sets' is 'g', which has no b-prompts"
+    )
     assert said in told
 
 
@@ -1016,7 +1021,7 @@ def test_a_new_process_goes_on_from_the_sites_own_prompts_and_moments(
     inline_run: InlineRun, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     values = tiny("fedevprompt", optimiser="adamw", weight_decay=0.01)
-    values |= {"optimiser-state": "run"}
+    values |= {"train.optimiser-state": "run"}
     whole = inline_run(values, out=tmp_path / "whole").path
     with monkeypatch.context() as patch:
         patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", DyingGrid)
@@ -1025,7 +1030,9 @@ def test_a_new_process_goes_on_from_the_sites_own_prompts_and_moments(
             inline_run(values, out=tmp_path / "cut")
     cut = tmp_path / "cut" / "run"
     assert {path.name for path in cut.glob("sites/*/*")} == {"round-000001-00.safetensors"}
-    told = json.dumps({**values, "run-name": "run", "out": str(tmp_path / "cut"), "resume": True})
+    told = json.dumps(
+        {**values, "run.name": "run", "run.out": str(tmp_path / "cut"), "run.resume": True}
+    )
     command = [sys.executable, "-c", _GOES_ON, told]
     done = subprocess.run(command, capture_output=True, text=True, env=os.environ, check=False)
     assert done.returncode == 0, done.stderr
@@ -1066,7 +1073,7 @@ def started(
     """Return a function that runs two rounds over fake sites of two classes."""
 
     def start(min_sites: int = 0, **special: Behaviour) -> tuple[Any, FedEvPrompt]:
-        common = resolve({**tiny("fedevprompt"), "run-name": "run"}).common
+        common = resolve({**tiny("fedevprompt"), "run.name": "run"}).common
         counts = {"train": [30, 6], "val": [4, 0], "test": [5, 5]}
         facts = {
             site: dataclasses.replace(found, label_counts=counts, classes=2)
@@ -1143,7 +1150,7 @@ def test_good_maps_enter_the_buffer_of_every_site(started: Run) -> None:
 def test_a_site_stores_no_state_of_a_round_that_the_server_loses(
     spied_run: Run, tiny: Tiny, tmp_path: Path
 ) -> None:
-    values = tiny("fedevprompt") | {"optimiser-state": "run"}
+    values = tiny("fedevprompt") | {"train.optimiser-state": "run"}
     settings = resolve(values)
     spied_run(values)
     promise = settings_digest_of(settings.common, settings.own)
@@ -1162,7 +1169,7 @@ def test_the_scale_of_the_maps_changes_what_is_trained_and_not_what_travels(
     strong = {"fedevprompt.distillation-weight": 0.1}
     runs = {
         scale: inline_run(
-            tiny("fedevprompt") | strong | {"fedevprompt.map-scale": scale, "run-name": scale}
+            tiny("fedevprompt") | strong | {"fedevprompt.map-scale": scale, "run.name": scale}
         )
         for scale in ("sum", "max")
     }

@@ -214,7 +214,7 @@ def test_the_head_has_its_share_of_the_steps_and_neither_part_none(
 
 
 def test_fedrep_of_one_local_step_is_refused_before_a_run() -> None:
-    with refuses(SettingError, "local-steps", "1"):
+    with refuses(SettingError, "train.local-steps", "1"):
         FedRepSettings().check(CommonSettings(local_steps=1), is_table=False)
 
 

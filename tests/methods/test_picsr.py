@@ -965,7 +965,7 @@ def test_picsr_says_what_leaves_a_site(picsr: Build, own: dict[str, Any], said: 
     assert said in "\n".join(told)
     for always in ("the site's expert", "prototype, the mean", "router's weights", "quantiles"):
         assert any(always in line for line in told)
-    assert any("warm-up" in line for line in told) is (own == FINETUNED)
+    assert any("train.warm-up" in line for line in told) is (own == FINETUNED)
 
 
 # Whole runs. Whole runs of PICSR, over real sites and over sites that fail when a test wants it.
@@ -1194,7 +1194,9 @@ def test_a_site_of_few_samples_is_refused_before_anything_of_it_left(
         usual(PICSRSite(few) if session.silo.name == "s2a" else site, session)
 
     monkeypatch.setattr(PICSRSite, "admit", admit)
-    with pytest.raises(SiteError, match=rf"{FEW}.* 2 of 3 can and 3 are needed \('min-sites'\)"):
+    with pytest.raises(
+        SiteError, match=rf"{FEW}.* 2 of 3 can and 3 are needed \('run.min-sites'\)"
+    ):
         spied_run(tiny("picsr"))
     grid, strategy = spied_run(tiny("picsr", min_sites=2))
     assert strategy.method.participants.sites() == experts_of(strategy) == ["s1a", "s3a"]
@@ -1231,7 +1233,7 @@ def test_an_expert_that_overflows_on_its_own_prototype_stays_out(
     _, strategy = started(min_sites=2, s2a=overflows)
     reason = (
         "array 'expert/encoder.stages.0.weight' has a number beyond 1e+06: if training has "
-        "diverged, lower 'learning-rate'"
+        "diverged, lower 'train.learning-rate'"
     )
     assert recorder.failures == ([] if finite else [(2, "train", "s2a", reason)])
     assert experts_of(strategy) == (ALL if finite else ["s1a", "s3a"])

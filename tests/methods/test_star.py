@@ -30,7 +30,7 @@ def test_with_silos_of_one_size_it_is_fedavg_to_the_bit(
     tiny: Tiny, inline_run: Callable[..., RunDirectory]
 ) -> None:
     star, fedavg = (
-        inline_run(tiny(method) | {"run-name": method}) for method in ("star", "fedavg")
+        inline_run(tiny(method) | {"run.name": method}) for method in ("star", "fedavg")
     )
     ours, theirs = (load_file(run.path / "model.safetensors") for run in (star, fedavg))
     assert ours.keys() == theirs.keys()

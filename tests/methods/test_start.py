@@ -28,7 +28,7 @@ def _first(run: RunDirectory) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def start(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Return the file of a model that a run has trained."""
-    named = {"run-name": "before", "out": str(tmp_path_factory.mktemp("before"))}
+    named = {"run.name": "before", "run.out": str(tmp_path_factory.mktemp("before"))}
     run = run_inline(resolve(tiny("fedavg", rounds=1) | named), 3)
     return str(run.path / "model.safetensors")
 
@@ -36,8 +36,8 @@ def start(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def federated(tiny: Tiny, start: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """Return the first losses of FedAvg from that model."""
-    named = {"run-name": "federated", "out": str(tmp_path_factory.mktemp("federated"))}
-    values = tiny("fedavg", rounds=1) | named | {"initial-weights": start}
+    named = {"run.name": "federated", "run.out": str(tmp_path_factory.mktemp("federated"))}
+    values = tiny("fedavg", rounds=1) | named | {"train.initial-weights": start}
     return _first(run_inline(resolve(values), 3))
 
 
@@ -45,9 +45,9 @@ def federated(tiny: Tiny, start: str, tmp_path_factory: pytest.TempPathFactory) 
 def test_sites_that_keep_their_networks_start_where_fedavg_does(
     method: str, start: str, federated: dict[str, str], tiny: Tiny, inline_run: InlineRun
 ) -> None:
-    named = {"initial-weights": start, "rounds": 1}
-    alone = inline_run(tiny(method) | named | {"run-name": "alone"})
-    seeded = inline_run(tiny(method) | {"rounds": 1, "run-name": "seeded"})
+    named = {"train.initial-weights": start, "rounds": 1}
+    alone = inline_run(tiny(method) | named | {"run.name": "alone"})
+    seeded = inline_run(tiny(method) | {"rounds": 1, "run.name": "seeded"})
     assert len(_first(alone)) == 6
     assert _first(alone) == federated
     assert not set(_first(alone).items()) & set(_first(seeded).items())
@@ -57,7 +57,7 @@ def test_sites_that_keep_their_networks_start_where_fedavg_does(
 def test_experts_of_the_mixture_start_there_too(
     experts: str, start: str, federated: dict[str, str], tiny: Tiny, inline_run: InlineRun
 ) -> None:
-    named = {"initial-weights": start}
+    named = {"train.initial-weights": start}
     mixed = {"picsr.warmup-rounds": 1} if experts == "finetuned" else {}
     mixture = inline_run(tiny("picsr") | named | mixed | {"picsr.experts": experts, "rounds": 4})
     assert len(_first(mixture)) == 6
@@ -67,10 +67,10 @@ def test_experts_of_the_mixture_start_there_too(
 def test_prompts_and_heads_start_there_too(tiny: Tiny, inline_run: InlineRun) -> None:
     prompts = tiny("fedevprompt", rounds=1)
     shared = {k: v for k, v in prompts.items() if "." not in k} | {"method": "fedavg"}
-    before = inline_run(shared | {"run-name": "before"})
-    named = {"initial-weights": str(before.path / "model.safetensors")}
-    federated = inline_run(shared | named | {"run-name": "federated"})
-    alone = inline_run(prompts | named | {"run-name": "alone"})
+    before = inline_run(shared | {"run.name": "before"})
+    named = {"train.initial-weights": str(before.path / "model.safetensors")}
+    federated = inline_run(shared | named | {"run.name": "federated"})
+    alone = inline_run(prompts | named | {"run.name": "alone"})
     losses = [
         {k: v for k, v in _first(run).items() if k.endswith("/loss")} for run in (federated, alone)
     ]
@@ -79,7 +79,7 @@ def test_prompts_and_heads_start_there_too(tiny: Tiny, inline_run: InlineRun) ->
 
 
 def test_the_start_travels_once(start: str, spied_run: Callable[..., Any], tiny: Tiny) -> None:
-    grid, _ = spied_run(tiny("local") | {"initial-weights": start})
+    grid, _ = spied_run(tiny("local") | {"train.initial-weights": start})
     brought = [list(message.content.array_records.get(ARRAYS, {})) for message in grid.sent]
     with_start = [names for names in brought if names]
     assert len(with_start) == 3, "one for each site, in round 1"
@@ -92,4 +92,4 @@ def test_a_start_that_is_gone_is_told_before_anything_is_trained(
 ) -> None:
     start = str(tmp_path / "model.safetensors")
     with refuses(SettingError, "model.safetensors"):
-        inline_run(tiny("local") | {"initial-weights": start, "run-name": "gone"})
+        inline_run(tiny("local") | {"train.initial-weights": start, "run.name": "gone"})

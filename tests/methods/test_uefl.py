@@ -806,7 +806,7 @@ def test_a_site_without_validation_samples_is_refused_unless_nothing_is_judged(
     blind = {**participants.facts, "s2a": replace(participants.facts["s2a"], label_counts=counts)}
     common = CommonSettings(silos=3)
     there = Participants(blind, participants.nodes)
-    with refuses(SettingError, "s2a", "val-folds"):
+    with refuses(SettingError, "s2a", "split.val-folds"):
         UEFL(common, UEFLSettings(max_iterations=2), there).initial_state()
     assert UEFL(common, UEFLSettings(max_iterations=1), there).initial_state().arrays
 

@@ -37,9 +37,9 @@ assert run.sites[["train", "val", "test"]].sum().sum() == 50
 parts = {"train": pictures.select(range(40)), "test": pictures.select(range(40, 50))}
 datasets.DatasetDict(parts).save_to_disk("saved")
 print(*fetch("hf:saved", data_dir="data"), sep="\\n")
-own = {"dataset": "folder", "data-dir": "data/saved", "partition": "dirichlet", "silos": 2}
-run = simulate("fedavg", settings=small | own | {"concentration": 9.0}, name="cut")
-assert run.sites["test"].sum() == 10
+own = {"dataset": "folder", "data.dir": "data/saved", "split.partition": "dirichlet", "split.silos":
+2} run = simulate("fedavg", settings=small | own | {"concentration": 9.0}, name="cut") assert
+run.sites["test"].sum() == 10
 """
 
 
@@ -86,7 +86,9 @@ def test_data_sets_of_hugging_face_are_silos_as_objects_and_by_name(
     path.write_text(f"import sys\nsys.path.append({str(beside)!r})\n{HUGGING_FACE}")
     printed = test_wheel._run(sys.executable, str(path), cwd=tmp_path, installed=installed)
     assert "data/saved: 40 train, 10 test" in printed
-    assert "--set dataset=folder --set data-dir=data/saved --set partition=dirichlet" in printed
+    assert (
+        "--set dataset=folder --set data.dir=data/saved --set split.partition=dirichlet" in printed
+    )
 
 
 def test_without_its_package_a_data_set_of_hugging_face_says_what_to_install(

@@ -90,7 +90,13 @@ def test_a_wheel_lists_and_runs_experiments_from_an_empty_folder(
     listed = _run(*command, "experiments", cwd=tmp_path, installed=installed)
     assert re.search(r"\n  uefl-digits +digits, 9 silos", listed)
     assert "rounds = 30" in _run(*command, "settings", cwd=tmp_path, installed=installed)
-    changes = {"rounds": 1, "silos": 3, "silo-train-size": 20, "silo-test-size": 10, "width": 4}
+    changes = {
+        "rounds": 1,
+        "split.silos": 3,
+        "split.silo-train-size": 20,
+        "split.silo-test-size": 10,
+        "network.width": 4,
+    }
     sets = [f"--set={key}={value}" for key, value in changes.items()]
     options = ("--engine", engine, "--out", str(tmp_path / "runs"), "--name", "tiny")
     _run(*command, "simulate", "fedavg-digits", *options, *sets, cwd=tmp_path, installed=installed)

@@ -7,9 +7,10 @@ import pytest
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.inline_engine import run_inline
+from tests.support.keys import as_keys
 from tests.support.tiny import TINY, VIT
 
-DIGITS: dict[str, Value] = TINY | {"silo-test-size": 15, "mc-passes": 1}
+DIGITS: dict[str, Value] = TINY | {"split.silo-test-size": 15, "train.mc-passes": 1}
 RUNS: dict[str, dict[str, Value]] = {
     "fedavg": {"method": "fedavg"},
     "fedprox": {"method": "fedprox", "fedprox.proximal-mu": 0.5},
@@ -20,17 +21,21 @@ RUNS: dict[str, dict[str, Value]] = {
     "vit": {"method": "local", **VIT},
     "table": {"method": "fedavg"},
 }
-TABLE: dict[str, Value] = {"dataset": "heart-synthetic", "local-steps": 2, "width": 16}
-_OF_DIGITS = ("silos", "silo-train-size", "silo-test-size", "local-epochs")
+TABLE: dict[str, Value] = {
+    "dataset": "heart-synthetic",
+    "train.local-steps": 2,
+    "network.width": 16,
+}
+_OF_DIGITS = ("split.silos", "split.silo-train-size", "split.silo-test-size", "train.local-epochs")
 HEARTS: dict[str, Value] = {
     "dataset": "heart-synthetic",
-    "network": "mlp",
-    "width": 4,
+    "network.name": "mlp",
+    "network.width": 4,
     "rounds": 2,
-    "local-epochs": 1,
-    "batch-size": 32,
-    "mc-passes": 2,
-    "device": "cpu",
+    "train.local-epochs": 1,
+    "train.batch-size": 32,
+    "train.mc-passes": 2,
+    "machine.device": "cpu",
 }
 
 
@@ -39,7 +44,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with a finished run of each kind in RUNS; nothing may be written to it."""
     out = tmp_path_factory.mktemp("finished")
     for name, own in RUNS.items():
-        values = DIGITS | own | {"run-name": name, "out": str(out)}
+        values = DIGITS | own | {"run.name": name, "run.out": str(out)}
         if name == "table":
             values = {k: v for k, v in values.items() if k not in _OF_DIGITS} | TABLE
         run_inline(resolve(values), 4 if name == "table" else 3)
@@ -53,7 +58,7 @@ def hearts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for method in ("fedavg", "local"):
         for seed in (0, 1):
             own: dict[str, Value] = {"method": method, "seed": seed, "out": str(out)}
-            run_inline(resolve(HEARTS | own | {"run-name": f"{method}-seed{seed}"}), 4)
+            run_inline(resolve(as_keys(HEARTS | own) | {"run.name": f"{method}-seed{seed}"}), 4)
     return out
 
 
@@ -63,10 +68,10 @@ def private(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("private")
     own: dict[str, Value] = {
         "method": "fedavg",
-        "standardise": "declared",
-        "sample-clip-norm": 1.0,
-        "noise-multiplier": 2.0,
-        "out": str(out),
-        "run-name": "private",
+        "data.standardise": "declared",
+        "privacy.sample-clip-norm": 1.0,
+        "privacy.noise-multiplier": 2.0,
+        "run.out": str(out),
+        "run.name": "private",
     }
-    return run_inline(resolve(HEARTS | own), 4).path
+    return run_inline(resolve(as_keys(HEARTS | own)), 4).path

@@ -27,7 +27,7 @@ def _unchanged_log() -> Any:
 
 @pytest.mark.parametrize(
     ("settings", "told"),
-    [({"rounds": 0}, "at least 1"), ({"initial-weights": "none.pt"}, "'none.pt'")],
+    [({"rounds": 0}, "at least 1"), ({"train.initial-weights": "none.pt"}, "'none.pt'")],
 )
 def test_an_error_of_the_app_is_one_line(
     settings: dict[str, Any],

@@ -251,7 +251,7 @@ def spy_on_run(
     from fedsilo.server_app.config.settings import resolve
     from fedsilo.strategies.methods.registry import strategy_class
 
-    settings = resolve({"run-name": "run", **values})
+    settings = resolve({"run.name": "run", **values})
     grid = SpyGrid(app, settings.as_mapping(), partition_configs(len(SITES)))
     sites = meet_sites(grid, settings.common)
     method = strategy_class(settings.common.method)(settings.common, settings.own, sites)

@@ -28,7 +28,7 @@ def run_anywhere(strategy_class: type[FlowerStrategy], values: dict[str, Value])
         strategy = strategy_class(context.run_config)
         results.append(strategy.start(grid, ArrayRecord(), num_rounds=strategy.rounds))
 
-    with flower_identity():  # the run config has no 'run-name', as on the page
+    with flower_identity():  # the run config has no 'run.name', as on the page
         grid = InlineGrid(client_app, values, partition_configs(3))
         server_app(grid, Context(1, 1, {}, RecordDict(), dict(values)))
     return results[0]

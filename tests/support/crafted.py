@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
+from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.messages import EVALUATE, HELLO, SURVEY, TRAIN
 from fedsilo.models.contract.methods import METHODS, settings_class, why_not_private
 from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import defaults, rule_of
+from fedsilo.models.contract.settings_schema import build, defaults
 from fedsilo.models.methods.moon import build_projection
 from tests.support.attackers.planes import FEATURES, WAYS
 from tests.support.neighbours import Patient, Question
@@ -36,8 +37,13 @@ _SHAPES = {
 }
 # Settings of a run that scale, weigh or lengthen what patients do
 _SCALES = (
-    *("sample-clip-norm", "noise-multiplier", "statistics-clip-norm", "statistics-noise"),
-    *("learning-rate", "weight-decay", "max-epsilon", "clip-norm"),
+    *(
+        "privacy.sample-clip-norm",
+        "privacy.noise-multiplier",
+        "privacy.statistics-clip-norm",
+        "privacy.statistics-noise",
+    ),
+    *("train.learning-rate", "train.weight-decay", "privacy.max-epsilon", "secure.clip-norm"),
 )
 
 
@@ -57,23 +63,23 @@ def cases(draw: st.DrawFn) -> Case:
     """Return a case."""
     method = draw(st.sampled_from(METHODS_HERE))
     run: dict[str, Any] = {
-        "network": "mlp",
-        "width": WIDTH,
-        "dropout": 0.0,
-        "optimiser": draw(st.sampled_from(["sgd", "adam", "adamw", "rmsprop"])),
-        "batch-size": draw(st.sampled_from([8, 16, 64, 2**20])),
-        "local-steps": draw(st.integers(2, 4)),
-        "loss": draw(st.sampled_from(["cross-entropy", "cross-entropy", "evidential"])),
-        "precision": draw(st.sampled_from(["fp32", "fp32", "bf16"])),
+        "network.name": "mlp",
+        "network.width": WIDTH,
+        "network.dropout": 0.0,
+        "train.optimiser": draw(st.sampled_from(["sgd", "adam", "adamw", "rmsprop"])),
+        "train.batch-size": draw(st.sampled_from([8, 16, 64, 2**20])),
+        "train.local-steps": draw(st.integers(2, 4)),
+        "train.loss": draw(st.sampled_from(["cross-entropy", "cross-entropy", "evidential"])),
+        "machine.precision": draw(st.sampled_from(["fp32", "fp32", "bf16"])),
     }
     if run["loss"] != "evidential" and draw(st.booleans()):
         first, second = draw(NUMBER), draw(NUMBER)
-        run["class-weights"] = f"{abs(first):g},{abs(second):g}"
+        run["train.class-weights"] = f"{abs(first):g},{abs(second):g}"
     if method == "uefl":
         own = {"uefl.codes": 2, "uefl.codeword-start": "gaussian", "uefl.refresh": "none"}
         run |= own
     if method == "fedrep":
-        run["local-steps"] = 4
+        run["train.local-steps"] = 4
     for key in draw(st.sets(st.sampled_from(_SCALES), max_size=3)):
         run[key] = draw(_numbers(CommonSettings, key))
     own = settings_class(method)
@@ -95,8 +101,12 @@ def cases(draw: st.DrawFn) -> Case:
 def _numbers(draw: st.DrawFn, cls: type, key: str) -> float:
     """Return a number for a setting, one in eight times whatever its rule says."""
     number = draw(NUMBER)
-    allowed = rule_of(cls, key).allows(number) or draw(st.integers(0, 7)) == 0
-    return number if allowed else float(defaults(cls)[key])
+    try:
+        build(cls, {key: number})
+    except SettingError:
+        if draw(st.integers(0, 7)):
+            return float(defaults(cls)[key])
+    return number
 
 
 @st.composite

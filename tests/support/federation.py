@@ -11,18 +11,18 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity
 from fedsilo.server_app.run.runner import run
-from tests.support.keys import compare_keys
+from tests.support.keys import as_keys, compare_keys
 
 SITES = ("cleveland", "hungary", "switzerland", "va")  # of 'heart-synthetic'
 _USUAL: Mapping[str, Value] = {
     "method": "fedavg",
     "dataset": "heart-synthetic",
-    "network": "logistic",
-    "standardise": "site",
-    "mc-passes": 0,
+    "network.name": "logistic",
+    "data.standardise": "site",
+    "train.mc-passes": 0,
     "rounds": 1,
-    "local-steps": 2,
-    "device": "cpu",
+    "train.local-steps": 2,
+    "machine.device": "cpu",
 }
 
 
@@ -48,8 +48,8 @@ class Federation:
             FedsiloError: the run failed.
         """
         new = f"new-{next(self._new)}"
-        named = {"out": str(self.home / (out or new)), "run-name": new}
-        settings = resolve({**_USUAL, **named, **values})
+        named = {"run.out": str(self.home / (out or new)), "run.name": new}
+        settings = resolve(as_keys({**_USUAL, **named, **values}))
         with flower_identity():
             return run(
                 InlineGrid(app, settings.as_mapping(), [self._node(site) for site in sites]),

@@ -7,6 +7,7 @@ from typing import Any
 
 from fedsilo.models.contract.errors import FedsiloError
 from fedsilo.models.contract.settings_schema import Value
+from tests.support.keys import as_keys
 from tests.support.tiny import TINY, TINY_METHOD
 
 GONE = None  # the setting is taken away
@@ -14,8 +15,12 @@ GONE = None  # the setting is taken away
 Values = Mapping[str, Value]
 Changes = Mapping[str, Value | None]
 
-HEART: Values = {"dataset": "heart-synthetic", "network": "logistic", "mc-passes": 0}
-PHANTOM: Values = {"dataset": "angiogram-phantom", "image-size": 32, "sample-share": 0.02}
+HEART: Values = {"dataset": "heart-synthetic", "network.name": "logistic", "train.mc-passes": 0}
+PHANTOM: Values = {
+    "dataset": "angiogram-phantom",
+    "data.image-size": 32,
+    "split.sample-share": 0.02,
+}
 
 
 @dataclass(frozen=True)
@@ -37,13 +42,13 @@ class Case:
 
 
 def tiny(method: str, **more: Value) -> Values:
-    named = {key.replace("__", ".").replace("_", "-"): value for key, value in more.items()}
-    return TINY | {"method": method} | TINY_METHOD.get(method, {}) | named
+    named = as_keys(more)
+    return as_keys(TINY | {"method": method} | TINY_METHOD.get(method, {}) | named)
 
 
 def changed(values: Values, changes: Changes) -> dict[str, Value]:
     """Return settings with some changed, and those that are ``GONE`` away."""
-    merged = {**values, **changes}
+    merged = as_keys(values) | as_keys(changes)
     return {key: value for key, value in merged.items() if value is not None}
 
 

@@ -78,7 +78,7 @@ def record(variants: Iterable[str]) -> None:
     wanted = [name for name in VARIANTS if name in set(variants) or name not in known]
     for name in wanted:
         with tempfile.TemporaryDirectory() as out:
-            values = values_of(name) | {"run-name": "run", "out": out}
+            values = values_of(name) | {"run.name": "run", "run.out": out}
             known[name] = digests(run_inline(resolve(values), 3))
         content = {"machine": machine(), "runs": dict(sorted(known.items()))}
         write_atomically(PATH, json.dumps(content, indent=1) + "\n")

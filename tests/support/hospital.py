@@ -25,6 +25,7 @@ from fedsilo.models.contract.messages import (
 from fedsilo.models.maths.standardisation import pooled_statistics, standardise, sums_of
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.wire.records import to_record, unbundle
+from tests.support.keys import as_keys
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
@@ -54,15 +55,15 @@ class Hospital:
         usual = {
             "method": "fedavg",
             "dataset": "heart-synthetic",
-            "standardise": "site",
-            "network": "logistic",
-            "mc-passes": 0,
+            "data.standardise": "site",
+            "network.name": "logistic",
+            "train.mc-passes": 0,
             "rounds": 99,
-            "device": "cpu",
+            "machine.device": "cpu",
         }
         if self.run.get("dataset") == "images":  # no table, and no network of tables
-            del usual["standardise"], usual["network"]
-        config = resolve(usual | self.run).as_mapping() | self.unchecked
+            del usual["data.standardise"], usual["network.name"]
+        config = resolve(as_keys(usual | self.run)).as_mapping() | as_keys(self.unchecked)
         return Context(1, 1001, own, RecordDict(), config)
 
     def send(
@@ -106,7 +107,7 @@ class Hospital:
 
     def silo(self) -> Silo:
         """Return what the hospital holds: no server has it."""
-        data = ("dataset", "silos", "silo-train-size", "silo-test-size")
+        data = ("dataset", "split.silos", "split.silo-train-size", "split.silo-test-size")
         told = {key: self.run[key] for key in data if key in self.run}
         return load_silo(self.site, resolve({"dataset": "heart-synthetic"} | told).common)
 
@@ -117,7 +118,7 @@ class Hospital:
         if not silo.features:
             return np.asarray(inputs, dtype=np.float64)
         figures = pooled_statistics([sums_of(inputs)])
-        if self.run.get("standardise") == "declared" and silo.declared is not None:
+        if self.run.get("data.standardise") == "declared" and silo.declared is not None:
             figures = silo.declared
         return np.asarray(standardise(inputs, figures), dtype=np.float64)
 

@@ -32,11 +32,11 @@ _ISIC = "image,MEL,NV,BCC,AK,BKL,DF,VASC,SCC,UNK,target,center,fold,fold2"
 _FORMATS = ("png", "jpg", "bmp", "webp", "tif")
 # What makes a silo of a data set small; of others nothing is needed
 SMALL: dict[str, dict[str, Value]] = {
-    "pneumoniamnist": {"intensity-profiles": False},
-    "mini-mias": {"image-size": 16},
-    "isic2019": {"image-size": 16},
+    "pneumoniamnist": {"data.intensity-profiles": False},
+    "mini-mias": {"data.image-size": 16},
+    "isic2019": {"data.image-size": 16},
     **{
-        name: {"silos": 2, "silo-train-size": 10, "silo-test-size": 1}
+        name: {"split.silos": 2, "split.silo-train-size": 10, "split.silo-test-size": 1}
         for name in ("mnist", "fmnist", "cifar10", "cifar100", "gtsrb", *MEDMNIST)
     },
 }

@@ -30,6 +30,7 @@ from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class
 from fedsilo.strategies.wire.records import to_record, unpack
 from fedsilo.strategies.wire.reply import Reply
+from tests.support.keys import as_keys
 
 RATE = 0.1
 START = (1.0, -1.0)
@@ -128,9 +129,16 @@ def rounds_of(
     )
     monkeypatch.setattr(f"{method_file}.starting_network", lambda *_: None)
     monkeypatch.setattr(f"{method_file}.initial_weights", lambda _: start)
-    values = {"batch-size": 2, "optimiser": "sgd", "learning-rate": RATE, "local-epochs": 1}
+    values = {
+        "train.batch-size": 2,
+        "train.optimiser": "sgd",
+        "train.learning-rate": RATE,
+        "train.local-epochs": 1,
+    }
     values["rounds"] = rounds
-    settings = resolve({"method": method, "device": "cpu", "seed": 1, **values, **own})
+    settings = resolve(
+        as_keys({"method": method, "machine.device": "cpu", "seed": 1, **values, **own})
+    )
     facts = {
         site: SiteFacts(site, "D1", (1,), 2, {"train": [count]}, {})
         for site, count in zip(SITES, SAMPLES, strict=True)

@@ -83,7 +83,7 @@ def build_segmentation(kind: str, settings: CommonSettings, task: Task) -> Segme
             if min(size) < 8:
                 raise SettingError(
                     f"network 'unet' divides images by 8, which leaves nothing of {height}x{width} "
-                    "pixels: set 'image-size'"
+                    "pixels: set 'data.image-size'"
                 )
             pyramid = ConvPyramid(in_channels=channels, width=base)
         else:

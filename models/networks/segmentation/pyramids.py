@@ -171,7 +171,7 @@ def _halvings(patch: int) -> int:
     if patch != 2**steps or steps == 0:
         raise SettingError(
             f"network 'transunet' halves images until a patch is one cell, but the ViT's patches "
-            f"have {patch} pixels: set 'backbone-patch' to 8 or 16, or choose another network"
+            f"have {patch} pixels: set 'vit.backbone-patch' to 8 or 16, or choose another network"
         )
     return steps
 

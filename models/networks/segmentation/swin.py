@@ -17,7 +17,12 @@ from fedsilo.models.networks.segmentation.pyramids import (
     pixel_head,
 )
 
-_DEPTHS = (2, 2, 6, 2)  # blocks per stage of Swin-T; at 'width' 16 the channels are Swin-T's too
+_DEPTHS = (
+    2,
+    2,
+    6,
+    2,
+)  # blocks per stage of Swin-T; at 'network.width' 16 the channels are Swin-T's too
 _PATCH = 4
 _LARGEST_WINDOW = 8
 _BLOCKS = 2  # blocks per decoder stage of Swin-Unet, as published
@@ -173,7 +178,7 @@ def swin_shape(size: tuple[int, int]) -> tuple[int, int]:
     if any(side % (2 * _PATCH) for side in size) or min(sides) < 4:
         raise SettingError(
             "Swin Transformers take images whose sides are multiples of 8 and at least 16, but "
-            f"these are {size[0]}x{size[1]}: set 'image-size', or choose another network"
+            f"these are {size[0]}x{size[1]}: set 'data.image-size', or choose another network"
         )
     stages = 1
     while stages < len(_DEPTHS) and all(s % 2 == 0 and s >= 8 for s in sides):

@@ -142,7 +142,7 @@ def predict(
     data_dir: DataDir = None,
     state_dir: StateDir = None,
     best: Annotated[
-        bool, "use the model of the best round ('early-stopping-metric'), not of the last"
+        bool, "use the model of the best round ('server.early-stopping-metric'), not of the last"
     ] = False,
     plugin: OwnPlugin = None,
     watch: Watch = lambda done, total: None,

@@ -22,8 +22,9 @@ import pandas as pd
 
 from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value, keys_with
+from fedsilo.models.contract.removed import with_current_keys
+from fedsilo.models.contract.settings import NETWORK_KEYS, CommonSettings
+from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.experiments import find_experiment, simulation_file
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.progress import bytes_text
@@ -37,11 +38,19 @@ COLUMNS = (
 )
 MARK = " *"  # follows the name of a row whose budget differs from the first row's
 _TOLERANCE = 0.1  # relative difference of steps or samples that still counts as equal
-_TRAINING = ("sites-per-round", "batch-size", "local-steps", "local-epochs", "epoch-steps", "pace")
-_REGULARISERS = {"dropout", "gradient-checkpointing"}  # network settings that are no start
+_TRAINING = (
+    "server.sites-per-round",
+    "train.batch-size",
+    "train.local-steps",
+    "train.local-epochs",
+    "train.epoch-steps",
+    "train.pace",
+)
+# Settings of the network that do not belong to its start
+_REGULARISERS = {"network.dropout", "network.gradient-checkpointing"}
 _START = (
-    *(key for key in keys_with(CommonSettings, "network") if key not in _REGULARISERS),
-    *("initial-weights", "backbone-weights"),
+    *(key for key in NETWORK_KEYS if key not in _REGULARISERS),
+    *("train.initial-weights", "vit.backbone-weights"),
 )
 # What reading a damaged chosen.json raises: of lists within lists, of 1e999 trials, and the rest
 _DAMAGES = (
@@ -192,8 +201,8 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
     ``trials`` is the number of points from which its settings were chosen.
     """
     common, values = settings.common, settings.as_mapping()
-    without = {"local-epochs"} if common.local_steps else set()
-    without |= {"local-epochs", "local-steps"} if common.epoch_steps else {"pace"}
+    without = {"train.local-epochs"} if common.local_steps else set()
+    without |= {"train.local-epochs", "train.local-steps"} if common.epoch_steps else {"train.pace"}
     given = {key: values[key] for key in ("rounds", *_TRAINING, *_START) if key not in without}
     return Budget(common.dataset, given, trials)
 
@@ -220,7 +229,8 @@ def tuned_over(settings: RunSettings, experiment: str) -> int:
         return 0
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        runs = document["chosen"].items() <= settings.as_mapping().items()
+        chosen = with_current_keys(document["chosen"], quietly=True)
+        runs = chosen.items() <= settings.as_mapping().items()
         return int(document["budget"]["trials"]) if runs else 0
     except _DAMAGES:
         return 0
@@ -242,8 +252,8 @@ def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
             raise SettingError(
                 f"the optimiser of experiment '{on}' continues over rounds, but that of "
                 f"'{restarts}' restarts in each round, so the comparison would be unfair: set "
-                f"'optimiser-state' to 'run' for all ('epoch-steps' of '{on}' is "
-                f"{experiments[on].epoch_steps}), or to 'round' if 'epoch-steps' is 0"
+                f"'train.optimiser-state' to 'run' for all ('train.epoch-steps' of '{on}' is "
+                f"{experiments[on].epoch_steps}), or to 'round' if 'train.epoch-steps' is 0"
             )
 
 

@@ -117,14 +117,19 @@ def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
 
 def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
     base, data = settings.as_mapping(), data_fingerprint(settings.common)
-    if "test-folds" not in data_set(str(base["dataset"])).settings:
+    if "split.test-folds" not in data_set(str(base["dataset"])).settings:
         raise SettingError(
             f"data set '{base['dataset']}' has a fixed split, so it cannot be cut into folds: use "
             "'fedsilo compare' with several seeds"
         )
     trials = []
     for repeat, fold in product(range(repeats), range(folds)):
-        cut = {"test-folds": folds, "test-fold": fold, "fold-seed": repeat, "seed": repeat}
+        cut = {
+            "split.test-folds": folds,
+            "split.test-fold": fold,
+            "split.fold-seed": repeat,
+            "seed": repeat,
+        }
         trials.append(
             Trial(trial_settings({**base, **cut}), {"repeat": repeat, "fold": fold}, data)
         )

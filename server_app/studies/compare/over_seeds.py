@@ -281,8 +281,8 @@ def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
         summaries.setdefault(job.experiment, {})[job.settings.common.seed] = summary
     if not any(summary["mean"] for summary in _all(summaries)):
         raise SettingError(
-            f"no site has {split} samples, so there is nothing to compare: set 'val-folds', or use "
-            "'fedsilo tune'"
+            f"no site has {split} samples, so there is nothing to compare: set 'split.val-folds', "
+            "or use 'fedsilo tune'"
         )
     return summaries
 
@@ -326,7 +326,7 @@ def refuse_one_split(jobs: Sequence[Job]) -> None:
             if cuts[0] == cuts[1]:
                 raise SettingError(
                     f"--splits: '{one.run_name}' and '{other.run_name}' have the same split, which "
-                    "'fold-seed' does not change: set 'test-folds', or remove --splits"
+                    "'split.fold-seed' does not change: set 'split.test-folds', or remove --splits"
                 )
 
 
@@ -340,9 +340,9 @@ def plan_job(
 ) -> Job:
     """Plan the run of an experiment with a seed; SettingError if a setting is wrong."""
     # The names differ, because otherwise a run with another split would be used in its place
-    own_split: dict[str, Value] = {"fold-seed": seed} if own_splits else {}
+    own_split: dict[str, Value] = {"split.fold-seed": seed} if own_splits else {}
     name = f"{experiment}-{'split' if own_splits else 'seed'}{seed}"
-    overrides = {"seed": seed, **own_split, "run-name": name}
+    overrides = {"seed": seed, **own_split, "run.name": name}
     settings, resources = plan_run(experiment, sources, supernodes=supernodes, overrides=overrides)
     return Job(experiment, settings, resources, engine)
 
@@ -359,7 +359,7 @@ def run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> 
     ended: list[str] = []
 
     def report_end(work: _Work, failure: Failure | None) -> None:
-        name = str(work.values["run-name"])
+        name = str(work.values["run.name"])
         if failure:
             raise RunFailedError(f"{name} failed: {failure.text}")
         ended.append(name)

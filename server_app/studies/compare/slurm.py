@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from fedsilo.models.contract.errors import RunFailedError, SettingError, needs_extra
 from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.config.settings import parse_assignment
+from fedsilo.server_app.config.settings import parse_pair
 
 Outcome = TypeVar("Outcome")
 SLURM = "slurm"
@@ -44,7 +44,7 @@ def read_jobs(text: str, parameters: list[str]) -> Jobs:
     if text == SLURM:
         if unset := [one for one in parameters if "=" not in one]:
             raise SettingError(f"--slurm {unset[0]}: write KEY=VALUE, for example mem_gb=4")
-        pairs = map(parse_assignment, parameters)
+        pairs = map(parse_pair, parameters)
         return Slurm({key.replace("-", "_"): value for key, value in pairs})
     if parameters:
         raise SettingError(f"--slurm needs --jobs slurm, but --jobs is {text}: change one of them")

@@ -64,9 +64,9 @@ class Trial:
 
 def trial_settings(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings of a trial: only the last round is measured, unless it may stop early."""
-    stops = values["early-stopping-metric"] != "none"
-    seldom = {} if stops else {"evaluate-every": 0}
-    return resolve({**values, **seldom, "run-name": ""})
+    stops = values["server.early-stopping-metric"] != "none"
+    seldom = {} if stops else {"server.evaluate-every": 0}
+    return resolve({**values, **seldom, "run.name": ""})
 
 
 FAILED = "failed"  # in place of a summary's content: why there is none

@@ -48,9 +48,9 @@ SHOWN = 5  # points in the table on the screen
 class Tuning:
     """The budget of tuning, the same for every experiment: 'tuning' in simulation.yaml."""
 
-    trials: int = setting(16, "points of the grid that are tried", minimum=1)
-    folds: int = setting(5, "validation folds of the training data", minimum=2)
-    seeds: int = setting(3, "seeds, each with another shuffling into folds", minimum=1)
+    trials: int = setting(16, "points of the grid that are tried", ge=1)
+    folds: int = setting(5, "validation folds of the training data", ge=2)
+    seeds: int = setting(3, "seeds, each with another shuffling into folds", ge=1)
 
 
 @dataclass(frozen=True)
@@ -166,7 +166,7 @@ def plan_search(
 
 def _fit_folds(budget: Tuning, dataset: str) -> Tuning:
     """Return the budget with one fold for a data set that has its own validation part."""
-    if "val-folds" not in data_set(dataset).settings:
+    if "split.val-folds" not in data_set(dataset).settings:
         return replace(budget, folds=1)
     if budget.folds < 2:
         raise SettingError(
@@ -206,7 +206,12 @@ def _trials(
     """Build the trials of one point: every fold of every seed's shuffling."""
     trials = []
     for seed, fold in product(range(budget.seeds), range(budget.folds)):
-        folds = {"val-folds": budget.folds, "val-fold": fold, "fold-seed": seed, "use-test": False}
+        folds = {
+            "split.val-folds": budget.folds,
+            "split.val-fold": fold,
+            "split.fold-seed": seed,
+            "split.use-test": False,
+        }
         cut = folds if budget.folds > 1 else {}
         try:
             settings = trial_settings({**base, **point, **cut, "seed": seed})

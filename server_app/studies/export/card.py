@@ -22,8 +22,9 @@ from fedsilo.models.contract.one_line import (
     markdown_text,
 )
 from fedsilo.models.contract.settings import SERVER, CommonSettings
-from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
+from fedsilo.models.contract.settings_schema import as_mapping, defaults
 from fedsilo.models.measures.intervals import Estimate, Interval, of_auc, wilson
+from fedsilo.server_app.config.settings import CIRCUMSTANCES
 from fedsilo.server_app.run.arguments import refuse_target
 from fedsilo.server_app.studies.finished_run import FinishedRun, Shown
 from fedsilo.server_app.studies.report.clinic import class_outcomes, final_figures
@@ -212,6 +213,6 @@ def _cell(run: Shown, site: str, metric: str) -> str:
 def _changed_settings(run: Shown) -> list[tuple[Markdown, Markdown]]:
     values = as_mapping(run.settings.common) | as_mapping(run.settings.own)
     usual = defaults(CommonSettings) | as_mapping(type(run.settings.own)())
-    unshown = {*keys_with(CommonSettings, "circumstance"), "method", "dataset", "seed"}
+    unshown = {*CIRCUMSTANCES, "method", "dataset", "seed"}
     changed = sorted(k for k, v in values.items() if k not in unshown and usual.get(k) != v)
     return [(markdown_code(key), markdown_code(values[key])) for key in changed]

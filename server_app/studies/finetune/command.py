@@ -157,7 +157,7 @@ def train(study: Study, network: nn.Module, seed: int) -> Trained:
         val = task.measure_split(network, data.val, settings, compute)
         if not math.isfinite(val["loss"]):
             raise SiteError(
-                "training diverged, validation loss is not finite: lower 'learning-rate'"
+                "training diverged, validation loss is not finite: lower 'train.learning-rate'"
             )
         curves.append((epoch, "train", "loss", loss))
         curves += [(epoch, "val", name, value) for name, value in val.items()]

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -43,17 +43,17 @@ _HELD_OUT = 10  # one in ten public images is held out from training to measure 
 class Pretraining:
     """How a backbone is trained, from ``pretraining`` in the simulation file."""
 
-    epochs: int = setting(100, "passes over the public images", minimum=1)
-    batch_size: int = setting(64, "images per step", minimum=2)
-    learning_rate: float = setting(1e-3, "highest step size of AdamW", above=0.0)
-    weight_decay: float = setting(0.05, "decoupled weight decay", minimum=0.0)
-    warmup_epochs: int = setting(5, "epochs of rising step size, cosine decay after", minimum=0)
-    drop_path: float = setting(0.1, "stochastic depth", minimum=0.0, below=1.0)
-    smoothing: float = setting(0.1, "label smoothing", minimum=0.0, below=1.0)
-    target: str = setting(
-        "diagnosis", "what dermoscopic images are classified by", choices=("nevus", "diagnosis")
+    epochs: int = setting(100, "passes over the public images", ge=1)
+    batch_size: int = setting(64, "images per step", ge=2)
+    learning_rate: float = setting(1e-3, "highest step size of AdamW", gt=0.0)
+    weight_decay: float = setting(0.05, "decoupled weight decay", ge=0.0)
+    warmup_epochs: int = setting(5, "epochs of rising step size, cosine decay after", ge=0)
+    drop_path: float = setting(0.1, "stochastic depth", ge=0.0, lt=1.0)
+    smoothing: float = setting(0.1, "label smoothing", ge=0.0, lt=1.0)
+    target: Literal["nevus", "diagnosis"] = setting(
+        "diagnosis", "what dermoscopic images are classified by"
     )
-    seed: int = setting(0, "seed of every random number", minimum=0)
+    seed: int = setting(0, "seed of every random number", ge=0)
 
 
 def pretrain(
@@ -61,8 +61,8 @@ def pretrain(
 ) -> Path:
     """Train an experiment's ViT, write the weights, and return their file.
 
-    The file is ``weights``, or the one that 'backbone-weights' names. ``say`` gets a line about the
-    images, and one after each tenth of the epochs.
+    The file is ``weights``, or the one that 'vit.backbone-weights' names. ``say`` gets a line about
+    the images, and one after each tenth of the epochs.
 
     Raises:
         FedsiloError: the experiment has no ViT or no public part, or training diverged.
@@ -97,24 +97,24 @@ def pretrain(
 def _public(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
     """Return the public images and their number of classes; DataError if they are too few."""
     chosen = cast(ImageDataSet, data_set(common.dataset))
-    if "target" in chosen.settings:
+    if "data.target" in chosen.settings:
         common = dataclasses.replace(common, target=recipe.target)
     places = find_places(common.data_dir, common.cache_dir)
     public = chosen.public(common, places)
     if len(public) < _FEWEST:
         raise DataError(
             f"the public part of '{common.dataset}' has {len(public)} images, but at least "
-            f"{_FEWEST} are needed: raise 'public-share'"
+            f"{_FEWEST} are needed: raise 'split.public-share'"
         )
     return public, len(chosen.classes(common, places))
 
 
 def _named_file(common: CommonSettings) -> Path:
-    """Return the file that 'backbone-weights' names, or raise a SettingError if it names none."""
+    """Return the file that 'vit.backbone-weights' names; SettingError if it names none."""
     named = common.backbone_weights
     if named in ("", "timm", "random"):
         raise SettingError(
-            f"setting 'backbone-weights' is '{named}', which names no file: set it, or give "
+            f"setting 'vit.backbone-weights' is '{named}', which names no file: set it, or give "
             "--save-as FILE"
         )
     return (
@@ -170,8 +170,8 @@ class _Trainer:
                     answers = self._logits(self.public.inputs[self.held_out[:1]])
                 if not math.isfinite(loss) or not answers.isfinite().all():
                     raise SettingError(
-                        f"pre-training diverged in epoch {epoch}: lower 'learning-rate' in the "
-                        "simulation file's 'pretraining'; no weights were written"
+                        f"pre-training diverged in epoch {epoch}: lower 'train.learning-rate' in "
+                        "the simulation file's 'pretraining'; no weights were written"
                     )
                 if epoch % max(recipe.epochs // 10, 1) == 0 or epoch == recipe.epochs:
                     metrics = self._metrics()

@@ -48,7 +48,7 @@ class RunModel:
     common: CommonSettings  # the run's, with this machine's data directory
     arrays: Mapping[str, Tensor]  # name -> array on the CPU
     classes: Classes
-    has_backbone: bool  # a ViT's is among the arrays; else it is that of 'backbone-weights'
+    has_backbone: bool  # a ViT's is among the arrays; else it is that of 'vit.backbone-weights'
 
     @property
     def network(self) -> str:
@@ -58,7 +58,7 @@ class RunModel:
 
 @dataclass(frozen=True)
 class PretrainedWeights:
-    """A ViT's or VGG16's weights as 'initial-weights' names them: a file, or a name of timm."""
+    """A ViT's or VGG16's weights, named as in 'train.initial-weights': a file, or timm's name."""
 
     label: str
     named: str
@@ -157,5 +157,5 @@ def _refuse_no_encoder(run_dir: Path, common: CommonSettings, arrays: Mapping[st
     if prompts_only and common.backbone_weights == "random":
         raise SettingError(
             f"{run_dir}: its ViT is frozen and random, so the run has trained no encoder: name a "
-            "run with 'train-backbone', or with 'backbone-weights'"
+            "run with 'vit.train-backbone', or with 'vit.backbone-weights'"
         )

@@ -10,12 +10,13 @@ from fedsilo.datasets.registry import check_data_settings, data_set
 from fedsilo.datasets.weights.initial_weights import refuse_seen_start
 from fedsilo.datasets.weights.provenance import PARTITION, refuse_other_provenance
 from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings import NETWORK_KEYS, CommonSettings
 from fedsilo.models.contract.settings_schema import (
     Value,
     as_mapping,
     build,
     defaults,
+    keys_in,
     keys_with,
     unknown_key,
 )
@@ -35,18 +36,23 @@ _DISTIL = "give --distil-epochs to let it learn that ViT's tokens first, "
 _CLASSIFIERS = ("conv", "vgg16-bn", "resnet22", "vit")
 
 _FILES = keys_with(CommonSettings, "files")
-_OF_NETWORK = frozenset(keys_with(CommonSettings, "network"))
-_OF_DATA = frozenset(keys_with(CommonSettings, "data", "files", "partition"))
-_OF_SITES = {"memory-format", "vectorised"}  # of training at the sites of a run alone
-_OF_TRAINING = frozenset(keys_with(CommonSettings, "step", "machine")) - _OF_SITES
+_OF_NETWORK = frozenset(NETWORK_KEYS)
+_OF_DATA = frozenset(("dataset", *keys_with(CommonSettings, "files", "partition")))
+_OF_SITES = {
+    "machine.memory-format",
+    "machine.vectorised",
+}  # of training at the sites of a run alone
+_OF_TRAINING = (
+    frozenset(keys_with(CommonSettings, "step") + keys_in(CommonSettings, "machine")) - _OF_SITES
+)
 _RECIPE: dict[str, Value] = {
-    "batch-size": 16,
-    "optimiser": "adamw",
-    "weight-decay": 0.01,
+    "train.batch-size": 16,
+    "train.optimiser": "adamw",
+    "train.weight-decay": 0.01,
     # The same for all networks, and fit for a new head: no evidence, no dropout when measuring
-    "loss": "cross-entropy",
-    "mc-passes": 0,
-    "local-epochs": 1,
+    "train.loss": "cross-entropy",
+    "train.mc-passes": 0,
+    "train.local-epochs": 1,
 }
 _VALIDATION_FOLDS = 5
 
@@ -130,15 +136,18 @@ def settings_of(
     if run_models and takes(network, run_models[0]):  # not if it only learns from the run's
         kept |= _OF_NETWORK
     values = {key: value for key, value in first.items() if key in kept}
-    values |= _RECIPE | {"dataset": dataset, "network": RUN_NETWORK.get(network, network) or "auto"}
-    if values["network"] == "vit":  # all of it is trained, from --weights or from the seed
-        values |= {"train-backbone": True, "backbone-weights": "random"}
+    values |= _RECIPE | {
+        "dataset": dataset,
+        "network.name": RUN_NETWORK.get(network, network) or "auto",
+    }
+    if values["network.name"] == "vit":  # all of it is trained, from --weights or from the seed
+        values |= {"vit.train-backbone": True, "vit.backbone-weights": "random"}
     cut_again = partition != "own" and of_data >= cut_keys(partition)
-    if "val-folds" in of_data and not values.get("val-folds") and not cut_again:
-        values["val-folds"] = _VALIDATION_FOLDS
+    if "split.val-folds" in of_data and not values.get("split.val-folds") and not cut_again:
+        values["split.val-folds"] = _VALIDATION_FOLDS
     settings = build(CommonSettings, _with_absolute_paths({**values, **changes}))
     check_data_settings(settings)
-    if not changes.keys() & {"val-folds", "val-fold"}:
+    if not changes.keys() & {"split.val-folds", "split.val-fold"}:
         places = find_places(settings.data_dir, settings.cache_dir)
         if data_set(settings.dataset).gives_validation(settings, places):
             settings = replace(settings, val_folds=0, val_fold=0)
@@ -174,7 +183,7 @@ def _of_data(dataset: str, partition: str, task: str) -> frozenset[str]:
     Masks belong to the data set's own sites, whatever silos a run has cut its images into.
     """
     own_keys = data_set(dataset).settings
-    if task == SEGMENTATION and "silos" not in own_keys:
+    if task == SEGMENTATION and "split.silos" not in own_keys:
         return (_OF_DATA | own_keys) - PARTITION
     return _OF_DATA | own_keys | cut_keys(partition)
 
@@ -192,7 +201,7 @@ def _refuse_unused(changes: Mapping[str, Value], of_data: frozenset[str]) -> Non
     for key in changes:
         if key not in defaults(CommonSettings):
             raise unknown_key(key, known)
-        if key in ("network", "dataset"):
+        if key in ("network.name", "dataset"):
             raise SettingError(f"--set {key}: give --{key} instead")
         if key not in known:
             raise SettingError(f"setting '{key}' has no effect with fine-tuning: remove it")

@@ -29,8 +29,8 @@ from fedsilo.server_app.studies.finished_run import chosen_of
 
 _MISSING = {
     "train": "no training images",
-    "val": "no validation images, which are needed to choose the epoch: set 'val-folds'",
-    "test": "no test images: set 'test-folds', or 'use-test' to true",
+    "val": "no validation images, which are needed to choose the epoch: set 'split.val-folds'",
+    "test": "no test images: set 'split.test-folds', or 'split.use-test' to true",
 }
 
 
@@ -96,7 +96,7 @@ def pooled_masks(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
     if len(shapes) > 1:
         raise DataError(
             f"sites {', '.join(sites)} have images of different sizes "
-            f"({', '.join(map(str, sorted(shapes)))}): set 'image-size'"
+            f"({', '.join(map(str, sorted(shapes)))}): set 'data.image-size'"
         )
     pooled = _pool(settings, silos)
     for name in ("train", "val"):

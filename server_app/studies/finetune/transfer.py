@@ -14,8 +14,8 @@ from fedsilo.datasets.weights.backbones import load_backbone
 from fedsilo.datasets.weights.initial_weights import load_initial_weights
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.seeding import seed_generators
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import keys_with
+from fedsilo.models.contract.settings import NETWORK_KEYS, CommonSettings
+from fedsilo.models.contract.settings_schema import keys_of
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.prompted_vit import PromptedViT
@@ -106,7 +106,7 @@ def _transfer_run(
     if not fitting:
         raise SettingError(
             f"none of the {len(run_model.arrays)} arrays of {run_model.label} (network "
-            f"'{run_model.network}') fits the network to be trained: leave 'width' and "
+            f"'{run_model.network}') fits the network to be trained: leave 'network.width' and "
             "'backbone-...' at the run's"
         )
     state = trunk.state_dict()
@@ -209,7 +209,7 @@ def token_loss(maps: Tensor, tokens: Tensor) -> Tensor:
 
 def vit_of(source: RunModel, settings: CommonSettings, input_shape: tuple[int, ...]) -> PromptedViT:
     """Return a run's ViT, frozen, for images of ``input_shape``; SettingError if it has no fit."""
-    fields = [key.replace("-", "_") for key in keys_with(CommonSettings, "network")]
+    fields = [name for name, key in keys_of(CommonSettings).items() if key in NETWORK_KEYS]
     of_run = {field: getattr(source.common, field) for field in fields}
     own = of_run | {"network": "vit", "train_backbone": True, "backbone_weights": "random"}
     common = dataclasses.replace(settings, **own)

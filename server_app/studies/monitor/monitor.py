@@ -107,7 +107,7 @@ def monitor(
     if len(kept) < floor:
         raise DataError(
             f"{data} has {len(kept)} cases that can be used, but a check needs {floor} "
-            "('sums-min-count'): collect more cases"
+            "('privacy.sums-min-count'): collect more cases"
         )
     labels = new.labels[kept]
     checks = [*_drift(model, new, floor)]

@@ -55,7 +55,7 @@ class Calibration:
             raise SettingError(
                 f"--coverage {coverage:g} needs {rows_needed(coverage)} validation rows, but site "
                 f"{self.site} was calibrated on {self.rows}: ask for less, or cut more by "
-                "'val-folds' in a new run"
+                "'split.val-folds' in a new run"
             )
         return limit
 
@@ -112,7 +112,8 @@ def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
     if len(own) < needed:
         raise DataError(
             f"site {model.site} has {len(own)} validation rows, but a calibration for coverage "
-            f"{coverage:g} needs {needed}: start a run with 'val-folds', or lower the coverage"
+            f"{coverage:g} needs {needed}: start a run with 'split.val-folds', or lower the "
+            "coverage"
         )
     probabilities = model.probabilities(in_batches(own.inputs), SPLIT)
     temperature = fit_temperature(probabilities, own.labels)

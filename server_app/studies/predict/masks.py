@@ -23,6 +23,7 @@ from fedsilo.datasets.registry import image_reader, plugin_modules
 from fedsilo.models.contract.errors import DataError, SettingError
 from fedsilo.models.contract.methods import load_plugin_files
 from fedsilo.models.contract.plugs import without_working_folder
+from fedsilo.models.contract.removed import current_settings
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import build
 from fedsilo.models.contract.versions import installed_software
@@ -133,9 +134,9 @@ def _open_folder(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Tensor],
 
 
 def _settings(document: Mapping[str, Any], data_dir: Path | None) -> CommonSettings:
-    values = dict(document["settings"]) | {"cache-dir": ""}
+    values = current_settings(document["settings"], quietly=True) | {"data.cache-dir": ""}
     if data_dir is not None:
-        values |= {"data-dir": str(data_dir)}
+        values |= {"data.dir": str(data_dir)}
     # The folder may come from anybody: it names no code, but that which its reader has named
     with without_working_folder():
         approved = approve_plugins(values, plugin_modules(values), needs_pins=False)

@@ -16,9 +16,9 @@ from torch import Tensor
 from fedsilo.client_app.explain.embeddings import penultimate
 from fedsilo.client_app.training.evaluation import figures_of
 from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import as_mapping, keys_with
+from fedsilo.models.contract.settings_schema import as_mapping
 from fedsilo.models.contract.versions import installed_software
+from fedsilo.server_app.config.settings import CIRCUMSTANCES
 from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.predict.answers import COLUMNS, Predictions
 from fedsilo.server_app.studies.predict.calibration import Calibration
@@ -152,7 +152,6 @@ def _document(
 ) -> dict[str, Any]:
     common = model.common
     settings = as_mapping(common) | as_mapping(model.lab.session.method.settings)
-    circumstances = keys_with(CommonSettings, "circumstance")  # where and when it ran
     return {
         "run": model.run_dir.resolve().name,
         "method": common.method,
@@ -173,6 +172,6 @@ def _document(
             "threshold": None if coverage is None else calibration.threshold(coverage),
         },
         "columns": COLUMNS,
-        "settings": {k: v for k, v in settings.items() if k not in circumstances},
+        "settings": {k: v for k, v in settings.items() if k not in CIRCUMSTANCES},
         "software": installed_software(),
     }

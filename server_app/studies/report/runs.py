@@ -6,13 +6,12 @@ from typing import Any
 
 from fedsilo.models.contract.errors import RunDirectoryError
 from fedsilo.models.contract.one_line import counted
-from fedsilo.models.contract.settings import SERVER, CommonSettings
-from fedsilo.models.contract.settings_schema import keys_with
+from fedsilo.models.contract.settings import SERVER
 from fedsilo.server_app.records.run_directory import CONFIG
 from fedsilo.server_app.studies.finished_run import FinishedRun, Shown
 from fedsilo.server_app.studies.report.numbers import hide_small_count
 
-_SEEDS = keys_with(CommonSettings, "seed")
+_SEEDS = ("seed", "split.fold-seed")
 
 
 def reported_runs(folders: Sequence[Path]) -> list[Shown]:

@@ -38,7 +38,11 @@ def survey(
     """
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     run_name = name or f"survey-{re.sub(r'[^A-Za-z0-9._+-]', '-', experiment)}-{stamp}"
-    overrides: dict[str, Value] = {"purpose": "survey", "run-name": run_name, "resume": False}
+    overrides: dict[str, Value] = {
+        "run.purpose": "survey",
+        "run.name": run_name,
+        "run.resume": False,
+    }
     if deployment is not None:
         folder = deployed.run(experiment, deployment, sources, say, overrides=overrides)
     else:

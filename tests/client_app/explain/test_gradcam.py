@@ -30,7 +30,9 @@ Opened = Callable[..., Lab]
 
 
 def settings(network: str, **values: Any) -> CommonSettings:
-    return build(CommonSettings, {"method": "fedavg", "network": network, "width": 2, **values})
+    return build(
+        CommonSettings, {"method": "fedavg", "network.name": network, "network.width": 2, **values}
+    )
 
 
 def identity(weights: Tensor) -> TokenClassifier:
@@ -141,7 +143,9 @@ def squares(count: int, seed: int) -> tuple[Split, Tensor]:
 
 
 def test_the_map_of_a_class_lies_where_its_square_lies() -> None:
-    common = settings("conv", width=4, dropout=0.0, **{"learning-rate": 0.01, "local-epochs": 5})
+    common = settings(
+        "conv", width=4, dropout=0.0, **{"train.learning-rate": 0.01, "train.local-epochs": 5}
+    )
     network = build_classifier(common, Task((1, 32, 32), 2))
     LocalTraining(network, squares(256, 1)[0], common, CPU, (1, "site")).run()
     test, quadrants = squares(32, 2)

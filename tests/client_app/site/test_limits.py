@@ -64,8 +64,8 @@ def test_a_limit_that_cannot_be_is_refused(context: Node, key: str, value: Any, 
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"batch_size": 7}, "'batch-size' is 7, but this hospital requires at least 8"),
-        ({"micro_batch": 2}, "'micro-batch' is 2, but this hospital requires at least 8"),
+        ({"batch_size": 7}, "'train.batch-size' is 7, but this hospital requires at least 8"),
+        ({"micro_batch": 2}, "'train.micro-batch' is 2, but this hospital requires at least 8"),
         ({"rounds": 100}, "100 rounds, but only 100 messages"),
         ({"rounds": 20, "secure_aggregation": "secagg"}, "20 rounds of 5 messages, but only 100"),
     ],

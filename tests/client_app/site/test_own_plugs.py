@@ -11,6 +11,7 @@ from flwr.app import Context
 from fedsilo.client_app.site.identity import site_settings
 from fedsilo.models.contract.errors import RefusedError, SettingError
 from fedsilo.models.contract.plugs import load_plugins, locate_plugin, plug_digests
+from tests.support.keys import as_keys
 
 _TEXT = "executed = True\n\n\ndef build(input_shape, classes): ...\n"
 
@@ -31,7 +32,7 @@ def node(context: Callable[..., Context], own_file: Path) -> Callable[..., Conte
     def make(named_here: str, **run: Any) -> Context:
         own = {"site": "s1a", "state-dir": "/own", "trust": "server"}
         made = context(own | ({"plugin": named_here} if named_here else {}))
-        made.run_config.update({key.replace("_", "-"): value for key, value in run.items()})
+        made.run_config.update(as_keys(run))
         return made
 
     return make

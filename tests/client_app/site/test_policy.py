@@ -31,6 +31,7 @@ from fedsilo.models.privacy.accountant import epsilon
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.wire.records import record_bytes, unbundle
+from tests.support.keys import as_keys
 from tests.support.lab import session_with
 from tests.support.tiny import TINY
 
@@ -72,7 +73,7 @@ def table_hospital(hospital: Hospital, rules: dict[str, Any], **changes: Any) ->
     """Return the context of a made-up heart hospital, of 30 training rows."""
     found = hospital(rules, {"site": "switzerland"})
     values = {"method": "fedavg", "dataset": "heart-synthetic"}
-    named = {key.replace("_", "-"): value for key, value in changes.items()}
+    named = as_keys(changes)
     found.run_config.update(resolve(values | named).as_mapping())
     return found
 
@@ -490,11 +491,11 @@ def test_a_file_that_cannot_be_used_refuses_every_message_in_one_line(
         ({"records": ["array/*"]}, "'records' has 'array/.', which must begin with one of arrays/"),
         ({"refused-records": ["head"]}, "'refused-records' has 'head'"),
         ({"max-rounds": "10"}, "'max-rounds' is '10'"),
-        ({"max-rounds": -1}, "'max-rounds' is -1; it must be a whole number, at least 0"),
-        ({"max-epsilon": float("nan")}, "'max-epsilon' is nan"),
-        ({"delta": 1.0}, "'delta' is 1.0; it must be a number, above 0 and below 1"),
+        ({"max-rounds": -1}, "'max-rounds' must be at least 0, but is -1"),
+        ({"max-epsilon": float("nan")}, "'max-epsilon' must be at least 0, but is nan"),
+        ({"delta": 1.0}, "'delta' must be above 0 and below 1, but is 1.0"),
         ({"allow-folds": "yes"}, "'allow-folds' is 'yes'"),
-        ({"sums-min-count": None}, "'sums-min-count' is None"),
+        ({"sums-min-count": None}, "'sums-min-count' must be a whole number"),
         ({"audit-log": "audit.jsonl"}, "'audit-log' must be an absolute path"),
         ({7: 1}, "unknown setting '7'"),
     ],

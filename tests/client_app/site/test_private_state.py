@@ -244,9 +244,9 @@ def test_a_state_is_not_opened_under_other_settings(state: SiteState) -> None:
         ({"fedevprompt.shared-prompts": "all"}, False),
         ({"fedevprompt.buffer-maps": 3}, False),
         ({"seed": 8}, False),
-        ({"batch-size": 8}, False),
+        ({"train.batch-size": 8}, False),
         ({"rounds": 9, "device": "auto", "threads": 2}, True),
-        ({"out": "elsewhere", "run-name": "x", "data-dir": "d", "cache-dir": "c"}, True),
+        ({"run.out": "elsewhere", "run.name": "x", "data.dir": "d", "data.cache-dir": "c"}, True),
     ],
 )
 def test_settings_digest_is_of_all_settings_that_a_hospital_does_not_change(

@@ -11,6 +11,7 @@ from fedsilo.models.contract.errors import RefusedError
 from fedsilo.models.contract.messages import HELLO, METRICS, TRAIN
 from fedsilo.models.contract.settings import CommonSettings
 from tests.support.hospital import Hospital
+from tests.support.keys import as_keys
 
 Make = Callable[..., Hospital]
 SECAGG = {"trust": "sums", "secure_aggregation": "secagg", "clip_norm": 1.0}
@@ -26,7 +27,7 @@ CAP = {"max-epsilon": 8.0, "delta": 1e-4}
 @pytest.fixture
 def hospital(tmp_path: Path) -> Make:
     def make(node: dict[str, Any] | None = None, **run: Any) -> Hospital:
-        named = {key.replace("_", "-"): value for key, value in run.items()}
+        named = as_keys(run)
         return Hospital(tmp_path / "own", named, node=node or {})
 
     return make
@@ -63,7 +64,9 @@ def test_a_run_is_answered_if_it_promises_what_the_hospital_asks_for(
     if answered:
         refuse_distrusted({"trust": level, **CAP}, settings)
         return
-    with pytest.raises(RefusedError, match=f"'trust: {level}'.*set the run's 'trust' to '{level}'"):
+    with pytest.raises(
+        RefusedError, match=f"'trust: {level}'.*set the run's 'privacy.trust' to '{level}'"
+    ):
         refuse_distrusted({"trust": level, **CAP}, settings)
 
 

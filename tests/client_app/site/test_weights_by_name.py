@@ -17,10 +17,10 @@ def _node(tmp_path: Path, weights: str, **node: Value) -> Context:
     values: dict[str, Value] = {
         "method": "fedevprompt",
         "dataset": "dermoscopy-phantom",
-        "network": "vit",
-        "backbone-weights": weights,
-        "cache-dir": "/etc",
-        "data-dir": "/etc",
+        "network.name": "vit",
+        "vit.backbone-weights": weights,
+        "data.cache-dir": "/etc",
+        "data.dir": "/etc",
     }
     real = {
         "site": "vienna_dias",
@@ -66,4 +66,4 @@ def test_words_that_name_no_file_stay(tmp_path: Path, named: str) -> None:
 @pytest.mark.parametrize("name", ["hf-hub:owner/repo", "local-dir:/etc", "../vit"])
 def test_a_backbone_is_a_name_and_no_address(name: str) -> None:
     with pytest.raises(SettingError, match="a name of timm, without a path or an address"):
-        resolve({"method": "fedavg", "network": "vit", "backbone": name})
+        resolve({"method": "fedavg", "network.name": "vit", "vit.backbone": name})

@@ -148,7 +148,7 @@ def test_channels_are_last_on_a_cpu_for_networks_that_gain(
 
 def test_channels_last_on_a_cpu_is_refused_for_other_networks() -> None:
     settings = CommonSettings(device="cpu", network="resnet22", memory_format="channels-last")
-    with refuses(SettingError, "memory-format", "resnet22", "auto"):
+    with refuses(SettingError, "machine.memory-format", "resnet22", "auto"):
         compute_of(settings)
 
 

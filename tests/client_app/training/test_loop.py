@@ -149,7 +149,7 @@ def test_each_epoch_shows_each_sample_once_in_another_order(common: CommonSettin
 @pytest.mark.parametrize("factor", [float("nan"), float("inf")])
 def test_diverging_training_says_what_to_lower(common: CommonSettings, factor: float) -> None:
     # The server adds site and round.
-    said = r"^training diverged, its loss is (nan|inf): lower 'learning-rate'$"
+    said = r"^training diverged, its loss is (nan|inf): lower 'train.learning-rate'$"
     with pytest.raises(SiteError, match=said):
         LocalTraining(Counting(factor), split_of(20), common, CPU, (17, "s2b")).run()
 
@@ -157,7 +157,7 @@ def test_diverging_training_says_what_to_lower(common: CommonSettings, factor: f
 def test_a_far_too_large_step_is_found_out(common: CommonSettings, silo: Silo) -> None:
     wild = dataclasses.replace(common, learning_rate=1e30, local_epochs=3)
     network = build_classifier(common, silo.task)
-    with refuses(SiteError, "learning-rate"):
+    with refuses(SiteError, "train.learning-rate"):
         LocalTraining(network, silo.train, wild, CPU, (2, "s1a")).run()
 
 

@@ -32,7 +32,7 @@ PREFIX = "pace/optimiser/"
 def test_a_kept_optimiser_counts_the_steps_of_all_rounds(
     method: str, changes: dict[str, Value], tiny: Tiny, inline_run: InlineRun
 ) -> None:
-    run = inline_run(tiny(method) | {"optimiser-state": "run"} | changes)
+    run = inline_run(tiny(method) | {"train.optimiser-state": "run"} | changes)
     rounds = sorted((run.path / "sites" / "s1a").glob("round-*.safetensors"))
     counted = [
         {value.item() for name, value in load_state(path)[0].items() if name.endswith("/step")}
@@ -48,7 +48,7 @@ def test_experts_go_on_with_the_warm_ups_optimiser_and_the_router_has_its_own(
 ) -> None:
     run = inline_run(
         tiny("picsr")
-        | {"optimiser-state": "run", "rounds": 5, "picsr.experts": "finetuned"}
+        | {"train.optimiser-state": "run", "rounds": 5, "picsr.experts": "finetuned"}
         | {"picsr.warmup-rounds": 2, "picsr.expert-rounds": 2}
     )
     rounds = sorted((run.path / "sites" / "s1a").glob("round-*.safetensors"))

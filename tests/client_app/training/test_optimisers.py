@@ -71,7 +71,7 @@ def test_momentum_by_hand() -> None:
         ("adam", "{betas: 3}", "does not take these settings"),
         ("adam", "[betas]", "it must be a mapping, as {momentum: 0.9}"),
         ("adam", "{betas: ", "it is not valid YAML"),
-        ("adam", "{weight_decay: 0.1}", "set 'weight-decay' instead"),
+        ("adam", "{weight_decay: 0.1}", "set 'train.weight-decay' instead"),
     ],
 )
 def test_an_optimiser_that_cannot_train_is_refused_in_one_line(
@@ -86,7 +86,7 @@ def test_an_optimiser_that_cannot_train_is_refused_in_one_line(
 def test_a_state_that_sites_cannot_keep_is_refused_where_they_would() -> None:
     settings = CommonSettings(optimiser="adafactor")
     check_optimiser(settings)
-    with refuses(SettingError, "optimiser-state", "round"):
+    with refuses(SettingError, "train.optimiser-state", "round"):
         check_optimiser(replace(settings, optimiser_state="run"))
     check_optimiser(CommonSettings(optimiser="nadam", optimiser_state="run"))
 

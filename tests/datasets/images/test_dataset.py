@@ -163,7 +163,7 @@ def test_a_larger_public_share_holds_the_smaller_and_has_about_its_size() -> Non
 
 
 def test_without_a_public_share_there_is_no_public_part(places: Places) -> None:
-    with refuses(SettingError, "public-share", "0"):
+    with refuses(SettingError, "split.public-share", "0"):
         FLAT.public(PLAIN, places)
     with pytest.raises(DataError, match=r"flat, public part: no image is in it: raise 'public-s"):
         FLAT.public(dataclasses.replace(PLAIN, public_share=1e-6), places)
@@ -234,7 +234,7 @@ def test_broken_images_are_refused_with_their_names_and_nothing_is_cached(places
     assert said.startswith("flat, a: 2 of 24 images cannot be used: ")
     assert "2.png is missing" in said
     assert "7.png is truncated or damaged" in said
-    assert said.endswith(": fix them, or set 'broken-images' to 'skip'")
+    assert said.endswith(": fix them, or set 'data.broken-images' to 'skip'")
     assert str(places.data) not in said
     assert not [path for path in places.cache.rglob("*") if path.is_file()]
     assert load(places, "b").dropped == 0
@@ -378,7 +378,7 @@ def test_images_too_small_and_folds_that_are_not_there_are_refused(name: str) ->
     settings = CommonSettings(dataset=name)
     for size in (0, 16):
         check_data_settings(dataclasses.replace(settings, image_size=size))
-    with refuses(SettingError, "image-size", "15", "0", "16"):
+    with refuses(SettingError, "data.image-size", "15", "0", "16"):
         check_data_settings(dataclasses.replace(settings, image_size=15))
-    with refuses(SettingError, "test-folds", "1", "0", "2"):
+    with refuses(SettingError, "split.test-folds", "1", "0", "2"):
         check_data_settings(dataclasses.replace(settings, test_folds=1))

@@ -223,7 +223,7 @@ def test_faults_are_counted_and_the_first_five_told_with_the_way_on(own_log: io.
     assert str(caught.value) == (
         "north: 7 of 90 images cannot be used: 0.jpg is missing; 1.jpg is missing; 2.jpg is "
         "missing; 3.jpg is missing; 4.jpg is missing; and 2 more: fix them, or set "
-        "'broken-images' to 'skip'"
+        "'data.broken-images' to 'skip'"
     )
     with pytest.raises(DataError, match=r"4\.jpg is missing: fix them"):
         check_faults(faults[:5], 90, told, "refuse", "north")

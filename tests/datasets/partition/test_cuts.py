@@ -129,7 +129,10 @@ def test_no_sample_is_kept_once_a_cut_is_dealt(
         return pool
 
     monkeypatch.setattr(cuts, "open_cut_pool", opened)
-    for settings in (SMALL, build(CommonSettings, {"dataset": "digits", "partition": "unseen"})):
+    for settings in (
+        SMALL,
+        build(CommonSettings, {"dataset": "digits", "split.partition": "unseen"}),
+    ):
         load_silo(silo_names(settings)[0], settings, small_places)
         gc.collect()
         assert readers.pop()() is None
@@ -158,7 +161,10 @@ def test_a_silo_left_empty_is_told_in_a_line(small_places: Places) -> None:
     settings = dataclasses.replace(SMALL, concentration=0.001, silos=20)
     with pytest.raises(DataError, match=r"leaves [0-9]+ of 20 silos without 2 training") as told:
         load_silo("silo-01", settings, small_places)
-    assert "raise 'concentration', lower 'silos', or set another 'fold-seed'" in str(told.value)
+    assert (
+        "raise 'split.concentration', lower 'split.silos', or set another 'split.fold-seed'"
+        in str(told.value)
+    )
     assert "\n" not in str(told.value)
     with refuses(DataError, "silo-9"):
         load_silo("silo-9", SMALL, small_places)
@@ -167,11 +173,11 @@ def test_a_silo_left_empty_is_told_in_a_line(small_places: Places) -> None:
 @pytest.mark.parametrize("concentration", [0.0, -1.0, float("nan")])
 def test_a_concentration_must_be_above_0(concentration: float) -> None:
     with refuses(SettingError, "concentration", "0"):
-        build(CommonSettings, {"concentration": concentration})
+        build(CommonSettings, {"split.concentration": concentration})
 
 
 def test_settings_of_another_partition_are_refused() -> None:
-    for values in ({"concentration": 1.0}, {"labels-per-silo": 3}):
+    for values in ({"concentration": 1.0}, {"split.labels-per-silo": 3}):
         (key,) = values
         settings = build(CommonSettings, {"dataset": "digits", **values})
         with refuses(SettingError, key):

@@ -89,7 +89,8 @@ def test_a_share_that_cannot_be_is_refused_with_the_nearest_that_can(
     classes: int, silos: int, share: float, nearest: str
 ) -> None:
     says = (
-        rf"'unseen' is {share:g}, .* has {classes}, .* are {silos} silos; .* possible: {nearest}$"
+        rf"'split.unseen' is {share:g}, .* has {classes}, .* are {silos} silos; .* possible: "
+        f"{nearest}$"
     )
     with pytest.raises(SettingError, match=says):
         label_sets(classes, silos, share)

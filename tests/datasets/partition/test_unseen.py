@@ -252,20 +252,20 @@ def test_tables_are_not_cut_by_label(dataset: str) -> None:
         ({"dataset": "digits", "silos": 11}, ["unseen", 1, 10, 11]),
         ({"dataset": "digits", "silos": 5, "unseen": 0.75}, ["0.5", 1]),
         ({"dataset": "digits", "silos": 1}, [2]),
-        ({"dataset": "digits", "silo-set": "gaia"}, [10, 11]),
+        ({"dataset": "digits", "split.silo-set": "gaia"}, [10, 11]),
         ({"dataset": "mini-mias", "silos": 3}, [2, 3]),
         (
-            {"dataset": "dermoscopy-phantom", "silos": 2, "pixel-scale": "raw"},
-            ["pixel-scale"],
+            {"dataset": "dermoscopy-phantom", "split.silos": 2, "data.pixel-scale": "raw"},
+            ["data.pixel-scale"],
         ),
-        ({"dataset": "fmnist", "silos": 5, "test-folds": 3}, ["test-folds"]),
+        ({"dataset": "fmnist", "split.silos": 5, "split.test-folds": 3}, ["split.test-folds"]),
     ],
 )
 def test_what_cannot_be_is_refused_before_data_are_read(
     values: dict[str, Value], says: list[object]
 ) -> None:
     with refuses(SettingError, *says):
-        check_data_settings(build(CommonSettings, {"partition": "unseen", **values}))
+        check_data_settings(build(CommonSettings, {"split.partition": "unseen", **values}))
 
 
 def test_images_that_are_not_here_are_no_reason_to_refuse_the_settings(

@@ -306,5 +306,5 @@ def test_the_declaration_has_the_papers_size_unless_it_says_otherwise(places: Pl
 
 def test_colour_constancy_means_nothing_to_grey_images() -> None:
     check_data_settings(dataclasses.replace(OWN, broken_images="skip", image_size=32))
-    with refuses(SettingError, "colour-constancy"):
+    with refuses(SettingError, "data.colour-constancy"):
         check_data_settings(dataclasses.replace(OWN, colour_constancy=True))

@@ -152,7 +152,7 @@ def test_a_declaration_that_cannot_be_is_refused(places: Places, added: str, sai
 
 def test_a_size_beyond_4096_is_refused(places: Places) -> None:
     rewrite(places, "mammography.yaml", lambda text: text.replace(": 16", ": 4097"))
-    assert "'image-size' must be a whole number from 16 to 4096" in refused(places)
+    assert "'data.image-size' must be a whole number from 16 to 4096" in refused(places)
 
 
 def test_bits_mean_nothing_to_images_of_8(places: Places) -> None:
@@ -190,7 +190,7 @@ def test_images_that_cannot_be_used_are_told_by_line_and_never_by_name(
         "the image of line 4 is missing",
         "the image of line 5 is not grey of 8 or 16 bits",
         "the image of line 6 is a DICOM without pixel data",
-        "set 'broken-images' to 'skip'",
+        "set 'data.broken-images' to 'skip'",
     ]
     assert all(reason in told for reason in reasons)
     assert ".png" not in told
@@ -254,5 +254,5 @@ def test_the_documentations_example_and_keys_are_those_that_are_read(tmp_path: P
     assert (found.image_size, found.test_share, found.bits) == (2048, 0.2, 16)
     assert list(found.classes) == ["not-malignant", "malignant"]
     assert all(
-        f"`{key}`" in text for key in ("sites", "classes", "image-size", "test-share", "bits")
+        f"`{key}`" in text for key in ("sites", "classes", "data.image-size", "test-share", "bits")
     )

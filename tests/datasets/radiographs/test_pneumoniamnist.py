@@ -104,7 +104,7 @@ def test_images_are_enlarged_bilinearly(places: Places) -> None:
     assert corner[2, 3] == round(65535 * 3 / 4)
     assert load(places).schema != silo.schema
     check_data_settings(dataclasses.replace(OWN, image_size=16))
-    with refuses(SettingError, "image-size", "15", "0", "16"):
+    with refuses(SettingError, "data.image-size", "15", "0", "16"):
         check_data_settings(dataclasses.replace(OWN, image_size=15))
 
 

@@ -20,7 +20,7 @@ def test_without_a_data_directory_the_message_says_how_to_name_one(tmp_path: Pat
     with pytest.raises(DataError) as caught:
         open_pool(MNIST, Places(None, tmp_path))
     assert all(
-        part in str(caught.value) for part in ("'data-dir'", "$FEDSILO_DATA", MNIST.public.url)
+        part in str(caught.value) for part in ("'data.dir'", "$FEDSILO_DATA", MNIST.public.url)
     )
 
 

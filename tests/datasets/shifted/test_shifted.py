@@ -210,7 +210,7 @@ def test_an_unknown_silo_is_answered_with_the_known_ones(small_places: Places) -
         ({"silos": 51, "silo_train_size": 0}, [2000]),
         (  # a tenth of nine is no validation data
             {"silo_train_size": 9},
-            [9, "silo-train-size", 10],
+            [9, "split.silo-train-size", 10],
         ),
     ],
 )
@@ -226,15 +226,15 @@ def test_data_too_few_for_the_silos_are_refused(
     [
         (
             {"silo_train_size": 41, "silo_test_size": 11},
-            "'mnist' has 50: what fits is 'silo-train-size' 40 and 'silo-test-size' 10 for 5 "
-            "silos, or 'silos' 4 of that size",
+            "'mnist' has 50: what fits is 'split.silo-train-size' 40 and 'split.silo-test-size' "
+            "10 for 5 silos, or 'split.silos' 4 of that size",
         ),
         (
             {"silos": 30, "silo_train_size": 10, "silo_test_size": 1},
             "what fits is 'silos' 20 of that size",
         ),
-        ({"silo_train_size": 201}, "what fits is 'silo-train-size' 40 for 5 silos"),
-        ({"silos": 60, "silo_train_size": 201}, "lower 'silos' or take more data"),
+        ({"silo_train_size": 201}, "what fits is 'split.silo-train-size' 40 for 5 silos"),
+        ({"silos": 60, "silo_train_size": 201}, "lower 'split.silos' or take more data"),
     ],
 )
 def test_a_refusal_of_too_few_data_names_what_would_fit(
@@ -340,7 +340,7 @@ def test_nine_silos_that_the_real_part_of_cifar10_is_too_small_for_are_told_what
     real_data: Path,
 ) -> None:
     settings = CommonSettings(dataset="cifar10", silos=9, data_dir=str(real_data))
-    with refuses(DataError, "silo-train-size", "1111", "silo-test-size", "111", "9"):
+    with refuses(DataError, "split.silo-train-size", "1111", "split.silo-test-size", "111", "9"):
         load_silo("s1a", settings)
     fitting = dataclasses.replace(settings, silo_train_size=1000, silo_test_size=111)
     assert len(load_silo("s3c", fitting).train) == 900

@@ -23,7 +23,7 @@ def test_where_no_track_fits_the_shortest_validates() -> None:
 
 
 def test_images_of_one_track_are_refused() -> None:
-    with refuses(DataError, "s1a", "12", "silo-train-size"):
+    with refuses(DataError, "s1a", "12", "split.silo-train-size"):
         cut_by_track(np.zeros(12, np.int64), 1, "silo s1a")
 
 

@@ -26,7 +26,7 @@ from fedsilo.datasets.silo.silos import (
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
 
-FACTS = [3, "site", {"image-size": 16}]
+FACTS = [3, "site", {"data.image-size": 16}]
 # These silos' folders, whose keys change only if the silos' arrays do
 FOLDERS = [
     ({"dataset": "heart-synthetic"}, "cleveland", "heart-synthetic-silos", "5814e073e23f5184"),
@@ -103,11 +103,11 @@ def test_pneumoniamnists_folder_of_an_earlier_version_is_used(tmp_path: Path) ->
     file.parent.mkdir(parents=True)
     np.savez(file, nothing=np.zeros(1))
     read = {
-        "fold-seed": 0,
-        "image-size": 0,
-        "intensity-profiles": False,
-        "sample-share": 0.5,
-        "use-test": True,
+        "split.fold-seed": 0,
+        "data.image-size": 0,
+        "data.intensity-profiles": False,
+        "split.sample-share": 0.5,
+        "split.use-test": True,
     }
     stamp = file.stat()
     facts = [1, "vendor-b", str(file.resolve()), stamp.st_size, stamp.st_mtime_ns, read]

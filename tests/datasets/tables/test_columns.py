@@ -82,7 +82,7 @@ def test_edges_are_no_part_of_what_a_model_must_have_alike() -> None:
 
 @pytest.mark.parametrize("name", ["heart-synthetic", "digits", "dermoscopy-phantom"])
 def test_every_sample_of_a_silo_is_in_one_cell(name: str) -> None:
-    small = {"image-size": 16, "sample-share": 0.05} if "phantom" in name else {}
+    small = {"data.image-size": 16, "split.sample-share": 0.05} if "phantom" in name else {}
     settings = resolve({"dataset": name, **small})
     places = find_places("", settings.common.cache_dir)
     silo = load_silo(silo_names(settings.common)[0], settings.common)

@@ -201,7 +201,7 @@ def test_weights_of_another_architecture_are_refused(
     told = refusal(common(path))
     assert f"'backbone-weights': {path} is of another architecture than the run's ViT: " in told
     assert re.search(said, told), told
-    assert "set 'backbone' and 'backbone-...'" in told
+    assert "set 'vit.backbone' and 'backbone-...'" in told
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -499,7 +499,7 @@ def test_weights_that_have_seen_images_of_the_silos_are_refused(
     if fits:
         refuse_seen_images(path, settings)
         return
-    with refuses(SettingError, "0.4", "public-share", f"{share:g}"):
+    with refuses(SettingError, "0.4", "split.public-share", f"{share:g}"):
         refuse_seen_images(path, settings)
     with pytest.raises(SettingError, match="the sites would hold images that it has seen"):
         load_backbone(build_classifier(settings, COLOUR), settings)

@@ -74,7 +74,7 @@ def test_refusals(tmp_path: Path) -> None:
         )
     path = tmp_path / "other.safetensors"
     save_file({"blocks.0.norm1.weight": torch.ones(4)}, path)
-    with refuses(SettingError, "network", "vit", "train-backbone"):
+    with refuses(SettingError, "network", "vit", "vit.train-backbone"):
         load_initial_weights(build_classifier(CONV, TASK), _from(CONV, path))
     broken = {n: a.clone() for n, a in exchanged_arrays(build_classifier(CONV, TASK)).items()}
     broken["head.1.bias"][0] = float("nan")
@@ -109,7 +109,7 @@ def test_vggs_features_come_from_timm_or_a_file_and_the_head_from_the_seed(
         found = network.encoder.state_dict()
         assert all(torch.equal(found[name], array) for name, array in published.items())
         assert torch.equal(network.head.state_dict()["1.weight"], head)
-    assert asked == [("vgg16_bn", "initial-weights")]
+    assert asked == [("vgg16_bn", "train.initial-weights")]
     with refuses(SettingError, "network", "vgg16-bn", "width", "128"):
         load_initial_weights(build_classifier(CONV, TASK), _from(CONV, path))
     wider = dataclasses.replace(_from(VGG, path), width=8)

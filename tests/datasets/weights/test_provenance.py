@@ -16,14 +16,14 @@ from tests.support.errors import refuses
 PHANTOM: dict[str, Value] = {
     "method": "fedavg",
     "dataset": "angiogram-phantom",
-    "sample-share": 0.03,
-    "image-size": 32,
+    "split.sample-share": 0.03,
+    "data.image-size": 32,
     "rounds": 1,
-    "local-epochs": 1,
-    "batch-size": 8,
-    "width": 4,
-    "mc-passes": 0,
-    "device": "cpu",
+    "train.local-epochs": 1,
+    "train.batch-size": 8,
+    "network.width": 4,
+    "train.mc-passes": 0,
+    "machine.device": "cpu",
 }
 
 
@@ -66,7 +66,7 @@ def test_a_file_of_no_run_says_nothing(tmp_path: Path) -> None:
 
 def _run(out: Path, name: str, **more: Value) -> Path:
     named = {key.replace("_", "-"): value for key, value in more.items()}
-    values = {**PHANTOM, **named, "run-name": name, "out": str(out)}
+    values = {**PHANTOM, **named, "run.name": name, "run.out": str(out)}
     return run_inline(resolve(values), 4).path
 
 
@@ -75,27 +75,38 @@ def test_weights_of_another_cut_start_neither_a_run_nor_a_fine_tuning(
 ) -> None:
     first = _run(tmp_path, "first")
     weights = str(first / "model.safetensors")
-    with refuses(SettingError, "fold-seed", "9"):
+    with refuses(SettingError, "split.fold-seed", "9"):
         _run(tmp_path, "second", fold_seed=9, initial_weights=weights)
     finetune = ["finetune", "--task", "classification", "--seeds", "1", "--epochs", "1"]
     same = [*finetune, "--weights", weights, "--device", "cpu"]
-    assert main([*same, "--out", str(tmp_path / "a"), "--set", "fold-seed=9"]) == 1
-    assert "'fold-seed' is 9, and first was trained with" in capsys.readouterr().err
-    assert main([*same, "--out", str(tmp_path / "b"), "--set", "val-folds=2"]) == 0
+    assert main([*same, "--out", str(tmp_path / "a"), "--set", "split.fold-seed=9"]) == 1
+    assert "'split.fold-seed' is 9, and first was trained with" in capsys.readouterr().err
+    assert main([*same, "--out", str(tmp_path / "b"), "--set", "split.val-folds=2"]) == 0
     # What the run started from itself counts too, though its own data were others
     third = _run(tmp_path, "third", initial_weights=weights)
     config = third / "config.toml"
     config.write_text(config.read_text().replace('"angiogram-phantom"', '"isic2019"'))
-    told = ["--dataset", "angiogram-phantom", "--set", "fold-seed=9", "--set", "sample-share=0.03"]
-    more = ["--set", "image-size=32", "--set", "val-folds=2"]
+    told = [
+        "--dataset",
+        "angiogram-phantom",
+        "--set",
+        "split.fold-seed=9",
+        "--set",
+        "split.sample-share=0.03",
+    ]
+    more = ["--set", "data.image-size=32", "--set", "split.val-folds=2"]
     assert main([*finetune, "--weights", str(third), "--out", str(tmp_path / "c"), *told, *more])
     assert "images that it has trained on might be tested" in capsys.readouterr().err
 
 
 def test_masks_are_found_by_a_run_whose_silos_were_cut_by_label(tmp_path: Path) -> None:
-    sizes: dict[str, Value] = {"silo-train-size": 12, "silo-test-size": 12, "sample-share": 0.2}
+    sizes: dict[str, Value] = {
+        "split.silo-train-size": 12,
+        "split.silo-test-size": 12,
+        "split.sample-share": 0.2,
+    }
     unseen = _run(tmp_path, "unseen", partition="unseen", silos=4, **sizes)
-    told = ["--seeds", "1", "--epochs", "1", "--device", "cpu", "--set", "val-folds=2"]
+    told = ["--seeds", "1", "--epochs", "1", "--device", "cpu", "--set", "split.val-folds=2"]
     command = ["finetune", "--task", "segmentation", "--weights", str(unseen), *told]
     assert main([*command, "--out", str(tmp_path / "masks")]) == 0
     assert (tmp_path / "masks" / "overlays.png").is_file()

@@ -23,6 +23,7 @@ from fedsilo.models.contract.methods import (
 )
 from fedsilo.models.contract.own_settings import NoSettings, OwnSettings
 from fedsilo.models.contract.settings_schema import defaults, setting
+from fedsilo.models.contract.written_settings import flat_values
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.methods.fedavg import FedAvg
@@ -161,18 +162,18 @@ def test_a_plug_without_settings_or_site_has_those_of_the_method_that_it_extends
 def test_a_plugs_own_settings_are_in_a_group_of_its_module(monkeypatch: pytest.MonkeyPatch) -> None:
     @dataclass(frozen=True)
     class Settings(OwnSettings):
-        some_factor: float = setting(0.5, "a factor", above=0.0)
+        some_factor: float = setting(0.5, "a factor", gt=0.0)
 
     name = _plugged(monkeypatch, Own=_own(FedAvg), OwnSettings=Settings)
     assert list(defaults(settings_class(name))) == ["own-method.some-factor"]
     values = {"method": name, "own-method.some-factor": 0.25}
     settings = resolve(values)
     assert settings.own.some_factor == 0.25
-    with pytest.raises(SettingError, match=r"'own-method\.some-factor' is 0; it must be a number"):
+    with pytest.raises(SettingError, match=r"'own-method\.some-factor' must be above 0, but is 0"):
         resolve(values | {"own-method.some-factor": 0})
     sent = settings.run_config()
     assert "own-method" not in sent, "Flower knows the keys of pyproject.toml alone"
-    assert resolve(sent) == settings
+    assert resolve(flat_values(sent)) == settings
 
 
 def test_a_plugs_group_that_is_ours_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +296,7 @@ def test_a_plugin_needs_sums_as_it_says_or_as_the_method_that_it_extends(
 ) -> None:
     @dataclass(frozen=True)
     class Silent(OwnSettings):
-        some_factor: float = setting(0.5, "a factor", above=0.0)
+        some_factor: float = setting(0.5, "a factor", gt=0.0)
 
     @dataclass(frozen=True)
     class Says(OwnSettings):

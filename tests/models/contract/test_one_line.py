@@ -38,9 +38,9 @@ def test_control_characters_and_line_ends_become_spaces() -> None:
 
 
 def test_of_a_long_error_the_end_stays_which_says_what_to_do() -> None:
-    told = str(DataError(f"{'x' * 5000}: lower 'silos'"))
+    told = str(DataError(f"{'x' * 5000}: lower 'split.silos'"))
     assert told.startswith("xxx")
-    assert told.endswith(": lower 'silos'")
+    assert told.endswith(": lower 'split.silos'")
     assert " … " in told
 
 

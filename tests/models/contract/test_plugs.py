@@ -1,6 +1,7 @@
 """Plugs by name, from files, modules and entry points of installed packages."""
 
 import hashlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,10 @@ from fedsilo.models.contract.plugs import (
     with_plugin_settings,
     without_working_folder,
 )
+from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.models.contract.settings_schema import defaults
+
+COMMON = defaults(CommonSettings)
 
 
 @pytest.fixture(autouse=True)
@@ -153,12 +158,15 @@ def test_a_plug_without_a_file_cannot_be_compared() -> None:
 
 def test_settings_of_a_plugged_method_travel_as_one_text() -> None:
     sent = {"rounds": 3, "plugin-settings": '{"own.mu": 0.5, "own.on": true}'}
-    assert with_plugin_settings(sent) == {"rounds": 3, "own.mu": 0.5, "own.on": True}
+    assert with_plugin_settings(sent, COMMON) == {"rounds": 3, "own.mu": 0.5, "own.on": True}
     for text in ("{", "[1]", '{"own.mu": [1]}'):
         with pytest.raises(SettingError, match="'plugin-settings' is no JSON object"):
-            with_plugin_settings({"plugin-settings": text})
-    with pytest.raises(SettingError, match=r"'plugin-settings' .*'seed'"):
-        with_plugin_settings({"plugin-settings": '{"own.mu": 0.5, "seed": 1}'})
+            with_plugin_settings({"plugin-settings": text}, COMMON)
+    # A common setting, a group's or by its former name, would pass by the checks of the sites
+    for key in ("seed", "privacy.trust", "trust", "train.learning-rate"):
+        carried = json.dumps({"own.mu": 0.5, key: 1})
+        with pytest.raises(SettingError, match=rf"'plugin-settings' .*'{key}'"):
+            with_plugin_settings({"plugin-settings": carried}, COMMON)
 
 
 def test_a_digest_needs_no_import(package: Path) -> None:

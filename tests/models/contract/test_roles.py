@@ -43,67 +43,123 @@ _ROLES = (
 
 def test_a_resumed_run_may_differ_in_the_circumstances_only() -> None:
     assert {
-        *("data-dir", "cache-dir", "out", "run-name", "resume"),
-        *("min-sites", "reply-timeout", "away-timeout", "site-weights", "track"),
+        *("data-dir", "cache-dir", "run.out", "run.name", "run.resume"),
+        *(
+            "run.min-sites",
+            "run.reply-timeout",
+            "run.away-timeout",
+            "run.site-weights",
+            "run.track",
+        ),
         *("purpose", "plugin", "plugin-settings"),
     } == config._CIRCUMSTANCES
 
 
 def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
     assert {
-        *("data-dir", "cache-dir", "out", "run-name", "resume", "backbone-weights"),
-        *("min-sites", "sums-min-count", "reply-timeout", "away-timeout"),
-        *("rounds", "device", "precision", "threads", "evaluate-every", "site-weights"),
-        *("early-stopping-metric", "patience"),
-        *("deterministic", "fused-optimiser", "vectorised", "memory-format"),
+        *("data-dir", "cache-dir", "run.out", "run.name", "run.resume", "backbone-weights"),
+        *("run.min-sites", "sums-min-count", "run.reply-timeout", "run.away-timeout"),
+        *(
+            "rounds",
+            "device",
+            "machine.precision",
+            "machine.threads",
+            "server.evaluate-every",
+            "run.site-weights",
+        ),
+        *("server.early-stopping-metric", "server.patience"),
+        *(
+            "machine.deterministic",
+            "machine.fused-optimiser",
+            "machine.vectorised",
+            "machine.memory-format",
+        ),
         *("track", "purpose"),
-        *("wire-precision", "wire-down"),
+        *("server.wire-precision", "server.wire-down"),
         *("plugin", "plugin-settings"),
-        *("sites-per-round", "aggregation", "max-update-norm"),
-        *("secure-aggregation", "secure-threshold", "clip-norm"),
+        *("server.sites-per-round", "server.aggregation", "server.max-update-norm"),
+        *("secure-aggregation", "secure.threshold", "clip-norm"),
     } == private_state._FREE
 
 
 def test_the_same_images_are_tested_whatever_they_look_like() -> None:
     assert {
-        *("data-dir", "cache-dir", "val-folds", "val-fold", "use-test"),
-        *("image-size", "colour-constancy", "pixel-scale", "intensity-profiles", "broken-images"),
+        *("data-dir", "cache-dir", "split.val-folds", "split.val-fold", "split.use-test"),
+        *(
+            "data.image-size",
+            "data.colour-constancy",
+            "data.pixel-scale",
+            "data.intensity-profiles",
+            "data.broken-images",
+        ),
     } == provenance._SAME_TEST
     assert {
-        *("silos", "partition", "unseen", "silo-set", "concentration", "labels-per-silo"),
+        *(
+            "split.silos",
+            "split.partition",
+            "split.unseen",
+            "split.silo-set",
+            "split.concentration",
+            "split.labels-per-silo",
+        ),
     } == provenance.PARTITION
 
 
 def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
     assert {
-        *("network", "width", "leading-norm", "dropout", "gradient-checkpointing"),
+        *(
+            "network.name",
+            "network.width",
+            "network.leading-norm",
+            "network.dropout",
+            "network.gradient-checkpointing",
+        ),
         "classifier",
-        *("backbone", "backbone-width", "backbone-depth", "backbone-heads", "backbone-patch"),
-        *("prompt-sets", "prompt-length", "basic-layers"),
+        *(
+            "vit.backbone",
+            "vit.backbone-width",
+            "vit.backbone-depth",
+            "vit.backbone-heads",
+            "vit.backbone-patch",
+        ),
+        *("vit.prompt-sets", "vit.prompt-length", "vit.basic-layers"),
     } == finetune._OF_NETWORK
     assert {
-        *("silos", "partition", "unseen", "silo-set", "concentration", "labels-per-silo"),
+        *(
+            "split.silos",
+            "split.partition",
+            "split.unseen",
+            "split.silo-set",
+            "split.concentration",
+            "split.labels-per-silo",
+        ),
         *("dataset", "data-dir", "cache-dir"),
     } == finetune._OF_DATA
     assert {
         *(
-            "batch-size",
-            "micro-batch",
-            "learning-rate",
-            "optimiser",
-            "weight-decay",
-            "optimiser-arguments",
+            "train.batch-size",
+            "train.micro-batch",
+            "train.learning-rate",
+            "train.optimiser",
+            "train.weight-decay",
+            "train.optimiser-arguments",
         ),
-        *("basic-learning-rate", "device", "precision", "threads"),
-        *("deterministic", "fused-optimiser"),
+        *("vit.basic-learning-rate", "device", "machine.precision", "machine.threads"),
+        *("machine.deterministic", "machine.fused-optimiser"),
     } == finetune._OF_TRAINING
     assert finetune._FILES == ("data-dir", "cache-dir")
 
 
 def test_a_refusal_names_what_chooses_among_samples_in_its_order() -> None:
     assert (
-        *("test-folds", "val-folds", "fold-seed", "sample-share", "public-share"),
-        *("partition", "unseen", "concentration", "labels-per-silo"),
+        *(
+            "split.test-folds",
+            "split.val-folds",
+            "split.fold-seed",
+            "split.sample-share",
+            "split.public-share",
+        ),
+        *("split.partition", "split.unseen", "split.concentration", "split.labels-per-silo"),
     ) == opening._CUTS
 
 
@@ -115,23 +171,38 @@ def test_a_sites_own_word_goes_before_the_runs() -> None:
 
 def test_the_split_is_in_the_order_that_a_tables_cache_folder_is_named_by() -> None:
     assert (
-        *("test-folds", "test-fold", "val-folds", "val-fold", "fold-seed", "use-test"),
+        *(
+            "split.test-folds",
+            "split.test-fold",
+            "split.val-folds",
+            "split.val-fold",
+            "split.fold-seed",
+            "split.use-test",
+        ),
     ) == row_splits.SPLIT_KEYS
 
 
 def test_silos_of_a_pool_are_cut_by_number_and_size() -> None:
-    assert {"silos", "silo-train-size", "silo-test-size"} == cuts.cut_keys("labels") - {"fold-seed"}
-    assert ShiftedImages.settings == cuts.cut_keys("unseen") | {"pixel-scale"}
+    assert {"split.silos", "split.silo-train-size", "split.silo-test-size"} == cuts.cut_keys(
+        "labels"
+    ) - {"split.fold-seed"}
+    assert ShiftedImages.settings == cuts.cut_keys("unseen") | {"data.pixel-scale"}
 
 
 def test_pretrained_weights_tell_the_shape_of_their_vit_in_order() -> None:
     assert (
-        *("backbone", "backbone-width", "backbone-depth", "backbone-heads", "backbone-patch"),
+        *(
+            "vit.backbone",
+            "vit.backbone-width",
+            "vit.backbone-depth",
+            "vit.backbone-heads",
+            "vit.backbone-patch",
+        ),
     ) == pretrain._SHAPE
 
 
 def test_settings_of_a_vit_are_those_that_are_named_so() -> None:
-    prefixes = ("backbone", "train-backbone", "prompt-", "basic-")
+    prefixes = ("backbone", "vit.train-backbone", "prompt-", "basic-")
     named = {key for key in defaults(CommonSettings) if key.startswith(prefixes)}
     assert named == {key for key, kind in kinds._APPLIES_TO.items() if kind == "vit"}
 

@@ -25,22 +25,22 @@ def test_every_setting_says_what_it_means_in_one_line(cls: type) -> None:
     ("key", "value"),
     [
         ("rounds", 0),
-        ("silos", 0),
+        ("split.silos", 0),
         ("seed", -1),
-        ("batch-size", 1),  # batch norm has no variance over one image
-        ("learning-rate", 0.0),
-        ("dropout", -0.1),
-        ("dropout", 1.0),
-        ("mc-passes", -1),
-        ("network", "resnet"),
-        ("pixel-scale", "unit"),
-        ("standardise", "none"),
-        ("sums-min-count", 0),
-        ("test-folds", -1),
-        ("val-fold", -1),
-        ("precision", "fp8"),
-        ("evaluate-every", -1),
-        ("reply-timeout", 0.0),
+        ("train.batch-size", 1),  # batch norm has no variance over one image
+        ("train.learning-rate", 0.0),
+        ("network.dropout", -0.1),
+        ("network.dropout", 1.0),
+        ("train.mc-passes", -1),
+        ("network.name", "resnet"),
+        ("data.pixel-scale", "unit"),
+        ("data.standardise", "none"),
+        ("privacy.sums-min-count", 0),
+        ("split.test-folds", -1),
+        ("split.val-fold", -1),
+        ("machine.precision", "fp8"),
+        ("server.evaluate-every", -1),
+        ("run.reply-timeout", 0.0),
     ],
 )
 def test_a_common_setting_without_sense_is_refused(key: str, value: Value) -> None:
@@ -48,7 +48,9 @@ def test_a_common_setting_without_sense_is_refused(key: str, value: Value) -> No
         build(CommonSettings, {key: value})
 
 
-@pytest.mark.parametrize(("key", "field"), [("dropout", "dropout"), ("mc-passes", "mc_passes")])
+@pytest.mark.parametrize(
+    ("key", "field"), [("network.dropout", "dropout"), ("train.mc-passes", "mc_passes")]
+)
 def test_a_run_may_do_without_dropout_or_passes(key: str, field: str) -> None:
     assert getattr(build(CommonSettings, {key: 0}), field) == 0
 

@@ -34,6 +34,6 @@ def test_what_epochs_across_rounds_leave_without_meaning_is_refused(key: str) ->
 def test_a_pace_without_an_epoch_and_a_micro_batch_of_one_are_refused() -> None:
     with refuses(SettingError, "pace"):
         check_pace(CommonSettings(pace=10))
-    with refuses(SettingError, "micro-batch", "1"):
+    with refuses(SettingError, "train.micro-batch", "1"):
         check_pace(CommonSettings(micro_batch=1))
     check_pace(CommonSettings())

@@ -173,7 +173,7 @@ def test_a_private_run_refuses_a_network_in_which_samples_meet(
         return nn.Sequential(_LessTheMean(), _own(shape, classes))
 
     assert _built(named(build))
-    with refuses(SettingError, "sample-clip-norm"):
+    with refuses(SettingError, "privacy.sample-clip-norm"):
         _built(named(build, sample_clip_norm=1.0, noise_multiplier=1.0))
 
 

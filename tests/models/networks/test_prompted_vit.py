@@ -351,9 +351,9 @@ def test_the_vit_is_evidential_unless_the_settings_say_not() -> None:
         (
             {"basic_layers": 3},
             COLOUR,
-            ["basic-layers", 3],
+            ["vit.basic-layers", 3],
         ),
-        ({"basic_layers": 9}, COLOUR, ["basic-layers", 9, "prompt-sets", "g"]),
+        ({"basic_layers": 9}, COLOUR, ["vit.basic-layers", 9, "vit.prompt-sets", "g"]),
         ({"backbone": "resnet18"}, COLOUR, ["backbone", "resnet18"]),
         (
             {"backbone": "vit_base_patch16_siglip_224"},
@@ -383,16 +383,16 @@ def test_one_set_of_prompts_and_none_need_no_basic_layers() -> None:
 @pytest.mark.parametrize(
     ("values", "said"),
     [
-        ({"backbone_width": 16}, ["backbone-width", "auto"]),
+        ({"backbone_width": 16}, ["vit.backbone-width", "auto"]),
         ({"backbone_weights": "timm"}, ["backbone-weights"]),
         (
             {"network": "conv", "prompt_length": 3},
-            ["prompt-length"],
+            ["vit.prompt-length"],
         ),
-        ({"network": "mlp", "prompt_sets": "g"}, ["prompt-sets"]),
-        ({"train_backbone": True}, ["train-backbone"]),
-        ({"basic_layers": 1}, ["basic-layers"]),
-        ({"basic_learning_rate": 1.0}, ["basic-learning-rate"]),
+        ({"network": "mlp", "prompt_sets": "g"}, ["vit.prompt-sets"]),
+        ({"train_backbone": True}, ["vit.train-backbone"]),
+        ({"basic_layers": 1}, ["vit.basic-layers"]),
+        ({"basic_learning_rate": 1.0}, ["vit.basic-learning-rate"]),
         ({"evidence": "relu"}, ["evidence"]),
         (
             {"network": "vit", "loss": "cross-entropy", "evidence": "relu"},

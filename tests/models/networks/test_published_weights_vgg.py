@@ -96,6 +96,6 @@ def test_weights_of_another_network_or_width_are_refused_and_nothing_is_taken(
     before = {name: array.clone() for name, array in encoder.state_dict().items()}
     with refuses(SettingError, *says) as caught:
         fill_vgg(encoder, change(published), "w.pt")
-    assert "'initial-weights'" in str(caught.value)
+    assert "'train.initial-weights'" in str(caught.value)
     assert "\n" not in str(caught.value)
     assert all(torch.equal(before[n], a) for n, a in encoder.state_dict().items())

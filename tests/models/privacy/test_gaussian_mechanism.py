@@ -19,5 +19,5 @@ def test_clipped_to_leaves_what_is_short_enough() -> None:
 
 
 def test_clipped_to_refuses_values_that_are_not_finite() -> None:
-    with refuses(SiteError, "learning-rate"):
+    with refuses(SiteError, "train.learning-rate"):
         clipped_to({"a": torch.tensor([1.0, math.nan])}, 1.0)

@@ -30,22 +30,31 @@ def test_settings_that_fit_together_pass(settings: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"sample_clip_norm": 1.0}, "'sample-clip-norm' is 1 and 'noise-multiplier' is 0: diff"),
-        ({"noise_multiplier": 1.0}, "'sample-clip-norm' is 0 and 'noise-multiplier' is 1: diff"),
+        (
+            {"sample_clip_norm": 1.0},
+            "'privacy.sample-clip-norm' is 1 and 'privacy.noise-multiplier' is 0: diff",
+        ),
+        (
+            {"noise_multiplier": 1.0},
+            "'privacy.sample-clip-norm' is 0 and 'privacy.noise-multiplier' is 1: diff",
+        ),
         (
             {"max_epsilon": 1.0},
             "'max-epsilon' is 1, but there is no epsilon without",
         ),
         ({"delta": 1e-3}, "'delta' is 0.001, but there is no epsilon without"),
-        ({"statistics_noise": 1.0}, "'statistics-noise' is 1, but there is no epsilon without"),
-        ({"trust": "nobody"}, "'trust' is 'nobody', but 'sample-clip-norm' is 0"),
+        (
+            {"statistics_noise": 1.0},
+            "'privacy.statistics-noise' is 1, but there is no epsilon without",
+        ),
+        ({"trust": "nobody"}, "'trust' is 'nobody', but 'privacy.sample-clip-norm' is 0"),
         ({"trust": "sums"}, "'trust' is 'sums', but 'secure-aggregation' is 'none'"),
         ({"secure_aggregation": "secagg"}, "'clip-norm' must be above 0"),
         ({**SECURE, "aggregation": "median"}, "a sum gives the mean only"),
         ({**PRIVATE, "method": "mix"}, "method 'mix' pools the data of all sites"),
         ({**PRIVATE, "method": "fedaligncl"}, "sends embeddings of single images"),
-        ({**PRIVATE, "epoch_steps": 10}, "'epoch-steps' is set"),
-        ({**PRIVATE, "gradient_checkpointing": True}, "'gradient-checkpointing' is set"),
+        ({**PRIVATE, "epoch_steps": 10}, "'train.epoch-steps' is set"),
+        ({**PRIVATE, "gradient_checkpointing": True}, "'network.gradient-checkpointing' is set"),
     ],
 )
 def test_settings_that_break_a_promise_are_refused(settings: dict[str, Any], said: str) -> None:

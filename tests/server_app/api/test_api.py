@@ -113,7 +113,7 @@ def test_a_report_takes_runs_and_folders(hearts: Path, tmp_path: Path) -> None:
 
 def test_compare_uses_the_runs_that_are_there(tiny: Tiny, tmp_path: Path) -> None:
     settings = {key: value for key, value in tiny("local").items() if key != "method"}
-    named = settings | {"rounds": 1, "mc-passes": 0}
+    named = settings | {"rounds": 1, "train.mc-passes": 0}
     del named["seed"]
     simulate("local-digits", settings=named, seed=0, name="local-digits-seed0", out=tmp_path)
     found = compare(["local-digits"], seeds=1, settings=named, out=tmp_path, metrics=["acc*"])

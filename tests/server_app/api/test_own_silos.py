@@ -27,11 +27,11 @@ from tests.support.data_folders import write_sorted
 
 SMALL: dict[str, Value] = {
     "rounds": 2,
-    "local-epochs": 1,
-    "width": 4,
-    "mc-passes": 2,
-    "device": "cpu",
-    "evaluate-every": 0,
+    "train.local-epochs": 1,
+    "network.width": 4,
+    "train.mc-passes": 2,
+    "machine.device": "cpu",
+    "server.evaluate-every": 0,
 }
 
 
@@ -183,7 +183,7 @@ def test_data_of_no_site_are_cut_by_a_partition(tmp_path: Path) -> None:
     run = run_of(tmp_path, images(120, 16, 16), "fedprox", network="conv", settings=settings)
     assert sum(sizes(run).values()) == 120
     assert list(sizes(run)) == ["silo-1", "silo-2"]
-    assert (run.summary["method"], run.settings["network"]) == ("fedprox", "conv")
+    assert (run.summary["method"], run.settings["network.name"]) == ("fedprox", "conv")
 
 
 def test_pictures_in_parts_keep_them(tmp_path: Path) -> None:
@@ -285,11 +285,12 @@ def test_own_data_are_surveyed_examined_and_predicted_as_any(form: str, tmp_path
     if form == "frame":
         run = run_of(tmp_path, frames(), label="ill")
     else:
-        data: dict[str, Value] = {"dataset": "folder", "image-size": 16}
-        data |= {"data-dir": str(write_sorted(tmp_path / "data", 16))}
+        data: dict[str, Value] = {"dataset": "folder", "data.image-size": 16}
+        data |= {"data.dir": str(write_sorted(tmp_path / "data", 16))}
         run = run_of(tmp_path, None, settings=data)
     own: dict[str, Value] = {
-        key: run.settings[key] for key in ("dataset", "data-dir", "cache-dir", "image-size")
+        key: run.settings[key]
+        for key in ("dataset", "data.dir", "data.cache-dir", "data.image-size")
     }
     page = survey("fedavg", settings=own, out=tmp_path / "runs", name="survey")
     document = json.loads((page.parent / "survey.json").read_text())

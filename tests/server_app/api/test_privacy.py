@@ -6,14 +6,14 @@ from fedsilo import privacy_plan as plan
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.privacy.accountant import counts_noise_for, epsilon
 
-SETTINGS = {"rounds": 3, "local-steps": 2, "batch-size": 50, "evaluate-every": 0}
+SETTINGS = {"rounds": 3, "train.local-steps": 2, "train.batch-size": 50, "server.evaluate-every": 0}
 
 
 def test_plan_tells_steps_rate_and_a_noise_that_stays_within_the_budget() -> None:
     head, line = plan("fedavg-heart", samples=[200], epsilon=[2.0], settings=SETTINGS)
     assert head.startswith("200 training samples: 6 steps in 3 rounds, each with 25.0% of the")
     assert "; 1 releases of metrics and, at a hospital, one of sample counts" in head
-    found = re.search(r"epsilon 2 at delta 1e-05: .*noise-multiplier=([\d.]+)$", line)
+    found = re.search(r"epsilon 2 at delta 1e-05: .*privacy.noise-multiplier=([\d.]+)$", line)
     assert found is not None
     noise = float(found[1])
     counts = counts_noise_for(2.0, 1e-5)
@@ -22,7 +22,7 @@ def test_plan_tells_steps_rate_and_a_noise_that_stays_within_the_budget() -> Non
 
 
 def test_plan_of_full_batches_takes_all_samples_and_measured_rounds_cost() -> None:
-    changes = SETTINGS | {"batch-size": 1000, "evaluate-every": 1}
+    changes = SETTINGS | {"train.batch-size": 1000, "server.evaluate-every": 1}
     lines = list(plan("fedavg-heart", samples=[30, 200], epsilon=[1.0], settings=changes))
     assert [line.partition(":")[0] for line in lines[::2]] == [
         "200 training samples",

@@ -71,11 +71,14 @@ def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -
         (["tune", "local-digits"], "declares a grid of 0 points"),
         (["tune", "local-heart", "--file", "nowhere.yaml"], "nowhere.yaml is missing"),
         (["explain", "nowhere", "--site", "va", "--row", "0"], "summary.json is missing"),
-        (["simulate", "uefl-digits", "--set", "data-dir=5"], "'data-dir' is 5 (int)"),
+        (
+            ["simulate", "uefl-digits", "--set", "data.dir=5"],
+            "'data.dir' must be a text, but is 5 (int)",
+        ),
         (["simulate", "uefl-digits", "--name", " "], "must be a plain name"),
         (["fetch", "digits", "--data-dir", "x"], "nothing to fetch"),
         # By Ray, which takes half a minute to start and did not
-        (["simulate", "fedavg-mnist-cpu", "--set", "data-dir=/nowhere"], "ubyte.gz is missing in"),
+        (["simulate", "fedavg-mnist-cpu", "--set", "data.dir=/nowhere"], "ubyte.gz is missing in"),
         (["resume", "nowhere"], "nowhere has no config.toml"),
     ],
 )
@@ -204,7 +207,7 @@ def test_runs_lie_where_out_or_the_environment_says(
     arguments = ["simulate", "local-digits", "--engine", "inline", "--name", "run", *sets]
     monkeypatch.chdir(tmp_path)
     assert main(arguments) == 0
-    assert main([*arguments, "--set", f"out={tmp_path / 'set'}"]) == 0
+    assert main([*arguments, "--set", f"run.out={tmp_path / 'set'}"]) == 0
     monkeypatch.setenv("FEDSILO_RUNS", str(tmp_path / "env"))
     assert main(arguments) == 0
     assert main([*arguments, "--out", str(tmp_path / "given")]) == 0

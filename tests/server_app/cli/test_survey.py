@@ -112,7 +112,7 @@ def test_a_second_survey_of_a_name_is_refused(
 def test_a_run_does_not_survey_and_a_survey_is_no_run(
     folder: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    told = ("--set", "purpose=survey", "--out", str(tmp_path), "--engine", "inline")
+    told = ("--set", "run.purpose=survey", "--out", str(tmp_path), "--engine", "inline")
     assert main(["simulate", "fedavg-digits", *told]) == 1
     assert "use 'fedsilo survey'" in capsys.readouterr().err
     assert main(["watch", str(folder), "--once"]) == 1

@@ -82,7 +82,7 @@ def test_the_small_skins_distillation_is_as_strong_for_a_pixel_and_a_site_as_the
     assert paper == 1e-6
     for name in ("strength", "drop", "byte"):
         values = experiments[f"fedevprompt-{name}-long-skin"].values
-        assert values["image-size"] == 64
+        assert values["data.image-size"] == 64
         weight = values["fedevprompt.distillation-weight"]
         assert float(str(weight)) * 64**2 * 3 == pytest.approx(1e-6 * 224**2 * 5, rel=0.001)
 

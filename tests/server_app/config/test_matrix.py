@@ -57,7 +57,7 @@ def test_a_value_keeps_its_type_where_a_text_is_only_its_placeholder(tmp_path: P
         },
     )
     first, second = found["a-0.1-8"], found["a-1-8"]
-    assert first.values == {"uefl.gamma": 0.1, "track": "8", "out": "r-0.1"}
+    assert first.values == {"uefl.gamma": 0.1, "run.track": "8", "run.out": "r-0.1"}
     assert first.grid == {"uefl.gamma": [0.1, 2.0]}
     assert (first.about, second.about) == ("gamma 0.1", "gamma 1")
     assert type(second.values["uefl.gamma"]) is int
@@ -149,5 +149,5 @@ def test_the_entries_of_the_page_about_experiments_are_what_it_says(tmp_path: Pa
     names = ["fedavg-digits", "fedavg-digits-short", "fedbn-digits", "fedbn-digits-short"]
     assert list(found) == ["fedavg-hearts", "picsr-hearts", *names]
     assert all(f"`{name}`" in page for name in names)
-    assert found["picsr-hearts"].values["learning-rate"] == 0.001
+    assert found["picsr-hearts"].values["train.learning-rate"] == 0.001
     assert found["fedbn-digits-short"].values["rounds"] == 3

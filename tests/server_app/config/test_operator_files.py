@@ -147,4 +147,4 @@ def test_a_site_counts_for_no_more_than_was_agreed() -> None:
     )
     missing = AgreedWeights("w.json", {"south": 99}).fault(FACTS)
     assert missing is not None
-    assert missing.startswith("site north has no entry in 'site-weights' w.json")
+    assert missing.startswith("site north has no entry in 'run.site-weights' w.json")

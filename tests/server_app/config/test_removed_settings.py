@@ -64,7 +64,7 @@ def test_a_removed_choice_names_what_to_choose(key: str, value: Value) -> None:
 
 def test_a_removed_setting_may_be_a_mapping_or_list_of_yaml() -> None:
     for declared in ([1, 1, 0.1], {"va": 0.1}):
-        with pytest.raises(SettingError, match="'min-sites'"):
+        with pytest.raises(SettingError, match=r"'run.min-sites'"):
             resolve(flat_values({"speeds": declared}))
 
 

@@ -183,7 +183,7 @@ def test_a_run_directory_that_exists_starts_nothing(
     told = ("--name", "again", "--deployment", str(planned.folder))
     assert main(["deploy", "run", "local-digits", *told]) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert "exists: choose another 'run-name'" in said
+    assert "exists: choose another 'run.name'" in said
 
 
 @pytest.mark.parametrize("dataset", ["table", "images"])
@@ -203,8 +203,8 @@ def test_a_run_of_hospitals_own_files_needs_none_at_the_server(
 def test_the_command_that_resumes_a_run_has_the_options_it_was_started_with() -> None:
     sources = RunSources(changes=("silos=6", "resume=true"))
     assert resume_command("uefl-digits", Path("here"), sources, 3, "x") == (
-        "fedsilo deploy run uefl-digits --deployment here --seed 3 --set silos=6 --name x "
-        "--set resume=true"
+        "fedsilo deploy run uefl-digits --deployment here --seed 3 --set split.silos=6 --name x "
+        "--set run.resume=true"
     )
 
 

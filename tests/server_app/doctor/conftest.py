@@ -40,7 +40,7 @@ from fedsilo.server_app.doctor.findings import Finding, examine
 from fedsilo.server_app.doctor.server import ServerSetup
 from fedsilo.server_app.doctor.site import SiteSetup
 from fedsilo.server_app.run.processes import free_ports
-from tests.support.keys import compare_keys
+from tests.support.keys import as_keys, compare_keys
 
 SCHEMA = """
 columns: [{name: age}, {name: chol, mean: 240.0, std: 50.0}]
@@ -57,11 +57,11 @@ SITE_FILE: Mapping[str, Any] = {"methods": ["*"], "datasets": ["*"], "records": 
 RUN: Mapping[str, Value] = {
     "method": "fedavg",
     "dataset": "table",
-    "network": "logistic",
+    "network.name": "logistic",
     "rounds": 2,
-    "mc-passes": 0,
-    "device": "cpu",
-    "standardise": "pooled",
+    "train.mc-passes": 0,
+    "machine.device": "cpu",
+    "data.standardise": "pooled",
 }
 
 
@@ -228,7 +228,7 @@ class Hospital:
 
     def found(self) -> list[Finding]:
         """Return what doctor finds."""
-        settings = None if self.run is None else resolve(self.run)
+        settings = None if self.run is None else resolve(as_keys(self.run))
         setup = SiteSetup(dict(self.node), settings=settings, **self.options)
         return list(examine(site_checks.CHECKS, setup, setup.name))
 

@@ -22,6 +22,7 @@ from tests.server_app.doctor.conftest import (
     write_images,
     write_table,
 )
+from tests.support.keys import as_keys
 
 LONG_AGO, LATELY = datetime(2020, 1, 1, tzinfo=UTC), datetime(2021, 1, 1, tzinfo=UTC)
 YEAR = timedelta(days=366)
@@ -71,7 +72,7 @@ def _node(**changes: Any) -> Break:
 
 
 def _run(**changes: Any) -> Break:
-    return lambda one, _: one.run.update({k.replace("_", "-"): v for k, v in changes.items()})
+    return lambda one, _: one.run.update(as_keys(changes))
 
 
 def _allow(**changes: Any) -> Break:
@@ -166,7 +167,12 @@ def _no_data(one: Hospital, _: object) -> None:
 def _images(one: Hospital, _: object) -> None:
     write_images(one.data)
     assert one.run is not None
-    one.run = {"method": "fedavg", "dataset": "images", "device": "cpu", "mc-passes": 0}
+    one.run = {
+        "method": "fedavg",
+        "dataset": "images",
+        "machine.device": "cpu",
+        "train.mc-passes": 0,
+    }
 
 
 SITES = {
@@ -249,7 +255,9 @@ SITES = {
         *(lambda one, _: write_table(one.data, "age,cholesterol,diagnosis"), "data", "chol", ""),
         lambda one, _: write_table(one.data),
     ),
-    "broken image": Broken(_images, "data", "line 7", "broken-images", _run(broken_images="skip")),
+    "broken image": Broken(
+        _images, "data", "line 7", "data.broken-images", _run(broken_images="skip")
+    ),
     "site file misspelt": Broken(
         *(_allow(metods=["*"]), "site file", "metods", "did you mean 'methods'"),
         lambda one, _: one.rules.pop("metods") and one.allow(),
@@ -281,13 +289,13 @@ SITES = {
         _run(standardise="declared"),
     ),
     "batches too small": Broken(
-        _run(batch_size=4), "requests", "'batch-size' is 4", "raise it", _run(batch_size=8)
+        _run(batch_size=4), "requests", "'train.batch-size' is 4", "raise it", _run(batch_size=8)
     ),
     "consent lacking": Broken(
         _run(fold_seed=3), "data", "fold-seed choose which", "allow-folds", _node(allow_folds=True)
     ),
     "cap without clipping": Broken(
-        _node(max_epsilon=5.0), "data", "cap on epsilon", "set 'sample-clip-norm'"
+        _node(max_epsilon=5.0), "data", "cap on epsilon", "set 'privacy.sample-clip-norm'"
     ),
     "node config misspelt": Broken(
         *(_node(state_dri="x"), "node config", "state-dri", "did you mean 'state-dir'"),

@@ -27,11 +27,12 @@ from fedsilo.server_app.run.meeting import (
     read_meeting,
     write_meeting,
 )
+from tests.support.keys import as_keys
 from tests.support.tiny import TINY, TINY_METHOD
 
 
 def _run(*words: str, **changes: Value) -> int:
-    values = TINY | {key.replace("_", "-"): value for key, value in changes.items()}
+    values = TINY | as_keys(changes)
     sets = [f"--set={key}={json.dumps(value)}" for key, value in values.items()]
     try:
         return main(["doctor", "run", "fedavg-digits", *sets, *words])
@@ -74,7 +75,7 @@ def test_who_cannot_take_part_fails_and_the_others_are_listed(
     assert "s2a has not agreed" in failed["sites"]["said"]
     assert "doctor site" in failed["sites"]["fix"]
     assert failed["enough"]["said"].startswith(
-        "2 of 3 sites can take part, but 'min-sites' needs 3"
+        "2 of 3 sites can take part, but 'run.min-sites' needs 3"
     )
     assert [f["about"] for f in found if f["check"] == "sites" and f["status"] == "PASSED"] == [
         "s1a",
@@ -128,7 +129,7 @@ def test_a_plan_that_cannot_start_fails_with_every_problem(
     assert _run("--json", purpose="meet", initial_weights="/nowhere/model.safetensors") == 1
     failed = [f for f in _document(capsys)["findings"] if f["check"] == "plan"]
     assert [f["status"] for f in failed] == ["FAILED", "FAILED"]
-    assert "'purpose'" in failed[0]["said"]
+    assert "'run.purpose'" in failed[0]["said"]
     assert "/nowhere/model.safetensors" in failed[1]["said"]
 
 
@@ -158,7 +159,12 @@ def test_a_meeting_is_read_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_purpose_is_to_meet_writes_what_the_sites_report(tmp_path: Path) -> None:
-    values = TINY | {"method": "fedavg", "purpose": "meet", "out": str(tmp_path), "run-name": "m"}
+    values = TINY | {
+        "method": "fedavg",
+        "run.purpose": "meet",
+        "run.out": str(tmp_path),
+        "run.name": "m",
+    }
     settings = resolve(values)
     with flower_identity():
         write_meeting(InlineGrid(app, settings.as_mapping(), partition_configs(3)), settings)

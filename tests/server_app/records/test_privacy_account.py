@@ -57,7 +57,7 @@ def test_arrays_without_a_word_on_their_cost_are_refused() -> None:
 def test_a_cost_above_the_runs_cap_is_refused_and_one_at_it_is_not() -> None:
     hook = hook_of(max_epsilon=3.0)
     said = hook.objection(2, "train", replies(3.1, "a")["a"])
-    assert said == "metric 'dp-epsilon' is 3.1, above the run's 'max-epsilon' 3"
+    assert said == "metric 'dp-epsilon' is 3.1, above the run's 'privacy.max-epsilon' 3"
     assert hook.objection(2, "train", replies(3.0, "a")["a"]) is None
 
 
@@ -84,7 +84,7 @@ def test_the_guarantee_is_of_the_site_that_spent_most(simulated: bool) -> None:
     found = hook.guarantee(participants(simulated, "a", "b"))
     assert found["epsilon"] == 2.5
     assert found["sites"] == {"a": 1.5, "b": 2.5}
-    assert (found["noise-multiplier"], found["statistics-noise"]) == (2.0, 7.0)
+    assert (found["privacy.noise-multiplier"], found["privacy.statistics-noise"]) == (2.0, 7.0)
     assert ("it protects nobody" in found["of"]) is simulated
     assert "not bounded" not in found["of"]
 

@@ -22,7 +22,7 @@ from tests.support.errors import refuses
 
 def test_a_run_directory_that_exists_is_refused_unless_resumed(tmp_path: Path) -> None:
     (tmp_path / "run").mkdir()
-    with refuses(RunDirectoryError, "run-name"):
+    with refuses(RunDirectoryError, "run.name"):
         open_run_directory(str(tmp_path), "run", resume=False)
     assert open_run_directory(str(tmp_path), "run", resume=True).path == tmp_path / "run"
 
@@ -31,7 +31,7 @@ def test_a_name_that_exists_gets_the_next_free_number(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def name_of(**settings: str | bool) -> str:
-        given = {"out": str(tmp_path), "run-name": "run", **settings}
+        given = {"run.out": str(tmp_path), "run.name": "run", **settings}
         return with_free_name(resolve(given)).common.run_name
 
     assert name_of() == "run"
@@ -46,7 +46,7 @@ def test_a_name_that_exists_gets_the_next_free_number(
     assert name_of() == "run-3"
     assert f"to continue: fedsilo resume {tmp_path / 'run'}" in capsys.readouterr().out
     assert name_of(resume=True) == "run"
-    assert name_of(**{"run-name": ".."}) == ".."  # refused when it is opened
+    assert name_of(**{"run.name": ".."}) == ".."  # refused when it is opened
 
 
 def test_what_a_killed_start_left_is_no_run_yet_and_anything_else_stays(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_what_a_killed_start_left_is_no_run_yet_and_anything_else_stays(tmp_path
         (run / name).touch()
     assert open_run_directory(str(tmp_path), "run", resume=False).path == run
     (run / "notes.txt").touch()
-    with refuses(RunDirectoryError, "run-name"):
+    with refuses(RunDirectoryError, "run.name"):
         open_run_directory(str(tmp_path), "run", resume=False)
 
 
@@ -114,7 +114,7 @@ def test_a_summary_that_is_not_there_says_that_the_run_has_not_ended(tmp_path: P
 def test_named_makes_a_name_of_method_data_and_seed_unless_one_is_given() -> None:
     settings = resolve({"method": "uefl", "dataset": "digits", "seed": 3})
     assert with_run_name(settings).common.run_name.startswith("uefl-digits-seed3-")
-    assert with_run_name(resolve({"run-name": "mine"})).common.run_name == "mine"
+    assert with_run_name(resolve({"run.name": "mine"})).common.run_name == "mine"
 
 
 def test_a_damaged_or_missing_file_is_named(tmp_path: Path) -> None:

@@ -144,7 +144,7 @@ def test_a_runs_means_are_told_and_the_run_is_the_same(
     runs = {}
     for choice in ("none", track):
         values = tiny("fedavg", rounds=2) | {"track": choice, "out": str(tmp_path / choice)}
-        runs[choice] = run_inline(resolve(values | {"run-name": "run"}), 3)
+        runs[choice] = run_inline(resolve(values | {"run.name": "run"}), 3)
     plain, tracked = runs["none"], runs[track]
     for file in ("metrics.csv", "model.safetensors", "silos.json", "privacy.json"):
         assert (plain.path / file).read_bytes() == (tracked.path / file).read_bytes()

@@ -48,7 +48,7 @@ def test_a_run_of_real_sites_says_that_it_clips_and_goes_on_from_its_own_config(
         {"site": site, "state-dir": str(tmp_path / site), "trust": "server", "minimum-batch": 1}
         for site in ("s1a", "s2a", "s3a")
     ]
-    values = {**AUTO, "method": "fedavg", "rounds": 1, "out": str(tmp_path), "run-name": "run"}
+    values = {**AUTO, "method": "fedavg", "rounds": 1, "run.out": str(tmp_path), "run.name": "run"}
     for more in ({}, {"resume": True}):
         settings = resolve({**values, **more})
         with flower_identity():

@@ -12,7 +12,7 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.run import checks
 from fedsilo.server_app.run.checks import DATA_CHECKS, PLAN_CHECKS, Plan, find_problems, raise_first
 
-KEYS = ("'purpose'", "'vectorised'", "--ray-address", "'backbone-weights'")
+KEYS = ("'run.purpose'", "'machine.vectorised'", "--ray-address", "'backbone-weights'")
 RESOURCES = {"num-supernodes": 9, "client-resources-num-cpus": 1, "init-args-num-cpus": 4}
 
 
@@ -23,8 +23,8 @@ def _ray(common: CommonSettings, resources: Mapping[str, Value] = RESOURCES, **m
 @pytest.mark.parametrize(
     ("settings", "told"),
     [
-        ({"initial_weights": "none.safetensors"}, "'initial-weights' is 'none.safetensors'"),
-        ({"initial_weights": "encoder:none.pt"}, "'initial-weights' is 'encoder:none.pt'"),
+        ({"initial_weights": "none.safetensors"}, "'train.initial-weights' is 'none.safetensors'"),
+        ({"initial_weights": "encoder:none.pt"}, "'train.initial-weights' is 'encoder:none.pt'"),
         ({"network": "vit", "backbone_weights": "none.pt"}, "'backbone-weights' is 'none.pt'"),
         ({"network": "resnet22", "backbone_weights": "none.pt"}, "'backbone-weights' is"),
         ({"initial_weights": "timm:resnet18"}, ""),

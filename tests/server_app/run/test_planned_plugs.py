@@ -66,7 +66,7 @@ def test_timms_networks_are_no_plugs() -> None:
         ({"partition": "ward_cuts.py:none"}, "module 'ward_cuts' has no 'none'"),
         ({"dataset": "ward_cuts.py:cut"}, "must be a DataSet"),
         ({"method": "ward_cuts.py"}, "module 'ward_cuts' has 0 classes of Method"),
-        ({"network": "ward_nets.build"}, "it must be .* timm:NAME or module:object"),
+        ({"network": "ward_nets.build"}, "must be .* timm:NAME or module:object"),
     ],
     ids=str,
 )

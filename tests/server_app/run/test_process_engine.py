@@ -114,7 +114,7 @@ def killing(monkeypatch: pytest.MonkeyPatch) -> type[_Killing]:
 
 
 def _run(values: dict[str, Value], out: Path, nodes: int = 3) -> RunDirectory:
-    named = values | {"run-name": "run", "out": str(out)}
+    named = values | {"run.name": "run", "run.out": str(out)}
     resources = {"num-supernodes": nodes, "init-args-num-cpus": 2}
     return run_with_processes(resolve(named), resources)
 
@@ -227,7 +227,7 @@ def test_processes_end_with_the_command_and_the_run_resumes(
 @pytest.mark.soak
 def test_a_script_without_a_guard_runs_once(tiny: Tiny, tmp_path: Path) -> None:
     script = tmp_path / "study.py"
-    values = {**tiny("fedavg", rounds=1), "run-name": "run", "out": str(tmp_path)}
+    values = {**tiny("fedavg", rounds=1), "run.name": "run", "run.out": str(tmp_path)}
     script.write_text(
         "print('the script')\n"
         "from fedsilo.server_app.config.settings import resolve\n"

@@ -118,7 +118,7 @@ def test_a_site_far_beyond_the_median_is_named_with_its_norm(
     found = far_out(100.0, dict.fromkeys(replies, BEFORE), replies)
     assert found == {
         "s3a": "the update of its weights has norm 2e+03, 1e+03 times the median, more than "
-        "'max-update-norm' (100)"
+        "'server.max-update-norm' (100)"
     }
     statistics = _replies(site_reply, [2, 1], [1, 3], [1, 2], statistic=(1, 500, 2))
     found = far_out(100.0, dict.fromkeys(statistics, BEFORE), statistics)
@@ -161,7 +161,7 @@ def test_a_run_goes_on_without_a_site_that_is_far_out(
     _, loop = started(app, min_sites=2, rounds=1)
     ((round_, phase, site, reason),) = recorder.failures
     assert (round_, phase, site) == (1, TRAIN, "s2a")
-    assert "more than 'max-update-norm' (100)" in reason
+    assert "more than 'server.max-update-norm' (100)" in reason
     assert loop.state.arrays["w"].tolist() == [1, 1]
     with pytest.raises(SiteError, match="site s2a, round 1, phase train: the update of its"):
         started(app, rounds=1)

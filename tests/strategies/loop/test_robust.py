@@ -135,7 +135,9 @@ def test_a_method_takes_an_aggregation_or_refuses_it_in_a_line(method: str) -> N
         if aggregation in takes.aggregations:
             takes.refuse_more(common, is_table=False)
         else:
-            with pytest.raises(SettingError, match=f"does not take 'aggregation' '{aggregation}'"):
+            with pytest.raises(
+                SettingError, match=f"does not take 'server.aggregation' '{aggregation}'"
+            ):
                 takes.refuse_more(common, is_table=False)
 
 
@@ -148,5 +150,5 @@ def test_only_methods_whose_rounds_can_do_without_a_site_may_ask_some() -> None:
     for name in METHODS:
         common = CommonSettings(method=name, sites_per_round=2)
         if name not in some:
-            with pytest.raises(SettingError, match="set 'sites-per-round' to 0"):
+            with pytest.raises(SettingError, match=r"set 'server.sites-per-round' to 0"):
                 strategy_class(name).capabilities.refuse_more(common, is_table=False)

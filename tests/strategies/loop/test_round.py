@@ -71,7 +71,7 @@ def test_too_few_answers_are_refused_with_each_reason_once(
     asked.failed = {"a": "gone", "b": "full", "c": "gone"}
     message = (
         "^site a, site c, round 4, phase train: gone; site b, round 4, phase train: full -- "
-        rf"1 of 4 sites answered and {least} are needed \('min-sites'\)"
+        rf"1 of 4 sites answered and {least} are needed \('run.min-sites'\)"
     )
     with pytest.raises(TooFewSitesError, match=message):
         asked._refuse_too_few(question(TRAIN, "abcd"), 1)

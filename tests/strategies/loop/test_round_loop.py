@@ -37,7 +37,7 @@ def test_each_site_is_told_round_phase_run_and_folder(started: Started, told: An
     assert [m.metadata.group_id for m in grid.sent[::3]] == ["1", "2", "3"]
     for message in grid.sent:
         assert told(message)["phase"] == message.metadata.message_type
-        assert told(message)["run-name"] == "run"
+        assert told(message)["run.name"] == "run"
         assert told(message)["run-dir"] == "/somewhere"
 
 
@@ -120,7 +120,7 @@ def test_one_failing_site_stops_the_run_by_default(started: Started, fake_app: A
         started(fake_app(s2a=failing("the disk is full")))
     assert "site s2a, round 1, phase train: " in str(caught.value)
     assert "the disk is full" in str(caught.value)
-    assert "2 of 3 sites answered and 3 are needed ('min-sites')" in str(caught.value)
+    assert "2 of 3 sites answered and 3 are needed ('run.min-sites')" in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
@@ -250,7 +250,9 @@ def test_over_rounds_each_site_has_its_share() -> None:
 
 def test_more_than_there_are_is_refused_in_a_line() -> None:
     refuse_site_count(CommonSettings(sites_per_round=3), 3)
-    with pytest.raises(SettingError, match="'sites-per-round' is 4, more than there are sites"):
+    with pytest.raises(
+        SettingError, match=r"'server.sites-per-round' is 4, more than there are sites"
+    ):
         refuse_site_count(CommonSettings(sites_per_round=4), 3)
 
 

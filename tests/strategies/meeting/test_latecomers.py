@@ -172,7 +172,7 @@ def test_a_site_that_comes_back_with_other_data_is_refused() -> None:
         ({"side": 28}, r"s2a: site s2a holds .*\(1, 28, 16\).*same input shape and classes"),
         (
             {"backbone": "other"},
-            r"s2a: the backbones of sites s2a and s1a differ .*the same 'backbone-weights'",
+            r"s2a: the backbones of sites s2a and s1a differ .*the same 'vit.backbone-weights'",
         ),
     ],
 )

@@ -161,7 +161,7 @@ def test_too_few_nodes_stop_the_run_when_the_time_is_up(
 ) -> None:
     monkeypatch.setattr(participants_module, "_JOIN_SECONDS", 0.0)
     configs = [{"site": "s1a"}] * (2 if min_sites else 0)
-    with refuses(SiteError, 0, needed, "min-sites"):
+    with refuses(SiteError, 0, needed, "run.min-sites"):
         wait_for_nodes(grid_of(*configs), dataclasses.replace(COMMON, min_sites=min_sites))
 
 
@@ -188,7 +188,7 @@ def test_sites_that_cannot_take_part_stop_the_run_with_all_their_reasons(
 ) -> None:
     told = (
         r"^a site cannot take part: .*no such silo; .*too few -- 2 of 4 can and "
-        rf"{needed} are needed \('min-sites'\)$"
+        rf"{needed} are needed \('run.min-sites'\)$"
     )
     with pytest.raises(SiteError, match=told):
         meet_sites(grid_of(*REFUSING), dataclasses.replace(COMMON, min_sites=min_sites))

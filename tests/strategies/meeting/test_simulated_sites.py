@@ -20,18 +20,18 @@ from fedsilo.strategies.meeting.simulated_sites import SimulatedSites, with_all_
 
 NINE: dict[str, Value] = {
     "method": "fedavg",
-    "silos": 9,
-    "silo-train-size": 20,
-    "silo-test-size": 10,
+    "split.silos": 9,
+    "split.silo-train-size": 20,
+    "split.silo-test-size": 10,
     "rounds": 2,
-    "local-steps": 1,
-    "batch-size": 8,
-    "width": 4,
-    "mc-passes": 0,
-    "dropout": 0.0,
-    "device": "cpu",
+    "train.local-steps": 1,
+    "train.batch-size": 8,
+    "network.width": 4,
+    "train.mc-passes": 0,
+    "network.dropout": 0.0,
+    "machine.device": "cpu",
     "seed": 7,
-    "run-name": "run",
+    "run.name": "run",
 }
 
 

@@ -205,7 +205,7 @@ def test_links_that_leave_silos_apart_are_refused_and_the_parts_named(kind: str)
 
 
 def test_a_silo_that_no_node_has_is_named() -> None:
-    with refuses(SettingError, "silo-set"):
+    with refuses(SettingError, "split.silo-set"):
         build("ring", "ab", silo_set(["ab", "bx", "xz"]))
 
 
@@ -216,7 +216,7 @@ def test_a_site_that_the_silo_set_does_not_have_is_named() -> None:
 
 @pytest.mark.parametrize("links", [None, SiloSet(("a", "b"), {})])
 def test_a_graph_without_edges_is_refused(links: SiloSet | None) -> None:
-    with refuses(SettingError, "graph", "silo-set"):
+    with refuses(SettingError, "graph", "split.silo-set"):
         build("graph", "ab", links)
 
 

@@ -11,8 +11,15 @@ from tests.support.attackers import images, inversion, means
 from tests.support.attackers.asked import SERVER, Asked, Attack, nobody
 from tests.support.attackers.planes import FEATURES, PLAN, WAYS, planes_by
 from tests.support.hospital import Hospital
+from tests.support.keys import as_keys
 
-DATA = ("dataset", "standardise", "silos", "silo-train-size", "silo-test-size")
+DATA = (
+    "dataset",
+    "data.standardise",
+    "split.silos",
+    "split.silo-train-size",
+    "split.silo-test-size",
+)
 _STILL = {"network": "mlp", "optimiser": "sgd", "learning_rate": 1e-12} | {
     "local_steps": 2,
     "batch_size": 4096,
@@ -106,7 +113,7 @@ def attacked(name: str, budget: float, home: Path, messages: int = 0, seed: int 
     # One more release for the label counts
     level = nobody(budget, 1 + planned.releases * messages) if budget else SERVER
     run = {**planned.run, **level.run, "method": planned.method}
-    named = {key.replace("__", ".").replace("_", "-"): value for key, value in run.items()}
+    named = as_keys(run)
     checked = {key: named.pop(key) for key in DATA if key in named} | {"network": "auto"}
     # The attacker's own command would refuse some of the rest: he does not use it
     site = Asked(Hospital(home, checked, planned.site, dict(level.node), named))

@@ -20,10 +20,10 @@ BINS = 3
 SIZES = {"planes": 128, "means": TAKEN + BINS * (SMALL + 1) + 2}
 DIGITS: dict[str, Any] = {
     "dataset": "digits",
-    "standardise": "pooled",  # the default, which means nothing to images
-    "silos": 3,
-    "silo-train-size": 222,
-    "silo-test-size": 60,
+    "data.standardise": "pooled",  # the default, which means nothing to images
+    "split.silos": 3,
+    "split.silo-train-size": 222,
+    "split.silo-test-size": 60,
 }
 VIT: dict[str, Any] = {
     "network": "vit",

@@ -48,7 +48,9 @@ def made_up(shape: tuple[int, ...]) -> Population:
 def real(dataset: str) -> Population:
     """Return real patients or digits; the odd one is whom the others' model finds least likely."""
     heart = dataset == "heart"
-    cut = {} if heart else {"silos": 3, "silo-train-size": 40, "silo-test-size": 10}
+    cut = (
+        {} if heart else {"split.silos": 3, "split.silo-train-size": 40, "split.silo-test-size": 10}
+    )
     silo = load_silo("cleveland" if heart else "s1a", resolve({"dataset": dataset} | cut).common)
     inputs, labels = silo.train.inputs, silo.train.labels
     if heart:

@@ -20,6 +20,7 @@ from tests.support.attackers.asked import Arrays, Asked
 from tests.support.attackers.attacks import ATTACKS, DATA
 from tests.support.attackers.planes import WAYS, planes_by
 from tests.support.hospital import Hospital
+from tests.support.keys import as_keys
 from tests.support.two_worlds import RUN, Federation
 
 # More planes, since the rows of all hospitals lie between them
@@ -33,7 +34,7 @@ IN_SUMS = ATTACKS | {
     )
 }
 # What an attacker changes so that the sum's rounding does not hide what he reads
-_LARGER = {"images by planes, fedavg": {"learning-rate": 1e-7}}
+_LARGER = {"images by planes, fedavg": {"train.learning-rate": 1e-7}}
 
 
 @dataclass
@@ -57,7 +58,7 @@ class AskedInSums(Asked):
         sent = {n: np.asarray(a, np.float32) for n, a in (arrays or {}).items()}
         name = f"attack{self.messages}"
         try:
-            config = resolve(RUN).as_mapping() | self.run
+            config = resolve(RUN).as_mapping() | as_keys(self.run)
             left = self.federation.sum(config, sent, **{"run_name": name, **more})
         except (SettingError, AttributeError, StopIteration) as error:
             self.refused = self.refused or str(error)
@@ -89,7 +90,7 @@ def attacked_in_sums(name: str, home: Path, messages: int = 0, seed: int = 0) ->
     """Attack all hospitals of a data set by their sums, as ``attacked`` does one of them."""
     planned = IN_SUMS[name]
     run = {**planned.run, "method": planned.method}
-    run = {key.replace("__", ".").replace("_", "-"): value for key, value in run.items()}
+    run = as_keys(run)
     run |= _LARGER.get(name, {})
     checked = {key: run[key] for key in DATA if key in run} | {"network": "auto"}
     hospital = Hospital(home / "none", checked, planned.site)

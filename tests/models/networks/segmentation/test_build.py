@@ -202,7 +202,7 @@ def test_images_that_do_not_fit_are_refused(
 
 def test_a_vit_whose_patch_is_no_power_of_two_has_no_maps_below_it() -> None:
     settings = dataclasses.replace(SETTINGS, backbone_patch=6)
-    with refuses(SettingError, "6", "backbone-patch", "8", "16"):
+    with refuses(SettingError, "6", "vit.backbone-patch", "8", "16"):
         build_segmentation("transunet", settings, Task((1, 36, 36), 2))
 
 

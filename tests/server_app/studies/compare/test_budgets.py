@@ -11,9 +11,10 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import config_document
 from fedsilo.server_app.studies.compare.budgets import Budget, Budgets, budget_of, tuned_over
 from fedsilo.server_app.studies.finished_run import FinishedRun
+from tests.support.keys import as_keys
 from tests.support.run_files import SUMMARY, summary
 
-GIVEN = {"rounds": 4, "network": "conv", "local-steps": 9}
+GIVEN = {"rounds": 4, "network.name": "conv", "train.local-steps": 9}
 EQUAL = Budget("digits", GIVEN, 3, (4, 4), 100.0, 1600.0)
 
 
@@ -23,7 +24,7 @@ def _unlike(**changes: Any) -> list[str]:
 
 
 def _given(**settings: Any) -> Budget:
-    values = {key.replace("_", "-"): value for key, value in settings.items()}
+    values = as_keys(settings)
     return budget_of(resolve({"method": "fedavg"} | values))
 
 
@@ -62,8 +63,8 @@ def test_rows_of_an_earlier_version_took_steps_that_nobody_told(tmp_path: Path) 
         ({}, []),
         ({"rounds": (2, 4)}, ["2 to 4 of 4 rounds, not 4 of 4"]),
         ({"given": GIVEN | {"rounds": 5}}, ["rounds 5, not 4"]),
-        ({"given": GIVEN | {"local-steps": 5}}, []),
-        ({"given": GIVEN | {"local-steps": 5}, "steps": 0}, ["local-steps 5, not 9"]),
+        ({"given": GIVEN | {"train.local-steps": 5}}, []),
+        ({"given": GIVEN | {"train.local-steps": 5}, "steps": 0}, ["local-steps 5, not 9"]),
         ({"given": GIVEN | {"network": "vit", "backbone": ""}}, ["network vit, not conv"]),
         ({"trials": 0}, ["tuned over 0 points, not 3"]),
         ({"steps": 109.0}, []),
@@ -104,12 +105,12 @@ def test_refusal_names_both_rows_and_all_in_what_they_differ() -> None:
 
 
 def test_points_of_a_search_count_where_its_choice_is_what_runs(tmp_path: Path) -> None:
-    settings = resolve({"out": str(tmp_path), "learning-rate": 0.01})
+    settings = resolve({"run.out": str(tmp_path), "train.learning-rate": 0.01})
     assert tuned_over(settings, "x") == 0
     folder = tmp_path / "tune-x"
     folder.mkdir()
     for chosen, points in ((0.01, 16), (0.1, 0)):
-        document = {"chosen": {"learning-rate": chosen}, "budget": {"trials": 16}}
+        document = {"chosen": {"train.learning-rate": chosen}, "budget": {"trials": 16}}
         (folder / "chosen.json").write_text(json.dumps(document))
         assert tuned_over(settings, "x") == points
     (folder / "chosen.json").write_text("{")

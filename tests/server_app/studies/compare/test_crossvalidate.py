@@ -329,7 +329,7 @@ def test_images_have_no_folds_and_are_refused(
 def test_tables_that_were_changed_are_cross_validated_anew(tmp_path: Path) -> None:
     file, data, kept = tmp_path / "s.yaml", tmp_path / "data", tmp_path / "crossvalidation"
     file.write_text(SIMULATION)
-    arguments = ["crossvalidate", "patients", "--file", str(file), "--set", f"data-dir={data}"]
+    arguments = ["crossvalidate", "patients", "--file", str(file), "--set", f"data.dir={data}"]
     arguments += ["--folds", "2", "--repeats", "1", "--jobs", "1", "--out", str(tmp_path)]
     _tables(data, one="01" * 20, two="011" * 14)
     assert main(arguments) == 0

@@ -25,7 +25,7 @@ SILOS = [f"s{distribution}{letter}" for distribution in "123" for letter in "abc
 
 
 def test_a_finished_run_is_reused_and_one_with_other_settings_is_refused(tmp_path: Path) -> None:
-    settings = resolve({"out": str(tmp_path), "run-name": "x-seed0", "seed": 0})
+    settings = resolve({"run.out": str(tmp_path), "run.name": "x-seed0", "seed": 0})
     job = Job("x", settings, {"num-supernodes": 9})
     assert not job.is_finished()
     directory = RunDirectory(tmp_path / "x-seed0")
@@ -37,7 +37,7 @@ def test_a_finished_run_is_reused_and_one_with_other_settings_is_refused(tmp_pat
     assert not job.is_finished()
     directory.write_json("summary.json", summary())
     assert job.is_finished()
-    other = resolve({"out": str(tmp_path), "run-name": "x-seed0", "seed": 0, "rounds": 31})
+    other = resolve({"run.out": str(tmp_path), "run.name": "x-seed0", "seed": 0, "rounds": 31})
     with pytest.raises(RunDirectoryError, match="rounds is 30 there and 31 here"):
         Job("x", other, {"num-supernodes": 9}).is_finished()
     with pytest.raises(RunDirectoryError, match="9 sites took part, but 3"):
@@ -121,7 +121,7 @@ def test_a_comparison_by_validation_figures_that_no_site_has_is_refused(
     assert "no site has val samples, so there is nothing to compare" in error in error
     assert error.count("\n") == 1
     assert not (tmp_path / "t.csv").exists()
-    assert main([*command, "--set", "val-folds=2", "--out", str(tmp_path / "folds")]) == 0
+    assert main([*command, "--set", "split.val-folds=2", "--out", str(tmp_path / "folds")]) == 0
     with (tmp_path / "t.csv").open(newline="") as table:
         rows = list(csv.DictReader(table))
     assert {row["group"] for row in rows} == {"one", "two", "all"}
@@ -298,7 +298,7 @@ def test_each_seed_may_draw_a_split_of_its_own(
 ) -> None:
     command = _table(tmp_path, one="01" * 12, two="011" * 8)
     command[command.index("--seeds") + 1] = "2"
-    folds = ["--set", "test-folds=2"]
+    folds = ["--set", "split.test-folds=2"]
     assert main([*command, *folds, "--splits"]) == 0
     assert main([*command, *folds]) == 0
     assert "2 runs, " in capsys.readouterr().out  # none is taken for one of another split
@@ -339,7 +339,7 @@ def test_predicting_one_class_is_scored_on_each_split_there_is(
     jobs = []
     for seed, counts in enumerate([(6, 2), (2, 6)]):  # groups of patients are of several sizes
         _run_of(tmp_path / f"x-{seed}", {"test": digests[seed]}, counts)
-        keys = {"out": str(tmp_path), "run-name": f"x-{seed}", "seed": seed}
+        keys = {"run.out": str(tmp_path), "run.name": f"x-{seed}", "seed": seed}
         jobs.append(Job("x", resolve({**keys, "dataset": "heart-synthetic"}), {}, "inline"))
     figures = {"mean": {"accuracy": 0.9}, "distributions": {}, "method": "fedavg"}
     table = over_seeds(_results(jobs, {"x": {0: figures, 1: figures}}, "test", "accuracy"))
@@ -450,7 +450,7 @@ def test_the_error_of_a_run_comes_back_as_an_error_of_the_comparison(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = _table(tmp_path, one="01" * 12, two="011" * 8)
-    assert main([*command, "--set", "sums-min-count=31"]) == 1
+    assert main([*command, "--set", "privacy.sums-min-count=31"]) == 1
     error = capsys.readouterr().err
     assert error.startswith("fedsilo: error[run-failed]: own-seed0 failed: ")
     assert "sends no sums" in error

@@ -11,12 +11,16 @@ from fedsilo.server_app.studies.compare.search import (
     without_effect,
 )
 
-GRID = {"seed": [1, 2, 3], "learning-rate": [0.1, 0.2]}
-RANGES = {"learning-rate": [0.001, 0.1], "width": [4, 16], "network": ["mlp", "logistic"]}
+GRID = {"seed": [1, 2, 3], "train.learning-rate": [0.1, 0.2]}
+RANGES = {
+    "train.learning-rate": [0.001, 0.1],
+    "network.width": [4, 16],
+    "network.name": ["mlp", "logistic"],
+}
 
 
 def _rules(*keys: str) -> dict[str, SettingRule]:
-    return dict.fromkeys(keys, SettingRule("", (), minimum=0.0))
+    return dict.fromkeys(keys, SettingRule("", float, minimum=0.0))
 
 
 @pytest.mark.parametrize("sampler", ["grid", "tpe"])
@@ -40,7 +44,7 @@ def test_grid_draws_each_point_once_and_the_same_each_time() -> None:
     assert [points] == [*Search(GRID, "grid", 4).batches()]
     assert len({tuple(point.items()) for point in points}) == 4
     for point in points:
-        assert list(point) == ["seed", "learning-rate"], "as the grid has them"
+        assert list(point) == ["seed", "train.learning-rate"], "as the grid has them"
         assert all(point[key] in values for key, values in GRID.items())
     (every,) = Search(GRID, "grid", 6).batches()
     assert len({tuple(point.items()) for point in every}) == 6
@@ -52,11 +56,11 @@ def _searched(best: float) -> list[float]:
     for batch in search.batches():
         assert len(batch) <= 4
         for point in batch:
-            assert 0.001 <= float(str(point["learning-rate"])) <= 0.1
+            assert 0.001 <= float(str(point["train.learning-rate"])) <= 0.1
             assert isinstance(point["width"], int)
             assert 4 <= point["width"] <= 16
             assert point["network"] in ("mlp", "logistic")
-        batch_rates = [float(str(point["learning-rate"])) for point in batch]
+        batch_rates = [float(str(point["train.learning-rate"])) for point in batch]
         search.tell([-abs(rate - best) for rate in batch_rates])
         rates += batch_rates
     return rates
@@ -73,18 +77,27 @@ def test_tpe_goes_where_points_were_good() -> None:
 @pytest.mark.parametrize(
     ("best", "told"),
     [
-        ({"learning-rate": 0.01, "width": 8, "network": "mlp"}, []),
-        ({"learning-rate": 0.1, "width": 8, "network": "mlp"}, ["upper end of 0.001 to 0.1"]),
+        ({"train.learning-rate": 0.01, "network.width": 8, "network.name": "mlp"}, []),
+        (
+            {"train.learning-rate": 0.1, "network.width": 8, "network.name": "mlp"},
+            ["upper end of 0.001 to 0.1"],
+        ),
         # 0.00125 is 0.048 of the two decades, and 0.0013 is 0.057
-        ({"learning-rate": 0.00125, "width": 8, "network": "mlp"}, ["lower end of 0.001 to 0.1"]),
-        ({"learning-rate": 0.0013, "width": 8, "network": "mlp"}, []),
-        ({"learning-rate": 0.01, "width": 4, "network": "logistic"}, ["lower end of 4 to 16"]),
+        (
+            {"train.learning-rate": 0.00125, "network.width": 8, "network.name": "mlp"},
+            ["lower end of 0.001 to 0.1"],
+        ),
+        ({"train.learning-rate": 0.0013, "network.width": 8, "network.name": "mlp"}, []),
+        (
+            {"train.learning-rate": 0.01, "network.width": 4, "network.name": "logistic"},
+            ["lower end of 4 to 16"],
+        ),
     ],
 )
 def test_a_best_value_at_an_end_of_its_values_is_told(
     best: dict[str, float | int | str], told: list[str]
 ) -> None:
-    found = [*at_an_edge(RANGES, best, "tpe", _rules("learning-rate", "width"))]
+    found = [*at_an_edge(RANGES, best, "tpe", _rules("train.learning-rate", "width"))]
     assert len(found) == len(told)
     assert all(part in sentence for part, sentence in zip(told, found, strict=True))
 
@@ -97,17 +110,19 @@ def test_a_single_value_has_no_ends() -> None:
 @pytest.mark.parametrize(("best", "told"), [(0.0, 0), (0.001, 0), (0.01, 0), (0.1, 1)])
 def test_of_a_grids_values_only_ends_with_something_beyond_are_told(best: float, told: int) -> None:
     values = [0.0, 0.001, 0.01, 0.1]
-    rules = _rules("weight-decay")
-    found = [*at_an_edge({"weight-decay": values}, {"weight-decay": best}, "grid", rules)]
+    rules = _rules("train.weight-decay")
+    found = [
+        *at_an_edge({"train.weight-decay": values}, {"train.weight-decay": best}, "grid", rules)
+    ]
     assert len(found) == told
-    higher = {"weight-decay": values[1:]}
-    assert len([*at_an_edge(higher, {"weight-decay": 0.001}, "grid", rules)]) == 1
+    higher = {"train.weight-decay": values[1:]}
+    assert len([*at_an_edge(higher, {"train.weight-decay": 0.001}, "grid", rules)]) == 1
 
 
 @pytest.mark.parametrize(("most", "told"), [(0.5, 1), (1.0, 0)])
 def test_the_most_that_a_setting_may_be_is_no_end(most: float, told: int) -> None:
     grid = {"fraction": [0.25, most]}
-    rules = {"fraction": SettingRule("", (), minimum=0.0, maximum=1.0)}
+    rules = {"fraction": SettingRule("", float, minimum=0.0, maximum=1.0)}
     for sampler in ("grid", "tpe"):
         assert len([*at_an_edge(grid, {"fraction": most}, sampler, rules)]) == told
 

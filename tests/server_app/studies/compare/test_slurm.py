@@ -15,10 +15,10 @@ TABLE = {
     "method": "local",
     "dataset": "heart-synthetic",
     "rounds": 1,
-    "local-steps": 1,
-    "dropout": 0.0,
-    "mc-passes": 0,
-    "device": "cpu",
+    "train.local-steps": 1,
+    "network.dropout": 0.0,
+    "train.mc-passes": 0,
+    "machine.device": "cpu",
 }
 
 

@@ -11,22 +11,23 @@ from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.studies.compare import trials
 from fedsilo.server_app.studies.compare.trials import Trial, run_trials
+from tests.support.keys import as_keys
 from tests.support.run_files import summary
 
 LOCAL: dict[str, Value] = {
     "method": "local",
     "dataset": "heart-synthetic",
     "rounds": 1,
-    "local-steps": 1,
-    "evaluate-every": 0,
-    "dropout": 0.0,
-    "mc-passes": 0,
-    "device": "cpu",
+    "train.local-steps": 1,
+    "server.evaluate-every": 0,
+    "network.dropout": 0.0,
+    "train.mc-passes": 0,
+    "machine.device": "cpu",
 }
 
 
 def _trial(**changes: Value) -> Trial:
-    named = {key.replace("_", "-"): value for key, value in changes.items()}
+    named = as_keys(changes)
     return Trial(resolve(LOCAL | named), named, "data")
 
 

@@ -26,16 +26,18 @@ from tests.support.tiny import TINY_METHOD, VIT
 
 Written = Callable[[str], Path]
 
-PHANTOM: dict[str, Value] = {"sample-share": 0.002, "image-size": 32}
+PHANTOM: dict[str, Value] = {"split.sample-share": 0.002, "data.image-size": 32}
 # What is exported: data set, and the settings that make its network
 NETWORKS: dict[str, tuple[str, dict[str, Value]]] = {
     "conv": ("digits", SHIFTED),
     "vgg16-bn": ("dermoscopy-phantom", PHANTOM | {"network": "vgg16-bn"}),
     "vit": (
         "dermoscopy-phantom",
-        PHANTOM | VIT | {"method": "fedevprompt", "sample-share": 0.005, "sums-min-count": 1},
+        PHANTOM
+        | VIT
+        | {"method": "fedevprompt", "split.sample-share": 0.005, "privacy.sums-min-count": 1},
     ),
-    "resnet22": ("mammography-phantom", {"sample-share": 0.01, "network": "resnet22"}),
+    "resnet22": ("mammography-phantom", {"split.sample-share": 0.01, "network.name": "resnet22"}),
     "mlp": ("heart-synthetic", {"network": "mlp"}),
     "picsr": ("heart-synthetic", {"method": "picsr", "picsr.expert-rounds": 1, "rounds": 2}),
     "picsr-images": ("digits", SHIFTED | {"method": "picsr", "rounds": 2} | TINY_METHOD["picsr"]),
@@ -71,7 +73,7 @@ class _Runs(dict[str, Path]):
 
     def __missing__(self, name: str) -> Path:
         dataset, values = NETWORKS[name]
-        named = {**values, "run-name": name, "dropout": 0.2}
+        named = {**values, "run.name": name, "network.dropout": 0.2}
         self[name] = run_of(dataset, self._folder, "", **named).path
         return self[name]
 

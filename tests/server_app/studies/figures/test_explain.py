@@ -31,10 +31,10 @@ SITES = ["cleveland", "hungary", "switzerland", "va"]
 HEART: dict[str, Value] = {
     "dataset": "heart-synthetic",
     "rounds": 2,
-    "local-steps": 2,
-    "dropout": 0.0,
-    "mc-passes": 0,
-    "device": "cpu",
+    "train.local-steps": 2,
+    "network.dropout": 0.0,
+    "train.mc-passes": 0,
+    "machine.device": "cpu",
     "seed": 7,
 }
 
@@ -50,7 +50,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "fedavg": {"method": "fedavg"},
         "local": {"method": "local"},
     }.items():
-        run_inline(resolve(HEART | values | {"run-name": name, "out": str(out)}), 4)
+        run_inline(resolve(HEART | values | {"run.name": name, "run.out": str(out)}), 4)
     return out
 
 
@@ -230,17 +230,17 @@ def test_a_run_that_has_not_ended_is_refused(
 CENTRES = ["bcn", "msk4", "rosendahl", "vidir_modern", "vidir_molemax", "vienna_dias"]
 SKIN: dict[str, Value] = VIT | {
     "dataset": "dermoscopy-phantom",
-    "image-size": 32,
-    "sample-share": 0.003,
-    "backbone-patch": 8,
-    "prompt-length": 2,
+    "data.image-size": 32,
+    "split.sample-share": 0.003,
+    "vit.backbone-patch": 8,
+    "vit.prompt-length": 2,
     "rounds": 2,
-    "local-epochs": 1,
-    "batch-size": 8,
-    "learning-rate": 0.05,
-    "dropout": 0.0,
-    "mc-passes": 0,
-    "device": "cpu",
+    "train.local-epochs": 1,
+    "train.batch-size": 8,
+    "train.learning-rate": 0.05,
+    "network.dropout": 0.0,
+    "train.mc-passes": 0,
+    "machine.device": "cpu",
     "seed": 7,
 }
 PROMPTED: dict[str, Value] = {"method": "fedevprompt", "fedevprompt.distillation-weight": 1.0}
@@ -255,7 +255,7 @@ def skin(tmp_path_factory: pytest.TempPathFactory) -> Path:
         "local": {"method": "local", "rounds": 1},
     }
     for name, values in runs.items():
-        run_inline(resolve(SKIN | values | {"run-name": name, "out": str(out)}), 6)
+        run_inline(resolve(SKIN | values | {"run.name": name, "run.out": str(out)}), 6)
     return out
 
 

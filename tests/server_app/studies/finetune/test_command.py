@@ -33,19 +33,19 @@ from fedsilo.server_app.studies.finetune.tasks import (
 from tests.support import tiny
 
 CPU = Compute(torch.device("cpu"), bf16=False)
-VIT = tiny.VIT | {"train-backbone": True, "backbone-patch": 8, "prompt-length": 2}
+VIT = tiny.VIT | {"vit.train-backbone": True, "vit.backbone-patch": 8, "vit.prompt-length": 2}
 ANGIO: dict[str, Value] = {
     "method": "fedavg",
     "dataset": "angiogram-phantom",
-    "sample-share": 0.03,
-    "val-folds": 2,
-    "image-size": 32,
+    "split.sample-share": 0.03,
+    "split.val-folds": 2,
+    "data.image-size": 32,
     "rounds": 1,
-    "local-epochs": 1,
-    "batch-size": 8,
-    "width": 4,
-    "mc-passes": 0,
-    "device": "cpu",
+    "train.local-epochs": 1,
+    "train.batch-size": 8,
+    "network.width": 4,
+    "train.mc-passes": 0,
+    "machine.device": "cpu",
 }
 
 
@@ -54,7 +54,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder with finished runs 'conv' and 'vit' on angiograms."""
     out = tmp_path_factory.mktemp("angiograms")
     for name, more in {"conv": {}, "vit": VIT}.items():
-        values: dict[str, Value] = {**ANGIO, **more, "run-name": name, "out": str(out)}
+        values: dict[str, Value] = {**ANGIO, **more, "run.name": name, "run.out": str(out)}
         run_inline(resolve(values), 4)
     return out
 
@@ -102,8 +102,8 @@ def test_a_u_net_starts_from_the_run_s_encoder_beside_one_from_scratch(
     assert [line["method"] for line in told["lines"]] == ["fedavg", None]
     assert told["lines"][0]["taken"]["share"] == 1
     assert told["lines"][1]["taken"] is None
-    assert told["settings"]["image-size"] == 32, "the run's data"
-    assert told["settings"]["width"] == 4, "the run's network"
+    assert told["settings"]["data.image-size"] == 32, "the run's data"
+    assert told["settings"]["network.width"] == 4, "the run's network"
     assert "rounds" not in told["settings"]
     for line in told["lines"]:
         values = [seed["test"]["dice"] for seed in line["seeds"]]
@@ -194,7 +194,7 @@ def test_equal_commands_give_equal_bytes(finetune: Finetune, runs: Path, tmp_pat
 def test_a_vit_starts_from_the_run_s_vit_and_its_position_embeddings_take_another_size(
     finetune: Finetune, runs: Path, tmp_path: Path
 ) -> None:
-    small = ("--set", "image-size=16", "--site", "human")
+    small = ("--set", "data.image-size=16", "--site", "human")
     assert finetune("segmentation", [runs / "vit"], *small) == 0
     told = read(tmp_path / "out")
     assert told["network"] == "vit"
@@ -218,13 +218,13 @@ def test_images_are_classified_by_the_run_s_network_and_for_the_same_classes_by_
 def test_another_data_set_takes_the_encoder_but_not_the_head_nor_the_run_s_data_settings(
     finetune: Finetune, finished: Path, tmp_path: Path
 ) -> None:
-    data = ("--dataset", "angiogram-phantom", "--set", "sample-share=0.03", "--site", "human")
-    small = ("--set", "image-size=16", "--set", "val-folds=2")
+    data = ("--dataset", "angiogram-phantom", "--set", "split.sample-share=0.03", "--site", "human")
+    small = ("--set", "data.image-size=16", "--set", "split.val-folds=2")
     assert finetune("classification", [finished / "fedavg"], *data, *small) == 0
     told = read(tmp_path / "out")
     assert told["lines"][0]["taken"]["head"] is False
     assert told["lines"][0]["taken"]["share"] == 1
-    assert "silo-train-size" not in told["settings"]
+    assert "split.silo-train-size" not in told["settings"]
 
 
 def test_a_method_without_a_shared_model_gives_a_site_s_own(
@@ -239,12 +239,12 @@ def test_a_method_without_a_shared_model_gives_a_site_s_own(
 
 
 def test_a_swin_network_is_trained_from_scratch(finetune: Finetune, tmp_path: Path) -> None:
-    data = ("--dataset", "angiogram-phantom", "--set", "sample-share=0.08", "--site", "human")
-    small = ("--set", "image-size=16", "--set", "width=4")
+    data = ("--dataset", "angiogram-phantom", "--set", "split.sample-share=0.08", "--site", "human")
+    small = ("--set", "data.image-size=16", "--set", "network.width=4")
     assert finetune("segmentation", ["scratch"], *data, *small, "--network", "swin") == 0
     told = read(tmp_path / "out")
     assert told["network"] == "swin"
-    assert told["settings"]["val-folds"] == 5, "where none are set, one in five is held out"
+    assert told["settings"]["split.val-folds"] == 5, "where none are set, one in five is held out"
 
 
 @pytest.mark.parametrize("network", ["unet", "swin", "swinunet"])
@@ -255,7 +255,7 @@ def test_a_network_that_takes_no_vit_learns_the_run_s_tokens_first(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    more = ("--network", network, "--set", "width=4")
+    more = ("--network", network, "--set", "network.width=4")
     assert finetune("segmentation", [runs / "vit"], *more) == 1
     assert "remove --network, give --distil-epochs to let" in capsys.readouterr().err
     assert finetune("segmentation", [runs / "vit", "scratch"], *more, "--distil-epochs", "2") == 0
@@ -263,7 +263,7 @@ def test_a_network_that_takes_no_vit_learns_the_run_s_tokens_first(
     told = read(tmp_path / "out")
     learned, scratch = told["lines"]
     assert told["network"] == network
-    assert told["settings"]["backbone-width"] == 0, "nothing of the run's own network"
+    assert told["settings"]["vit.backbone-width"] == 0, "nothing of the run's own network"
     assert learned["taken"] is scratch["taken"] is scratch["distilled"] is None
     first, last = learned["distilled"]["losses"]
     assert last < first
@@ -289,9 +289,9 @@ def test_a_vit_s_file_is_taken_as_initial_weights_are(
     plain = {n.removeprefix("encoder.vit."): torch.from_numpy(a) for n, a in vit.items()}
     file = tmp_path / "clip.pt"
     torch.save({n: a for n, a in plain.items() if not n.startswith(("prompts", "head"))}, file)
-    own = ("sample-share", "val-folds", "image-size", "width")
+    own = ("split.sample-share", "split.val-folds", "data.image-size", "network.width")
     values = VIT | {key: ANGIO[key] for key in own}
-    idle = ("network", "backbone-weights", "train-backbone")
+    idle = ("network.name", "vit.backbone-weights", "vit.train-backbone")
     changes = [p for k, v in values.items() if k not in idle for p in ("--set", f"{k}={v}")]
     data = ("--dataset", "angiogram-phantom", "--site", "human")
     assert finetune("segmentation", [file], *data, *changes, "--network", network) == 0
@@ -308,10 +308,10 @@ def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_besi
     plain = {n.removeprefix(named): a for n, a in vit.items() if n.startswith(named)}
     file = tmp_path / "backbone.safetensors"
     safetensors.numpy.save_file(plain, file)
-    frozen = {**ANGIO, **VIT, "train-backbone": False, "out": str(tmp_path)}
+    frozen = {**ANGIO, **VIT, "vit.train-backbone": False, "run.out": str(tmp_path)}
     for weights in (str(file), "random"):
         values: dict[str, Value] = {**frozen, "backbone-weights": weights}
-        run_inline(resolve({**values, "run-name": Path(weights).stem}), 4)
+        run_inline(resolve({**values, "run.name": Path(weights).stem}), 4)
     one_site = ("--site", "human")
     assert finetune("segmentation", [tmp_path / "random"], *one_site) == 1
     assert "its ViT is frozen and random, so the run has trained no enc" in capsys.readouterr().err
@@ -360,8 +360,8 @@ def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_besi
         (
             "classification",
             ["fedavg"],
-            ["--set", "silos=4"],
-            "'silos' is 4, and fedavg was trained",
+            ["--set", "split.silos=4"],
+            "'split.silos' is 4, and fedavg was trained",
         ),
         (
             "classification",
@@ -373,23 +373,23 @@ def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_besi
         (
             "classification",
             ["fedavg"],
-            ["--set", "vectorised=2"],
-            "'vectorised' has no effect with",
+            ["--set", "machine.vectorised=2"],
+            "'machine.vectorised' has no effect with",
         ),
         (
             "classification",
             ["fedavg"],
-            ["--set", "memory-format=contiguous"],
-            "'memory-format' has no effect with fine-tuning",
+            ["--set", "machine.memory-format=contiguous"],
+            "'machine.memory-format' has no effect with fine-tuning",
         ),
-        ("classification", ["fedavg"], ["--set", "network=vit"], "give --network instead"),
+        ("classification", ["fedavg"], ["--set", "network.name=vit"], "give --network instead"),
         ("classification", ["fedavg"], ["--set", "learning-rat=1"], "did you mean 'learning-rate"),
-        ("classification", ["fedavg"], ["--set", "width=8"], "none of the"),
+        ("classification", ["fedavg"], ["--set", "network.width=8"], "none of the"),
         ("classification", ["fedavg"], ["--epochs", "0"], "--epochs must be at least 1, but is 0"),
         ("classification", ["fedavg"], ["--seeds", "0"], "--seeds must be at least 1, but is 0"),
         ("classification", ["fedavg", "fedavg"], [], "fedavg twice: name each once"),
         ("classification", ["scratch"], ["--from-site", "s1a"], "but --weights names none"),
-        ("classification", ["fedavg"], ["--device", "tpu"], "'device' is 'tpu'"),
+        ("classification", ["fedavg"], ["--device", "tpu"], "'machine.device' is 'tpu'"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line_and_nothing_is_written(
@@ -422,7 +422,7 @@ def test_a_folder_that_is_there_is_not_written_over(
 def test_training_that_diverges_is_told_and_nothing_is_written(
     finetune: Finetune, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    more = ("--set", "learning-rate=1e30", "--epochs", "3")
+    more = ("--set", "train.learning-rate=1e30", "--epochs", "3")
     assert finetune("classification", [finished / "fedavg"], *more) == 1
     assert "training diverged" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

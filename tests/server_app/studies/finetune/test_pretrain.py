@@ -83,11 +83,15 @@ def test_the_weights_go_where_the_experiment_looks_for_them_and_its_run_begins_w
     assert "epoch 2: loss " in said
     arrays, facts = load_state(weights)
     assert facts["pretraining"]["epochs"] == 2
-    assert facts["image-size"] == 32
+    assert facts["data.image-size"] == 32
     assert facts["data"][:2] == ["dermoscopy-phantom", 0.3]
     assert 0 <= facts["held out"]["accuracy"] <= 1
     assert not [name for name in arrays if name.startswith("head")], "the classifier is thrown away"
-    changes = {"cache-dir": str(tmp_path / "cache"), "out": str(tmp_path), "run-name": "run"}
+    changes = {
+        "data.cache-dir": str(tmp_path / "cache"),
+        "run.out": str(tmp_path),
+        "run.name": "run",
+    }
     directory = run_inline(settings_of(file, **changes), 6)
     # Who reads a run has a cache of their own, whatever its settings name
     monkeypatch.setenv("FEDSILO_CACHE", str(tmp_path / "cache"))
@@ -105,7 +109,7 @@ def test_an_absolute_path_names_the_file_itself_and_an_option_goes_before_it(
     pretrained: Callable[..., int], tmp_path: Path
 ) -> None:
     named, given = tmp_path / "deep" / "named", tmp_path / "given"
-    setting = ("--set", f"backbone-weights={named}")
+    setting = ("--set", f"vit.backbone-weights={named}")
     assert pretrained("skin", *setting) == 0
     assert [path.name for path in named.parent.iterdir()] == ["named"]
     before = named.read_bytes()
@@ -180,7 +184,7 @@ def test_an_operation_without_a_deterministic_form_is_refused_or_named_at_the_en
     pretrained: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = ("--save-as", str(tmp_path / "w"))
-    assert pretrained("skin", *weights, "--set", "deterministic=true") == 1
+    assert pretrained("skin", *weights, "--set", "machine.deterministic=true") == 1
     assert "'put_' has no deterministic form on this device, but 'det" in capsys.readouterr().err
     assert not (tmp_path / "w").exists()
     with warnings.catch_warnings(record=True) as passed:
@@ -222,10 +226,18 @@ def test_in_fp16_the_loss_is_scaled_and_the_gradients_are_not(
     [
         ("digits", ["--save-as", "w"], "'digits' has network 'auto' on data set 'digits', but"),
         ("digits-vit", ["--save-as", "w"], "has network 'vit' on data set 'digits', but"),
-        ("all-private", [], "setting 'public-share' is 0"),
-        ("skin", ["--set", "backbone-weights=random"], "is 'random', which names no file: set it"),
-        ("skin", ["--set", "backbone-weights=timm"], "is 'timm', which names no file"),
-        ("skin", ["--set", "backbone-weights="], "is '', which names no file: set it, or give --s"),
+        ("all-private", [], "setting 'split.public-share' is 0"),
+        (
+            "skin",
+            ["--set", "vit.backbone-weights=random"],
+            "is 'random', which names no file: set it",
+        ),
+        ("skin", ["--set", "vit.backbone-weights=timm"], "is 'timm', which names no file"),
+        (
+            "skin",
+            ["--set", "vit.backbone-weights="],
+            "is '', which names no file: set it, or give --s",
+        ),
         ("nowhere", [], "nowhere"),
     ],
 )
@@ -239,7 +251,7 @@ def test_what_cannot_be_pretrained_is_told_in_one_line_and_nothing_is_written(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert pretrained(experiment, *more, "--set", f"cache-dir={tmp_path / 'cache'}") == 1
+    assert pretrained(experiment, *more, "--set", f"data.cache-dir={tmp_path / 'cache'}") == 1
     error = capsys.readouterr().err
     assert error.startswith("fedsilo: error")
     assert said in error
@@ -264,12 +276,12 @@ def test_a_run_whose_silos_hold_images_that_the_weights_have_seen_is_refused(
 ) -> None:
     weights = file.parent / "w.safetensors"
     assert pretrained("skin", "--save-as", str(weights)) == 0
-    changes = {"backbone-weights": str(weights), "out": str(file.parent), "run-name": "run"}
+    changes = {"vit.backbone-weights": str(weights), "run.out": str(file.parent), "run.name": "run"}
     for share in (0.0, 0.29):
         with pytest.raises(
             FedsiloError, match=r"trained on a public part of 0\.3 of 'dermoscopy-ph"
         ):
-            run_inline(settings_of(file, **changes | {"public-share": share}), 6)
+            run_inline(settings_of(file, **changes | {"split.public-share": share}), 6)
     assert not (file.parent / "run").exists()
 
 
@@ -282,9 +294,9 @@ def test_the_recipe_of_simulation_yaml_is_valid() -> None:
     ("section", "said"),
     [
         ("{epoch: 2}", "unknown setting 'pretraining: epoch'; did you mean 'pretraining: epochs'"),
-        ("{epochs: 0}", "'epochs' is 0; it must be a whole number, at least 1"),
+        ("{epochs: 0}", "'epochs' must be at least 1, but is 0"),
         ("{smoothing: 1.0}", "'smoothing' is 1.0"),
-        ("{target: colour}", "'target' is 'colour'"),
+        ("{target: colour}", "'data.target' is 'colour'"),
         ("[2]", "'pretraining' must be a mapping"),
     ],
 )
@@ -337,16 +349,16 @@ def test_a_public_part_of_a_few_images_is_refused(
     pretrained: Callable[..., int], file: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = str(file.parent / "w")
-    assert pretrained("skin", "--save-as", out, "--set", "public-share=0.05") == 1
+    assert pretrained("skin", "--save-as", out, "--set", "split.public-share=0.05") == 1
     error = capsys.readouterr().err
-    assert "images, but at least 20 are needed: raise 'public-share'" in error
+    assert "images, but at least 20 are needed: raise 'split.public-share'" in error
     assert not (file.parent / "w").exists()
 
 
 def test_the_file_does_not_tell_where_it_lay(pretrained: Callable[..., int], file: Path) -> None:
     paths = [file.parent / name for name in ("a.safetensors", "b.safetensors")]
     for path in paths:
-        assert pretrained("skin", "--set", f"backbone-weights={path}") == 0
+        assert pretrained("skin", "--set", f"vit.backbone-weights={path}") == 0
     assert paths[0].read_bytes() == paths[1].read_bytes()
 
 

@@ -106,8 +106,17 @@ def test_a_manifests_labels_are_those_that_the_declaration_lists(tmp_path: Path)
     declaration = data / "images.yaml"
     content = declaration.read_text()
     declaration.write_text(content.replace("[a, b]", "{fine: [a, 007], ill: [b, 8, fine?]}"))
-    small: dict[str, Value] = {"dataset": "images", "data-dir": str(data), "rounds": 1, "width": 4}
-    small |= {"local-steps": 1, "cache-dir": str(tmp_path / "cache"), "device": "cpu"}
+    small: dict[str, Value] = {
+        "dataset": "images",
+        "data.dir": str(data),
+        "rounds": 1,
+        "network.width": 4,
+    }
+    small |= {
+        "train.local-steps": 1,
+        "data.cache-dir": str(tmp_path / "cache"),
+        "machine.device": "cpu",
+    }
     run = simulate("fedavg", settings=small, out=tmp_path / "runs", name="own", no_pictures=True)
     labels = {"a": 0, "b": 1, "7": 0, "fine": 0, "fine?": 1, "ill": 1, "other": -1, "": -1}
     lines = [f"north/{number}.png,{label}\n" for number, label in enumerate(labels)]

@@ -16,9 +16,14 @@ from tests.server_app.studies.predict.test_data_sets import run_of
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a run on four made-up hospitals with validation rows, and another with none."""
     folder = tmp_path_factory.mktemp("calibrated")
-    changes = {"val-folds": 4, "local-steps": 20, "learning-rate": 0.05, "rounds": 2}
+    changes = {
+        "split.val-folds": 4,
+        "train.local-steps": 20,
+        "train.learning-rate": 0.05,
+        "rounds": 2,
+    }
     path = run_of("heart-synthetic", folder, "", **changes).path
-    run_of("heart-synthetic", folder, "", **{"run-name": "none"})
+    run_of("heart-synthetic", folder, "", **{"run.name": "none"})
     return path
 
 

@@ -31,7 +31,7 @@ ROWS = "kind,age,patient\na,50,usual\nb,,lacking\nc,400,far\nz,50,unknown\n"
 def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tables")
     data = str(write_tables(folder / "data", rows=120))
-    run_of("table", folder, data, **{"val-folds": 4, "local-steps": 30})
+    run_of("table", folder, data, **{"split.val-folds": 4, "train.local-steps": 30})
     (folder / "new.csv").write_text(ROWS)
     return folder
 
@@ -110,7 +110,7 @@ def test_training_values_of_few_patients_are_not_shown(tables: Path) -> None:
 
 def test_a_run_for_nobody_gives_a_page_that_says_what_is_missing(tmp_path: Path) -> None:
     private: dict[str, Value] = {"trust": "nobody", "standardise": "declared"}
-    private |= {"sample-clip-norm": 1.0, "noise-multiplier": 2.0}
+    private |= {"privacy.sample-clip-norm": 1.0, "privacy.noise-multiplier": 2.0}
     run = run_of("heart-synthetic", tmp_path, "", **private)
     html = tmp_path / "cases.html"
     predict(run.path, site="switzerland", split="test", html=html)
@@ -157,7 +157,7 @@ def test_images_are_shown_with_a_map_and_a_mixture_with_its_router(
     tmp_path: Path, finished: Path
 ) -> None:
     data = write_images(tmp_path / "data", "images.yaml", count=60)
-    run = run_of("images", tmp_path / "runs", str(data), **{"test-folds": 3})
+    run = run_of("images", tmp_path / "runs", str(data), **{"split.test-folds": 3})
     page = tmp_path / "images.html"
     predict(run.path, images=data / "north", html=page, answer_all=True)
     assert page.read_text().count('src="data:image/png;base64,') == 50

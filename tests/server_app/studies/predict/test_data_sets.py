@@ -19,27 +19,31 @@ from tests.support.made_data import MADE as MADE_DATA
 SMALL: dict[str, Value] = {
     "method": "fedavg",
     "rounds": 1,
-    "local-steps": 1,
-    "batch-size": 8,
-    "width": 4,
-    "mc-passes": 2,
-    "device": "cpu",
+    "train.local-steps": 1,
+    "train.batch-size": 8,
+    "network.width": 4,
+    "train.mc-passes": 2,
+    "machine.device": "cpu",
 }
-SHIFTED: dict[str, Value] = {"silos": 2, "silo-train-size": 20, "silo-test-size": 8}
+SHIFTED: dict[str, Value] = {
+    "split.silos": 2,
+    "split.silo-train-size": 20,
+    "split.silo-test-size": 8,
+}
 # What makes a run of a data set small, by its name; of others nothing is needed
 SIZES: dict[str, dict[str, Value]] = {
     "digits": SHIFTED,
     "mnist": SHIFTED,
     "fmnist": SHIFTED,
-    "cifar10": SHIFTED | {"silo-train-size": 10, "silo-test-size": 1},
-    "cifar100": SHIFTED | {"silo-train-size": 10, "silo-test-size": 1},
-    "gtsrb": SHIFTED | {"silo-train-size": 20, "silo-test-size": 1},
-    "isic2019": {"sample-share": 0.03, "image-size": 32},
-    "dermoscopy-phantom": {"sample-share": 0.001, "image-size": 32},
-    "mammography-phantom": {"sample-share": 0.01, "image-size": 32},
-    "angiogram-phantom": {"sample-share": 0.02, "image-size": 32},
-    "mini-mias": {"sample-share": 0.1, "image-size": 32},
-    "pneumoniamnist": {"sample-share": 0.01},
+    "cifar10": SHIFTED | {"split.silo-train-size": 10, "split.silo-test-size": 1},
+    "cifar100": SHIFTED | {"split.silo-train-size": 10, "split.silo-test-size": 1},
+    "gtsrb": SHIFTED | {"split.silo-train-size": 20, "split.silo-test-size": 1},
+    "isic2019": {"split.sample-share": 0.03, "data.image-size": 32},
+    "dermoscopy-phantom": {"split.sample-share": 0.001, "data.image-size": 32},
+    "mammography-phantom": {"split.sample-share": 0.01, "data.image-size": 32},
+    "angiogram-phantom": {"split.sample-share": 0.02, "data.image-size": 32},
+    "mini-mias": {"split.sample-share": 0.1, "data.image-size": 32},
+    "pneumoniamnist": {"split.sample-share": 0.01},
     "bloodmnist": SHIFTED,
     "octmnist": SHIFTED,
 }
@@ -64,8 +68,8 @@ def data_for(name: str, folder: Path, request: pytest.FixtureRequest) -> str:
 
 
 def run_of(name: str, folder: Path, data: str, **changes: Value) -> RunDirectory:
-    values: dict[str, Value] = SMALL | SIZES.get(name, {}) | {"dataset": name, "data-dir": data}
-    values |= {"run-name": name, "out": str(folder)} | changes
+    values: dict[str, Value] = SMALL | SIZES.get(name, {}) | {"dataset": name, "data.dir": data}
+    values |= {"run.name": name, "run.out": str(folder)} | changes
     settings = resolve(values)
     return run_inline(settings, len(silo_names(settings.common)))
 

@@ -26,7 +26,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tuned")
     words = ["--weights", "scratch", "--dataset", "angiogram-phantom", "--seeds", "1"]
     words += ["--epochs", "1", "--device", "cpu", "--site", "human", "--site", "animal"]
-    for change in ("sample-share=0.03", "image-size=32", "width=4", "val-folds=2"):
+    for change in ("split.sample-share=0.03", "data.image-size=32", "width=4", "split.val-folds=2"):
         words += ["--set", change]
     for task in ("segmentation", "classification"):
         assert main(["finetune", "--task", task, "--out", str(folder / task), *words]) == 0

@@ -29,7 +29,7 @@ USUAL |= {"restecg": "0", "thalach": "140", "exang": "0", "oldpeak": "1.0"}
 @pytest.fixture(scope="module")
 def hearts(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("hearts")
-    run_of("heart-synthetic", folder, "", **{"val-folds": 5})
+    run_of("heart-synthetic", folder, "", **{"split.val-folds": 5})
     return folder / "heart-synthetic"
 
 
@@ -158,7 +158,9 @@ def test_images_unlike_the_training_images_are_held_back(tmp_path: Path) -> None
     from PIL import Image
 
     data = write_images(tmp_path / "data", "images.yaml", count=60)
-    run = run_of("images", tmp_path / "runs", str(data), **{"test-folds": 3, "local-steps": 20})
+    run = run_of(
+        "images", tmp_path / "runs", str(data), **{"split.test-folds": 3, "train.local-steps": 20}
+    )
     new = tmp_path / "new"
     new.mkdir()
     for number, pixels in enumerate((np.zeros((40, 36)), np.indices((40, 36)).sum(0) % 2 * 255)):
@@ -180,7 +182,7 @@ def test_images_unlike_the_training_images_are_held_back(tmp_path: Path) -> None
 def test_what_is_not_known_of_other_sites_is_said(
     values: dict[str, Value], site: str | None, told: str, tmp_path: Path
 ) -> None:
-    private = {"sample-clip-norm": 1.0, "noise-multiplier": 2.0} if values else {}
+    private = {"privacy.sample-clip-norm": 1.0, "privacy.noise-multiplier": 2.0} if values else {}
     run = run_of("heart-synthetic", tmp_path, "", **(values | private))
     found = predict(run.path, site=site, split="test")
     assert told in "\n".join(found.lines())

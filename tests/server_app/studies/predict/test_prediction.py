@@ -38,7 +38,7 @@ def tables(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tables")
     data = str(write_tables(folder / "data"))
     run_of("table", folder, data, dropout=0.0)
-    run_of("table", folder, data, method="local", standardise="pooled", **{"run-name": "local"})
+    run_of("table", folder, data, method="local", standardise="pooled", **{"run.name": "local"})
     return folder
 
 
@@ -86,8 +86,8 @@ def test_the_document_says_what_answered(finished: Path) -> None:
     assert (document["run"], document["method"], document["site"]) == ("fedavg", "fedavg", "s1a")
     assert document["model"] == "of all sites"
     assert document["source"] == {"split": "val"}
-    assert document["settings"]["width"] == 4
-    assert not {"data-dir", "out", "run-name"} & document["settings"].keys()
+    assert document["settings"]["network.width"] == 4
+    assert not {"data.dir", "run.out", "run.name"} & document["settings"].keys()
     assert {"fedsilo", "torch"} <= document["software"].keys()
     own = predict(finished / "local", site="s1a", split="val").document
     assert own["model"] == "the site's own"

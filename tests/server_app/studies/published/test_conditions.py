@@ -19,9 +19,9 @@ from fedsilo.server_app.studies.published.numbers import (
 
 ROOT = Path(__file__).resolve().parents[4]
 DIGITS = Conditions(
-    {"dataset": ["digits"], "batch-size": [32, 64], "uefl.codes": [8]},
+    {"dataset": ["digits"], "train.batch-size": [32, 64], "uefl.codes": [8]},
     at_least={"rounds": 5},
-    files=["initial-weights"],
+    files=["train.initial-weights"],
     sites=("a", "b"),
 )
 MISSING_AND_MORE = "the sites are without b and with 2 more than in the paper"
@@ -47,9 +47,9 @@ def test_conditions_of_the_papers_setting_have_no_departures() -> None:
 @pytest.mark.parametrize(
     ("changes", "unlike"),
     [
-        ({"batch_size": 16}, "'batch-size' is 16, but must be 32 or 64"),
+        ({"batch_size": 16}, "'train.batch-size' is 16, but must be 32 or 64"),
         ({"rounds": 4}, "'rounds' is 4, but must be at least 5"),
-        ({"initial_weights": ""}, "'initial-weights' names no file"),
+        ({"initial_weights": ""}, "'train.initial-weights' names no file"),
         ({"own": UEFLSettings(codes=4)}, "'uefl.codes' is 4, but must be 8"),
         ({"sites": ("a",)}, "the sites are without b"),
         (
@@ -58,7 +58,7 @@ def test_conditions_of_the_papers_setting_have_no_departures() -> None:
         ),
         (
             {"batch_size": 1, "rounds": 1},
-            "'batch-size' is 1, but must be 32 or 64; 'rounds' is 1, but must be at least 5",
+            "'train.batch-size' is 1, but must be 32 or 64; 'rounds' is 1, but must be at least 5",
         ),
     ],
 )

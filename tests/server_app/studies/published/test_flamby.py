@@ -43,5 +43,5 @@ def test_a_run_of_picsrs_setting_keeps_picsrs_numbers() -> None:
 
 
 def test_a_run_with_other_batches_has_no_number_of_flamby() -> None:
-    found = published("flamby-heart-fedyogi", **{"batch-size": 16})
-    assert found == Published(unlike="'batch-size' is 16, but must be 4")
+    found = published("flamby-heart-fedyogi", **{"train.batch-size": 16})
+    assert found == Published(unlike="'train.batch-size' is 16, but must be 4")

@@ -19,15 +19,15 @@ ROWS = paper("uefl").rows
 # As the authors train; the paper's gamma and codes of MNIST are UEFL's defaults
 THERE: dict[str, Any] = {
     "dataset": "mnist",
-    "width": 128,
-    "leading-norm": False,
-    "pixel-scale": "raw",
-    "local-epochs": 20,
-    "batch-size": 1024,
-    "learning-rate": 1e-4,
+    "network.width": 128,
+    "network.leading-norm": False,
+    "data.pixel-scale": "raw",
+    "train.local-epochs": 20,
+    "train.batch-size": 1024,
+    "train.learning-rate": 1e-4,
     "rounds": 60,
 }
-COLOUR: dict[str, Any] = {"initial-weights": "timm:vgg16_bn"}
+COLOUR: dict[str, Any] = {"train.initial-weights": "timm:vgg16_bn"}
 GTSRB: dict[str, Any] = {"dataset": "gtsrb", **COLOUR, "uefl.codes": 64, "uefl.gamma": 0.1}
 
 
@@ -69,24 +69,24 @@ def test_run_in_the_authors_setting_has_table_3(
     [
         {"dataset": "digits"},
         {"silos": 8},
-        {"silo-train-size": 1000},
-        {"silo-test-size": 400},
+        {"split.silo-train-size": 1000},
+        {"split.silo-test-size": 400},
         {"partition": "unseen"},
-        {"silo-set": "gaia"},
+        {"split.silo-set": "gaia"},
         {"network": "vgg16-bn"},
         {"width": 16},
-        {"initial-weights": "run.safetensors"},
-        {"pixel-scale": "standard"},
-        {"learning-rate": 1e-3},
+        {"train.initial-weights": "run.safetensors"},
+        {"data.pixel-scale": "standard"},
+        {"train.learning-rate": 1e-3},
         {"optimiser": "sgd"},
-        {"batch-size": 64},
-        {"local-epochs": 1},
-        {"local-steps": 40},
+        {"train.batch-size": 64},
+        {"train.local-epochs": 1},
+        {"train.local-steps": 40},
         {"rounds": 19},
         {"dropout": 0.2},
-        {"mc-passes": 0},
+        {"train.mc-passes": 0},
         {"clip-norm": 1.0},
-        {"sample-clip-norm": 1.0, "noise-multiplier": 1.0},
+        {"privacy.sample-clip-norm": 1.0, "privacy.noise-multiplier": 1.0},
     ],
 )
 @pytest.mark.parametrize("method", ["FedAvg", "DisTrans", UEFL])
@@ -119,14 +119,14 @@ def test_runs_once_compared_by_mistake_have_no_numbers() -> None:
 
 
 def test_equivalent_settings_have_the_same_numbers() -> None:
-    same = {"silo-train-size": 2000, "silo-test-size": 500, "network": "conv"}
+    same = {"split.silo-train-size": 2000, "split.silo-test-size": 500, "network.name": "conv"}
     assert published("FedAvg", **same, loss="cross-entropy") == published("FedAvg")
     assert published("FedAvg", rounds=20, seed=3, precision="fp32") == published("FedAvg")
 
 
 def test_run_on_colour_needs_pretrained_weights_and_full_width() -> None:
     assert published(UEFL, **GTSRB)
-    assert published(UEFL, **GTSRB | {"initial-weights": ""}) == {}
+    assert published(UEFL, **GTSRB | {"train.initial-weights": ""}) == {}
     assert published(UEFL, **GTSRB | {"width": 16}) == {}
     assert published("FedAvg", dataset="cifar100", **COLOUR, silo_train_size=4000)
     assert published("FedAvg", dataset="cifar100", **COLOUR, silo_train_size=2000) == {}
