@@ -34,6 +34,7 @@ STORIES: Mapping[tuple[str, ...], Callable[[Path], object]] = {
     ("docs/own-data.md",): lambda folder: write_sorted(folder / "FOLDER"),
     ("docs/tables.md",): lambda folder: write_tables(folder / "FOLDER"),
     ("docs/unseen.md", "docs/many-sites.md", "docs/secure-aggregation.md"): lambda _: None,
+    ("docs/experiments.md",): lambda _: None,
     ("docs/report.md",): lambda _: None,
     ("server_app/api/project/README.md",): lambda folder: shutil.copytree(
         PROJECT, folder, dirs_exist_ok=True

@@ -174,7 +174,7 @@ def test_each_command_has_help_and_no_markup_in_it(
         ("explain", "site row split table image data-dir state-dir json-file picture plugin"),
         ("attention", "site split images data-dir state-dir pictures plugin"),
         ("settings", "pyproject"),
-        ("experiments", "file"),
+        ("experiments", "method check file"),
         ("methods", "plugin"),
         ("report", "for out audit-log site-file overwrite by decisions data-dir plugin"),
         (
