@@ -198,7 +198,7 @@ class Beginning:
 
 
 def check_site_count(beginning: Beginning) -> Problem:
-    """Check that there are enough sites for the aggregation, secure sums and 'server.sites-per-round'."""
+    """Check that there are enough sites for aggregation, secure sums and sampling of sites."""
     refuse_site_count(beginning.common, len(beginning.participants.sites()))
     return None
 
