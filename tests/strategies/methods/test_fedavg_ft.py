@@ -88,7 +88,7 @@ def test_until_it_fine_tunes_a_run_is_fedavgs(
 ) -> None:
     spied_run(tiny("fedavg-ft", rounds=3, finetune_rounds=1), [recorder])
     _, fedavg = spied_run(tiny("fedavg", rounds=2))
-    for name, array in fedavg.current().arrays.items():
+    for name, array in fedavg.state.arrays.items():
         np.testing.assert_array_equal(recorder.states[1].arrays[name], array)
 
 
