@@ -29,7 +29,7 @@ from fedsilo.client_app.training.loop import (
     Objective,
     Penalty,
     annealed,
-    counted_steps,
+    count_steps,
     round_steps,
 )
 from fedsilo.client_app.training.pacing import PREFIX, train_continued
@@ -250,12 +250,9 @@ class Lab:
         # A schedule does not count the steps of a plan
         scheduled = plan is None and (settings.schedule != "constant" or settings.warm_up > 0)
         if settings.rate_decay != "none" or scheduled:
-            training.counted = counted_steps(
-                round_steps(training, settings, aside), settings, before
-            )
-        train = self.session.trainers.get(training.key, LocalTraining.run)
+            training.counted = count_steps(round_steps(training, settings, aside), settings, before)
         if aside:
-            train(training)
+            training.run()
             return
         self.continued, self.trained = {}, network
         # The moments of a model that stays have no noise, so they must not outlive this training
@@ -265,7 +262,7 @@ class Lab:
                 training, self.stored, before + 1, self.site, order
             )
         else:
-            loss = train(training)
+            loss = self.session.trainers.get(training.key, LocalTraining.run)(training)
         self.metrics[measurement(TRAINED, "train", "loss")] = loss
 
     def reply(

@@ -22,7 +22,7 @@ from fedsilo.client_app.session import SiteSession, session_of
 from fedsilo.client_app.training.compute import noted_operations
 from fedsilo.client_app.training.loop import (
     LocalTraining,
-    counted_steps,
+    count_steps,
     refuse_unusable,
     schedule,
     steps_of,
@@ -92,7 +92,7 @@ class _Site:
     instruction: Instruction  # the message's instruction
     key: tuple[int, str]  # round and site, which key the random numbers of the message
     split: Split  # the training samples
-    counted: tuple[int, int]  # steps in earlier rounds and in all rounds; see ``counted_steps``
+    counted: tuple[int, int]  # steps in earlier rounds and in all rounds; see ``count_steps``
     batches: list[Tensor]  # the sample numbers of each step
     last: int  # the number of steps in the last pass
 
@@ -127,7 +127,7 @@ def _open_site(message: Message, context: Context) -> _Site:
     own, floor = session.sampling, session.limits.minimum_batch
     key, counted = (instruction.round, session.silo.name), (0, 0)
     if own.rate_decay != "none" or own.schedule != "constant" or own.warm_up:
-        counted = counted_steps(steps_of(len(split), own, floor), own, instruction.round - 1)
+        counted = count_steps(steps_of(len(split), own, floor), own, instruction.round - 1)
     rng = torch.Generator().manual_seed(derive_seed(own.seed, "batches", *key))
     passes = list(schedule(len(split), own, rng, floor))  # drawn like ``LocalTraining`` draws them
     batches = list(chain.from_iterable(passes))

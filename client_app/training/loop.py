@@ -151,7 +151,7 @@ class LocalTraining:
     # Called with a pass's number, from 0, before the pass begins, or None
     before_pass: Callable[[int], None] | None = None
     # Steps in earlier rounds and in all rounds, by which a schedule sets the learning rate (see
-    # ``counted_steps``), or None for a constant rate
+    # ``count_steps``), or None for a constant rate
     counted: tuple[int, int] | None = None
     # The fewest optimiser steps whose result may leave, or 0 to keep any result
     minimum_steps: int = 1
@@ -300,8 +300,7 @@ def round_steps(
         training: its own settings give the steps that a schedule counts: a round may have several
             trainings.
         settings: the run's settings, by whose rounds 'rate-decay' counts.
-        aside: names a training in addition to the site's own, whose epochs may span rounds; empty
-            for the site's own.
+        aside: names a training besides the site's own, whose epochs may span rounds; else empty.
     """
     if training.private:
         return training.private.steps()
@@ -313,7 +312,7 @@ def round_steps(
     return steps_of(training.samples, counted, training.minimum_batch)
 
 
-def counted_steps(steps: int, settings: CommonSettings, rounds: int) -> tuple[int, int]:
+def count_steps(steps: int, settings: CommonSettings, rounds: int) -> tuple[int, int]:
     """Return a site's steps in earlier rounds and, with a schedule, in all rounds.
 
     Each round is assumed to be as long as this one.
