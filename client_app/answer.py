@@ -146,11 +146,11 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
     arrays, is_summed = None, lab.common.secure_aggregation != "none"
     if send and not is_summed:
         plain = {n: a.detach().float().cpu().contiguous().numpy() for n, a in send.items()}
-        arrays = _compressed(lab, plain) if session.compression else to_record(plain)
+        arrays = _compress(lab, plain) if session.compression else to_record(plain)
     has_kept = _store(lab, outgoing.keep or {})
     marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(lab.unrepeatable)}
     if session.stand_in is not None or session.cap:
-        marks = {}  # which operations ran may depend on the data: a batch may be empty
+        marks = {}  # the operations that ran may depend on the data: a batch may be empty
     record = MetricRecord({**_leaving_metrics(lab), KEPT_STATE: int(has_kept), **marks})
     if is_summed and (send or _adds_to_a_sum(lab)):
         arrays = lab.outbound.masked_record(send, lab.arrays(), lab.metrics)
@@ -160,7 +160,7 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
     return packed
 
 
-def _compressed(lab: Lab, leaving: Mapping[str, NDArray]) -> ArrayRecord:
+def _compress(lab: Lab, leaving: Mapping[str, NDArray]) -> ArrayRecord:
     """Pack arrays as compressed updates: differences to the arrays that the site received.
 
     Raises:
@@ -240,7 +240,7 @@ def _store(lab: Lab, keep: Arrays) -> bool:
                 )
         lab.state_files.store(lab.instruction, kept)
         return True
-    # At a hospital that declares its data all replies are alike: a site that fails stores its
+    # All replies of a hospital that declares its data are alike: a site that fails stores its
     # previous state, so a site that succeeds must store one too
     phase = lab.instruction.phase
     if lab.session.stand_in is None or phase == EVALUATE or phase in SECURING:

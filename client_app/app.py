@@ -94,7 +94,7 @@ if TYPE_CHECKING:
 
 _CLIENT_APP_RAISED = 2  # flwr.common.constant.ErrorCode.CLIENT_APP_RAISED_EXCEPTION
 
-Answer = Callable[[Message, Context], RecordDict]
+Answer = Callable[[Answering], RecordDict]
 # A check of a message before it is answered, and of the answer before it leaves
 Guard = Callable[[Answering], AbstractContextManager[None]]
 
@@ -123,36 +123,37 @@ def evaluate(message: Message, context: Context) -> Message:
     return _reply(message, context, partial(_phase, final=True))
 
 
-def _phase(message: Message, context: Context, final: bool = False) -> RecordDict:
+def _phase(answering: Answering, final: bool = False) -> RecordDict:
     # Imported here and below, because only the first message needs PyTorch, not importing the app
     from fedsilo.client_app.answer import answer, evaluate, open_declared
     from fedsilo.client_app.lab import Lab
     from fedsilo.client_app.session import session_of
 
-    instruction = Instruction.from_config(message.content[CONFIG], final)
-    session = session_of(context)
+    content = answering.message.content
+    instruction = Instruction.from_config(content[CONFIG], final)
+    session = session_of(answering.context)
     if session.stand_in is not None and instruction.phase not in SECURING:
-        session = open_declared(session, instruction, message.content)
-    lab = Lab(session, message.content, instruction)
+        session = open_declared(session, instruction, content)
+    lab = Lab(session, content, instruction)
     return evaluate(lab) if final else answer(lab)
 
 
-def _hello(message: Message, context: Context) -> RecordDict:
+def _hello(answering: Answering) -> RecordDict:
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import session_of
 
-    with _naming_site(context):
-        refuse_other_versions(message.content.config_records.get(CONFIG, {}))
-        facts = site_facts(session_of(context, again=True))
+    with _naming_site(answering.context):
+        refuse_other_versions(answering.message.content.config_records.get(CONFIG, {}))
+        facts = site_facts(session_of(answering.context, again=True))
     return RecordDict({CONFIG: ConfigRecord(facts.to_config())})
 
 
-def _summary(message: Message, context: Context) -> RecordDict:
+def _summary(answering: Answering) -> RecordDict:
     from fedsilo.client_app.summary.request import answer_survey
 
-    with _naming_site(context):
-        refuse_other_versions(message.content.config_records.get(CONFIG, {}))
-        return answer_survey(context)
+    with _naming_site(answering.context):
+        refuse_other_versions(answering.message.content.config_records.get(CONFIG, {}))
+        return answer_survey(answering.context, answering.rules)
 
 
 @contextmanager
@@ -197,7 +198,7 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
             with ExitStack() as passed:
                 for guard in guards:
                     passed.enter_context(guard(answering))
-                answering.content = answer(message, answering.context)
+                answering.content = answer(answering)
             reply = Message(answering.content, reply_to=message)
         # No error may pass here: the server must learn of a site's failure
         except Exception as raised:

@@ -29,7 +29,8 @@ from fedsilo.client_app.training.loop import (
     Objective,
     Penalty,
     annealed,
-    counted_steps,
+    count_steps,
+    round_steps,
 )
 from fedsilo.client_app.training.pacing import PREFIX, train_continued
 from fedsilo.datasets.silo.silos import Split
@@ -217,8 +218,7 @@ class Lab:
             stays: whether the model and all that is made from it stay here, so it needs no noise.
 
         Raises:
-            EpsilonSpentError: the training is private, and its steps would exceed a cap on epsilon.
-            RefusedError: the training has fewer samples or steps than the hospital allows.
+            RefusedError: a floor on samples or steps, or a cap on epsilon (EpsilonSpentError).
             SiteError: the training diverged.
         """
         settings = settings or self.sampling
@@ -244,50 +244,26 @@ class Lab:
             training.minimum_steps = 0  # even a refusal could reveal what stays
         if settings.class_weights != "none":
             training.weights = class_weights(self.common, self.silo)[training.split.labels]
+        before = self.instruction.round - 1
         if evidences(network):
-            rounds, smallest = self.instruction.round - 1, training.minimum_batch
-            training.before_pass = annealed(network, settings, rounds, training.samples, smallest)
-        if settings.rate_decay != "none" or settings.schedule != "constant" or settings.warm_up:
-            training.counted = self._count_steps(training, settings, bool(aside))
-        train = self.session.trainers.get(training.key, LocalTraining.run)
+            training.before_pass = annealed(training, settings, before)
+        # A schedule does not count the steps of a plan
+        scheduled = plan is None and (settings.schedule != "constant" or settings.warm_up > 0)
+        if settings.rate_decay != "none" or scheduled:
+            training.counted = count_steps(round_steps(training, settings, aside), settings, before)
         if aside:
-            train(training)
+            training.run()
             return
         self.continued, self.trained = {}, network
         # The moments of a model that stays have no noise, so they must not outlive this training
         drops_moments = stays and settings.is_private()
         if settings.epoch_steps or (settings.optimiser_state == "run" and not drops_moments):
-            round_ = self.instruction.round
-            loss, self.continued = train_continued(training, self.stored, round_, self.site, order)
+            loss, self.continued = train_continued(
+                training, self.stored, before + 1, self.site, order
+            )
         else:
-            loss = train(training)
+            loss = self.session.trainers.get(training.key, LocalTraining.run)(training)
         self.metrics[measurement(TRAINED, "train", "loss")] = loss
-
-    def _count_steps(
-        self, training: LocalTraining, settings: CommonSettings, aside: bool
-    ) -> tuple[int, int] | None:
-        """Return the step counts by which a schedule sets the learning rate; see ``counted_steps``.
-
-        Args:
-            training: its own settings give its number of steps.
-            settings: the same without the ``steps`` of ``fit``; rounds are counted by these.
-            aside: whether another model is trained.
-
-        Returns:
-            The counts; None if the rate is constant, because a schedule does not count a plan's
-            steps.
-        """
-        if training.plan is not None and settings.rate_decay == "none":
-            return None
-        return counted_steps(
-            training.settings,
-            settings,
-            self.instruction.round - 1,
-            training.samples,
-            training.minimum_batch,
-            training.private,
-            aside,
-        )
 
     def reply(
         self,

@@ -58,8 +58,7 @@ class SiteSession(OpenedSite):
     # The fewest samples of an optimiser step. A hospital's own cap allows any number, because noise
     # hides them and a refusal would reveal it
     smallest_batch: int = field(kw_only=True, default=1)
-    # What trains in place of ``LocalTraining.run`` for a round and site, if the site was trained as
-    # one batch with others
+    # Replaces ``LocalTraining.run`` for a round and site that was trained as one batch with others
     trainers: dict[Hashable, Callable[[LocalTraining], float]] = field(
         init=False, default_factory=dict
     )
@@ -102,7 +101,7 @@ class SiteSession(OpenedSite):
             method=site_class(settings.method)(own),
             compute=compute_of(settings),
             sampling=settings,
-            # Of the run's own settings, because a hospital may change its cap during a run
+            # The run's own settings decide it, because a hospital may change its cap during a run
             digest=settings_digest_of(built(CommonSettings, site.run_config), own),
             compression=compression_of(settings),
             smallest_batch=1 if site.cap else site.limits.minimum_batch,

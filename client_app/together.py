@@ -20,7 +20,13 @@ from torch.nn.utils.rnn import pad_sequence
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.session import SiteSession, session_of
 from fedsilo.client_app.training.compute import noted_operations
-from fedsilo.client_app.training.loop import LocalTraining, counted_steps, refuse_unusable, schedule
+from fedsilo.client_app.training.loop import (
+    LocalTraining,
+    count_steps,
+    refuse_unusable,
+    schedule,
+    steps_of,
+)
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.client_app.training.rates import rate_setter
 from fedsilo.datasets.silo.silos import Split
@@ -88,7 +94,7 @@ class _Site:
     instruction: Instruction  # the message's instruction
     key: tuple[int, str]  # round and site, which key the random numbers of the message
     split: Split  # the training samples
-    counted: tuple[int, int]  # steps in earlier rounds and in all rounds; see ``counted_steps``
+    counted: tuple[int, int]  # steps in earlier rounds and in all rounds; see ``count_steps``
     batches: list[Tensor]  # the sample numbers of each step
     last: int  # the number of steps in the last pass
 
@@ -123,7 +129,7 @@ def _open_site(message: Message, context: Context) -> _Site:
     own, floor = session.sampling, session.limits.minimum_batch
     key, counted = (instruction.round, session.silo.name), (0, 0)
     if own.rate_decay != "none" or own.schedule != "constant" or own.warm_up:
-        counted = counted_steps(own, own, instruction.round - 1, len(split), floor)
+        counted = count_steps(steps_of(len(split), own, floor), own, instruction.round - 1)
     rng = torch.Generator().manual_seed(derive_seed(own.seed, "batches", *key))
     passes = list(schedule(len(split), own, rng, floor))  # drawn like ``LocalTraining`` draws them
     batches = list(chain.from_iterable(passes))

@@ -18,7 +18,7 @@ from fedsilo.client_app.opening import OpenedSite, open_site
 from fedsilo.client_app.site.identity import node_cap, own_name, site_settings
 from fedsilo.client_app.site.node import is_simulated, own_folder
 from fedsilo.client_app.site.own_file import OwnFile
-from fedsilo.client_app.site.policy import SITE_FILE, read_site_file, refuse_few
+from fedsilo.client_app.site.policy import SiteFile, refuse_few
 from fedsilo.client_app.site.secret_seed import secret_seed
 from fedsilo.client_app.summary.counts import Answering, fingerprint
 from fedsilo.datasets.registry import data_set
@@ -44,8 +44,12 @@ class Kept:
     fingerprint: Mapping[str, str]  # the fingerprint of the data
 
 
-def answer_survey(context: Context) -> RecordDict:
+def answer_survey(context: Context, rules: SiteFile | None) -> RecordDict:
     """Return the parts of the site's answer that may leave.
+
+    Args:
+        context: the node and the survey's settings.
+        rules: the hospital's site file as read for this message; None without one.
 
     Raises:
         FedsiloError: the site does not answer surveys, or its data are unusable.
@@ -59,7 +63,7 @@ def answer_survey(context: Context) -> RecordDict:
             "the node config names no 'state-dir', where the first answer to a survey is kept: "
             "start the SuperNode with one"
         )
-    allowed = _allowed_parts(context)
+    allowed = _allowed_parts(rules)
     dataset = site_settings(context).dataset
     kept, new = _first_answer(folder, dataset, lambda: _made(context, secret_seed(folder)))
     parts = dict(kept.parts) if new else _again(context, kept)
@@ -79,18 +83,18 @@ def _refuse_where_noise_is_demanded(context: Context) -> None:
         )
 
 
-def _allowed_parts(context: Context) -> set[str]:
+def _allowed_parts(rules: SiteFile | None) -> set[str]:
     """Return the parts that the hospital's site file names.
 
     A pattern for everything is not enough, because such files may be older than surveys.
     """
-    if SITE_FILE not in context.node_config:
+    if rules is None:
         raise RefusedError(
             "the hospital has no site file, but a survey needs one whose 'records' list what may "
             f"leave: '{SURVEYED}/*', or part by part"
         )
     parts = [name.replace("_", "-") for name in Survey.model_fields]
-    allowed = read_site_file(context).survey_parts(parts)
+    allowed = rules.survey_parts(parts)
     if ABOUT not in allowed:
         raise RefusedError(
             f"the site file's 'records' do not list '{SURVEYED}/{ABOUT}', but no survey leaves "

@@ -152,7 +152,7 @@ class LocalTraining:
     # Called with a pass's number, from 0, before the pass begins, or None
     before_pass: Callable[[int], None] | None = None
     # Steps in earlier rounds and in all rounds, by which a schedule sets the learning rate (see
-    # ``counted_steps``), or None for a constant rate
+    # ``count_steps``), or None for a constant rate
     counted: tuple[int, int] | None = None
     # The fewest optimiser steps whose result may leave, or 0 to keep any result
     minimum_steps: int = 1
@@ -292,60 +292,60 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
         )
 
 
-def counted_steps(
-    own: CommonSettings,
-    settings: CommonSettings,
-    rounds: int,
-    count: int,
-    smallest: int,
-    private: PrivateTraining | None = None,
-    aside: bool = False,
-) -> tuple[int, int]:
+def round_steps(
+    training: LocalTraining, settings: CommonSettings, aside: tuple[str, ...] = ()
+) -> int:
+    """Return the optimiser steps of a round, by which the learning rate is set.
+
+    Args:
+        training: its own settings give the steps that a schedule counts: a round may have several
+            trainings.
+        settings: the run's settings, by whose rounds 'rate-decay' counts.
+        aside: names a training besides the site's own, whose epochs may span rounds; else empty.
+    """
+    if training.private:
+        return training.private.steps()
+    counted, paced = settings, settings.epoch_steps > 0
+    if is_scheduled(settings):
+        counted, paced = training.settings, paced and not aside
+    if paced:
+        return settings.pace
+    return steps_of(training.samples, counted, training.minimum_batch)
+
+
+def count_steps(steps: int, settings: CommonSettings, rounds: int) -> tuple[int, int]:
     """Return a site's steps in earlier rounds and, with a schedule, in all rounds.
 
     Each round is assumed to be as long as this one.
 
     Args:
-        own: the settings of this training, whose steps a schedule counts: a round may have several.
-        settings: the run's settings, by whose rounds 'train.rate-decay' counts.
+        steps: the optimiser steps of this round.
+        settings: the run's number of rounds, and whether the rate has a schedule.
         rounds: the number of finished rounds.
-        count: the number of training samples.
-        smallest: the fewest different samples of a step.
-        private: DP-SGD; None for plain training.
-        aside: whether this training is in addition to the site's own, whose epochs may span rounds.
 
     Returns:
         Steps in earlier rounds, and in all rounds; the second is 0 without a schedule.
     """
-    if private:
-        steps = private.steps()
-    elif is_scheduled(settings):
-        paced = settings.epoch_steps and not aside
-        steps = settings.pace if paced else steps_of(count, own, smallest)
-    else:
-        steps = settings.pace if settings.epoch_steps else steps_of(count, settings, smallest)
     return rounds * steps, settings.rounds * steps if is_scheduled(settings) else 0
 
 
 def annealed(
-    network: SiteNetwork, settings: CommonSettings, rounds: int, count: int, smallest: int
+    training: LocalTraining, settings: CommonSettings, rounds: int
 ) -> Callable[[int], None]:
     """Return a function that anneals the evidential KL weight over all epochs so far.
 
     Args:
-        network: its evidential losses get the weight.
+        training: the evidential losses of its network get the weight.
         settings: give the number of epochs in a round.
         rounds: the number of finished rounds.
-        count: the number of training samples.
-        smallest: the fewest different samples of a step.
     """
     if settings.epoch_steps:
         before = epoch_of(rounds + 1, settings)
     else:
-        before = rounds * passes_of(count, settings, smallest)
+        before = rounds * passes_of(training.samples, settings, training.minimum_batch)
 
     def anneal(number: int) -> None:
-        for evidence in evidences(network):
+        for evidence in evidences(training.network):
             evidence.kl_weight = annealing(before + number)
 
     return anneal

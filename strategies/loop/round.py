@@ -59,7 +59,7 @@ class Round(Ask):
     again.
     """
 
-    number: int  # from 1; the final evaluation counts as part of the last round
+    number: int  # the first round is 1; the final evaluation counts as part of the last round
     sites: Sequence[str]  # the sites that may be asked, sorted
     # The newest state that each site reports to keep (``state_key``), by site
     stateful_sites: dict[str, int]

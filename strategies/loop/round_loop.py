@@ -75,7 +75,7 @@ class RoundLoop:
         """Use ``grid`` for all following rounds; arguments as in ``start``."""
         self._grid = grid
         pooled = self.method.participants.figures()
-        # What all rounds of a run share
+        # All rounds of a run share these parts
         self._open_round = partial(
             Round,
             method=self.method,

@@ -21,7 +21,7 @@ from fedsilo.client_app.site.audit_log import grouped, names_in
 from fedsilo.client_app.site.policy import SiteFile, log_path, matches, read_site_file
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.contract.errors import RefusedError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
+from fedsilo.models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, SURVEY, TRAIN
 from fedsilo.models.contract.methods import METHODS, settings_class, site_class
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.settings_schema import key_of
@@ -430,6 +430,32 @@ def test_folds_need_a_yes_and_no_no(
         assert app(hello(), context).has_content()
     else:
         assert "choose which of this site's samples" in refusal(context)
+
+
+@pytest.mark.parametrize("kind", [HELLO, SURVEY, TRAIN, EVALUATE])
+def test_the_site_file_is_read_once_and_once_more_before_the_reply_leaves(
+    hospital: Hospital,
+    message: Callable[..., Message],
+    weights: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+) -> None:
+    reads: list[Path] = []
+    read = policy.read_regular
+
+    def counted(path: Path) -> bytes:
+        reads.append(path)
+        return read(path)
+
+    monkeypatch.setattr(policy, "read_regular", counted)
+    if kind in (TRAIN, EVALUATE):
+        node, asked = hospital(), message(kind, weights)
+    else:
+        node = table_hospital(hospital, {"records": ["*", "survey/*"]})
+        asked = Message(hello().content, 1001, kind)
+    reply = app(asked, node)
+    assert reply.has_content(), reply.error
+    assert len(reads) == 2
 
 
 def test_a_method_that_asks_for_consent_may_get_it_from_the_file(hospital: Hospital) -> None:
