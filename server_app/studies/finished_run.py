@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib import import_module
@@ -24,7 +23,6 @@ from typing import TYPE_CHECKING, Any, NewType
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.errors import (
     DataError,
-    FedsiloError,
     RunDirectoryError,
     SettingError,
 )
@@ -436,25 +434,6 @@ def chosen_of(sites: list[str], wanted: Sequence[str], where: str) -> list[str]:
         if site not in sites:
             raise SettingError(f"{where} has no site '{site}': choose one of {', '.join(sites)}")
     return [site for site in sites if site in wanted] if wanted else sites
-
-
-@contextmanager
-def naming(run_dir: Path) -> Iterator[None]:
-    """Put the run directory before the text of an error, because a command may read several."""
-    try:
-        yield
-    except FedsiloError as error:
-        text = str(error)
-        raise type(error)(text if str(run_dir) in text else f"{run_dir}: {text}") from None
-
-
-def refuse_shared_state(state_dir: Path | None, runs: Sequence[Path], sites: int) -> None:
-    """Raise a SettingError if one folder of private state is given for several runs or sites."""
-    if state_dir and (len(runs) > 1 or sites > 1):
-        raise SettingError(
-            f"--state-dir {state_dir} holds the state of one site in one run: name one run and one "
-            "site, or remove it if the run directories have the states"
-        )
 
 
 def _frame(rows: list[Row], columns: str, **types: Any) -> pd.DataFrame:

@@ -23,8 +23,13 @@ from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.seeding import generator
 from fedsilo.models.figures.palette import GREY, colours
 from fedsilo.models.networks.site_network import SiteNetwork
-from fedsilo.server_app.studies.figures.panels import panel_grid, run_title
-from fedsilo.server_app.studies.finished_run import FinishedRun, naming, refuse_shared_state
+from fedsilo.server_app.studies.figures.panels import (
+    naming,
+    panel_grid,
+    refuse_shared_state,
+    run_title,
+)
+from fedsilo.server_app.studies.finished_run import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

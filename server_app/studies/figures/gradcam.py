@@ -23,8 +23,13 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.figures.palette import BLACK, WRONG
 from fedsilo.models.figures.panels import without_frame
 from fedsilo.models.networks.site_network import SiteNetwork
-from fedsilo.server_app.studies.figures.panels import new_figure, run_title
-from fedsilo.server_app.studies.finished_run import FinishedRun, naming, refuse_shared_state
+from fedsilo.server_app.studies.figures.panels import (
+    naming,
+    new_figure,
+    refuse_shared_state,
+    run_title,
+)
+from fedsilo.server_app.studies.finished_run import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

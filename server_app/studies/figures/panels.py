@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fedsilo.models.contract.errors import FedsiloError, SettingError
 from fedsilo.models.contract.settings_schema import without_groups
 from fedsilo.server_app.studies.finished_run import FinishedRun
 
@@ -58,3 +62,22 @@ def run_title(run: FinishedRun) -> str:
     ]
     lines = textwrap.wrap(", ".join([run.summary["title"], *switches]), 40, break_on_hyphens=False)
     return "\n".join([run.path.resolve().name, *lines])
+
+
+@contextmanager
+def naming(run_dir: Path) -> Iterator[None]:
+    """Put the run directory before the text of an error, because a command may read several."""
+    try:
+        yield
+    except FedsiloError as error:
+        text = str(error)
+        raise type(error)(text if str(run_dir) in text else f"{run_dir}: {text}") from None
+
+
+def refuse_shared_state(state_dir: Path | None, runs: Sequence[Path], sites: int) -> None:
+    """Raise a SettingError if one folder of private state is given for several runs or sites."""
+    if state_dir and (len(runs) > 1 or sites > 1):
+        raise SettingError(
+            f"--state-dir {state_dir} holds the state of one site in one run: name one run and one "
+            "site, or remove it if the run directories have the states"
+        )

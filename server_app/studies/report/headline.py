@@ -1,7 +1,7 @@
 """The head of a report: what the run is, its result in one sentence, and its main limit."""
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fedsilo.datasets.registry import data_set
@@ -41,6 +41,12 @@ def facts(run: Shown) -> list[tuple[str, str]]:
     environment = run.config.environment
     revision = str(environment.get("fedsilo-revision", "unknown"))[:12]
     written = f"{progress.updated:%Y-%m-%d %H:%M} UTC" if progress else "not recorded"
+    fingerprints = []  # for each site the first digits of a SHA-256 over those of its splits
+    for site, known in run.silos.items():
+        if found := known["fingerprints"]:
+            joined = "".join(f"{split}{found[split]}" for split in sorted(found))
+            digest = hashlib.sha256(joined.encode()).hexdigest()
+            fingerprints.append(f"{site} {digest[:12]}")
     return [
         ("predicts", f"which of: {', '.join(run.class_names()) or 'classes without names'}"),
         ("for whom", f"{run.noun(2)} like those of {', '.join(run.silos)}"),
@@ -49,7 +55,7 @@ def facts(run: Shown) -> list[tuple[str, str]]:
         ("method", f"{summary['title']} ({summary['method']}), {rounds}"),
         ("trained", f"{written}, seed {summary['seed']}"),
         ("version", f"fedsilo {FEDSILO}, git revision of the run {revision}"),
-        ("data fingerprints", ", ".join(fingerprints(run)) or f"none at 'trust: {run.trust}'"),
+        ("data fingerprints", ", ".join(fingerprints) or f"none at 'trust: {run.trust}'"),
     ]
 
 
@@ -60,14 +66,6 @@ def _data(name: str) -> str:
         return f"{name} (public, {data.licence.licence}{terms})"
     whose = "made up by fedsilo" if data.origin == "made-up" else "the hospitals' own"
     return f"{name} ({whose})"
-
-
-def fingerprints(run: Shown) -> Iterator[str]:
-    """Yield for each site the first digits of a SHA-256 over those of its splits."""
-    for site, known in run.silos.items():
-        if found := known["fingerprints"]:
-            joined = "".join(f"{split}{found[split]}" for split in sorted(found))
-            yield f"{site} {hashlib.sha256(joined.encode()).hexdigest()[:12]}"
 
 
 def result(run: Shown, site: str | None = None) -> str:

@@ -69,7 +69,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         "compared": [] if alone or len(data_sets) > 1 else [*_compare_runs(runs, split)],
         "one_seed": max(map(len, seeds)) < 2,
         "paired": len(seeds) == 1,
-        "same_split": same_split(runs),
+        "same_split": None if alone else same_split(runs),
         "unequal": [] if alone else _unequal(experiments),
         "cost": [_cost(run) for run in runs],
         "cost_picture": [] if alone or len(data_sets) > 1 else [*_cost_against(runs, split)],

@@ -70,7 +70,7 @@ def _simulate(tiny: Tiny, out: Path, method: str = "fedavg", **changes: Value) -
         (["tune", "local-hart"], "did you mean 'local-heart'"),
         (["tune", "local-digits"], "declares a grid of 0 points"),
         (["tune", "local-heart", "--file", "nowhere.yaml"], "nowhere.yaml is missing"),
-        (["explain", "nowhere", "--site", "va", "--row", "0"], "summary.json is missing"),
+        (["explain", "nowhere", "--site", "va", "--row", "0"], "nowhere does not exist"),
         (
             ["simulate", "uefl-digits", "--set", "data.dir=5"],
             "'data.dir' must be a text, but is 5 (int)",

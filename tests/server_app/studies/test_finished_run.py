@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from fedsilo.models.contract.errors import DataError, RunDirectoryError, SettingError
+from fedsilo.models.contract.errors import RunDirectoryError, SettingError
 from fedsilo.server_app.config.settings import RUN_FORMAT, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory, config_document
-from fedsilo.server_app.studies.finished_run import FinishedRun, naming, refuse_shared_state
+from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.report.report import ReportOptions, report
 from fedsilo.server_app.studies.report.runs import reported_runs
 from tests.support.run_files import SILO, SUMMARY
@@ -76,23 +76,6 @@ def test_settings_are_read_by_key_and_by_group(hearts: Path) -> None:
     settings = FinishedRun.open(hearts / "fedavg-seed0").settings
     assert settings["rounds"] == settings.common.rounds
     assert dict(settings) == settings.as_mapping()
-
-
-def test_what_goes_wrong_with_a_run_names_it_once() -> None:
-    run = Path("runs/first")
-    with pytest.raises(DataError, match=r"^runs/first: too few$"), naming(run):
-        raise DataError("too few")
-    with pytest.raises(DataError, match=r"^runs/first has none$"), naming(run):
-        raise DataError("runs/first has none")
-
-
-@pytest.mark.parametrize(("runs", "sites"), [(2, 1), (1, 2)])
-def test_one_folder_of_state_is_for_one_site_of_one_run(runs: int, sites: int) -> None:
-    folders = [Path(str(number)) for number in range(runs)]
-    with pytest.raises(SettingError, match="state holds the state of one site in one run"):
-        refuse_shared_state(Path("state"), folders, sites)
-    refuse_shared_state(Path("state"), folders[:1], 1)
-    refuse_shared_state(None, folders, sites)
 
 
 def test_sites_are_those_of_the_run_in_its_order(tmp_path: Path) -> None:

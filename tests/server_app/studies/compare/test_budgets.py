@@ -8,7 +8,7 @@ import pytest
 
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.records.run_directory import config_document
+from fedsilo.server_app.records.run_directory import RunDirectory, config_document
 from fedsilo.server_app.studies.compare.budgets import Budget, Budgets, budget_of, tuned_over
 from fedsilo.server_app.studies.finished_run import FinishedRun
 from tests.support.keys import as_keys
@@ -38,7 +38,9 @@ def test_budget_takes_means_over_seeds_of_sums_over_sites(tmp_path: Path) -> Non
         (run.path / "traffic.csv").write_text("\n".join([header, *rows]) + "\n")
         sent = {"down": 10 + seed, "up": 20}
         seconds = SUMMARY["seconds"] | {"total": 2.0 * seed}
-        run.write_json("summary.json", summary(rounds=2 + seed, bytes=sent, seconds=seconds))
+        RunDirectory(run.path).write_json(
+            "summary.json", summary(rounds=2 + seed, bytes=sent, seconds=seconds)
+        )
         runs.append(run)
     taken = Budget("digits", GIVEN).with_costs(runs)
     assert (taken.steps, taken.samples) == (9.0, 90.0)  # 8 and 10

@@ -197,7 +197,7 @@ def test_a_site_that_fine_tuned_is_opened_with_its_own_weights(finished: Path) -
         (["fedavg"], ["--site", "s1a", "--limit", "3"], "t-SNE needs at least 4 samples"),
         (["fedavg"], ["--state-dir", "x"], "--state-dir x holds the state of one site in one run"),
         (["local"], ["--site", "s1a", "--state-dir", "x"], "x holds no model of the site"),
-        (["fedavg", "nowhere"], [], "summary.json is missing: the run has not ended"),
+        (["fedavg", "nowhere"], [], "nowhere does not exist: name one that does"),
     ],
 )
 def test_what_cannot_be_embedded_is_told_in_one_line(

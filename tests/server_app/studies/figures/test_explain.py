@@ -201,7 +201,7 @@ def test_a_new_image_is_explained_by_its_file(
         ("picsr", "basel", 0, "there is no silo 'basel': 4 silos are cleveland, hungary,"),
         ("picsr", "va", 45, "site va has 45 test rows, counted from 0, but no row 45"),
         ("picsr", "va", -1, "site va has 45 test rows, counted from 0, but no row -1"),
-        ("nowhere", "va", 0, "summary.json is missing: the run has not ended"),
+        ("nowhere", "va", 0, "nowhere does not exist: name one that does"),
     ],
 )
 def test_what_cannot_be_explained_is_told_in_one_line(
@@ -224,7 +224,7 @@ def test_a_run_that_has_not_ended_is_refused(
     for name in ("config.toml", "model.safetensors"):
         (cut / name).write_bytes((runs / "picsr" / name).read_bytes())
     assert _explain(cut) == 1
-    assert "the run has not ended" in capsys.readouterr().err
+    assert "cut has not ended" in capsys.readouterr().err
 
 
 CENTRES = ["bcn", "msk4", "rosendahl", "vidir_modern", "vidir_molemax", "vienna_dias"]

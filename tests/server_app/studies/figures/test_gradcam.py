@@ -133,7 +133,7 @@ def test_an_image_of_a_convolutional_network_is_explained(
             "--state-dir x holds the state of",
         ),
         (["fedavg", "table"], ["--rows", "0"], "there is no silo 's2a'"),
-        (["nowhere"], ["--rows", "0"], "summary.json is missing: the run has not ended"),
+        (["nowhere"], ["--rows", "0"], "nowhere does not exist: name one that does"),
     ],
 )
 def test_what_has_no_map_is_told_in_one_line(

@@ -121,7 +121,7 @@ def test_the_command_draws_the_training_images_of_all_sites(
     [
         ("table", [], "is a table, which has no pixels to draw histograms of"),
         ("fedavg", ["--site", "basel"], " has no site 'basel': choose one of "),
-        ("nowhere", [], "summary.json is missing: the run has not ended"),
+        ("nowhere", [], "nowhere does not exist: name one that does"),
     ],
 )
 def test_what_has_no_histogram_is_told_in_one_line(
