@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from fedsilo.server_app.studies.predict.model import SiteModel
 
 
-_METRICS = ("accuracy", "balanced-accuracy", "auc", "loss")  # shown of a plugin's data set
+# The columns of the table for a data set that is a plugin
+_METRICS = ("accuracy", "balanced-accuracy", "auc", "loss")
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Run:
     finished: FinishedRun
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the final table, without what a page must not show."""
+        """Build the final table for a notebook, without the metrics that no page may show."""
         from fedsilo.datasets.registry import DATA_SETS, data_set
         from fedsilo.server_app.records.summary import summary_lines
         from fedsilo.server_app.run.notebook import html_of_lines
