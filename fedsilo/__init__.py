@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 if not os.path.isdir(f"{__path__[0]}/server_app"):
     __path__.append(os.path.dirname(__path__[0]))
 
-# What editors and mypy see; a test compares it with the table of commands
+# Editors and mypy read these imports; a test compares them with the table of commands
 if TYPE_CHECKING:
     from fedsilo.models.contract.errors import FedsiloError
     from fedsilo.server_app.api.checking import run as doctor_run

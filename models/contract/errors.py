@@ -32,7 +32,7 @@ class FedsiloError(Exception):
         super().__init__(abbreviate(text, _LONGEST, _END))
 
     def _render_traceback_(self) -> list[str]:
-        """Return what IPython and notebooks print in place of a traceback: the one line."""
+        """Build the line that IPython and notebooks print in place of a traceback."""
         return [error_line(self)]
 
 

@@ -8,7 +8,7 @@ _MODULES = ("checking", "deploying", "hospital", "privacy")
 
 
 def __getattr__(name: str) -> object:
-    """Return what version 0.1 had here, and warn.
+    """Import a name that version 0.1 had here, and warn.
 
     Raises:
         AttributeError: there was no such name; for a removed command the message names its

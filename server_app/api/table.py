@@ -24,7 +24,7 @@ class Command:
         return cast(Callable[..., Any], _load(self.function))
 
 
-# By the panel of the help that lists them; a command of two words is in the group of its first word
+# Panel of the help -> its commands; a command of two words is in the group of its first word
 COMMANDS: Mapping[str, Mapping[str, Command]] = {
     "Run": {
         "new": Command("fedsilo.server_app.api.running:new", "new trial"),
@@ -173,7 +173,7 @@ RENAMED = {"datasets": "list_datasets"}  # because ``fedsilo.datasets`` is a pac
 
 
 def public_names() -> dict[str, str]:
-    """Return each name that ``import fedsilo`` offers, with its ``module:name``.
+    """List each name that ``import fedsilo`` offers, with its ``module:name``.
 
     ``fedsilo deploy up`` is ``fedsilo.deploy_up``.
     """

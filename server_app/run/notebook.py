@@ -1,4 +1,4 @@
-"""What a notebook shows of a result: the lines of the command line, as small HTML tables."""
+"""HTML for notebooks: the lines that the command line prints of a result, as small tables."""
 
 from collections.abc import Iterable
 from html import escape
@@ -35,5 +35,6 @@ def _table(table: Table) -> str:
 
 
 def _text(content: object) -> str:
-    plain = getattr(content, "plain", content)  # of Rich's own texts
+    # Rich's own texts have their characters in ``plain``
+    plain = getattr(content, "plain", content)
     return escape(terminal_text(str(plain)))

@@ -183,13 +183,13 @@ def command(function: Callable[P, Any]) -> Callable[P, Any]:
     """
 
     @wraps(function)
-    def checked(*args: P.args, **kwargs: P.kwargs) -> Any:
+    def check_and_call(*args: P.args, **kwargs: P.kwargs) -> Any:
         bound = inspect.signature(function).bind(*args, **kwargs)
         check_arguments(function, bound.arguments)
         result = function(*args, **kwargs)
         return list(result) if inspect.isgenerator(result) else result
 
-    return checked
+    return check_and_call
 
 
 def parameters_of(function: Callable[..., Any], skip: int = 0) -> dict[str, inspect.Parameter]:

@@ -72,7 +72,7 @@ def compare(
     from fedsilo.server_app.studies.compare.slurm import read_jobs
 
     refuse_below(1, "seeds", seeds)
-    names, given = _named(experiments), run_sources(sources)
+    names, given = _read_names(experiments), run_sources(sources)
     at_once = read_jobs(str(jobs), several(slurm))
     tested = ",".join(several(tests)) or None
     planned = []
@@ -164,7 +164,7 @@ def crossvalidate(
     refuse_below(2, "folds", folds)
     refuse_below(1, "repeats", repeats)
     given, at_once = run_sources(sources), read_jobs(str(jobs), several(slurm))
-    plans = {name: plan_run(name, given)[0] for name in _named(experiments)}
+    plans = {name: plan_run(name, given)[0] for name in _read_names(experiments)}
     commons = {name: settings.common for name, settings in plans.items()}
     first, *_ = commons.values()
     compared.refuse_mixed_optimisers(commons)
@@ -182,7 +182,7 @@ def crossvalidate(
     return study.compare_folds(summaries, data_set(first.dataset).headline, folds, budgets)
 
 
-def _named(experiments: Sequence[str]) -> list[str]:
+def _read_names(experiments: Sequence[str]) -> list[str]:
     """Return the names of experiments; a name that is given twice counts once."""
     names = list(dict.fromkeys(several(experiments)))
     if not names:

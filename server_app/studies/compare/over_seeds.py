@@ -94,7 +94,7 @@ class Comparison:
         yield from lines_of_tests(self.tested, self.split, self.notes)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the lines of the terminal as HTML."""
+        """Convert the lines of the terminal to HTML for a notebook."""
         return html_of_lines(self.lines())
 
     def draw(self, path: Path) -> None:

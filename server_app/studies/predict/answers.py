@@ -66,7 +66,7 @@ class Predictions:
         return [self.classes[place] for place in self.probabilities.argmax(dim=1).tolist()]
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: a table of the answers by class, and the other lines."""
+        """Build a table of the answers by class for a notebook, and the other lines."""
         answers = list(compress(self.predicted(), self.answered()))
         table = Table("class", "cases", title=f"{len(answers)} predicted")
         for name in self.classes:

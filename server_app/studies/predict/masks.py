@@ -58,7 +58,7 @@ class MaskPredictions:
         return [*lines, str(self.folder)]
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the lines of the terminal as HTML."""
+        """Convert the lines of the terminal to HTML for a notebook."""
         return html_of_lines(self.lines())
 
     def frame(self) -> pd.DataFrame:

@@ -10,7 +10,7 @@ from fedsilo.server_app.studies.report.written import refuse_twice
 
 @dataclass(frozen=True)
 class CaseSource:
-    """Where the cases to predict come from.
+    """The source of the cases to predict.
 
     Attributes:
         kind: ``images``, a folder of image files; ``manifest``, a CSV file whose column "path"
