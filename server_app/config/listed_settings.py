@@ -165,7 +165,8 @@ def _from_code() -> tuple[dict[str, Value], dict[str, SettingRule], dict[str, st
     known: dict[str, Value] = {}
     rules: dict[str, SettingRule] = {}
     sentences: dict[str, str] = {}
-    for cls in [CommonSettings, *map(settings_class, METHODS)]:
+    classes: list[type] = [CommonSettings, *map(settings_class, METHODS)]
+    for cls in classes:
         known |= defaults(cls)
         rules |= rules_of(cls)
         for group, owner in groups_of(cls).items():
