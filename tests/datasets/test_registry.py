@@ -185,7 +185,9 @@ def test_folds_that_are_not_there_are_refused(dataset: str, kind: str) -> None:
         check(1, 0)
     with pytest.raises(SettingError, match=f"'{kind}-fold' is 3 .* counted from 0 to 2"):
         check(3, 3)
-    with pytest.raises(SettingError, match=f"'{kind}-fold' is 1 and '{kind}-folds' is 0"):
+    with pytest.raises(
+        SettingError, match=f"'split.{kind}-fold' is 1 and 'split.{kind}-folds' is 0"
+    ):
         check(0, 1)
     check(0, 0)
     check(2, 1)

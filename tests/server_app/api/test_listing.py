@@ -21,7 +21,11 @@ def test_settings_are_listed_from_pyproject_as_the_code_has_them() -> None:
 def test_the_list_of_settings_has_every_group_with_its_sentence_and_every_setting() -> None:
     lines = list(settings())
     keys = [line.split(" = ")[0].strip() for line in lines if " = " in line and line[2] != " "]
-    assert set(keys) == known_defaults().keys() - {"plugin-digests", "plugin-settings", "run.purpose"}
+    assert set(keys) == known_defaults().keys() - {
+        "plugin-digests",
+        "plugin-settings",
+        "run.purpose",
+    }
     assert len(keys) == len(set(keys))
     headings = {line.partition(":")[0]: line for line in lines if line[:1] not in ("", " ")}
     groups = {key.partition(".")[0] for key in keys if "." in key}
