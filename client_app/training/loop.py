@@ -300,7 +300,7 @@ def round_steps(
     Args:
         training: its own settings give the steps that a schedule counts: a round may have several
             trainings.
-        settings: the run's settings, by whose rounds 'rate-decay' counts.
+        settings: the run's settings, by whose rounds 'train.rate-decay' counts.
         aside: names a training besides the site's own, whose epochs may span rounds; else empty.
     """
     if training.private:

@@ -206,6 +206,7 @@ class RunningSettings:
         "train",
         "train; survey the sites' data; or meet: write what sites report of themselves to "
         "<run.out>/<run.name>-meeting.json",
+        is_internal=True,  # the commands 'survey' and 'doctor run' set it
     )
     min_sites: int = _count(0, "sites that must answer each round (0: all that joined)")
     reply_timeout: float = setting(3600.0, "seconds to wait for a phase's replies", gt=0.0)

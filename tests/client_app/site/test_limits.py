@@ -50,10 +50,10 @@ def test_of_a_file_and_a_node_config_the_stricter_is_known_for_each() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "said"),
     [
-        ("max-messages", 0, "'max-messages' is 0; .*at least 1"),
-        ("minimum-batch", 0, "'minimum-batch' is 0; .*at least 1"),
-        ("max-seconds", 0.0, "'max-seconds' is 0.0; .*above 0"),
-        ("minimum-measured", "all", "'minimum-measured' is 'all' .*a whole number"),
+        ("max-messages", 0, "'max-messages' must be at least 1, but is 0"),
+        ("minimum-batch", 0, "'minimum-batch' must be at least 1, but is 0"),
+        ("max-seconds", 0.0, "'max-seconds' must be above 0, but is 0.0"),
+        ("minimum-measured", "all", "'minimum-measured' must be a whole number"),
     ],
 )
 def test_a_limit_that_cannot_be_is_refused(context: Node, key: str, value: Any, said: str) -> None:

@@ -516,11 +516,11 @@ def test_a_file_that_cannot_be_used_refuses_every_message_in_one_line(
         ({"datasets": ["digit"]}, "unknown data set 'digit'.*did you mean 'digits'"),
         ({"records": ["array/*"]}, "'records' has 'array/.', which must begin with one of arrays/"),
         ({"refused-records": ["head"]}, "'refused-records' has 'head'"),
-        ({"max-rounds": "10"}, "'max-rounds' is '10'"),
+        ({"max-rounds": "10"}, "'max-rounds' must be a whole number"),
         ({"max-rounds": -1}, "'max-rounds' must be at least 0, but is -1"),
         ({"max-epsilon": float("nan")}, "'max-epsilon' must be at least 0, but is nan"),
         ({"delta": 1.0}, "'delta' must be above 0 and below 1, but is 1.0"),
-        ({"allow-folds": "yes"}, "'allow-folds' is 'yes'"),
+        ({"allow-folds": "yes"}, "'allow-folds' must be true or false"),
         ({"sums-min-count": None}, "'sums-min-count' must be a whole number"),
         ({"audit-log": "audit.jsonl"}, "'audit-log' must be an absolute path"),
         ({7: 1}, "unknown setting '7'"),
@@ -567,7 +567,9 @@ def test_the_file_is_read_at_each_message_and_never_named_by_the_run(
 
 
 def test_a_wrong_limit_in_the_node_config_is_refused_too(hospital: Hospital) -> None:
-    assert "'minimum-per-label' is 'five'" in refusal(hospital({}, {"minimum-per-label": "five"}))
+    assert "'minimum-per-label' must be a whole number" in refusal(
+        hospital({}, {"minimum-per-label": "five"})
+    )
 
 
 @pytest.mark.usefixtures("unopened")

@@ -21,9 +21,58 @@ def test_settings_are_listed_from_pyproject_as_the_code_has_them() -> None:
     assert written in (ROOT / "pyproject.toml").read_text(), "run: fedsilo settings --pyproject"
 
 
+<<<<<<< HEAD
 def test_the_list_of_settings_is_a_file_for_config() -> None:
     listed = flat_values(tomllib.loads("\n".join(settings())), "")
     assert listed == known_defaults()
+=======
+def test_the_list_of_settings_has_every_group_with_its_sentence_and_every_setting() -> None:
+    lines = list(settings())
+    keys = [line.split(" = ")[0].strip() for line in lines if " = " in line and line[2] != " "]
+    assert set(keys) == known_defaults().keys() - {
+        "plugin-digests",
+        "plugin-settings",
+        "run.purpose",
+    }
+    assert len(keys) == len(set(keys))
+    headings = {line.partition(":")[0]: line for line in lines if line[:1] not in ("", " ")}
+    groups = {key.partition(".")[0] for key in keys if "." in key}
+    assert headings.keys() == {"experiment", *groups}
+    assert all(len(heading.partition(": ")[2]) > 10 for heading in headings.values())
+
+
+def test_help_is_wrapped_to_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    lines = list(settings())
+    assert max(len(line) for line in lines if " = " not in line) <= 60
+    monkeypatch.setenv("COLUMNS", "300")
+    assert max(len(line) for line in settings()) <= 110
+
+
+def test_a_group_lists_its_settings_only() -> None:
+    first, *lines = settings("secure")
+    assert first.startswith("secure: ")
+    keys = [line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "]
+    assert keys == ["secure.aggregation", "secure.clip-norm", "secure.threshold"]
+
+
+def test_a_word_finds_settings_by_name_and_by_help_in_all_groups() -> None:
+    by_name = "\n".join(settings("server-learning-rate"))
+    assert "fedadam.server-learning-rate = 0.01" in by_name
+    assert "scaffold.server-learning-rate = 1.0" in by_name
+    assert "train.learning-rate" not in by_name
+    assert "train.mc-passes = 20" in "\n".join(settings("monte carlo"))
+    assert "run.name = " in "\n".join(settings("run-name"))  # the name of 0.1
+
+
+def test_a_word_that_no_setting_has_is_refused_with_the_nearest() -> None:
+    with pytest.raises(SettingError, match=r"'train\.learing-rate'.*'train\.learning-rate'"):
+        list(settings("train.learing-rate"))
+
+
+def test_there_are_about_170_settings() -> None:
+    assert 160 <= len(known_defaults()) <= 182
+>>>>>>> x-settings
 
 
 def test_an_experiment_is_listed_with_the_numbers_that_it_runs_with() -> None:

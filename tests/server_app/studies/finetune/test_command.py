@@ -389,7 +389,7 @@ def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_besi
         ("classification", ["fedavg"], ["--seeds", "0"], "--seeds must be at least 1, but is 0"),
         ("classification", ["fedavg", "fedavg"], [], "fedavg twice: name each once"),
         ("classification", ["scratch"], ["--from-site", "s1a"], "but --weights names none"),
-        ("classification", ["fedavg"], ["--device", "tpu"], "'machine.device' is 'tpu'"),
+        ("classification", ["fedavg"], ["--device", "tpu"], "'machine.device' must be auto, cpu"),
     ],
 )
 def test_what_cannot_be_is_told_in_one_line_and_nothing_is_written(
