@@ -184,13 +184,7 @@ def test_folds_that_are_not_there_are_refused(dataset: str, kind: str) -> None:
         check(1, 0)
     with refuses(SettingError, f"{kind}-fold", 3, 0, 2):
         check(3, 3)
-<<<<<<< HEAD
     with refuses(SettingError, f"{kind}-fold", 1, f"{kind}-folds", 0):
-=======
-    with pytest.raises(
-        SettingError, match=f"'split.{kind}-fold' is 1 and 'split.{kind}-folds' is 0"
-    ):
->>>>>>> x-settings
         check(0, 1)
     check(0, 0)
     check(2, 1)

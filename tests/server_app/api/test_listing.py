@@ -2,7 +2,6 @@
 
 import itertools
 import sys
-import tomllib
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,7 @@ from fedsilo import experiments, methods, settings
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.methods import METHODS
 from fedsilo.server_app.config.experiments import find_experiment
-from fedsilo.server_app.config.settings import flat_values, known_defaults, resolve
+from fedsilo.server_app.config.settings import known_defaults, resolve
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -21,11 +20,6 @@ def test_settings_are_listed_from_pyproject_as_the_code_has_them() -> None:
     assert written in (ROOT / "pyproject.toml").read_text(), "run: fedsilo settings --pyproject"
 
 
-<<<<<<< HEAD
-def test_the_list_of_settings_is_a_file_for_config() -> None:
-    listed = flat_values(tomllib.loads("\n".join(settings())), "")
-    assert listed == known_defaults()
-=======
 def test_the_list_of_settings_has_every_group_with_its_sentence_and_every_setting() -> None:
     lines = list(settings())
     keys = [line.split(" = ")[0].strip() for line in lines if " = " in line and line[2] != " "]
@@ -72,7 +66,6 @@ def test_a_word_that_no_setting_has_is_refused_with_the_nearest() -> None:
 
 def test_there_are_about_170_settings() -> None:
     assert 160 <= len(known_defaults()) <= 182
->>>>>>> x-settings
 
 
 def test_an_experiment_is_listed_with_the_numbers_that_it_runs_with() -> None:

@@ -296,7 +296,7 @@ def test_the_recipe_of_simulation_yaml_is_valid() -> None:
         ("{epoch: 2}", "unknown setting 'pretraining: epoch'; did you mean 'pretraining: epochs'"),
         ("{epochs: 0}", "'epochs' must be at least 1, but is 0"),
         ("{smoothing: 1.0}", "'smoothing' must be at least 0 and below 1"),
-        ("{target: colour}", "'target' must be one of nevus, diagnosis"),
+        ("{target: colour}", "'data.target' must be one of nevus, diagnosis"),
         ("[2]", "'pretraining' must be a mapping"),
     ],
 )
