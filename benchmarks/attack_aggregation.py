@@ -25,7 +25,7 @@ import numpy as np
 import pandas as pd
 from flwr.app import Array, ArrayRecord, Message
 
-import fedsilo.client_app.session
+import fedsilo.client_app.opening
 import fedsilo.server_app.run.inline_engine
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.datasets.registry import load_silo
@@ -130,7 +130,7 @@ def attacked(attack: str) -> Iterator[None]:
             mock.patch.object(fedsilo.server_app.run.inline_engine, "InlineGrid", BadGrid)
         )
         if attack == "labels flipped":
-            stack.enter_context(mock.patch.object(fedsilo.client_app.session, "load_silo", flipped))
+            stack.enter_context(mock.patch.object(fedsilo.client_app.opening, "load_silo", flipped))
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
         stack.enter_context(contextlib.redirect_stderr(io.StringIO()))
         yield

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import fedsilo.client_app.methods.fedevprompt as site_side
-import fedsilo.client_app.session
+import fedsilo.client_app.opening
 import fedsilo.server_app.run.inline_engine
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.fedevprompt import FedEvPromptSite
@@ -994,7 +994,7 @@ def test_a_site_without_a_class_sends_no_map_of_it_and_is_asked_for_none(
         return dataclasses.replace(silo, train=train)
 
     assert all(held(tiny, site)[3] for site in ALL)
-    monkeypatch.setattr(fedsilo.client_app.session, "load_silo", load)
+    monkeypatch.setattr(fedsilo.client_app.opening, "load_silo", load)
     grid, strategy = spied_run(tiny("fedevprompt", distillation_weight=1.0))
     replies, sent = by_round(grid.replies, of_reply=True), by_round(grid.sent)
     expected = arrays_expected(strategy.method, strategy.state, "train")["s2a"]
