@@ -6,7 +6,7 @@ FedAvg on six silos that a Dirichlet draw (concentration 1) cuts from real data:
 digits. The last site sends its update times 1,000, with its sign flipped, or normal noise of sd 1
 in place of it, or trains on labels that are flipped. ``limit`` is 'mean' with
 'server.max-update-norm' at its default; in all other columns that limit is off, so that they show
-what the aggregation alone holds. Figures are accuracies after the last round on the test samples of
+what the aggregation alone holds. Numbers are accuracies after the last round on the test samples of
 the five honest sites, the mean of three seeds; a run that the attack has ended counts as the
 accuracy of guessing.
 """
@@ -145,7 +145,7 @@ def accuracy(values: Mapping[str, Value], attack: str, classes: int) -> float:
         except FedsiloError:
             return 1 / classes
         silos, sites = run.read_json("silos.json"), run.read_json("summary.json")["sites"]
-        found = {site: figures["accuracy"] for site, figures in sites.items() if site != BAD}
+        found = {site: metrics["accuracy"] for site, metrics in sites.items() if site != BAD}
         sizes = [silos[site]["sizes"]["test"] for site in found]
         return float(np.average(list(found.values()), weights=sizes))
 

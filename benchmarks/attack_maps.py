@@ -14,7 +14,7 @@ labels, as the server sees them; a site sees only the mean over sites. Of one im
 image is sought by Adam (Geiping et al. 2020: cosine distance and total variation, whose weight the
 attacker chooses on own images). Who has an archive seeks the nearest gradient, or by least squares
 those of which a batch's is the mean. Of an epoch's update: which images were trained on, as their
-gradients point against it, compared with test images. Every figure is a lower bound.
+gradients point against it, compared with test images. Every number is a lower bound.
 
 Pixels are 0 to 1. The floor is the mean of the attacker's images, whatever was sent.
 """

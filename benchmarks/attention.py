@@ -213,8 +213,8 @@ def influence(console: Console, run_dirs: Sequence[Path], csv: Path | None) -> N
     names = ("run", "site", "evidential loss", "gradient", "distance", "its gradient", "ratio")
     rows = [(run_dir.name, *row) for run_dir in run_dirs for row in _influence(run_dir)]
     table = Table(*names)
-    for run, site, *figures in rows:
-        table.add_row(run, site, *(f"{figure:.3g}" for figure in figures))
+    for run, site, *numbers in rows:
+        table.add_row(run, site, *(f"{number:.3g}" for number in numbers))
     console.print(table)
     if csv:
         pd.DataFrame(rows, columns=names).to_csv(csv, index=False, float_format="%.4g")

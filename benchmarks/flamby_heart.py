@@ -84,9 +84,11 @@ def hospitals(data_dir: str, at_home: bool) -> Hospitals:
     sums = [sums_of(silo.train.inputs) for silo in silos]
     found = Hospitals([], [])
     for silo, own in zip(silos, sums, strict=True):
-        figures = pooled_statistics([own] if at_home else sums)
+        standardisation = pooled_statistics([own] if at_home else sums)
         for split, parts in ((silo.train, found.train), (silo.test, found.test)):
-            parts.append(Patients(standardise(split.inputs, figures), split.labels[:, None] * 1.0))
+            parts.append(
+                Patients(standardise(split.inputs, standardisation), split.labels[:, None] * 1.0)
+            )
     return found
 
 

@@ -83,9 +83,9 @@ def main() -> None:
     messages = options.silos * options.rounds
     bare_seconds(10)
     per_message, bare = (long - short) / messages, bare_seconds(messages) / messages
-    figures = {"messages": messages, "ms": per_message * 1e3, "training-ms": bare * 1e3}
-    figures["beside-training-ms"] = figures["ms"] - figures["training-ms"]
-    print(json.dumps({name: round(value, 2) for name, value in figures.items()}))
+    metrics = {"messages": messages, "ms": per_message * 1e3, "training-ms": bare * 1e3}
+    metrics["beside-training-ms"] = metrics["ms"] - metrics["training-ms"]
+    print(json.dumps({name: round(value, 2) for name, value in metrics.items()}))
 
 
 if __name__ == "__main__":

@@ -64,7 +64,7 @@ def _rows(data_dir: Path, seeds: int) -> Iterator[dict[str, Value]]:
             )
             for seed in range(seeds):
                 run = _run(folder, seed)
-                yield {"left-out": left_out, "seed": seed} | _figures(run, folder, files[left_out])
+                yield {"left-out": left_out, "seed": seed} | _metrics(run, folder, files[left_out])
 
 
 def _run(folder: Path, seed: int) -> Path:
@@ -75,7 +75,7 @@ def _run(folder: Path, seed: int) -> Path:
     return run_inline(settings, len(silo_names(settings.common))).path
 
 
-def _figures(run: Path, folder: Path, file: str) -> dict[str, Value]:
+def _metrics(run: Path, folder: Path, file: str) -> dict[str, Value]:
     labels = pd.read_csv(folder / file, header=None).iloc[:, -1].clip(0, 1)
     reference = reference_of(FinishedRun.open(run).model(), None)
     new = predict(run, table=folder / file, answer_all=True)
@@ -91,14 +91,14 @@ def _figures(run: Path, folder: Path, file: str) -> dict[str, Value]:
     own = pd.concat(tests)
     places = np.repeat([0, 1], [len(own), len(elsewhere)])
     scores = pd.concat([own, elsewhere])["novelty"]
-    figures: dict[str, Value] = {"auroc": float(roc_auc_score(places, scores))}
+    metrics: dict[str, Value] = {"auroc": float(roc_auc_score(places, scores))}
     for name, cases in (("own", own), ("elsewhere", elsewhere)):
-        figures[f"{name}-cases"] = len(cases)
-        figures[f"{name}-marked"] = float(cases["marked"].mean())
-        figures[f"{name}-accuracy"] = float(cases["right"].mean())
-        figures[f"{name}-answered"] = float(cases[~cases["marked"]]["right"].mean())
-        figures[f"{name}-marked-accuracy"] = float(cases[cases["marked"]]["right"].mean())
-    return figures | {"refused": sum("impossible" in fault for fault in new.faults.values())}
+        metrics[f"{name}-cases"] = len(cases)
+        metrics[f"{name}-marked"] = float(cases["marked"].mean())
+        metrics[f"{name}-accuracy"] = float(cases["right"].mean())
+        metrics[f"{name}-answered"] = float(cases[~cases["marked"]]["right"].mean())
+        metrics[f"{name}-marked-accuracy"] = float(cases[cases["marked"]]["right"].mean())
+    return metrics | {"refused": sum("impossible" in fault for fault in new.faults.values())}
 
 
 def _cases(found: Predictions, labels: npt.NDArray[np.int64]) -> pd.DataFrame:

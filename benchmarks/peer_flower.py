@@ -67,7 +67,7 @@ def by_flower(settings: RunSettings) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run it and print its figures as JSON."""
+    """Run it and print its metrics as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", type=Path, required=True)
     options = parser.parse_args()

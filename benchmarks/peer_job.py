@@ -118,7 +118,7 @@ def bare(settings: RunSettings) -> dict[str, float]:
 
 
 def main() -> None:
-    """Run the bare loop and print its figures as JSON."""
+    """Run the bare loop and print its metrics as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", type=Path, required=True)
     options = parser.parse_args()

@@ -86,7 +86,7 @@ class StartModel:
 
 
 def main() -> None:
-    """Be the client, or run the simulator and print its figures as JSON."""
+    """Be the client, or run the simulator and print its metrics as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--settings", type=Path, required=True)
     parser.add_argument("--client", action="store_true")

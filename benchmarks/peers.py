@@ -138,8 +138,8 @@ def measured(command: list[str], folder: Path) -> dict[str, float]:
         of_run = json.loads(summary.read_text())
         rounds, accuracy = of_run["seconds"]["rounds"], of_run["mean"]["accuracy"]
     else:
-        figures = json.loads(said.strip().splitlines()[-1])
-        rounds, accuracy = figures["rounds"], figures["accuracy"]
+        metrics = json.loads(said.strip().splitlines()[-1])
+        rounds, accuracy = metrics["rounds"], metrics["accuracy"]
     found = (rounds, seconds, watch.cpu, watch.peak / 2**20, accuracy)
     return {n: round(v, d) for (n, d), v in zip(_MEASURED.items(), found, strict=True)}
 

@@ -3,7 +3,7 @@
     python benchmarks/privacy_curve.py docs/results/privacy-heart.csv docs/results/privacy-heart.png
 
 Experiments are named ``<method>-heart-epsilon<E>``; ``<method>-heart-exact`` has no noise. FLamby's
-figures (arXiv:2210.04620) are of the same data and split.
+numbers (arXiv:2210.04620) are of the same data and split.
 """
 
 import re

@@ -27,7 +27,7 @@ from fedsilo.client_app.training.compute import Compute, compute_of
 from fedsilo.client_app.training.initial_network import class_weights, effective_samples
 from fedsilo.client_app.training.loop import LocalTraining, steps_of
 from fedsilo.client_app.training.optimisers import refuse_forgetful
-from fedsilo.client_app.training.standardised import figures_for, with_figures
+from fedsilo.client_app.training.standardised import find_standardisation, standardise_silo
 from fedsilo.datasets.silo.silos import SPLITS, Silo
 from fedsilo.models.contract.errors import RefusedError, SiteError
 from fedsilo.models.contract.messages import Instruction
@@ -148,11 +148,11 @@ class SiteSession(OpenedSite):
                 deviation.
             SiteError: the message lacks the pooled statistics.
         """
-        figures = figures_for(self.silo, self.settings, content)
-        key = figures.mean.tobytes(), figures.std.tobytes()
+        standardisation = find_standardisation(self.silo, self.settings, content)
+        key = standardisation.mean.tobytes(), standardisation.std.tobytes()
         if key not in self._standardised:
             self._standardised.clear()
-            self._standardised[key] = with_figures(self.silo, figures)
+            self._standardised[key] = standardise_silo(self.silo, standardisation)
         return self._standardised[key]
 
     def phase(self, phase: str) -> Callable[[Any], Any]:
@@ -205,7 +205,7 @@ class SiteSession(OpenedSite):
         if self.stand_in:
             if self.silo.features and settings.standardise == "declared":
                 # Raises here instead of inside the sum
-                figures_for(self.silo, settings, RecordDict())
+                find_standardisation(self.silo, settings, RecordDict())
             self._refuse_small_steps(sum(counts))
         if settings.augmentation:
             check_images(settings, self.silo)

@@ -155,7 +155,7 @@ def _train(sites: list[_Site]) -> None:
         last = slice(steps - site.last, steps)
         mean = float((losses[number, last] * sizes[last]).sum() / sizes[last].sum())
         work = Counter({STEPS: steps, SAMPLES: int(sizes.sum())})
-        trained = Trained(arrays, mean, rates[:steps], work, frozenset(operations))
+        trained = TrainedTogether(arrays, mean, rates[:steps], work, frozenset(operations))
         site.session.trainers.clear()  # a result is as large as the model
         site.session.trainers[site.key] = trained
 
@@ -217,7 +217,7 @@ def _plan_steps(sites: Sequence[_Site]) -> tuple[Tensor, Tensor, Tensor]:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedTogether:
     """A site's result of the common training, for the message that asked for it."""
 
     arrays: Mapping[str, Tensor]  # the network's parameters and buffers, by name

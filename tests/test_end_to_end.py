@@ -127,14 +127,14 @@ def test_a_run_has_the_bits_that_were_recorded(
 
 
 @pytest.mark.parametrize("variant", in_soak(VARIANTS, but=METHODS))
-def test_predictions_of_the_test_rows_have_the_figures_of_metrics_csv(
+def test_predictions_of_the_test_rows_have_the_metrics_of_metrics_csv(
     variant: str, finished: Callable[[str], RunDirectory]
 ) -> None:
     directory = finished(variant)
     rows = directory.read_csv("metrics.csv")
     for site in ("s1a", "s2a", "s3a"):
         found = predict(directory.path, site=site, split="test")
-        figures = found.document["figures"] | {
+        metrics = found.document["figures"] | {
             name: values.double().mean().item() for name, values in found.statistics.items()
         }
         told = {
@@ -142,9 +142,9 @@ def test_predictions_of_the_test_rows_have_the_figures_of_metrics_csv(
             for row in rows
             if (row["round"], row["site"], row["split"]) == ("3", site, "test")
         }
-        shared = figures.keys() & told.keys()
+        shared = metrics.keys() & told.keys()
         assert {"accuracy", "loss", "entropy", "calibration-error"} <= shared
-        assert {name: figures[name] for name in shared} == {name: told[name] for name in shared}
+        assert {name: metrics[name] for name in shared} == {name: told[name] for name in shared}
         assert ("vacuity" in told) == ("vacuity" in found.statistics)
 
 

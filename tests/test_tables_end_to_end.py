@@ -107,7 +107,7 @@ def test_a_method_of_images_is_refused_on_a_table() -> None:
 
 @pytest.mark.parametrize("nodes", in_soak([4, 2], but=[4]))
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_a_run_on_tables_writes_figures_that_can_be(
+def test_a_run_on_tables_writes_statistics_that_can_be(
     variant: str, nodes: int, finished: Finished
 ) -> None:
     directory = finished(variant, nodes)

@@ -46,8 +46,8 @@ class Benchmarked:
         return results_table(self.rows.rows, self.benchmark.seeds)
 
     @cached_property
-    def figures(self) -> pd.DataFrame:
-        """The mean test figure by method and experiment, in the benchmark's order."""
+    def metrics(self) -> pd.DataFrame:
+        """The mean test metric by method and experiment, in the benchmark's order."""
         wide = self.results.pivot(index="method", columns="experiment", values="mean")
         return wide[[name for name in self.values if name in wide]]
 
@@ -59,18 +59,18 @@ class Benchmarked:
     @cached_property
     def rankings(self) -> dict[str, Ranking]:
         """The ranking over all settings that most methods have been through, and over images."""
-        names = [str(name) for name in self.figures]
+        names = [str(name) for name in self.metrics]
         through = [n for n in names if len(self.lacking(n)) < len(METHODS) / 2] or names
-        figures = self.figures[through].drop(self.unranked, errors="ignore")
+        metrics = self.metrics[through].drop(self.unranked, errors="ignore")
         images = [n for n in through if not data_set(str(self.values[n]["dataset"])).is_table]
-        found = {"all settings": ranking(figures)}
-        return found | ({"images": ranking(figures[images])} if images else {})
+        found = {"all settings": ranking(metrics)}
+        return found | ({"images": ranking(metrics[images])} if images else {})
 
     @cached_property
     def order(self) -> list[str]:
         """The methods by average rank over all settings, then over images, then the others."""
         names = [name for one in self.rankings.values() for name in one.ranks]
-        return list(dict.fromkeys([*names, *map(str, self.figures.index)]))
+        return list(dict.fromkeys([*names, *map(str, self.metrics.index)]))
 
     def ranks_of(self, method: str) -> list[str]:
         """Return a method's average rank in each of the rankings, as text."""
@@ -143,13 +143,13 @@ def page_text(found: Benchmarked, page: Path) -> str:
     templates.filters["title_of"] = title_of
     half = 50 * (found.results["high"] - found.results["low"])  # of intervals, in points
     medians = half.groupby(found.results["experiment"]).median()
-    widths = (f"`{name}` {medians.loc[str(name)]:.1f} points" for name in found.figures)
+    widths = (f"`{name}` {medians.loc[str(name)]:.1f} points" for name in found.metrics)
     rates, chosen = found.benchmark.rates, found.results["rate"]
     return templates.get_template("benchmark.md.j2").render(
         found=found,
         csv=os.path.relpath(found.rows.path, page.parent),
         page=page,
-        figures=markdown_table(list(_figure_lines(found))),
+        metrics=markdown_table(list(_metric_lines(found))),
         widths=", ".join(widths),
         finding=_finding(found.rankings["all settings"]),
         tests=list(friedman_lines(found.rankings)),
@@ -159,7 +159,7 @@ def page_text(found: Benchmarked, page: Path) -> str:
     )
 
 
-def _figure_lines(found: Benchmarked) -> Iterator[list[str]]:
+def _metric_lines(found: Benchmarked) -> Iterator[list[str]]:
     cells = {(row.experiment, row.method): row for row in found.results.itertuples()}
 
     def cell(experiment: str, method: str) -> str:
@@ -167,9 +167,9 @@ def _figure_lines(found: Benchmarked) -> Iterator[list[str]]:
         return f"{100 * row.mean:.1f}" if row else "-"
 
     costs = relative_costs(found.results)
-    yield ["", *(f"rank, {title}" for title in found.rankings), *found.figures, "bytes", "seconds"]
+    yield ["", *(f"rank, {title}" for title in found.rankings), *found.metrics, "bytes", "seconds"]
     for method in found.order:
-        texts = [*found.ranks_of(method), *(cell(str(name), method) for name in found.figures)]
+        texts = [*found.ranks_of(method), *(cell(str(name), method) for name in found.metrics)]
         cost = costs.get(method)
         spent = [f"{cost['bytes']:.2f}", f"{cost['seconds']:.1f}"] if cost else ["-", "-"]
         yield [title_of(method), *texts, *spent]

@@ -1,4 +1,4 @@
-"""The pictures of a benchmark: average ranks with the critical difference, figures over bytes."""
+"""The pictures of a benchmark: average ranks with the critical difference, metrics over bytes."""
 
 from __future__ import annotations
 

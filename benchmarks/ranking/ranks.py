@@ -43,10 +43,10 @@ def results_table(rows: Sequence[Row], seeds: int) -> pd.DataFrame:
     """Return a row per experiment and method that is complete, with what it reached and cost."""
     records = []
     for (experiment, method), runs in chosen_runs(rows, seeds).items():
-        figures = [float(row.test or 0) for row in runs]
-        around = of_mean(figures)
+        metrics = [float(row.test or 0) for row in runs]
+        around = of_mean(metrics)
         assert around is not None, "a benchmark has two seeds or more"
-        reached = (runs[0].metric, mean(figures), around.low, around.high, len(runs))
+        reached = (runs[0].metric, mean(metrics), around.low, around.high, len(runs))
         costs = (
             mean(float(row.accuracy or 0) for row in runs),
             mean((row.up or 0) + (row.down or 0) for row in runs) / 1000,
@@ -68,14 +68,14 @@ class Ranking:
     difference: float | None = None  # of average ranks, that is significant at 5 %
 
 
-def ranking(figures: pd.DataFrame) -> Ranking:
-    """Rank methods (index) over settings (columns) by a figure of which more is better.
+def ranking(metrics: pd.DataFrame) -> Ranking:
+    """Rank methods (index) over settings (columns) by a metric of which more is better.
 
     Methods that lack a setting are left out; equals share the mean of their ranks.
     """
     from scipy.stats import friedmanchisquare, studentized_range
 
-    complete = figures.dropna()
+    complete = metrics.dropna()
     methods, settings = complete.shape
     ranks = complete.rank(ascending=False).mean(axis=1).sort_values(kind="stable")
     averages = {str(name): float(rank) for name, rank in ranks.items()}
@@ -100,11 +100,11 @@ def relative_costs(results: pd.DataFrame) -> dict[str, dict[str, float]]:
 
 
 def equals(rows: Sequence[Row], seeds: int) -> dict[str, list[list[str]]]:
-    """Return by experiment the groups of methods whose figures are equal to the last digit."""
+    """Return by experiment the groups of methods whose metrics are equal to the last digit."""
     groups: dict[str, dict[Any, list[str]]] = {}
     for (experiment, method), runs in chosen_runs(rows, seeds).items():
-        figures = tuple((row.rate, row.validation, row.loss, row.test) for row in runs)
-        groups.setdefault(experiment, {}).setdefault(figures, []).append(method)
+        metrics = tuple((row.rate, row.validation, row.loss, row.test) for row in runs)
+        groups.setdefault(experiment, {}).setdefault(metrics, []).append(method)
     return {
         experiment: same
         for experiment, found in groups.items()

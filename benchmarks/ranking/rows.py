@@ -32,7 +32,7 @@ class Row:
     down: int | None = None
     seconds: float | None = None
     run: str = ""  # a digest of settings and data; empty where nothing was run
-    note: str = ""  # why it was not run, or failed; empty where all figures are there
+    note: str = ""  # why it was not run, or failed; empty where all metrics are there
 
     @property
     def cell(self) -> tuple[str, str]:
@@ -46,7 +46,7 @@ class Row:
 
     @property
     def merit(self) -> tuple[float, float]:
-        """What a trial is chosen by: validation figure, equals by loss; a failed one is last."""
+        """What a trial is chosen by: validation metric, equals by loss; a failed one is last."""
         if self.validation is None or self.loss is None:
             return float("-inf"), float("-inf")
         return round(self.validation, 6), -self.loss
@@ -115,7 +115,7 @@ class Rows:
 
 
 def _parsed(cells: list[str]) -> Row:
-    """Return a line's row, or raise a ValueError; one without a note has all its figures."""
+    """Return a line's row, or raise a ValueError; one without a note has all its metrics."""
     named = {name: text for name, text in zip(_COLUMNS, cells, strict=True) if text}
     row = TypeAdapter(Row).validate_python(named)
     if not row.note and None in vars(row).values():

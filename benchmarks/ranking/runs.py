@@ -1,7 +1,7 @@
 """Run what is missing of a benchmark, and report the results.
 
 For each experiment and method there are trials, then the seeds of the best one. All runs are in
-this process. Trials are runs of seed 0; what is chosen depends on validation figures alone, and the
+this process. Trials are runs of seed 0; what is chosen depends on validation metrics alone, and the
 chosen trial is the first seed's run.
 """
 
@@ -174,7 +174,7 @@ def _measured(row: Row, settings: RunSettings, tell: Tell) -> Row:
             down=sum(int(one["bytes_down"]) for one in traffic),
             seconds=summary["seconds"]["total"],
         )
-    figures = row.note or f"validation {row.validation:.3f}, {row.seconds:.1f} s"
+    metrics = row.note or f"validation {row.validation:.3f}, {row.seconds:.1f} s"
     point = f"{row.rate:g} {row.own}".rstrip()
-    tell(f"{row.experiment}, {row.method}, seed {row.seed}, {point}: {figures}")
+    tell(f"{row.experiment}, {row.method}, seed {row.seed}, {point}: {metrics}")
     return row

@@ -84,7 +84,7 @@ class DeclaredData:
             labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
             splits[split] = Split(nothing.expand(len(labels), *self.input_shape), labels)
         width = len(self.features)
-        figures = FeatureStatistics(torch.zeros(width).numpy(), torch.ones(width).numpy())
+        standardisation = FeatureStatistics(torch.zeros(width).numpy(), torch.ones(width).numpy())
         return Silo(
             name,
             self.distribution,
@@ -95,7 +95,7 @@ class DeclaredData:
             fingerprints={},
             features=self.features,
             classes=self.class_names,
-            declared=figures if self.has_figures else None,
+            declared=standardisation if self.has_figures else None,
             schema=self.schema,
         )
 

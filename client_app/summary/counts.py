@@ -13,14 +13,21 @@ from fedsilo.datasets.partition.cuts import is_cut
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure, Values
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.survey import About, Count, LeftOut, Measured, Spread, Survey
+from fedsilo.models.contract.survey import (
+    About,
+    Count,
+    LeftOut,
+    MeanAndDeviation,
+    MeasuredFeature,
+    Survey,
+)
 
 _FEW_VALUES = 10  # a mean over so few distinct values reveals counts
 _TAIL = 0.05  # the share of samples beyond each percentile
 
 
 @dataclass(frozen=True)
-class Answering:
+class AnswerBuilder:
     """Builds an answer about the ``site``, with its own ``secret`` seed."""
 
     site: OpenedSite
@@ -100,7 +107,7 @@ class Answering:
         missing = {n: self._cells(pair, "left-out", n)[0] for n, pair in pairs.items()}
         return LeftOut(count=at_least(rows.count, self.floor), missing=missing)
 
-    def _means(self, measures: list[Measure], split: str) -> Iterator[tuple[str, Spread]]:
+    def _means(self, measures: list[Measure], split: str) -> Iterator[tuple[str, MeanAndDeviation]]:
         """Yield mean and standard deviation of each measure with declared edges.
 
         Values beyond the outer edges are moved to them first, so an outlier has no larger influence
@@ -113,7 +120,7 @@ class Answering:
             if values is None or len(values) < self.floor:
                 continue
             mean, sd = float(values.mean()), float(values.std())
-            yield one.name, Spread(mean=mean, sd=sd)
+            yield one.name, MeanAndDeviation(mean=mean, sd=sd)
 
     def _percentiles(
         self, measures: list[Measure], split: str, few_too: bool = False
@@ -140,8 +147,8 @@ class Answering:
         return known if many else None
 
 
-def _declare(measure: Measure) -> Measured:
-    return Measured(
+def _declare(measure: Measure) -> MeasuredFeature:
+    return MeasuredFeature(
         name=measure.name,
         edges=list(measure.edges),
         levels=list(measure.levels),

@@ -20,7 +20,7 @@ from fedsilo.client_app.site.node import is_simulated, own_folder
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.client_app.site.policy import SiteFile, refuse_few
 from fedsilo.client_app.site.secret_seed import secret_seed
-from fedsilo.client_app.summary.counts import Answering, fingerprint
+from fedsilo.client_app.summary.counts import AnswerBuilder, fingerprint
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.contract.errors import DataError, RefusedError
 from fedsilo.models.contract.messages import SURVEYED
@@ -106,7 +106,7 @@ def _allowed_parts(rules: SiteFile | None) -> set[str]:
 def _made(context: Context, secret: int) -> Kept:
     """Build an answer now; broken images are left out and counted."""
     site, run = _open_site(context)
-    answer = Answering(site, secret).answer()
+    answer = AnswerBuilder(site, secret).answer()
     return Kept(answer.to_config(), run, dict(fingerprint(site.silo)))
 
 

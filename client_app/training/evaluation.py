@@ -99,10 +99,10 @@ def measure(
     """
     batches = torch.split(split.inputs, batch_size(split.inputs[:1].numel()))
     probabilities = predict_batches(network, batches, settings, compute, key, probe)
-    figures = figures_of(probabilities, split.labels)
+    metrics = metrics_of(probabilities, split.labels)
     if counts_from is not None:
-        figures |= outcome_counts(probabilities, split.labels, counts_from)
-    return figures | (probe.values() if probe else {})
+        metrics |= outcome_counts(probabilities, split.labels, counts_from)
+    return metrics | (probe.values() if probe else {})
 
 
 def measured_parts(
@@ -127,7 +127,7 @@ def measured_parts(
     return {metric: torch.cat([part[metric] for part in found]) for metric in found[0]}
 
 
-def figures_of(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
+def metrics_of(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     """Compute the metrics of ``measure`` from class probabilities (n, classes) and labels (n,)."""
     # A probability of 0 would make the loss infinite, so it is raised to 1e-12
     losses = nn.functional.nll_loss(probabilities.clamp_min(1e-12).log(), labels, reduction="none")

@@ -6,7 +6,7 @@ from flwr.app import RecordDict
 
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.messages import FIGURES
+from fedsilo.models.contract.messages import STANDARDISED
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.maths.standardisation import pooled_statistics, standardise, sums_of
@@ -20,10 +20,16 @@ def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Sil
         SettingError: ``standardise`` is 'declared', but the schema declares no mean and deviation.
         SiteError: the message lacks the pooled statistics.
     """
-    return with_figures(silo, figures_for(silo, settings, content)) if silo.features else silo
+    return (
+        standardise_silo(silo, find_standardisation(silo, settings, content))
+        if silo.features
+        else silo
+    )
 
 
-def figures_for(silo: Silo, settings: CommonSettings, content: RecordDict) -> FeatureStatistics:
+def find_standardisation(
+    silo: Silo, settings: CommonSettings, content: RecordDict
+) -> FeatureStatistics:
     """Return the mean and standard deviation by which this site standardises its features."""
     if settings.standardise == "site":
         return pooled_statistics([sums_of(silo.train.inputs)])
@@ -34,18 +40,21 @@ def figures_for(silo: Silo, settings: CommonSettings, content: RecordDict) -> Fe
                 "for every numeric column: add them, or set it to 'pooled'"
             )
         return silo.declared
-    if FIGURES not in content.array_records:
+    if STANDARDISED not in content.array_records:
         raise SiteError(
             "a message lacks the pooled mean and std: server and site run different versions of "
             "fedsilo"
         )
-    record = content.array_records[FIGURES]
+    record = content.array_records[STANDARDISED]
     return FeatureStatistics(unpack(record["mean"]), unpack(record["std"]))
 
 
-def with_figures(silo: Silo, figures: FeatureStatistics) -> Silo:
-    """Return the silo with its features standardised by ``figures``."""
+def standardise_silo(silo: Silo, standardisation: FeatureStatistics) -> Silo:
+    """Return the silo with its features standardised by ``standardisation``."""
     train, val, test = (
-        Split(standardise(split.inputs, figures), split.labels) for split in silo.splits().values()
+        Split(standardise(split.inputs, standardisation), split.labels)
+        for split in silo.splits().values()
     )
-    return dataclasses.replace(silo, train=train, val=val, test=test, figures=figures)
+    return dataclasses.replace(
+        silo, train=train, val=val, test=test, standardisation=standardisation
+    )

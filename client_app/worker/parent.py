@@ -60,7 +60,7 @@ _log = logging.getLogger("flwr")
 
 
 @dataclass
-class Worker:
+class HospitalWorker:
     """The processes that are answering tasks."""
 
     # Answers a task, given its token, in a new process; returns that process's exit code
@@ -142,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             _run_theirs(given.runtime, token, given.hospital)
         return 0 if answer_task(given.runtime, token, by_installed) else 1
 
-    worker = Worker(answer)
+    worker = HospitalWorker(answer)
 
     def leave(*_: object) -> None:
         worker.end()
@@ -159,7 +159,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def serve(worker: Worker, client: RuntimeHttpClient, hospital: int) -> None:
+def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> None:
     """Ask for tasks and start them, while the process ``hospital`` is this one's parent.
 
     Raises:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from fedsilo.datasets.images.decoding import (
     Decoded,
     Fault,
-    Header,
+    ImageHeader,
     check_faults,
     decode_each,
     decode_image,
@@ -136,7 +136,7 @@ class ImageDataSet(DataSet):
         """Return the folder of the files; empty if the data set has none."""
         return Path()
 
-    def header(self, path: Path) -> Header:
+    def header(self, path: Path) -> ImageHeader:
         """Read width, height and bits of a file from its header."""
         return picture_header(path)
 

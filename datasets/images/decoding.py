@@ -244,7 +244,7 @@ def describe(names: Sequence[Any], most: int = _NAMED_FAULTS) -> str:
 
 
 @dataclass(frozen=True)
-class Header:
+class ImageHeader:
     """Width and height of an image file in pixels, and its bits per pixel."""
 
     width: int
@@ -252,7 +252,7 @@ class Header:
     bits: int
 
 
-def picture_header(path: Path) -> Header:
+def picture_header(path: Path) -> ImageHeader:
     """Read width, height and bits of an image file; its pixels are not decoded.
 
     Raises:
@@ -260,12 +260,12 @@ def picture_header(path: Path) -> Header:
     """
     with opened_image(path, _WITH_HEADERS) as image:
         bits = 16 if image.mode.startswith("I") else _BITS.get(image.mode, 0)
-        return Header(image.width, image.height, bits)
+        return ImageHeader(image.width, image.height, bits)
 
 
-def header_measures(paths: Iterable[Path], read: Callable[[Path], Header]) -> list[Measure]:
+def header_measures(paths: Iterable[Path], read: Callable[[Path], ImageHeader]) -> list[Measure]:
     """Collect width, height and depth of the files that can be read."""
-    headers: list[Header] = []
+    headers: list[ImageHeader] = []
     for path in paths:
         with suppress(BrokenImageError):  # they are counted among those left out
             headers.append(read(path))

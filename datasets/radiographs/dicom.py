@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.images.decoding import BrokenImageError, Header, check_pixels, picture_header
+from fedsilo.datasets.images.decoding import (
+    BrokenImageError,
+    ImageHeader,
+    check_pixels,
+    picture_header,
+)
 from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.datasets.radiographs.decoding import check_depth, read_grey
 from fedsilo.datasets.radiographs.vendor_profiles import Grey
@@ -76,7 +81,7 @@ def read_dicom(path: Path, bits: int) -> Grey:
         raise BrokenImageError("has a header that is damaged") from None
 
 
-def radiograph_header(path: Path) -> Header:
+def radiograph_header(path: Path) -> ImageHeader:
     """Return the size and bits a pixel of a file that is DICOM or a picture; no pixels are read.
 
     Raises:
@@ -86,7 +91,7 @@ def radiograph_header(path: Path) -> Header:
         return picture_header(path)
     dataset = _header(path, pixels=False)
     try:
-        return Header(int(dataset.Columns), int(dataset.Rows), int(dataset.BitsAllocated))
+        return ImageHeader(int(dataset.Columns), int(dataset.Rows), int(dataset.BitsAllocated))
     except Exception:  # an element that is missing, or is no number
         raise BrokenImageError("is a DICOM without a size") from None
 

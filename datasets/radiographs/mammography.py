@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsilo.datasets.images.dataset import SMALLEST_IMAGE, ImageDataSet, Reader
-from fedsilo.datasets.images.decoding import Header
+from fedsilo.datasets.images.decoding import ImageHeader
 from fedsilo.datasets.images.index import ImageIndex
 from fedsilo.datasets.images.manifests import LARGEST_IMAGE, Declaration, ManifestDataSet
 from fedsilo.datasets.io.declarations import number, whole
@@ -52,7 +52,7 @@ class DeepManifests(ManifestDataSet):
     model: ClassVar[type[DeepDeclaration]] = DeepDeclaration
     channels = 1
 
-    def header(self, path: Path) -> Header:
+    def header(self, path: Path) -> ImageHeader:
         """Read width, height and bits from the header of a DICOM or a picture."""
         return radiograph_header(path)
 

@@ -214,7 +214,7 @@ class ShiftedImages(DataSet):
 
         return read
 
-    def pixel_figures(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
+    def pixel_standardisation(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
         """Return the source's, unless 'data.pixel-scale' is raw."""
         return None if settings.pixel_scale == "raw" else _mean_and_std(self.source)
 

@@ -76,7 +76,7 @@ class Silo:
         schema: a digest of a table's schema, or of images' classes and size, which all sites of a
             run must share.
         folder: where it is in the cache, if it is.
-        figures: the statistics that its features were standardised by; None before.
+        standardisation: the statistics that its features were standardised by; None before.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Silo:
     declared: FeatureStatistics | None = None
     schema: str = ""
     folder: Path | None = None
-    figures: FeatureStatistics | None = None
+    standardisation: FeatureStatistics | None = None
 
     def splits(self) -> dict[str, Split]:
         """Return the splits by name."""
@@ -195,7 +195,7 @@ class DataSet(ABC):
         """
         raise DataError(f"data set '{self.name}' is a table: give rows of one by --table")
 
-    def pixel_figures(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
+    def pixel_standardisation(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
         """Return mean and std (channels, 1, 1) that standardise an image of 0..1.
 
         It is None if a silo holds pixels as they were read, and networks scale them.

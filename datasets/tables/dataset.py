@@ -12,7 +12,7 @@ from fedsilo.datasets.io.text_files import read_text
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows
 from fedsilo.datasets.silo.silos import DataSet, Silo, Split, cached_silo, save_silo
-from fedsilo.datasets.tables.parsing import Table, parse_table
+from fedsilo.datasets.tables.parsing import ParsedTable, parse_table
 from fedsilo.datasets.tables.schema import TableSchema, read_schema
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.contract.settings import CommonSettings
@@ -79,7 +79,7 @@ class TableDataSet(DataSet):
         folder = places.cache / f"{self.name}-silos"
         return cached_silo(folder, name, facts, len(schema.classes), fill)
 
-    def _groups(self, table: Table, where: str) -> list[str] | None:
+    def _groups(self, table: ParsedTable, where: str) -> list[str] | None:
         """Group the rows of equal content, so that a split keeps them in one part.
 
         Without this, a copy of a training row could be a test row. The site's log says how many

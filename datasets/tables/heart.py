@@ -103,7 +103,7 @@ def synthetic_text(site: str) -> str:
     """Return a synthetic UCI file of ``site``: the same text each time.
 
     Disease shifts age, pulse, ST depression, angina and the kind of chest pain, as in the real
-    data, by round figures.
+    data, by round numbers.
     """
     population = _POPULATIONS[site]
     rng = np.random.default_rng(derive_seed(0, "heart-synthetic", site))

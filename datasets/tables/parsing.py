@@ -20,7 +20,7 @@ _LARGEST = float(np.finfo(np.float32).max)  # the largest value of a feature
 
 
 @dataclass(frozen=True)
-class Table:
+class ParsedTable:
     """A hospital's rows: ``rows`` (n, features) float32 with NaN, ``labels`` (n,) int64.
 
     ``left_out`` counts the rows that are not among them. Rows of equal content, in ignored columns
@@ -34,7 +34,7 @@ class Table:
     contents: npt.NDArray[np.int64]
 
 
-def parse_table(text: str, schema: TableSchema, where: str) -> Table:
+def parse_table(text: str, schema: TableSchema, where: str) -> ParsedTable:
     """Return the rows of a CSV text, whose file errors call ``where``.
 
     Raises:
@@ -70,7 +70,7 @@ def parse_table(text: str, schema: TableSchema, where: str) -> Table:
     left_out = LeftOutRows(len(lines) - len(rows), missing)
     matrix = as_matrix(rows, schema)
     classes = np.array(labels, dtype=np.int64)
-    return Table(matrix, classes, left_out, _number_contents(matrix, classes, ignored))
+    return ParsedTable(matrix, classes, left_out, _number_contents(matrix, classes, ignored))
 
 
 def _number_contents(

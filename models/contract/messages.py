@@ -22,7 +22,7 @@ from fedsilo.models.contract.settings_schema import Value
 ARRAYS = "arrays"
 # The statistics (mean and std, float64) that a table is standardised by. The key is older than
 # the word, and earlier versions read it
-FIGURES = "figures"
+STANDARDISED = "figures"
 CONFIG = "config"
 METRICS = "metrics"
 SURVEYED = "survey"  # a site's answer to a survey

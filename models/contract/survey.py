@@ -47,7 +47,7 @@ class Part(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
 
 
-class Measured(Part):
+class MeasuredFeature(Part):
     """A feature that is counted, with the edges or levels that its data set declares.
 
     Attributes:
@@ -63,7 +63,7 @@ class Measured(Part):
     lacking: bool = False
 
     @model_validator(mode="after")
-    def _orderly(self) -> Measured:
+    def _orderly(self) -> MeasuredFeature:
         if self.edges and self.levels:
             raise ValueError("a feature has edges or levels, not both")
         if any(low >= high for low, high in pairwise(self.edges)):
@@ -102,11 +102,11 @@ class About(Part):
     changed: bool = False
     floor: Annotated[int, Field(ge=1, le=_MOST)]
     classes: Annotated[list[Text], Field(min_length=2, max_length=_NAMES)]
-    features: Annotated[list[Measured], Field(max_length=_NAMES)]
-    file_features: Annotated[list[Measured], Field(max_length=20)] = []
+    features: Annotated[list[MeasuredFeature], Field(max_length=_NAMES)]
+    file_features: Annotated[list[MeasuredFeature], Field(max_length=20)] = []
 
 
-class Spread(Part):
+class MeanAndDeviation(Part):
     """Mean and standard deviation."""
 
     mean: Number
@@ -148,7 +148,7 @@ class Survey(Part):
     labels: dict[SplitName, Cells] | None = None
     left_out: LeftOut | None = None
     histograms: dict[SplitName, ByFeature] | None = None
-    means: dict[SplitName, dict[Text, Spread]] | None = None
+    means: dict[SplitName, dict[Text, MeanAndDeviation]] | None = None
     percentiles: dict[SplitName, dict[Text, tuple[Number, Number]]] | None = None
     files: ByFeature | None = None
     file_percentiles: dict[Text, tuple[Number, Number]] | None = None
@@ -199,7 +199,9 @@ def _no_number(text: str) -> Any:
     raise ValueError(f"{text} is not a number")
 
 
-def _check_cells(part: str, by_name: Mapping[str, list[Count]], measured: list[Measured]) -> None:
+def _check_cells(
+    part: str, by_name: Mapping[str, list[Count]], measured: list[MeasuredFeature]
+) -> None:
     cells = {one.name: one.cells for one in measured}
     if len(cells) != len(measured):
         raise ValueError("two features have one name")

@@ -22,7 +22,7 @@ def write_model(directory: RunDirectory, name: str, method: Method, state: State
     Returns:
         Whether there is a global model, and so a file.
     """
-    pooled, model = method.participants.figures(), method.model(state)
+    pooled, model = method.participants.standardisation(), method.model(state)
     if not model:
         return False
     facts: dict[str, Any] = {"method": method.common.method, **state.facts()}

@@ -342,7 +342,7 @@ class Summary(RunObject):
     privacy: Privacy
 
 
-class State(RunObject):
+class StateFacts(RunObject):
     """The metadata of a checkpoint or a model."""
 
     round: Whole
@@ -350,7 +350,7 @@ class State(RunObject):
     keepers: dict[SiteName, Whole]
     settings: dict[Line, Setting] | None = None
     hooks: dict[str, Any] | None = None
-    figures: Standardisation | None = None
+    standardisation: Standardisation | None = Field(None, alias="figures")
 
 
 class Finetuned(RunObject):

@@ -36,7 +36,7 @@ from fedsilo.strategies.methods.registry import strategy_class
 
 
 @dataclasses.dataclass(frozen=True)
-class Hooks:
+class RunHooks:
     """The hooks that the end of a run reads.
 
     ``privacy`` is None without differential privacy, ``best`` without an early-stopping metric.
@@ -77,7 +77,7 @@ def chosen_aggregation(settings: RunSettings, participants: Participants) -> Agg
 
 def assemble(
     settings: RunSettings, participants: Participants, directory: RunDirectory, console: Console
-) -> tuple[RoundLoop, Hooks]:
+) -> tuple[RoundLoop, RunHooks]:
     """Build the round loop with its hooks, at its first state or at the newest checkpoint's."""
     common, cls = settings.common, strategy_class(settings.common.method)
     say = printer(console)
@@ -109,7 +109,7 @@ def assemble(
     if newest is not None:
         loop.state = newest
     _ = loop.state  # a method that cannot begin fails here, before anything is written
-    return loop, Hooks(recorder, privacy, progress, best)
+    return loop, RunHooks(recorder, privacy, progress, best)
 
 
 def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:

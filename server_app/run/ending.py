@@ -38,7 +38,7 @@ from fedsilo.server_app.records.run_directory import (
     SUMMARY,
     RunDirectory,
 )
-from fedsilo.server_app.run.beginning import Hooks
+from fedsilo.server_app.run.beginning import RunHooks
 from fedsilo.server_app.run.terminal import print_table, printer
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.loop.round_loop import RoundLoop
@@ -47,7 +47,7 @@ from fedsilo.strategies.loop.round_loop import RoundLoop
 def write_end(
     directory: RunDirectory,
     loop: RoundLoop,
-    hooks: Hooks,
+    hooks: RunHooks,
     seconds: Mapping[str, float],
     say: Callable[[str], None],
 ) -> dict[str, Any]:
@@ -61,7 +61,7 @@ def write_end(
         say: prints a line for a document that cannot be written.
     """
     state, method, recorder = loop.state, loop.method, hooks.recorder
-    pooled = method.participants.figures()
+    pooled = method.participants.standardisation()
     if not write_model(directory, MODEL, method, state) and pooled:  # sites' own models need them
         statistics = {part: values.tolist() for part, values in vars(pooled).items()}
         directory.write_json(STANDARDISATION, statistics)
@@ -115,7 +115,7 @@ def _apart(what: str, say: Callable[[str], None]) -> Iterator[None]:
         say(f"cannot write {what} ({reason_of(error)}); the run is complete without it")
 
 
-def _privacy(method: Method, hooks: Hooks) -> dict[str, Any]:
+def _privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
     return summaries.privacy_document(
         method.common.method,
         method.common.trust,

@@ -39,7 +39,7 @@ _PAUSES = (0.0, 0.1, 1.0)  # seconds before each try to start a worker
 _WAIT = 30.0  # seconds; the longest wait of one pull
 
 
-class Worker:
+class SiteProcess:
     """A process that answers one message at a time.
 
     Args:
@@ -102,11 +102,11 @@ class ProcessGrid(InlineGrid):
         super().__init__(ClientApp(), run_config, node_configs)  # its workers have the app
         self._packing = Packing()
         self._idle = [
-            Worker((os.environ | own, dict(run_config), node_configs)) for own in environments
+            SiteProcess((os.environ | own, dict(run_config), node_configs)) for own in environments
         ]
-        self._running: dict[Future[Parcel], tuple[Message, Worker]] = {}
+        self._running: dict[Future[Parcel], tuple[Message, SiteProcess]] = {}
         self._replies: dict[str, Message] = {}
-        self._home: dict[int, Worker] = {}
+        self._home: dict[int, SiteProcess] = {}
         self._deaths = Counter[str]()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:

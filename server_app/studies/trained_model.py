@@ -85,16 +85,16 @@ class TrainedModel:
         key = (lab.instruction.round, self.site, INCOMING, split)  # of the dropout samples
         return predict_batches(self.network, batches, lab.sampling, lab.compute, key, probe)
 
-    def pixel_figures(self) -> PixelStatistics | None:
+    def pixel_standardisation(self) -> PixelStatistics | None:
         """Return mean and scale by which pixels are standardised, or None if they are not."""
-        return data_set(self.common.dataset).pixel_figures(self.common)
+        return data_set(self.common.dataset).pixel_standardisation(self.common)
 
     def module(self) -> ProbabilityModel:
         """Return a module from samples as they are read to class probabilities, without dropout.
 
         It shares the network's weights and device.
         """
-        module = ProbabilityModel(self.network, self.silo.figures, self.pixel_figures())
+        module = ProbabilityModel(self.network, self.silo.standardisation, self.pixel_standardisation())
         return module.to(self.lab.compute.device)
 
     def weights_digest(self) -> str:
@@ -102,8 +102,8 @@ class TrainedModel:
         arrays = {n: array.cpu().numpy() for n, array in self.network.state_dict().items()}
         for number, evidence in enumerate(evidences(self.network)):
             arrays[f"prior.{number}"] = evidence.prior.cpu().numpy()
-        if figures := self.silo.figures:
-            arrays |= {"figures.mean": figures.mean, "figures.std": figures.std}
+        if metrics := self.silo.standardisation:
+            arrays |= {"figures.mean": metrics.mean, "figures.std": metrics.std}
         return state_digest(arrays, {})
 
 
@@ -131,7 +131,7 @@ def open_model(
     own = (
         "stored" in vars(lab)  # the site's own state was read
         or bool(evidences(measured.network))  # whose prior is the site's
-        or (lab.silo.figures is not None and lab.common.standardise == "site")
+        or (lab.silo.standardisation is not None and lab.common.standardise == "site")
     )
     return TrainedModel(run_dir, title, sites, lab, measured, own)
 

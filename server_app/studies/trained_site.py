@@ -18,7 +18,14 @@ from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.weights.backbones import backbone_digest
 from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.messages import ARRAYS, CONFIG, EVALUATE, FIGURES, Instruction, Notes
+from fedsilo.models.contract.messages import (
+    ARRAYS,
+    CONFIG,
+    EVALUATE,
+    STANDARDISED,
+    Instruction,
+    Notes,
+)
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.server_app.config.settings import RunSettings
@@ -136,7 +143,7 @@ def _message_without_model(
     content = RecordDict({CONFIG: ConfigRecord({})})
     if silo.features and common.standardise == "pooled":
         pooled = RunDirectory(path.parent).read_json(STANDARDISATION)
-        content[FIGURES] = to_record(_arrays(pooled, path.parent / STANDARDISATION))
+        content[STANDARDISED] = to_record(_arrays(pooled, path.parent / STANDARDISATION))
     # A run may have been stopped before its last round
     return content, Instruction(round=rounds + 1, phase=EVALUATE)
 
@@ -147,7 +154,7 @@ def _last_message(
     """Rebuild the last message to a site from the file of the model that it brought."""
     common, content = settings.common, RecordDict({CONFIG: ConfigRecord({})})
     arrays, facts = load_state(path)
-    forms.check(forms.State, facts, f"the metadata of {path}")
+    forms.check(forms.StateFacts, facts, f"the metadata of {path}")
     cls = strategy_class(common.method)
     last = cls.state_class.restored(arrays, facts)
     method = cls(common, settings.own, _participants(silos, silo))
@@ -155,7 +162,7 @@ def _last_message(
     if sent := query.send[silo.name]:
         content[ARRAYS] = to_record(sent)
     if "figures" in facts:
-        content[FIGURES] = to_record(_arrays(facts["figures"], path))
+        content[STANDARDISED] = to_record(_arrays(facts["figures"], path))
     instruction = Instruction(
         round=last.round + 1,
         phase=EVALUATE,
@@ -165,9 +172,9 @@ def _last_message(
     return content, instruction
 
 
-def _arrays(figures: Mapping[str, Sequence[float]], path: Path) -> dict[str, NDArray]:
-    forms.check(forms.Standardisation, figures, f"'figures' of {path}")
-    return {part: np.array(values) for part, values in figures.items()}
+def _arrays(standardisation: Mapping[str, Sequence[float]], path: Path) -> dict[str, NDArray]:
+    forms.check(forms.Standardisation, standardisation, f"'figures' of {path}")
+    return {part: np.array(values) for part, values in standardisation.items()}
 
 
 def _participants(silos: Silos, silo: Silo) -> Participants:

@@ -1,7 +1,7 @@
 """One round over a grid: send questions, wait, check the replies, apply the failure policy.
 
 A message holds ``config`` (models.contract.messages.Instruction) and ``arrays`` (float32, named by
-the method). For tables with pooled statistics it also holds ``figures``: ``mean`` and ``std``,
+the method). For tables with pooled statistics it also holds 'figures': ``mean`` and ``std``,
 (features,), float64. A reply holds ``metrics`` and the arrays that were asked for.
 """
 
@@ -16,12 +16,12 @@ from fedsilo.models.contract.messages import (
     ARRAYS,
     CONFIG,
     EVALUATE,
-    FIGURES,
     INCOMING,
     NUM_EXAMPLES,
     PEAK_MEMORY,
     SECONDS,
     SECURING,
+    STANDARDISED,
     TRAIN,
     TRAINED,
     TRAINING,
@@ -69,7 +69,7 @@ class Round(Ask):
     timeout: float = 3600.0  # seconds to wait for the replies of a phase
     run_dir: str = ""  # the folder in which simulated sites keep their state
     # A table's pooled statistics, serialised once for all sites and rounds; None without them
-    figures: ArrayRecord | None = None
+    standardisation: ArrayRecord | None = None
     compression: Compression | None = None  # compresses updates; None if sites send whole arrays
     ends: bool = False  # whether this is the final evaluation of the run
     spill: Spill = field(default_factory=Spill)  # keeps the replies' arrays until the round is over
@@ -142,8 +142,8 @@ class Round(Ask):
             if self.compression and phase in TRAINING:
                 self.compression.pack(arrays, self._packed)
             content[ARRAYS] = to_record(arrays, self._packed)
-        if self.figures is not None and phase not in SECURING:
-            content[FIGURES] = self.figures
+        if self.standardisation is not None and phase not in SECURING:
+            content[STANDARDISED] = self.standardisation
         kind = EVALUATE if phase == EVALUATE else TRAIN
         return Message(content, participants.nodes[site], kind, group_id=str(instruction.round))
 

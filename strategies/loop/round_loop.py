@@ -74,7 +74,7 @@ class RoundLoop:
     def connect(self, grid: Grid, timeout: float = 3600.0) -> None:
         """Use ``grid`` for all following rounds; arguments as in ``start``."""
         self._grid = grid
-        pooled = self.method.participants.figures()
+        pooled = self.method.participants.standardisation()
         # All rounds of a run share these parts
         self._open_round = partial(
             Round,
@@ -83,7 +83,7 @@ class RoundLoop:
             grid=grid,
             timeout=timeout,
             run_dir=self.run_dir,
-            figures=to_record(vars(pooled)) if pooled else None,
+            standardisation=to_record(vars(pooled)) if pooled else None,
             compression=compression_of(self.method.common),
         )
 

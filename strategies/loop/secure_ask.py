@@ -16,11 +16,11 @@ from fedsilo.models.contract.errors import SiteError
 from fedsilo.models.contract.messages import (
     ARRAYS,
     EVALUATE,
-    FIGURES,
     SECURE_AGREE,
     SECURE_KEYS,
     SECURE_SHARES,
     SECURE_UNMASK,
+    STANDARDISED,
     TRAIN,
 )
 from fedsilo.models.contract.one_line import counted
@@ -139,9 +139,11 @@ class SecureAsk(Ask):
 
     def _sent(self, arrays: Arrays) -> dict[str, NDArray]:
         """Return all arrays that a site receives, named ``<record>/<array>``."""
-        figures = self.ask.figures or ArrayRecord()
+        standardisation = self.ask.standardisation or ArrayRecord()
         sent = {f"{ARRAYS}/{name}": array for name, array in arrays.items()}
-        return sent | {f"{FIGURES}/{name}": unpack(array) for name, array in figures.items()}
+        return sent | {
+            f"{STANDARDISED}/{name}": unpack(array) for name, array in standardisation.items()
+        }
 
     def _put(self, sum_: SecureSum, phase: str, sites: Iterable[str]) -> Replies:
         nothing: dict[str, Arrays] = {site: {} for site in sites}

@@ -253,7 +253,7 @@ def unlike(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | 
     if facts.schema != others.schema:
         return (
             f"the schemas of sites {site} and {other} differ (levels, classes and their order, "
-            "marks of missing values, policy or declared figures): give all sites the same schema"
+            "marks of missing values, policy or declared metrics): give all sites the same schema"
         )
     if facts.backbone != others.backbone:
         both = f"{one_line(facts.backbone, 70)}; {one_line(others.backbone, 70)}"

@@ -64,7 +64,7 @@ class Participants:
 
     def leaves(self) -> list[str]:
         """Return sentences on the statistics that sites sent in their hellos; empty without any."""
-        if self.figures() is None:
+        if self.standardisation() is None:
             return []
         return [
             "at the start: for each feature of the table the number of values, their sum and the "
@@ -77,7 +77,7 @@ class Participants:
         """Return the task that all sites share."""
         return task_of(self.facts[self.sites()[0]])
 
-    def figures(self) -> FeatureStatistics | None:
+    def standardisation(self) -> FeatureStatistics | None:
         """Return the mean and standard deviation pooled from the sites' sums; None without sums."""
         sums = [sent for site in self.sites() if (sent := self.facts[site].sums) is not None]
         return pooled_statistics(sums) if sums else None

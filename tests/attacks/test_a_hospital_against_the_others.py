@@ -130,7 +130,7 @@ def test_without_agreed_counts_who_weighs_nearly_everything_is_named(
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        # Sums of values a million times as large: figures that leave the others' rows at zero
+        # Sums of values a million times as large: metrics that leave the others' rows at zero
         (
             {
                 "sums_total": lambda true: [x * 1e6 for x in true],

@@ -92,12 +92,12 @@ def test_each_method_has_two_trials_and_the_seeds_of_the_better_one(ran: Path) -
     rows = _rows(ran)
     *trials, last = _points(rows, "digits", "fedavg")
     assert trials == [("0", "0.001", ""), ("0", "0.01", "")]
-    figures = {
+    metrics = {
         row["rate"]: (float(row["validation"]), -float(row["loss"]))
         for row in rows
         if (row["experiment"], row["method"], row["seed"]) == ("digits", "fedavg", "0")
     }
-    assert last == ("1", max(figures, key=lambda rate: figures[rate]), "")
+    assert last == ("1", max(metrics, key=lambda rate: metrics[rate]), "")
     *trials, last = _points(rows, "digits", "fedprox")
     assert trials == [("0", "0.001", f"fedprox.proximal-mu={mu}") for mu in ("0.1", "1.0")]
     assert last[0] == "1"

@@ -22,11 +22,11 @@ def row(method: str, seed: int, rate: float, validation: float, test: float, **m
 
 def test_friedman_of_four_methods_over_three_settings_is_that_of_hand() -> None:
     # Ranks: a 1, 1, 2; b 2, 2, 1; c 3, 3.5, 3; d 4, 3.5, 4. Their sums are 4, 5, 9.5, 11.5
-    figures = pd.DataFrame(
+    metrics = pd.DataFrame(
         {"x": [0.9, 0.8, 0.7, 0.6], "y": [0.9, 0.8, 0.5, 0.5], "z": [0.8, 0.9, 0.7, 0.1]},
         index=["a", "b", "c", "d"],
     )
-    found = ranking(figures)
+    found = ranking(metrics)
     assert found.ranks == pytest.approx({"a": 4 / 3, "b": 5 / 3, "c": 9.5 / 3, "d": 11.5 / 3})
     # 12 / (3 * 4 * 5) * (16 + 25 + 90.25 + 132.25) - 3 * 3 * 5 = 7.7; a tie of two divides it by
     # 1 - 6 / (3 * 60)
@@ -37,13 +37,13 @@ def test_friedman_of_four_methods_over_three_settings_is_that_of_hand() -> None:
 
 
 def test_a_method_that_lacks_a_setting_has_no_rank() -> None:
-    figures = pd.DataFrame({"x": [0.9, 0.8, 0.7], "y": [0.9, np.nan, 0.5]}, index=["a", "b", "c"])
-    found = ranking(figures)
+    metrics = pd.DataFrame({"x": [0.9, 0.8, 0.7], "y": [0.9, np.nan, 0.5]}, index=["a", "b", "c"])
+    found = ranking(metrics)
     assert found.ranks == {"a": 1.0, "c": 2.0}
     assert found.statistic is None, "two methods are too few for the test"
 
 
-def test_the_choice_reads_validation_figures_alone() -> None:
+def test_the_choice_reads_validation_metrics_alone() -> None:
     rows = [row("fedavg", 0, 0.1, 0.6, 0.99), row("fedavg", 0, 0.2, 0.7, 0.5)]
     rows += [row("fedavg", 1, 0.2, 0.1, 0.6)]
     (runs,) = chosen_runs(rows, 2).values()
@@ -52,7 +52,7 @@ def test_the_choice_reads_validation_figures_alone() -> None:
     assert (result.mean, result.seeds, result.kilobytes) == (pytest.approx(0.55), 2, 1.0)
 
 
-def test_equal_validation_figures_are_decided_by_loss() -> None:
+def test_equal_validation_metrics_are_decided_by_loss() -> None:
     rows = [row("fedavg", 0, 0.1, 0.6, 0.9), row("fedavg", 0, 0.2, 0.6, 0.5, loss=0.5)]
     (runs,) = chosen_runs(rows, 1).values()
     assert [one.rate for one in runs] == [0.2]
@@ -83,7 +83,7 @@ def test_costs_are_geometric_means_of_multiples_of_fedavg() -> None:
     assert costs["fedavg"] == pytest.approx({"bytes": 1.0, "seconds": 1.0})
 
 
-def test_methods_of_equal_figures_are_named() -> None:
+def test_methods_of_equal_metrics_are_named() -> None:
     rows = [row(name, 0, 0.1, 0.6, 0.9) for name in ("fedavg", "star")]
     rows.append(row("moon", 0, 0.1, 0.6, 0.9 + 1e-12))
     assert equals(rows, 1) == {"one": [["fedavg", "star"]]}

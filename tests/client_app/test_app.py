@@ -91,7 +91,7 @@ def test_the_hello_of_a_table_names_its_features_and_sends_sums_of_its_training_
 
 
 @pytest.mark.parametrize(("standardise", "sent"), [("pooled", SUMS), ("site", set())])
-def test_sums_are_sent_where_figures_are_pooled_and_never_else(
+def test_sums_are_sent_where_statistics_are_pooled_and_never_else(
     standardise: str, sent: set[str]
 ) -> None:
     facts = app(Message(RecordDict(), 1001, HELLO), table_node(2, standardise=standardise))

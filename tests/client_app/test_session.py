@@ -21,7 +21,7 @@ from fedsilo.client_app.training.standardised import ready_silo
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.errors import DataError, RefusedError, SettingError, SiteError
-from fedsilo.models.contract.messages import FIGURES, TRAIN, Instruction
+from fedsilo.models.contract.messages import STANDARDISED, TRAIN, Instruction
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.networks.kinds import Task
@@ -220,9 +220,9 @@ def table_silo(declared: FeatureStatistics | None = None) -> Silo:
     )
 
 
-def figures_message(mean: list[float], std: list[float]) -> RecordDict:
+def standardisation_message(mean: list[float], std: list[float]) -> RecordDict:
     arrays = {"mean": np.array(mean), "std": np.array(std)}
-    return RecordDict({FIGURES: to_record(arrays)})
+    return RecordDict({STANDARDISED: to_record(arrays)})
 
 
 def test_a_site_sends_the_sums_of_its_training_rows_alone() -> None:
@@ -238,7 +238,7 @@ def test_images_have_no_sums(context: Node) -> None:
 
 
 @pytest.mark.parametrize("standardise", ["site", "declared"])
-def test_a_site_sends_no_sums_where_figures_are_not_pooled(standardise: str) -> None:
+def test_a_site_sends_no_sums_where_statistics_are_not_pooled(standardise: str) -> None:
     few = dataclasses.replace(TABLE, standardise=standardise, sums_min_count=99)
     assert feature_sums(session_with(few, table_silo())) is None
 
@@ -271,8 +271,8 @@ def test_a_site_of_too_few_rows_sends_no_sums_even_if_it_knows_no_value() -> Non
         feature_sums(session_with(dataclasses.replace(TABLE, sums_min_count=4), unknown))
 
 
-def test_pooled_figures_of_the_message_standardise_every_part_and_fill_the_gaps() -> None:
-    ready = ready_silo(table_silo(), TABLE, figures_message([3.0, 100.0], [2.0, 40.0]))
+def test_pooled_statistics_of_the_message_standardise_every_part_and_fill_the_gaps() -> None:
+    ready = ready_silo(table_silo(), TABLE, standardisation_message([3.0, 100.0], [2.0, 40.0]))
     assert ready.train.inputs.tolist() == [[-1.0, -1.0], [0.0, 0.0], [1.0, -0.5]]
     assert ready.test.inputs.tolist() == [[2.0, 0.0]]
     assert ready.val.inputs.shape == (0, 2)
@@ -280,9 +280,9 @@ def test_pooled_figures_of_the_message_standardise_every_part_and_fill_the_gaps(
     assert ready.fingerprints == table_silo().fingerprints, "they are of the rows as read"
 
 
-def test_a_sites_own_figures_are_of_its_training_rows_whatever_the_message_holds() -> None:
+def test_a_sites_own_statistics_are_of_its_training_rows_whatever_the_message_holds() -> None:
     own = dataclasses.replace(TABLE, standardise="site")
-    ready = ready_silo(table_silo(), own, figures_message([0.0, 0.0], [1.0, 1.0]))
+    ready = ready_silo(table_silo(), own, standardisation_message([0.0, 0.0], [1.0, 1.0]))
     std = (8 / 3) ** 0.5  # of 1, 3 and 5; the pulse has mean 70 and deviation 10
     expected = torch.tensor([[-2 / std, -1.0], [0.0, 0.0], [2 / std, 1.0]])
     torch.testing.assert_close(ready.train.inputs, expected)
@@ -290,16 +290,16 @@ def test_a_sites_own_figures_are_of_its_training_rows_whatever_the_message_holds
     assert ready.train.inputs.mean(dim=0).abs().max().item() < 1e-7
 
 
-def test_declared_figures_are_those_of_the_schema_whatever_the_message_holds() -> None:
+def test_declared_statistics_are_those_of_the_schema_whatever_the_message_holds() -> None:
     declared = dataclasses.replace(TABLE, standardise="declared")
     silo = table_silo(FeatureStatistics(np.array([5.0, 70.0]), np.array([4.0, 5.0])))
-    ready = ready_silo(silo, declared, figures_message([0.0, 0.0], [1.0, 1.0]))
+    ready = ready_silo(silo, declared, standardisation_message([0.0, 0.0], [1.0, 1.0]))
     assert ready.train.inputs.tolist() == [[-1.0, -2.0], [-0.5, 0.0], [0.0, 2.0]]
     with refuses(SettingError, "standardise", "declared"):
         ready_silo(table_silo(), declared, RecordDict())
 
 
-def test_a_message_without_the_pooled_figures_is_refused() -> None:
+def test_a_message_without_the_pooled_statistics_is_refused() -> None:
     with pytest.raises(SiteError, match=r"lacks the pooled mean and std: .*different versions"):
         ready_silo(table_silo(), TABLE, RecordDict())
 
@@ -315,7 +315,7 @@ def test_a_method_gets_its_silo_standardised_by_the_message(
     asked = message(TRAIN)
     with pytest.raises(SiteError, match="lacks the pooled mean and std"):
         lab_of(asked, node)
-    asked.content[FIGURES] = to_record({"mean": np.full(13, 2.0), "std": np.full(13, 4.0)})
+    asked.content[STANDARDISED] = to_record({"mean": np.full(13, 2.0), "std": np.full(13, 4.0)})
     held = lab_of(asked, node).silo
     raw = load_silo("va", CommonSettings(dataset="heart-synthetic"))
     assert held.name == "va"

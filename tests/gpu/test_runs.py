@@ -171,7 +171,7 @@ def test_a_run_that_ended_early_resumes_to_the_same_bytes(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_predictions_of_a_gpus_run_have_the_figures_of_metrics_csv(
+def test_predictions_of_a_gpus_run_have_the_metrics_of_metrics_csv(
     method: str, tiny: Tiny, tmp_path: Path
 ) -> None:
     values = tiny(method) | ON_GPU | {"run.name": "run", "run.out": str(tmp_path)}

@@ -46,7 +46,7 @@ from tests.support.tiny import VIT
 
 
 @pytest.mark.parametrize("site", ["ge", "s.1", "a/b", "x-y", "auc-from-ge", ".", "a.b.c"])
-def test_a_figure_of_a_foreign_model_comes_through_the_wire_under_its_name(site: str) -> None:
+def test_a_metrics_of_a_foreign_model_comes_through_the_wire_under_its_name(site: str) -> None:
     name = metric_from("auc", site)
     key = measurement(INCOMING, "test", name)
     assert list(measurements({key: 0.5, "seconds": 1.0})) == [("incoming", "test", name, 0.5)]
@@ -148,7 +148,7 @@ def test_every_model_that_came_is_measured_on_the_sites_own_samples(
     assert not {m for m in found if m.startswith(("loss-from", "entropy-from"))}
 
 
-def test_what_came_of_the_site_itself_has_its_own_figures_and_noised_ones_if_it_was_noised(
+def test_what_came_of_the_site_itself_has_its_own_metrics_and_noised_ones_if_it_was_noised(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     last: dict[str, Any] = {"round": 2, "phase": "evaluate"}
@@ -312,7 +312,7 @@ def test_the_matrix_has_a_row_per_training_site_and_a_column_per_testing_one(cro
 def test_what_failed_or_is_undefined_is_null(cross: Cross) -> None:
     values = {
         "s1a": {"accuracy": 0.5, "accuracy-from-s1a": 0.5, "accuracy-from-s3a": 0.25},
-        # s2a's model is missing, and so are s3a's figures
+        # s2a's model is missing, and so are s3a's metrics
         "s2a": {"accuracy": 1.0, "accuracy-from-s1a": 1.0, "accuracy-from-s3a": 0.75, "auc": 0.5},
     }
     document = cross.documents(STATE, values)["cross.json"]
@@ -320,7 +320,7 @@ def test_what_failed_or_is_undefined_is_null(cross: Cross) -> None:
     assert document["accuracy"]["values"] == [[0.5, 1.0, None], [None] * 3, [0.25, 0.75, None]]
 
 
-def test_without_test_figures_there_is_no_matrix_and_no_picture(cross: Cross) -> None:
+def test_without_test_metrics_there_is_no_matrix_and_no_picture(cross: Cross) -> None:
     assert cross.documents(STATE, {}) == {}
 
 

@@ -257,7 +257,7 @@ def test_parts_of_a_batch_add_up_to_the_whole_where_batch_norm_plays_no_part() -
     found = []
     for size in (0, 2):
         torch.manual_seed(0)
-        network = _network().eval()  # batch norm by its running figures
+        network = _network().eval()  # batch norm by its running metrics
         _aligner(network, size)(images, _adam(network))
         found.append(exchanged_arrays(network))
     for name, array in found[0].items():
@@ -269,7 +269,7 @@ def _site(opened: Opened, weights: Any, **more: Any) -> Lab:
     return opened("fedaligncl", weights, own=own, evaluate=False, run_dir="x", **more)
 
 
-def test_what_leaves_has_the_noise_and_batch_norms_figures_have_none(
+def test_what_leaves_has_the_noise_and_batch_norms_metrics_have_none(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     quiet, noisy = (

@@ -114,7 +114,7 @@ def test_two_rounds_of_two_sites_and_one_weight_go_by_the_equations(
     assert {array.dtype for array in second.arrays.values()} == {np.dtype(np.float32)}
 
 
-def test_batch_norms_running_figures_are_averaged_and_have_no_momentum(
+def test_batch_norms_running_metrics_are_averaged_and_have_no_momentum(
     participants: Participants, site_reply: SiteReply
 ) -> None:
     server = method(participants, server_learning_rate=0.5)

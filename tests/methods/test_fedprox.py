@@ -104,7 +104,7 @@ def test_the_penalty_is_half_mu_times_the_squared_distance_from_what_came(
     assert penalty().item() == pytest.approx(0.25 * 10 * 4, rel=1e-5)  # ten biases, each by 2
 
 
-def test_batch_norms_running_figures_are_free_of_the_penalty(
+def test_batch_norms_running_metrics_are_free_of_the_penalty(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     method = opened("fedprox", weights)

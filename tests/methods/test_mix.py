@@ -15,7 +15,7 @@ from fedsilo.client_app.methods.mix import pooled_training_data
 from fedsilo.client_app.session import finished_session
 from fedsilo.datasets.registry import load_silo
 from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, FIGURES, METRICS, Instruction
+from fedsilo.models.contract.messages import ARRAYS, METRICS, STANDARDISED, Instruction
 from fedsilo.models.contract.methods import title_of
 from fedsilo.models.contract.own_settings import NoSettings
 from fedsilo.models.contract.settings import CommonSettings
@@ -65,13 +65,13 @@ def test_no_validation_or_test_sample_is_pooled(opened: Opened) -> None:
             assert not pooled & {row.numpy().tobytes() for row in split.inputs}
 
 
-def test_a_table_is_pooled_after_it_was_standardised_by_the_figures_that_came(
+def test_a_table_is_pooled_after_it_was_standardised_by_the_statistics_that_came(
     resolved: Callable[..., Any],
 ) -> None:
     own = {"dataset": "heart-synthetic", "silo_train_size": 0, "silo_test_size": 0, "silos": 9}
     settings = resolved("mix", **own)
-    figures = FeatureStatistics(np.full(13, 2.0), np.full(13, 4.0))
-    content = RecordDict({FIGURES: to_record(vars(figures))})
+    statistics = FeatureStatistics(np.full(13, 2.0), np.full(13, 4.0))
+    content = RecordDict({STANDARDISED: to_record(vars(statistics))})
     note = PoolNotes(("cleveland", "va")).to_values()
     instruction = Instruction(1, "train", run_name="run", run_dir="/somewhere", notes=note)
     silos = [load_silo(name, settings.common) for name in ("cleveland", "va")]

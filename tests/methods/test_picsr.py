@@ -225,8 +225,8 @@ def test_prototypes_coincide_with_standardisation_by_site_and_not_pooled() -> No
     ]  # three hospitals far apart
     blind = [prototype(standardise(rows, pooled_statistics([sums_of(rows)]))) for rows in sites]
     assert torch.allclose(torch.stack(blind), torch.zeros(3, 2), atol=1e-6)
-    figures = pooled_statistics([sums_of(rows) for rows in sites])
-    seeing = torch.stack([prototype(standardise(rows, figures)) for rows in sites])
+    statistics = pooled_statistics([sums_of(rows) for rows in sites])
+    seeing = torch.stack([prototype(standardise(rows, statistics)) for rows in sites])
     router = build_router(PICSRSettings(), (2,), 3, seed=0)
     patient = torch.tensor([[1.0, -1.0]])
     apart = router.distances(patient, torch.stack(blind))[0]
@@ -273,7 +273,7 @@ def test_training_changes_the_router_and_not_the_experts(task: Task) -> None:
     assert any(name.startswith("router.") for name in changed)
     assert "prototypes" not in changed
     assert not any(name.startswith("experts.") for name in changed)
-    # The running figures of batch norm are no parameters: only the mode keeps them still
+    # The running statistics of batch norm are no parameters: only the mode keeps them still
     assert not any("running_mean" in name for name in changed)
 
 
@@ -736,7 +736,7 @@ def refused(common: dict[str, Any], own: dict[str, Any]) -> str:
     return str(caught.value)
 
 
-def test_each_sites_own_figures_are_refused_as_they_blind_the_router() -> None:
+def test_each_sites_own_statistics_are_refused_as_they_blind_the_router() -> None:
     told = refused({"dataset": "heart", "standardise": "site"}, {})
     assert "all prototypes are equal" in told
     assert "'pooled' or 'declared'" in told

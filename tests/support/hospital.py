@@ -117,10 +117,10 @@ class Hospital:
         inputs = silo.train.inputs.flatten(1)
         if not silo.features:
             return np.asarray(inputs, dtype=np.float64)
-        figures = pooled_statistics([sums_of(inputs)])
+        statistics = pooled_statistics([sums_of(inputs)])
         if self.run.get("data.standardise") == "declared" and silo.declared is not None:
-            figures = silo.declared
-        return np.asarray(standardise(inputs, figures), dtype=np.float64)
+            statistics = silo.declared
+        return np.asarray(standardise(inputs, statistics), dtype=np.float64)
 
     def recovered(self, candidates: Iterable[np.ndarray[Any, Any]], error: float = 0.1) -> int:
         """Return how many training rows some candidate is within ``error`` sd of (rms)."""

@@ -99,9 +99,9 @@ def compare_folds(
     """Compute the intervals of each metric, and of the differences from the first experiment."""
     pooled = all(POOLED in run["mean"] for runs in summaries.values() for run in runs)
     metrics = (*headline, *([POOLED] if pooled else []))
-    figures = figure_intervals(summaries, metrics, folds)
+    means = metric_intervals(summaries, metrics, folds)
     differences = difference_intervals(summaries, metrics, folds)
-    return CrossValidation(pd.concat([figures, differences]), metrics, budgets)
+    return CrossValidation(pd.concat([means, differences]), metrics, budgets)
 
 
 def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
@@ -136,7 +136,7 @@ def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
     return trials
 
 
-def figure_intervals(
+def metric_intervals(
     summaries: Mapping[str, Summaries], metrics: Sequence[str], folds: int
 ) -> pd.DataFrame:
     """Return the intervals of each experiment's metrics, per site and for the mean over sites.
@@ -170,13 +170,13 @@ def difference_intervals(
     return interval_frame(records)
 
 
-def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, Interval]]:
+def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, CorrectedInterval]]:
     for group, values in by_group.items():
         if known := values.dropna().tolist():
             yield str(group), corrected_interval(known, folds)
 
 
-def interval_frame(records: Iterable[tuple[str, str, str, str, Interval]]) -> pd.DataFrame:
+def interval_frame(records: Iterable[tuple[str, str, str, str, CorrectedInterval]]) -> pd.DataFrame:
     """Build a table of intervals with the columns ``COLUMNS``."""
     frame = pd.DataFrame([(*names, *found) for *names, found in records], columns=list(COLUMNS))
     return frame.astype(dict.fromkeys(("mean", "low", "high", "p"), float) | {"runs": int})
@@ -211,22 +211,24 @@ def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
     groups = list(chosen.loc[chosen["compared_with"] == "", "group"].unique())
     most = intervals["runs"].max()
     cells: dict[str, dict[str, str]] = {}
-    for figure in chosen.itertuples():
-        taken_off = str(figure.compared_with)
-        label = f"{figure.experiment} - {taken_off}" if taken_off else str(figure.experiment)
-        cells.setdefault(label, {})[str(figure.group)] = _cell(figure, most)
+    for interval in chosen.itertuples():
+        taken_off = str(interval.compared_with)
+        label = f"{interval.experiment} - {taken_off}" if taken_off else str(interval.experiment)
+        cells.setdefault(label, {})[str(interval.group)] = _cell(interval, most)
     body = [[label, *(row.get(group, "") for group in groups)] for label, row in cells.items()]
     return [["experiment", *groups], *body]
 
 
-def _cell(figure: Any, most: int) -> str:
+def _cell(interval: Any, most: int) -> str:
     """Format a mean with its interval; if it has fewer than ``most`` runs, add their number."""
-    sign = "+" if figure.compared_with else ""
-    if pd.isna(figure.low):
-        return f"{figure.mean:{sign}.3f} (1 run)"
-    p = f" p={figure.p:.3f}" if figure.compared_with else ""
-    few = f" ({figure.runs} runs)" if figure.runs < most else ""
-    return f"{figure.mean:{sign}.3f} [{figure.low:{sign}.3f}, {figure.high:{sign}.3f}]{p}{few}"
+    sign = "+" if interval.compared_with else ""
+    if pd.isna(interval.low):
+        return f"{interval.mean:{sign}.3f} (1 run)"
+    p = f" p={interval.p:.3f}" if interval.compared_with else ""
+    few = f" ({interval.runs} runs)" if interval.runs < most else ""
+    return (
+        f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]{p}{few}"
+    )
 
 
 def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:
@@ -238,7 +240,7 @@ def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:
     return "\n".join(parts)
 
 
-class Interval(NamedTuple):
+class CorrectedInterval(NamedTuple):
     """A mean over runs with its 95 % interval, and the p value for a true mean of 0.
 
     For a single run, the interval and the p value are None.
@@ -250,14 +252,14 @@ class Interval(NamedTuple):
     p: float | None
     runs: int
 
-    def within(self, lowest: float, highest: float) -> Interval:
+    def within(self, lowest: float, highest: float) -> CorrectedInterval:
         """Return the interval clipped to the range from ``lowest`` to ``highest``."""
         if self.low is None or self.high is None:
             return self
         return self._replace(low=max(self.low, lowest), high=min(self.high, highest))
 
 
-def corrected_interval(values: Sequence[float], folds: int) -> Interval:
+def corrected_interval(values: Sequence[float], folds: int) -> CorrectedInterval:
     """Compute the corrected resampled t interval of ``values``, one per run.
 
     The variance of the mean is (1/J + n_test/n_train) s^2 over J runs, where n_test/n_train is
@@ -268,10 +270,10 @@ def corrected_interval(values: Sequence[float], folds: int) -> Interval:
 
     mean, runs = statistics.fmean(values), len(values)
     if runs == 1:
-        return Interval(mean, None, None, None, runs)
+        return CorrectedInterval(mean, None, None, None, runs)
     error = math.sqrt(1 / runs + 1 / (folds - 1)) * statistics.stdev(values)
     if error == 0:
-        return Interval(mean, mean, mean, 1.0 if mean == 0 else 0.0, runs)
+        return CorrectedInterval(mean, mean, mean, 1.0 if mean == 0 else 0.0, runs)
     half = float(stats.t.ppf(0.975, runs - 1)) * error
     p = 2 * float(stats.t.sf(abs(mean) / error, runs - 1))
-    return Interval(mean, mean - half, mean + half, p, runs)
+    return CorrectedInterval(mean, mean - half, mean + half, p, runs)

@@ -40,7 +40,7 @@ from fedsilo.server_app.studies.compare.results import (
     chosen_metrics,
     constant_results,
     experiment_results,
-    shared_figures,
+    shared_metrics,
     shared_summaries,
     values_by_seed,
 )
@@ -293,7 +293,7 @@ def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
     At most one sentence; none if no site is left out.
     """
     ends = [run.last_metrics(split) for run in runs]
-    pairs = zip(ends, shared_figures(runs, ends), strict=True)
+    pairs = zip(ends, shared_metrics(runs, ends), strict=True)
     sites = sorted({site for own, shared in pairs for site in own if own[site] != shared[site]})
     said = "means and tests leave out metrics that some runs lack, at"
     return [f"{said} {', '.join(sites)}"] if sites else []

@@ -27,15 +27,15 @@ def draw_comparison(results: pd.DataFrame, split: str) -> Figure:
         results: a tidy table, see ``tables``.
         split: the split of the samples, for the title.
     """
-    figures = over_seeds(results)
-    metrics = list(figures["metric"].unique())
-    experiments = list(figures["experiment"].unique())
-    groups = list(figures["group"].unique())
+    spreads = over_seeds(results)
+    metrics = list(spreads["metric"].unique())
+    experiments = list(spreads["experiment"].unique())
+    groups = list(spreads["group"].unique())
     width = 1.2 + len(groups) * max(0.6, 0.17 * len(experiments) + 0.2)
     figure = new_figure(max(5.0, width), 0.9 + 2.0 * len(metrics))
     panels = figure.subplots(len(metrics), 1, squeeze=False, sharex=True)[:, 0]
     for axes, metric in zip(panels, metrics, strict=True):
-        _draw_panel(axes, figures[figures["metric"] == metric], groups, colours(experiments))
+        _draw_panel(axes, spreads[spreads["metric"] == metric], groups, colours(experiments))
         axes.set_ylabel(CURVES.get(metric, metric))
     panels[-1].set_xticks(range(len(groups)), groups)
     handles, labels = panels[0].get_legend_handles_labels()
@@ -47,12 +47,12 @@ def draw_comparison(results: pd.DataFrame, split: str) -> Figure:
 
 
 def _draw_panel(
-    axes: Axes, figures: pd.DataFrame, groups: Sequence[str], coloured: Mapping[str, str]
+    axes: Axes, spreads: pd.DataFrame, groups: Sequence[str], coloured: Mapping[str, str]
 ) -> None:
     """Draw one metric: a bar per experiment at each group that has it."""
     each = _WIDTH / len(coloured)
     for number, (name, colour) in enumerate(coloured.items()):
-        here = figures[figures["experiment"] == name].set_index("group").reindex(list(groups))
+        here = spreads[spreads["experiment"] == name].set_index("group").reindex(list(groups))
         # A single seed has no deviation to draw
         errors = here["sd"].tolist() if (here["seeds"] > 1).any() else None
         left = -_WIDTH / 2 + (number + 0.5) * each

@@ -16,7 +16,7 @@ POOLED = "pooled-balanced-accuracy"
 
 
 @dataclass(frozen=True)
-class Measured:
+class TwoClassMetrics:
     """A site's number of samples in each of two classes, and its metrics on them.
 
     ``balanced`` is the balanced accuracy; None if all samples are of one class.
@@ -43,7 +43,7 @@ class Measured:
         return right - round(of_second), round(of_second)
 
 
-def pooled_balanced_accuracy(sites: Iterable[Measured]) -> float | None:
+def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
     """Compute the balanced accuracy over all sites' samples together.
 
     None if some site has equally many samples of both classes, or all samples are of one class.
@@ -57,7 +57,7 @@ def pooled_balanced_accuracy(sites: Iterable[Measured]) -> float | None:
     return statistics.fmean(a / b for a, b in zip(right, counts, strict=True))
 
 
-def pooled_figure(run: FinishedRun, split: str) -> dict[str, float]:
+def pooled_metric(run: FinishedRun, split: str) -> dict[str, float]:
     """Return ``POOLED`` for a run's samples in ``split``; empty if it cannot be computed.
 
     The computation needs two classes, and sites that report their label counts.
@@ -72,7 +72,7 @@ def pooled_figure(run: FinishedRun, split: str) -> dict[str, float]:
     if any(len(labels) != 2 for labels in counts.values()):
         return {}
     pooled = pooled_balanced_accuracy(
-        Measured(counts[site], values["accuracy"], values.get("balanced-accuracy"))
+        TwoClassMetrics(counts[site], values["accuracy"], values.get("balanced-accuracy"))
         for site, values in own.items()
         if "accuracy" in values
     )

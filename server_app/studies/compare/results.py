@@ -14,7 +14,7 @@ from fedsilo.server_app.studies.compare.tables import tidy
 from fedsilo.server_app.studies.finished_run import FinishedRun
 
 Summary = Mapping[str, Any]
-Figures = Mapping[str, Mapping[str, float]]  # site -> metric -> value
+SiteMetrics = Mapping[str, Mapping[str, float]]  # site -> metric -> value
 
 CONSTANT = "always positive (class 1)"
 
@@ -29,7 +29,9 @@ def of_split(summary: Summary, split: str) -> dict[str, Any]:
     return {**summary, **summary["validation"], "published": None}
 
 
-def shared_figures(runs: Sequence[FinishedRun], figures: Sequence[Figures]) -> list[Figures]:
+def shared_metrics(
+    runs: Sequence[FinishedRun], metrics: Sequence[SiteMetrics]
+) -> list[SiteMetrics]:
     """Remove from each run a site's metric if another run on the same data set lacks it.
 
     Otherwise means would differ only because they are over different sites. A run that has a metric
@@ -38,7 +40,7 @@ def shared_figures(runs: Sequence[FinishedRun], figures: Sequence[Figures]) -> l
 
     Args:
         runs: the finished runs.
-        figures: the metrics of each run: site -> metric -> value.
+        metrics: the metrics of each run: site -> metric -> value.
 
     Returns:
         The metrics that remain, in the order of ``runs``.
@@ -48,7 +50,7 @@ def shared_figures(runs: Sequence[FinishedRun], figures: Sequence[Figures]) -> l
     for run, data in zip(runs, data_sets, strict=True):
         sites_of.setdefault(data, []).append(set(run.silos))
     lacking: set[tuple[str, str, str]] = set()
-    for run, data, by_site in zip(runs, data_sets, figures, strict=True):
+    for run, data, by_site in zip(runs, data_sets, metrics, strict=True):
         measured = {metric for site in run.silos for metric in by_site.get(site, {})}
         comparable = set.intersection(*sites_of[data])
         for site in set.union(*sites_of[data]) if comparable else run.silos:
@@ -58,19 +60,19 @@ def shared_figures(runs: Sequence[FinishedRun], figures: Sequence[Figures]) -> l
             site: {metric: v for metric, v in row.items() if (data, site, metric) not in lacking}
             for site, row in by_site.items()
         }
-        for data, by_site in zip(data_sets, figures, strict=True)
+        for data, by_site in zip(data_sets, metrics, strict=True)
     ]
 
 
 def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, Any]]:
-    """Return the runs' summaries for a split, with means over the sites of ``shared_figures``.
+    """Return the runs' summaries for a split, with means over the sites of ``shared_metrics``.
 
     A distribution of a single site keeps all metrics of that site. Those for ``test`` also have
     ``published``, the paper's numbers.
     """
     ends = [run.last_metrics(split) for run in runs]
     summaries = []
-    for run, own, shared in zip(runs, ends, shared_figures(runs, ends), strict=True):
+    for run, own, shared in zip(runs, ends, shared_metrics(runs, ends), strict=True):
         summary = of_split(run.summary, split)
         if split == "test":
             summary["published"] = run.published.numbers
@@ -108,7 +110,7 @@ def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
     return list(chosen)
 
 
-def figure_of(summary: Summary, group: str, metric: str) -> float | None:
+def metric_of(summary: Summary, group: str, metric: str) -> float | None:
     """Return a run's metric for a distribution or ``all``; None if it is undefined."""
     values = summary["mean"] if group == "all" else summary["distributions"].get(group, {})
     return float(values[metric]) if metric in values else None
@@ -122,7 +124,7 @@ def values_by_seed(
         name: {
             seed: value
             for seed, summary in by_seed.items()
-            if (value := figure_of(summary, "all", metric)) is not None
+            if (value := metric_of(summary, "all", metric)) is not None
         }
         for name, by_seed in runs.items()
     }
@@ -143,7 +145,7 @@ def experiment_results(
         paper = published.get(group, {})
         for metric in metrics:
             for seed, summary in summaries.items():
-                value = figure_of(summary, group, metric)
+                value = metric_of(summary, group, metric)
                 if value is not None:
                     as_published = (paper.get(metric), paper.get(f"{metric}-sd"))
                     cells = (experiment, first["method"], seed, group, metric, value, *as_published)

@@ -19,7 +19,7 @@ from fedsilo.server_app.studies.compare.tables import markdown_table, rich_table
 
 _ROUNDING = 1e-12  # relative spread below which values count as equal up to rounding
 
-Samples = Mapping[str, Mapping[int, float]]  # experiment -> seed -> figure
+Samples = Mapping[str, Mapping[int, float]]  # experiment -> seed -> metric
 
 
 @dataclass(frozen=True)

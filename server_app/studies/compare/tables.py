@@ -18,7 +18,7 @@ from rich.table import Table
 from fedsilo.models.contract.one_line import counted, markdown_cell
 
 TIDY = ("experiment", "method", "seed", "group", "metric", "value", "published", "published_sd")
-FIGURE = ["experiment", "group", "metric"]  # the columns that identify a value over seeds
+KEY = ["experiment", "group", "metric"]  # the columns that identify a value over seeds
 COMPARISON = (
     *("experiment", "method", "group", "metric", "mean", "sd", "seeds"),
     *("published", "published_sd", "median", "min", "max"),
@@ -64,50 +64,50 @@ class Spread(NamedTuple):
 
 def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
     """Summarise over seeds: a row per experiment, group and metric, with columns ``COMPARISON``."""
-    figures = [
+    rows = [
         (*key, *Spread.of(values.tolist()))
-        for key, values in results.groupby(FIGURE, sort=False)["value"]
+        for key, values in results.groupby(KEY, sort=False)["value"]
     ]
-    spreads = pd.DataFrame(figures, columns=[*FIGURE, *Spread._fields])
-    facts = results.drop_duplicates(FIGURE)[[*FIGURE, "method", *_AS_PUBLISHED]]
-    return spreads.merge(facts, on=FIGURE)[list(COMPARISON)]
+    spreads = pd.DataFrame(rows, columns=[*KEY, *Spread._fields])
+    facts = results.drop_duplicates(KEY)[[*KEY, "method", *_AS_PUBLISHED]]
+    return spreads.merge(facts, on=KEY)[list(COMPARISON)]
 
 
-def spread_cell(figure: Any, median: bool = False) -> str:
+def spread_cell(spread: Any, median: bool = False) -> str:
     """Format mean and standard deviation, or median and range; for one seed, only the value.
 
-    ``figure`` is a ``Spread``, or a row of ``over_seeds``.
+    ``spread`` is a ``Spread``, or a row of ``over_seeds``.
     """
-    if figure.seeds == 1:
-        return f"{figure.mean:.3f}"
+    if spread.seeds == 1:
+        return f"{spread.mean:.3f}"
     if median:
-        return f"{figure.median:.3f} ({figure.min:.3f} to {figure.max:.3f})"
-    return f"{figure.mean:.3f} ± {figure.sd:.3f}"
+        return f"{spread.median:.3f} ({spread.min:.3f} to {spread.max:.3f})"
+    return f"{spread.mean:.3f} ± {spread.sd:.3f}"
 
 
-def _next_to_published(figure: Any, median: bool) -> str:
+def _next_to_published(spread: Any, median: bool) -> str:
     """Format a cell; next to a published deviation, add our population standard deviation.
 
     Papers print population deviations here (PICSR's cannot be anything else), so the two compare.
     """
-    cell = spread_cell(figure, median)
-    if median or figure.seeds == 1 or pd.isna(figure.published_sd):
+    cell = spread_cell(spread, median)
+    if median or spread.seeds == 1 or pd.isna(spread.published_sd):
         return cell
-    population_sd = figure.sd * math.sqrt((figure.seeds - 1) / figure.seeds)  # divided by n
+    population_sd = spread.sd * math.sqrt((spread.seeds - 1) / spread.seeds)  # divided by n
     return f"{cell} ({population_sd:.3f})"
 
 
-def published_cell(figure: Any) -> str:
+def published_cell(spread: Any) -> str:
     """Format the published number, with its deviation if that is known; empty if there is none."""
-    if pd.isna(figure.published):
+    if pd.isna(spread.published):
         return ""
-    sd = "" if pd.isna(figure.published_sd) else f" ± {figure.published_sd:.3f}"
-    return f"{figure.published:.3f}{sd}"
+    sd = "" if pd.isna(spread.published_sd) else f" ± {spread.published_sd:.3f}"
+    return f"{spread.published:.3f}{sd}"
 
 
 def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = False) -> Table:
     """Build the comparison's table for a terminal, with a rule below each experiment."""
-    seeds = results.groupby(FIGURE).size().max()
+    seeds = results.groupby(KEY).size().max()
     shown = "median (min to max)" if median else "mean ± sample sd"
     known = results["published_sd"].notna().any() and seeds > 1 and not median
     as_papers = " (population sd, as published)" if known else ""
@@ -123,18 +123,18 @@ def comparison_lines(
 
     A metric has a column of published numbers if there are any.
     """
-    figures = over_seeds(results)
-    known = figures.loc[figures["published"].notna(), "metric"]
-    deviating = figures.loc[figures["published_sd"].notna(), "metric"]
+    spreads = over_seeds(results)
+    known = spreads.loc[spreads["published"].notna(), "metric"]
+    deviating = spreads.loc[spreads["published_sd"].notna(), "metric"]
     published = dict.fromkeys(known, "published")
     published |= dict.fromkeys(deviating, "published ± population sd")
-    titles = {metric: f"{split} {metric}" for metric in figures["metric"].unique()}
-    lines = group_lines(figures, titles, published, lambda row: _next_to_published(row, median))
+    titles = {metric: f"{split} {metric}" for metric in spreads["metric"].unique()}
+    lines = group_lines(spreads, titles, published, lambda row: _next_to_published(row, median))
     return [["experiment", "group", *lines[0]], *lines[1:]]
 
 
 def group_lines(
-    figures: pd.DataFrame,
+    spreads: pd.DataFrame,
     titles: Mapping[str, str],
     published: Mapping[str, str],
     cell: Callable[[Any], str],
@@ -145,26 +145,26 @@ def group_lines(
     A cell over fewer seeds than the experiment has states their number.
 
     Args:
-        figures: rows of ``over_seeds``.
+        spreads: rows of ``over_seeds``.
         titles: metric -> title of its column.
         published: metric -> title of its column of published numbers; only metrics that have one.
-        cell: formats a row of ``figures``.
+        cell: formats a row of ``spreads``.
         missing: the cell of a group that lacks a metric.
     """
     columns = []
     for metric, title in titles.items():
         columns += [title, *([published[metric]] if metric in published else [])]
-    lines, most = [columns], figures.groupby("experiment")["seeds"].max().to_dict()
-    for (experiment, group), part in figures.groupby(["experiment", "group"], sort=False):
-        by_metric = {figure.metric: figure for figure in part.itertuples()}
+    lines, most = [columns], spreads.groupby("experiment")["seeds"].max().to_dict()
+    for (experiment, group), part in spreads.groupby(["experiment", "group"], sort=False):
+        by_metric = {spread.metric: spread for spread in part.itertuples()}
         line = [str(experiment), str(group)]
         for metric in titles:
-            figure: Any = by_metric.get(metric)
-            line.append(cell(figure) if figure else missing)
-            if figure and figure.seeds < most[experiment]:
-                line[-1] += f" ({figure.seeds} of {most[experiment]} seeds)"
+            spread: Any = by_metric.get(metric)
+            line.append(cell(spread) if spread else missing)
+            if spread and spread.seeds < most[experiment]:
+                line[-1] += f" ({spread.seeds} of {most[experiment]} seeds)"
             if metric in published:
-                line.append(published_cell(figure) if figure else "")
+                line.append(published_cell(spread) if spread else "")
         lines.append(line)
     return lines
 

@@ -40,7 +40,7 @@ from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.records.forms import Summary, check
 from fedsilo.server_app.run.processes import without_main
 from fedsilo.server_app.run.terminal import make_console
-from fedsilo.server_app.studies.compare.pooled import pooled_figure
+from fedsilo.server_app.studies.compare.pooled import pooled_metric
 from fedsilo.server_app.studies.compare.slurm import Jobs, Slurm, SlurmPool
 from fedsilo.server_app.studies.finished_run import FinishedRun
 
@@ -270,8 +270,8 @@ def _run_trial(work: _Work) -> Failure | None:
             # has all digits and no times
             digest = hashlib.sha256((run.path / "metrics.csv").read_bytes()).hexdigest()
             summary = {**run.summary, "digest": digest}
-            summary["mean"] |= pooled_figure(run, "test")
-            summary["validation"]["mean"] |= pooled_figure(run, "val")
+            summary["mean"] |= pooled_metric(run, "test")
+            summary["validation"]["mean"] |= pooled_metric(run, "val")
             write_atomically(work.path, json.dumps(summary))
     except FedsiloError as error:
         return Failure(error.code, str(error))

@@ -89,8 +89,8 @@ class Tuned:
         best = [point for point in self.ranked[:SHOWN] if not point.failed]
         lines = [[*best[0].settings, f"val {self.metric}", "val loss"]]
         for point in best:
-            figures = (f"{point.score:.4f} ± {point.error:.4f}", f"{point.loss:.4f}")
-            lines.append([*map(str, point.settings.values()), *figures])
+            cells = (f"{point.score:.4f} ± {point.error:.4f}", f"{point.loss:.4f}")
+            lines.append([*map(str, point.settings.values()), *cells])
         return rich_table("the best " + counted(len(best), "point"), lines, left=0)
 
 
@@ -223,7 +223,7 @@ def _trials(
 
 def _refuse_unmeasured(metric: str, summaries: Summaries) -> None:
     means = _validation_means(summaries)
-    if lacking := sum(metric not in figures for figures in means):
+    if lacking := sum(metric not in values for values in means):
         why = "it needs two classes, with different numbers of validation samples at every site"
         raise SettingError(
             f"--metric {metric}: {lacking} of {len(means)} runs lack this validation metric"
@@ -244,7 +244,7 @@ def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
     """
     means = _validation_means(summaries)
     return next(
-        (metric for metric in headline if all(metric in figures for figures in means)), "accuracy"
+        (metric for metric in headline if all(metric in values for values in means)), "accuracy"
     )
 
 
@@ -266,7 +266,7 @@ def _score_points(
             scored.append(Point(settings, 0.0, 0.0, 0.0, {}, failed=failed[0]))
             continue
         means = [run["validation"]["mean"] for run in runs]
-        scores = [float(figures[metric]) for figures in means]
+        scores = [float(values[metric]) for values in means]
         error, loss = deviation(scores) / len(scores) ** 0.5, mean(f["loss"] for f in means)
         by_site = _by_site([run["validation"]["distributions"] for run in runs], metric)
         bits = hashlib.sha256("".join(run["digest"] for run in runs).encode()).hexdigest()
@@ -323,8 +323,8 @@ def _csv(groups: Sequence[Sequence[Trial]], summaries: Summaries, metric: str) -
         if FAILED in summary:
             cells[FAILED] = summary[FAILED]
         else:
-            figures = summary["validation"]["mean"]
-            cells |= {key: repr(figures[key]) for key in (metric, "loss")}
+            values = summary["validation"]["mean"]
+            cells |= {key: repr(values[key]) for key in (metric, "loss")}
             cells |= {"seconds": summary["seconds"]["total"], "digest": summary["digest"]}
             cells |= {"run": f"trials/{summary['file']}"}
         records.append({key: str(value) for key, value in cells.items()})

@@ -27,7 +27,7 @@ from fedsilo.models.measures.intervals import Estimate, Interval, of_auc, wilson
 from fedsilo.server_app.config.settings import CIRCUMSTANCES
 from fedsilo.server_app.run.arguments import refuse_target
 from fedsilo.server_app.studies.finished_run import FinishedRun, Shown
-from fedsilo.server_app.studies.report.clinic import class_outcomes, final_figures
+from fedsilo.server_app.studies.report.clinic import class_outcomes, final_metrics
 from fedsilo.server_app.studies.report.headline import facts as facts_of
 from fedsilo.server_app.studies.report.headline import limit, result
 from fedsilo.server_app.studies.report.numbers import NONE, at_most, hide_small_count, with_interval
@@ -129,10 +129,10 @@ def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
 def _by_class(run: Shown, site: str) -> Iterator[list[str]]:
     """Yield a row for each class of a site whose metrics may be shown."""
     counts = run.silos[site]["label_counts"].get("test", [])
-    figures = final_figures(run).get(site, {})
+    metrics = final_metrics(run).get(site, {})
     # At 'trust: sums' the run has no counts of single sites
     names = run.class_names(site) if counts else []
-    for one in class_outcomes(figures, names, counts, _size(run.silos[site], "test")):
+    for one in class_outcomes(metrics, names, counts, _size(run.silos[site], "test")):
         row = [site, one.name, *one.cells()]
         if any(cell != NONE for cell in row[3:]):
             yield row

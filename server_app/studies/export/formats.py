@@ -62,7 +62,7 @@ class Program:
 
     def interface(self) -> dict[str, Any]:
         """Describe the inputs and outputs, for JSON."""
-        silo, pixels = self.model.silo, self.model.pixel_figures()
+        silo, pixels = self.model.silo, self.model.pixel_standardisation()
         return {
             "inputs": {
                 "name": INPUTS,
@@ -84,7 +84,7 @@ class Program:
 def open_program(model: TrainedModel) -> Program:
     """Build a model's program; the model itself is not changed."""
     network = copy.deepcopy(model.network).cpu()
-    module = ProbabilityModel(network, model.silo.figures, model.pixel_figures())
+    module = ProbabilityModel(network, model.silo.standardisation, model.pixel_standardisation())
     module.requires_grad_(False)
     vectors = made_up_inputs(model)
     # Prepared as by the silo and not by the module, because the answers of the two are compared
@@ -96,9 +96,11 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
     """Make eight synthetic inputs: noise, or numbers around a table's means with one missing."""
     rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
     shape = (VECTORS, *model.silo.task.input_shape)
-    if figures := model.silo.figures:
+    if standardisation := model.silo.standardisation:
         spread = torch.randn(shape, generator=rng, dtype=torch.float64)
-        rows = (torch.from_numpy(figures.mean) + spread * torch.from_numpy(figures.std)).float()
+        rows = (
+            torch.from_numpy(standardisation.mean) + spread * torch.from_numpy(standardisation.std)
+        ).float()
         rows[0, 0] = torch.nan
         return rows
     if inputs.dtype in (torch.uint8, torch.int16):
@@ -109,9 +111,9 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
 
 def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
     """Prepare raw inputs as a silo of the run does: standardise a table, or normalise pixels."""
-    if figures := model.silo.figures:
-        return standardise(vectors, figures)
-    if pixels := model.pixel_figures():
+    if standardisation := model.silo.standardisation:
+        return standardise(vectors, standardisation)
+    if pixels := model.pixel_standardisation():
         return (vectors / 255 - pixels[0]) / pixels[1]
     return vectors
 

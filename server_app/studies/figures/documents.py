@@ -29,12 +29,14 @@ def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw the pictures of a routing.json: file name -> figure."""
     experts = document["experts"]
     sites = {site: weights for site, weights in document["sites"].items() if weights}
-    figures = {"prototype-distances.png": _draw_distances(experts, document["prototype distances"])}
+    pictures = {
+        "prototype-distances.png": _draw_distances(experts, document["prototype distances"])
+    }
     if sites:
-        figures["routing.png"] = _draw_boxes(experts, sites)
+        pictures["routing.png"] = _draw_boxes(experts, sites)
         weights = [[site[expert]["mean"] for expert in experts] for site in sites.values()]
-        figures["routing-matrix.png"] = _draw_matrix(weights, list(sites), experts)
-    return figures
+        pictures["routing-matrix.png"] = _draw_matrix(weights, list(sites), experts)
+    return pictures
 
 
 def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Column:
+class RunColumn:
     """One run's column of the sheet: its title and an explanation of each image."""
 
     title: str
@@ -49,7 +49,7 @@ class GradCamSheet:
     """Explanations of the same images by several runs."""
 
     title: str
-    columns: list[Column]  # one per run
+    columns: list[RunColumn]  # one per run
     truths: list[int]  # the images' classes
     reasons: list[str] = field(default_factory=list)  # each image's scenario; empty if named by row
 
@@ -117,11 +117,11 @@ def gradcam(
     chosen = (
         _choose_by_scenario(runs, scenarios, split) if scenarios else [(row, "") for row in rows]
     )
-    columns: list[Column] = []
+    columns: list[RunColumn] = []
     for run_dir, title, (method, network) in zip(run_dirs, titles, runs, strict=True):
         with naming(run_dir):
             shown = _explanations(method, network, split, [row for row, _ in chosen], label)
-            columns.append(Column(title, shown))
+            columns.append(RunColumn(title, shown))
     labels = runs[0][0].silo.splits()[split].labels
     subject = f"Grad-CAM of class {label}" if label else "Grad-CAM of what each network says"
     truths, reasons = [int(labels[row]) for row, _ in chosen], [reason for _, reason in chosen]

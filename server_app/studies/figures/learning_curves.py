@@ -158,14 +158,14 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
     title = f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}"
     panels = {f"{split} {CURVES[metric]}": lines for metric, lines in drawn.items()}
     marks = {int(round_): mark for round_, mark in summary["marks"].items()}
-    figures = {"curves.png": _draw_lines(title, panels, f"{split} accuracy", marks)}
+    pictures = {"curves.png": _draw_lines(title, panels, f"{split} accuracy", marks)}
     if sites := {row["site"]: row["site"] for row in rows if row["split"] == UPDATE}:
         updates = {
             label: series(rows, metric, sites, UPDATE) for metric, label in _CONTRIBUTIONS.items()
         }
         title = "Each site's update, round by round"
-        figures["contributions.png"] = _draw_lines(title, updates, _CONTRIBUTIONS["cosine"])
-    return _write_pictures(directory, figures)
+        pictures["contributions.png"] = _draw_lines(title, updates, _CONTRIBUTIONS["cosine"])
+    return _write_pictures(directory, pictures)
 
 
 def _draw_lines(
@@ -212,20 +212,20 @@ def draw_documents(directory: RunDirectory) -> list[Path]:
 
 def _draw_document(directory: RunDirectory, name: str) -> list[Path]:
     try:
-        figures = _DRAWN_BY[name](directory.read_json(name))
+        pictures = _DRAWN_BY[name](directory.read_json(name))
     except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
         raise RunDirectoryError(
             f"cannot draw {directory.path / name} ({type(error).__name__}): the file has another "
             "form; was it altered, or written by another version of fedsilo?"
         ) from None
-    return _write_pictures(directory, figures)
+    return _write_pictures(directory, pictures)
 
 
-def _write_pictures(directory: RunDirectory, figures: Mapping[str, Figure]) -> list[Path]:
+def _write_pictures(directory: RunDirectory, pictures: Mapping[str, Figure]) -> list[Path]:
     """Write pictures, file name -> figure, and return their paths."""
-    for name, figure in figures.items():
+    for name, figure in pictures.items():
         write_picture(directory.path / name, figure)
-    return [directory.path / name for name in figures]
+    return [directory.path / name for name in pictures]
 
 
 def write_picture(path: Path, figure: Figure) -> None:

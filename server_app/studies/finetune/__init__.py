@@ -1,4 +1,4 @@
 """Fine-tunes a finished run's model for a new task.
 
-Imports run, compare and figures of this room.
+Imports run, compare and pictures of this room.
 """

@@ -26,7 +26,7 @@ from fedsilo.server_app.studies.finetune.tasks import (
     Downstream,
     Segmentation,
     Study,
-    Trained,
+    TrainedSeed,
     chosen_sites,
     cosine_epochs,
 )
@@ -141,7 +141,7 @@ def _with_seed(settings: CommonSettings, seed: int) -> CommonSettings:
     return replace(settings, seed=derive_seed(seed, "finetune") % 2**31)
 
 
-def train(study: Study, network: nn.Module, seed: int) -> Trained:
+def train(study: Study, network: nn.Module, seed: int) -> TrainedSeed:
     """Train a network in place for all epochs and measure the best one on the test images.
 
     Raises:
@@ -171,4 +171,4 @@ def train(study: Study, network: nn.Module, seed: int) -> Trained:
     network.load_state_dict(arrays)
     test = task.measure_split(network, data.test, settings, compute)
     seconds = time.monotonic() - began
-    return Trained(seed, epoch, val, test, tuple(curves), arrays, seconds)
+    return TrainedSeed(seed, epoch, val, test, tuple(curves), arrays, seconds)

@@ -22,7 +22,12 @@ from fedsilo.server_app.studies.compare.tables import Spread, rich_table, spread
 from fedsilo.server_app.studies.figures.learning_curves import write_picture
 from fedsilo.server_app.studies.figures.panels import new_figure
 from fedsilo.server_app.studies.finetune.settings import used_settings
-from fedsilo.server_app.studies.finetune.tasks import Segmentation, Study, Trained, predicted_masks
+from fedsilo.server_app.studies.finetune.tasks import (
+    Segmentation,
+    Study,
+    TrainedSeed,
+    predicted_masks,
+)
 from fedsilo.server_app.studies.finetune.transfer import DistilReport, TransferReport
 
 if TYPE_CHECKING:
@@ -38,14 +43,14 @@ class StartResult:
     label: str  # name of the starting point
     method: str  # the method of the run; empty if the start was no run
     transfer: TransferReport | DistilReport | None  # None if it started from scratch
-    trained: tuple[Trained, ...]  # one result per seed
+    trained: tuple[TrainedSeed, ...]  # one result per seed
 
     def row(self, metric: str) -> Spread | None:
         """Return a test metric over the seeds that have it, or None if none has."""
         values = tuple(trained.test[metric] for trained in self.trained if metric in trained.test)
         return Spread.of(values) if values else None
 
-    def best(self, headline: str) -> Trained:
+    def best(self, headline: str) -> TrainedSeed:
         """Return the seed with the best validation metric, the first of equals."""
         return max(self.trained, key=lambda trained: trained.val.get(headline, -math.inf))
 

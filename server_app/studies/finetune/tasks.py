@@ -232,7 +232,7 @@ class Study:
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedSeed:
     """The outcome of one seed."""
 
     seed: int

@@ -20,7 +20,7 @@ Array = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
-class Check:
+class CaseCheck:
     """One check of new cases."""
 
     name: str  # name of the check
@@ -35,7 +35,7 @@ class Check:
 
 def drift_checks(
     names: Sequence[str], training: Tensor, new: Tensor, floor: int
-) -> Iterator[Check]:
+) -> Iterator[CaseCheck]:
     """Yield a check for each feature with two or more cells of ``floor`` training samples each.
 
     Args:
@@ -55,7 +55,7 @@ def drift_checks(
         psi = population_stability_index(expected, found)
         chance = psi_by_chance(len(expected), len(old), len(now), len(columns))
         limit = max(LARGE, chance)
-        yield Check(
+        yield CaseCheck(
             f"distribution of {_column(names[places[0]])}",
             f"PSI {psi:.3f} over {len(expected)} cells",
             f"alarm above {limit:.2f}",
@@ -116,14 +116,14 @@ def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int],
     return [a for a, _ in kept], [b for _, b in kept]
 
 
-def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> Check:
+def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> CaseCheck:
     """Check that prediction sets contain the true class as often as promised.
 
     ``sets`` are bool (n, classes), ``labels`` the true classes (n,).
     """
     right, n = int(sets.gather(1, labels[:, None]).sum()), len(labels)
     around = wilson(right, n)
-    return Check(
+    return CaseCheck(
         f"coverage of prediction sets, promised {coverage:g}",
         f"{right} of {n}, {with_interval(Estimate(right / n, around))}",
         "alarm if all of the 95 % interval is below the promise",
@@ -131,12 +131,12 @@ def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> Check:
     )
 
 
-def certainty_check(probabilities: Tensor, labels: Tensor) -> Check:
+def certainty_check(probabilities: Tensor, labels: Tensor) -> CaseCheck:
     """Check that the model's accuracy agrees with its probabilities (n, classes)."""
     confidence, predicted = probabilities.max(dim=1)
     right, n, said = int((predicted == labels).sum()), len(labels), confidence.mean().item()
     around = wilson(right, n)
-    return Check(
+    return CaseCheck(
         "calibration: mean confidence and accuracy",
         f"{said:.3f} and {with_interval(Estimate(right / n, around))}",
         "alarm if the mean confidence is outside the 95 % interval",
@@ -144,11 +144,11 @@ def certainty_check(probabilities: Tensor, labels: Tensor) -> Check:
     )
 
 
-def accuracy_check(predicted: Tensor, labels: Tensor, before: float) -> Check:
+def accuracy_check(predicted: Tensor, labels: Tensor, before: float) -> CaseCheck:
     """Check that the model's accuracy is not below ``before``, its accuracy in the run's test."""
     right, n = int(torch.eq(predicted, labels).sum()), len(labels)
     around = wilson(right, n)
-    return Check(
+    return CaseCheck(
         f"accuracy, {before:.3f} on the run's test samples",
         with_interval(Estimate(right / n, around)),
         "alarm if all of the 95 % interval is below the run's accuracy",

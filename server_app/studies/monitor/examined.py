@@ -11,7 +11,7 @@ from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.contract.settings import SERVER
 from fedsilo.server_app.studies.finished_run import Shown
 from fedsilo.server_app.studies.monitor.decisions import examine_decisions
-from fedsilo.server_app.studies.monitor.groups import Column, Examined, examine_groups
+from fedsilo.server_app.studies.monitor.groups import Examined, GroupColumn, examine_groups
 from fedsilo.server_app.studies.predict.inputs import open_inputs, table_schema
 from fedsilo.server_app.studies.predict.prediction import predict_inputs
 from fedsilo.server_app.studies.predict.request import CaseSource
@@ -65,7 +65,7 @@ def _together(run: Shown, models: Sequence[TrainedModel]) -> Examined:
     )
 
 
-def _column(model: TrainedModel, name: str) -> Column:
+def _column(model: TrainedModel, name: str) -> GroupColumn:
     """Return a column of the run's table, and where its values are among the features."""
     if not model.silo.features:
         raise SettingError(
@@ -79,4 +79,4 @@ def _column(model: TrainedModel, name: str) -> Column:
         )
     places = [n for n, one in enumerate(features) if one == name or one.startswith(f"{name}=")]
     levels = tuple(columns[name].levels)
-    return Column(name, places, levels, () if levels else columns[name].survey_edges())
+    return GroupColumn(name, places, levels, () if levels else columns[name].survey_edges())

@@ -29,7 +29,7 @@ class Examined:
 
 
 @dataclass(frozen=True)
-class Column:
+class GroupColumn:
     """A column by which patients are grouped."""
 
     name: str  # name of the column
@@ -86,7 +86,7 @@ def _both(one: str, other: str) -> str:
     return f"{one} or {other}"
 
 
-def group_patients(found: Examined, column: Column) -> list[Group]:
+def group_patients(found: Examined, column: GroupColumn) -> list[Group]:
     """Group patients by a column; a group that is too small or empty is merged with the next."""
     assert found.rows is not None, "a column is of a table"
     place_of, names = column.groups(found.rows)
@@ -114,7 +114,7 @@ def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
     return kept if kept and kept[-1].is_enough(floor) else []
 
 
-def examine_groups(found: Examined, column: Column) -> Examination:
+def examine_groups(found: Examined, column: GroupColumn) -> Examination:
     """Compute the metrics by group of a column."""
     groups, title = group_patients(found, column), f"By {column.name}"
     if len(groups) < 2:
@@ -128,7 +128,7 @@ def examine_groups(found: Examined, column: Column) -> Examination:
     return Examination(title, picture=picture, tables=[_table(found, column, groups)])
 
 
-def _table(found: Examined, column: Column, groups: Sequence[Group]) -> Table:
+def _table(found: Examined, column: GroupColumn, groups: Sequence[Group]) -> Table:
     binary = len(found.classes) == 2
     names = ["specificity", "sensitivity"] if binary else []
     rows = []

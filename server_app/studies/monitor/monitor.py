@@ -15,7 +15,7 @@ from fedsilo.models.contract.versions import FEDSILO
 from fedsilo.server_app.records.many_sites import join_names
 from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.monitor.checks import (
-    Check,
+    CaseCheck,
     accuracy_check,
     certainty_check,
     coverage_check,
@@ -40,11 +40,11 @@ class Monitored:
     """The result of all checks of new cases."""
 
     facts: Sequence[tuple[str, str]]  # run, method, data and new cases, for the page
-    checks: Sequence[Check]
+    checks: Sequence[CaseCheck]
     missing: Sequence[str]  # a line for each check that was not possible, with the reason
 
     @property
-    def alarms(self) -> list[Check]:
+    def alarms(self) -> list[CaseCheck]:
         """The checks that are beyond their limit."""
         return [check for check in self.checks if check.alarm]
 
@@ -123,7 +123,7 @@ def monitor(
     return Monitored(_facts(model, data, len(kept), len(new.inputs.faults)), checks, missing)
 
 
-def _drift(model: TrainedModel, new: NewData, floor: int) -> Iterator[Check]:
+def _drift(model: TrainedModel, new: NewData, floor: int) -> Iterator[CaseCheck]:
     """Yield checks against the site's own training samples, where its trust level allows it."""
     if model.common.trust == NOBODY:
         return
@@ -140,7 +140,7 @@ def _of_images(images: Tensor) -> Tensor:
 
 
 def _missing(
-    model: TrainedModel, drift: Sequence[Check], labelled: int, floor: int
+    model: TrainedModel, drift: Sequence[CaseCheck], labelled: int, floor: int
 ) -> Iterator[str]:
     if model.common.trust == NOBODY:
         yield (
@@ -173,7 +173,7 @@ def _of_labelled(
     calibration: Calibration | None,
     coverage: float,
     before: float | None,
-) -> Iterator[Check]:
+) -> Iterator[CaseCheck]:
     probabilities = calibration.apply_temperature(own) if calibration else own
     if calibration:
         yield coverage_check(calibration.sets(own, coverage), labels, coverage)

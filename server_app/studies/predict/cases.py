@@ -23,7 +23,7 @@ from fedsilo.server_app.studies.predict.answers import Predictions
 from fedsilo.server_app.studies.predict.inputs import table_schema
 from fedsilo.server_app.studies.predict.reasons import Reasons, reasons_of
 from fedsilo.server_app.studies.predict.values import ValueTexts
-from fedsilo.server_app.studies.report.clinic import TITLE, WARNING, final_figures
+from fedsilo.server_app.studies.report.clinic import TITLE, WARNING, final_metrics
 from fedsilo.server_app.studies.report.page import render_page
 from fedsilo.server_app.studies.trained_model import TrainedModel
 
@@ -205,17 +205,17 @@ def _values(context: _Context, index: int) -> list[Any]:
 def _texts(model: TrainedModel, found: Predictions) -> ValueTexts | None:
     if not model.silo.features:
         return None
-    assert model.silo.figures is not None
+    assert model.silo.standardisation is not None
     schema, floor = table_schema(model), model.common.sums_min_count
     rows, novelty = np.zeros((0, len(model.silo.features))), found.novelty
     if not isinstance(novelty, str) and model.common.trust != NOBODY:
         rows = novelty.reference.rows
-    return ValueTexts(schema, rows, model.silo.figures, floor)
+    return ValueTexts(schema, rows, model.silo.standardisation, floor)
 
 
 def _reliability(run: Shown) -> list[Bin]:
     """Return the clinic report's bins: others would give the difference away."""
-    return merge_bins(bins(final_figures(run).values(), CONFIDENCE), run.floor)
+    return merge_bins(bins(final_metrics(run).values(), CONFIDENCE), run.floor)
 
 
 def _sentence(found: Predictions, model: TrainedModel) -> str:

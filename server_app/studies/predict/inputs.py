@@ -199,7 +199,7 @@ def _split_inputs(model: TrainedModel, split: str) -> RowInputs:
 
 def table_inputs(model: TrainedModel, path: Path, id_column: str | None) -> RowInputs:
     """Return the rows of a table file by the run's schema, standardised as the site's are."""
-    schema, statistics = table_schema(model), model.silo.figures
+    schema, statistics = table_schema(model), model.silo.standardisation
     assert statistics is not None, "a finished run's table is standardised"
     new = parse_new_rows(read_table(path, schema.delimiter), schema, str(path), id_column)
     numbers = sorted([*new.lines, *new.faults])

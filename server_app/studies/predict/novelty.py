@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fedsilo.client_app.explain.embeddings import penultimate, single_classifier
 from fedsilo.client_app.training.evaluation import over_batches
-from fedsilo.client_app.training.standardised import with_figures
+from fedsilo.client_app.training.standardised import standardise_silo
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.contract.errors import FedsiloError, SettingError
@@ -188,9 +188,11 @@ def _silo(model: TrainedModel, site: str) -> Silo | None:
 
 
 def _samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _Samples:
-    if (figures := model.silo.figures) is not None:
+    if (standardisation := model.silo.standardisation) is not None:
         read = torch.cat([silo.splits()[split].inputs for silo in silos])
-        ready = torch.cat([with_figures(s, figures).splits()[split].inputs for s in silos])
+        ready = torch.cat(
+            [standardise_silo(s, standardisation).splits()[split].inputs for s in silos]
+        )
         values, raw = ready.numpy().astype(np.float64), read.numpy().astype(np.float64)
         return _Samples(values, np.isnan(raw), None, raw)
     network, each = model.network, max(1, _IMAGES // len(silos))

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsilo.client_app.explain.embeddings import penultimate
-from fedsilo.client_app.training.evaluation import figures_of
+from fedsilo.client_app.training.evaluation import metrics_of
 from fedsilo.datasets.io.atomic_files import write_atomically
 from fedsilo.models.contract.settings_schema import as_mapping
 from fedsilo.models.contract.versions import installed_software
@@ -141,7 +141,7 @@ def _metrics(inputs: Inputs, own: Tensor, sets: Tensor | None) -> dict[str, Any]
     """Return the metrics of rows whose classes are known, named as in metrics.csv."""
     if inputs.truth is None:
         return {}
-    metrics = figures_of(own, inputs.truth)
+    metrics = metrics_of(own, inputs.truth)
     if sets is not None:
         metrics["covered"] = sets.gather(1, inputs.truth[:, None]).double().mean().item()
     return {"figures": metrics}

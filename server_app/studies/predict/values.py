@@ -34,7 +34,9 @@ class ValueTexts:
 
     schema: TableSchema
     training: Floats  # (n, f) rows as they were read, NaN where a value is missing; n may be 0
-    figures: FeatureStatistics  # means and deviations for standardising; means replace missing ones
+    standardisation: (
+        FeatureStatistics  # means and deviations for standardising; means replace missing ones
+    )
     floor: int  # fewest patients that a statement about training rows rests on
 
     def of(self, row: Floats, unusual: Sequence[str], adds: Mapping[str, float]) -> Iterator[Value]:
@@ -52,7 +54,7 @@ class ValueTexts:
             ]
             missing = bool(np.isnan(row[places]).any())
             mark = "imputed" if missing else "unusual" if column.name in unusual else ""
-            text = self._text(column, row[places], float(self.figures.mean[places[0]]))
+            text = self._text(column, row[places], float(self.standardisation.mean[places[0]]))
             usual = self._usual(column, self.training[:, places])
             own = adds.get(column.name, 0.0)
             values.append(Value(column.name, text, usual, mark, own, own / most))

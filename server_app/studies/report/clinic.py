@@ -9,7 +9,7 @@ from typing import Any
 from fedsilo.models.contract.metric_names import CERTAINTY, CLASS, CONFIDENCE, UNCERTAINTY
 from fedsilo.models.measures.intervals import Estimate, of_auc, of_share, wilson
 from fedsilo.models.measures.outcome_counts import Bin, bins, merge_bins
-from fedsilo.server_app.studies.compare.results import Figures
+from fedsilo.server_app.studies.compare.results import SiteMetrics
 from fedsilo.server_app.studies.finished_run import Shown
 from fedsilo.server_app.studies.report.headline import head_of
 from fedsilo.server_app.studies.report.numbers import NONE, share, with_interval
@@ -50,10 +50,10 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
         run: the run, without what its pages must not show.
         examinations: further sections, which needed the sites' data; none by default.
     """
-    figures = final_figures(run)
+    metrics = final_metrics(run)
     outcomes = {
         site: class_outcomes(by_name, run.class_names(site), *_test_counts(run, site))
-        for site, by_name in figures.items()
+        for site, by_name in metrics.items()
         if _test_counts(run, site)[0]
     }
     return {
@@ -61,9 +61,9 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
         "head": head_of(run),
         "examinations": examinations,
         "withheld": ", ".join(run.withheld),
-        **_overall(run, figures),
+        **_overall(run, metrics),
         **_by_class(run, outcomes),
-        **_certainty(run, figures),
+        **_certainty(run, metrics),
     }
 
 
@@ -73,9 +73,9 @@ def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
     return known["label_counts"].get("test", []), known["sizes"].get("test") or 0
 
 
-def _overall(run: Shown, figures: Figures) -> dict[str, Any]:
+def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
     rows, drawn = [], dict[str, Estimate]()
-    for site, by_name in figures.items():
+    for site, by_name in metrics.items():
         samples, accuracy = _test_counts(run, site)[1], by_name.get("accuracy")
         if accuracy is not None:
             drawn[site] = Estimate(accuracy)
@@ -115,15 +115,15 @@ def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dic
 def _class_pictures(run: str, outcomes: Mapping[str, Sequence[ClassOutcome]]) -> Iterator[Picture]:
     """Yield a picture per class, of the first classes; for two classes one shows all."""
     names = list(dict.fromkeys(o.name for by_class in outcomes.values() for o in by_class))
-    figures: dict[str, Callable[[ClassOutcome], Estimate | None]] = {
+    metrics: dict[str, Callable[[ClassOutcome], Estimate | None]] = {
         "sensitivity": ClassOutcome.sensitivity,
         "specificity": ClassOutcome.specificity,
     }
     for name in names[1:] if len(names) == 2 else names[:_DRAWN_CLASSES]:
         here = {s: o for s, by_class in outcomes.items() for o in by_class if o.name == name}
         series = {
-            title: {s: found for s, o in here.items() if (found := figure(o))}
-            for title, figure in figures.items()
+            title: {s: found for s, o in here.items() if (found := metric(o))}
+            for title, metric in metrics.items()
         }
         if any(series.values()):
             said = [
@@ -136,19 +136,19 @@ def _class_pictures(run: str, outcomes: Mapping[str, Sequence[ClassOutcome]]) ->
             yield Picture(svg, alt, f"Class {name}: by site.")
 
 
-def _certainty(run: Shown, figures: Figures) -> dict[str, Any]:
+def _certainty(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
     families = {
         CONFIDENCE: ("reliability", "confidence: the largest probability"),
         UNCERTAINTY: ("uncertainty", "uncertainty"),
         CERTAINTY: ("vacuity", "vacuity (1: no evidence)"),
     }
-    found = {family: merge_bins(bins(figures.values(), family), run.floor) for family in families}
+    found = {family: merge_bins(bins(metrics.values(), family), run.floor) for family in families}
     return {
         "confidence": _bin_rows(found[CONFIDENCE]),
         "uncertainty": _bin_rows(found[UNCERTAINTY]),
         "calibration": [
             [site, share(f["calibration-error"])]
-            for site, f in figures.items()
+            for site, f in metrics.items()
             if "calibration-error" in f
         ],
         "diagrams": [
@@ -206,12 +206,12 @@ class ClassOutcome:
 
     def cells(self) -> list[str]:
         """Return its samples, sensitivity, specificity and AUC as people read them."""
-        figures = (self.sensitivity(), self.specificity(), self.area())
-        return [f"{self.samples:,}", *map(with_interval, figures)]
+        metrics = (self.sensitivity(), self.specificity(), self.area())
+        return [f"{self.samples:,}", *map(with_interval, metrics)]
 
 
-def final_figures(run: Shown) -> dict[str, dict[str, float]]:
-    """Return site -> metric -> test figure of the last round, those by class and bin too."""
+def final_metrics(run: Shown) -> dict[str, dict[str, float]]:
+    """Return site -> metric -> test metric of the last round, those by class and bin too."""
     return {
         site: {name: value for name, value in by_name.items() if not name.startswith("trained-")}
         for site, by_name in run.last_metrics("test").items()
@@ -219,17 +219,17 @@ def final_figures(run: Shown) -> dict[str, dict[str, float]]:
 
 
 def class_outcomes(
-    figures: Mapping[str, float], names: Sequence[str], counts: Sequence[int | None], total: int
+    metrics: Mapping[str, float], names: Sequence[str], counts: Sequence[int | None], total: int
 ) -> list[ClassOutcome]:
     """Return a site's classes of which it has test samples whose number may be shown.
 
-    ``figures`` are the site's of ``final_figures``. ``counts`` are its test samples by class, None
+    ``metrics`` are the site's of ``final_metrics``. ``counts`` are its test samples by class, None
     where hidden, and ``total`` those of all classes.
     """
     outcomes = []
     for label, (name, samples) in enumerate(zip(names, counts, strict=True)):
         right, false, auc = (
-            figures.get(f"{CLASS}.{label}.{part}") for part in ("right", "false", "auc")
+            metrics.get(f"{CLASS}.{label}.{part}") for part in ("right", "false", "auc")
         )
         if samples:
             others = total - samples

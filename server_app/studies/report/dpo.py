@@ -25,7 +25,7 @@ from fedsilo.server_app.studies.report.runs import taking_part
 from fedsilo.server_app.studies.shown import rests_on_classes
 
 _LISTS = ("methods", "datasets", "records", "refused_records")
-_FIGURES = ("delta", "sample-clip-norm", "noise-multiplier", "statistics-noise")
+_AMOUNTS = ("delta", "sample-clip-norm", "noise-multiplier", "statistics-noise")
 _NO_LIMITS = ("site", "audit_log")
 
 
@@ -154,7 +154,7 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
     return {
         "facts": [
             ("epsilon", f"{at_most(guarantee['epsilon'])}, of the site that spent most"),
-            *((name, f"{guarantee[name]:g}") for name in _FIGURES),
+            *((name, f"{guarantee[name]:g}") for name in _AMOUNTS),
             *((name, guarantee[name]) for name in ("mechanism", "accountant")),
         ],
         "sites": [[site, at_most(spent)] for site, spent in guarantee["sites"].items()],

@@ -15,7 +15,7 @@ from fedsilo.server_app.studies.report.numbers import percent
 
 _UNTOLD: Mapping[str, str] = {
     SUMS: (
-        "At 'trust: sums' the server learns sums over the sites alone: the page has no figure of a "
+        "At 'trust: sums' the server learns sums over the sites alone: the page has no metric of a "
         "single site, and no AUC, sensitivity, specificity, calibration, sample count or "
         "fingerprint."
     ),
@@ -103,11 +103,11 @@ def _noise(run: Shown) -> str:
 def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
     """Return the number of test samples and the accuracy of each site that shows both."""
     return {
-        site: (samples, figures["accuracy"])
+        site: (samples, metrics["accuracy"])
         for site, known in run.silos.items()
         if only in (None, site)
         and (samples := known["sizes"].get("test"))
-        and "accuracy" in (figures := run.summary["sites"].get(site, {}))
+        and "accuracy" in (metrics := run.summary["sites"].get(site, {}))
     }
 
 
@@ -133,7 +133,7 @@ def limit(run: Shown, site: str | None = None) -> str:
     tested = _count_tested(run, site)
     start = "It was measured only at the hospitals that trained it"
     if not tested:
-        return f"{start}, on too few {run.noun(2)} to show a figure of one hospital."
+        return f"{start}, on too few {run.noun(2)} to show a metric of one hospital."
     smallest = min(tested, key=lambda name: tested[name][0])
     n, accuracy = tested[smallest]
     around = wilson(round(accuracy * n), n)

@@ -11,7 +11,7 @@ BINARY = ("0 (no)", "1 (yes)")  # the groups of a number whose only edge is 0.5
 
 
 def share(value: float | None) -> str:
-    """Return a figure from 0 to 1, or another of that size, with three decimals."""
+    """Return a value from 0 to 1, or another of that size, with three decimals."""
     return NONE if value is None else f"{value:.3f}"
 
 
@@ -21,7 +21,7 @@ def percent(value: float) -> str:
 
 
 def with_interval(found: Estimate | None) -> str:
-    """Return a figure with its interval: ``0.812 (0.730 to 0.873)``."""
+    """Return a value with its interval: ``0.812 (0.730 to 0.873)``."""
     if found is None or found.interval is None:
         return share(found.value if found else None)
     return f"{found.value:.3f} ({found.interval.low:.3f} to {found.interval.high:.3f})"

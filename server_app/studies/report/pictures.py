@@ -51,21 +51,21 @@ def estimates(
     label: str,
     points: Mapping[str, Sequence[float]] | None = None,
 ) -> str:
-    """Return figures with their intervals, a row a name; of two series one is filled, one is not.
+    """Return values with their intervals, a row a name; of two series one is filled, one is not.
 
-    ``series`` is title -> row -> figure. ``points`` of a row, such as those of seeds, are small.
+    ``series`` is title -> row -> value. ``points`` of a row, such as those of seeds, are small.
     """
     from matplotlib.ticker import MaxNLocator
 
-    rows = list(dict.fromkeys(row for figures in series.values() for row in figures))
+    rows = list(dict.fromkeys(row for by_row in series.values() for row in by_row))
     figure, axes = _panel(1.1 + 0.34 * len(rows))
-    for number, (title, figures) in enumerate(series.items()):
+    for number, (title, by_row) in enumerate(series.items()):
         shift = (number - (len(series) - 1) / 2) * 0.3
-        places = [rows.index(row) + shift for row in figures]
+        places = [rows.index(row) + shift for row in by_row]
         axes.errorbar(
-            [estimate.value for estimate in figures.values()],
+            [estimate.value for estimate in by_row.values()],
             places,
-            xerr=_reach(list(figures.values())),
+            xerr=_reach(list(by_row.values())),
             fmt="os^D"[number % 4],
             color=CATEGORIES[number % len(CATEGORIES)],
             markerfacecolor="white" if number else CATEGORIES[0],
@@ -154,12 +154,12 @@ def _finish_picture(
     return svg_of(figure, name)
 
 
-def _reach(figures: Sequence[Estimate]) -> list[list[float]]:
+def _reach(estimates: Sequence[Estimate]) -> list[list[float]]:
     """Return the distances from each value down and up to its interval's ends, for error bars."""
-    spans = [figure.interval or Interval(figure.value, figure.value) for figure in figures]
+    spans = [one.interval or Interval(one.value, one.value) for one in estimates]
     return [
-        [max(0.0, f.value - s.low) for f, s in zip(figures, spans, strict=True)],
-        [max(0.0, s.high - f.value) for f, s in zip(figures, spans, strict=True)],
+        [max(0.0, f.value - s.low) for f, s in zip(estimates, spans, strict=True)],
+        [max(0.0, s.high - f.value) for f, s in zip(estimates, spans, strict=True)],
     ]
 
 

@@ -16,7 +16,7 @@ from fedsilo.server_app.records.progress import bytes_text
 from fedsilo.server_app.studies.compare.budgets import Budgets, budget_of
 from fedsilo.server_app.studies.compare.results import (
     experiment_results,
-    shared_figures,
+    shared_metrics,
     shared_summaries,
     values_by_seed,
 )
@@ -135,7 +135,7 @@ def _curves(runs: Runs, split: str) -> Iterator[Picture]:
 def _lines(runs: Runs, metric: str, split: str) -> dict[str, dict[int, float]]:
     """Return the lines of a metric: of one run by distribution, of several by experiment.
 
-    Lines of several runs are of the sites whose figures every run shows in every round.
+    Lines of several runs are of the sites whose metrics every run shows in every round.
     """
     if len(runs) == 1:
         distribution_of = {s: str(f["distribution"]) for s, f in runs[0].silos.items()}
@@ -146,17 +146,17 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, dict[int, float]]:
             if row["split"] == split and row["metric"] == metric:
                 values.setdefault(int(row["round"]), {})[row["site"]] = float(row["value"])
     always = [set.intersection(*map(set, values.values())) if values else () for values in by_round]
-    shared = shared_figures(runs, [{site: {metric: 0.0} for site in sites} for sites in always])
+    shared = shared_metrics(runs, [{site: {metric: 0.0} for site in sites} for sites in always])
     found: dict[str, dict[int, list[float]]] = {}
-    for run, values, figures in zip(runs, by_round, shared, strict=True):
-        line, sites = found.setdefault(run.experiment, {}), [s for s, row in figures.items() if row]
+    for run, values, metrics in zip(runs, by_round, shared, strict=True):
+        line, sites = found.setdefault(run.experiment, {}), [s for s, row in metrics.items() if row]
         for at, of_round in sorted(values.items()) if sites else ():
             line.setdefault(at, []).append(mean([of_round[site] for site in sites]))
     return {name: {at: mean(of) for at, of in line.items()} for name, line in found.items() if line}
 
 
 def _summaries(runs: Runs, split: str) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return experiment -> seed -> summary with the figures of a split that all runs share."""
+    """Return experiment -> seed -> summary with the metrics of a split that all runs share."""
     found: dict[str, dict[int, dict[str, Any]]] = {}
     for run, summary in zip(runs, shared_summaries(runs, split), strict=True):
         found.setdefault(run.experiment, {})[run.summary["seed"]] = summary
@@ -166,13 +166,13 @@ def _summaries(runs: Runs, split: str) -> dict[str, dict[int, dict[str, Any]]]:
 def _final(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
     for experiment, summaries in _summaries(runs, split).items():
         metrics = data_set(str(next(iter(summaries.values()))["dataset"])).headline
-        figures = over_seeds(experiment_results(experiment, summaries, metrics))
-        if not figures.empty:
+        spreads = over_seeds(experiment_results(experiment, summaries, metrics))
+        if not spreads.empty:
             seeds = f"mean ± sd over {len(summaries)} seeds" if len(summaries) > 1 else "one seed"
-            titles = {metric: metric for metric in figures["metric"].unique()}
-            known = figures.loc[figures["published"].notna(), "metric"]
+            titles = {metric: metric for metric in spreads["metric"].unique()}
+            known = spreads.loc[spreads["published"].notna(), "metric"]
             published = dict.fromkeys(known, "published")
-            columns, *lines = group_lines(figures, titles, published, spread_cell, NONE)
+            columns, *lines = group_lines(spreads, titles, published, spread_cell, NONE)
             yield {
                 "caption": f"{experiment}, {seeds}",
                 "columns": ["site or group", *columns],

@@ -8,7 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.models.contract.survey import Measured, Survey
+from fedsilo.models.contract.survey import MeasuredFeature, Survey
 from fedsilo.server_app.studies.report.numbers import edge_names
 
 
@@ -65,7 +65,7 @@ def read_survey_document(path: Path) -> SurveyDocument:
         ) from None
 
 
-def cell_names(feature: Measured) -> list[str]:
+def cell_names(feature: MeasuredFeature) -> list[str]:
     """Return the names of the cells of a feature's histogram."""
     if not feature.cells:  # it declares neither edges nor levels
         return []

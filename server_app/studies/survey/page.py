@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from fedsilo.models.contract.site_facts import SPLITS
-from fedsilo.models.contract.survey import Count, Measured, Survey
+from fedsilo.models.contract.survey import Count, MeasuredFeature, Survey
 from fedsilo.server_app.studies.report.page import Table, render_page
 from fedsilo.server_app.studies.survey.collect import (
     Between,
@@ -112,7 +112,7 @@ def _pair(one: Between) -> tuple[str, str]:
 
 
 def _features(answers: Mapping[str, Survey]) -> Iterator[Table]:
-    declared: dict[str, Measured] = {}  # as the first site has it that names it
+    declared: dict[str, MeasuredFeature] = {}  # as the first site has it that names it
     for answer in answers.values():
         for feature in answer.about.features:
             declared.setdefault(feature.name, feature)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsilo.models.contract.survey import Count, Measured, Survey
+from fedsilo.models.contract.survey import Count, MeasuredFeature, Survey
 from fedsilo.models.figures.palette import GREY, line_styles
 from fedsilo.models.figures.panels import literal
 from fedsilo.server_app.studies.figures.panels import new_figure
@@ -49,7 +49,9 @@ def feature_pictures(answers: Mapping[str, Survey], distances: Sequence[Between]
     return [picture for picture in pictures if picture]
 
 
-def training_counts(feature: Measured, answers: Mapping[str, Survey]) -> dict[str, Sequence[Count]]:
+def training_counts(
+    feature: MeasuredFeature, answers: Mapping[str, Survey]
+) -> dict[str, Sequence[Count]]:
     """Return each site's counts of a feature, of the sites that declare it so and send them."""
     counts = {
         site: (answer.histograms or {}).get("train", {}).get(feature.name)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.client_app.worker import parent
-from fedsilo.client_app.worker.parent import CANNOT, Worker, main, runs_any_app
+from fedsilo.client_app.worker.parent import CANNOT, HospitalWorker, main, runs_any_app
 from fedsilo.models.contract.errors import SettingError
 from fedsilo.server_app.run.processes import free_ports
 
@@ -34,7 +34,7 @@ def test_each_task_has_a_process_of_its_own_and_none_is_left(tmp_path: Path) -> 
         (tmp_path / token).write_text(f"{os.getpid()}")
         return 0
 
-    worker = Worker(answer)
+    worker = HospitalWorker(answer)
     for token in ("a", "b", "c"):
         worker.start(token)
     assert sorted(worker.running.values()) == ["a", "b", "c"]
@@ -52,7 +52,7 @@ def test_each_task_has_a_process_of_its_own_and_none_is_left(tmp_path: Path) -> 
 
 
 def test_a_killed_task_is_named_and_the_worker_goes_on(caplog: pytest.LogCaptureFixture) -> None:
-    worker = Worker(lambda token: time.sleep(60) or 0)
+    worker = HospitalWorker(lambda token: time.sleep(60) or 0)
     worker.start("a")
     (process,) = worker.running
     os.kill(process, signal.SIGKILL)
@@ -76,7 +76,7 @@ def test_an_error_or_an_exit_of_a_task_ends_that_process_alone() -> None:
             sys.exit(0)
         raise RuntimeError("no")
 
-    worker = Worker(answer)
+    worker = HospitalWorker(answer)
     for token in ("exit", "error"):
         worker.start(token)
     for process in list(worker.running):
@@ -84,7 +84,7 @@ def test_an_error_or_an_exit_of_a_task_ends_that_process_alone() -> None:
 
 
 def test_a_worker_is_worn_by_tasks_and_threads_never_before_its_first() -> None:
-    worker = Worker(lambda token: 0)
+    worker = HospitalWorker(lambda token: 0)
     assert not worker.is_worn()
     worker.started = 1000
     assert worker.is_worn()
@@ -170,7 +170,7 @@ def refusing() -> Iterator[str]:
 def test_a_secret_that_does_not_fit_is_told_with_where_it_is_given(refusing: str) -> None:
     client = parent._client(refusing, b"other")
     with pytest.raises(SettingError, match=r"does not accept the worker's secret: start both with"):
-        parent.serve(Worker(lambda token: 0), client, os.getppid())
+        parent.serve(HospitalWorker(lambda token: 0), client, os.getppid())
 
 
 def test_a_runtime_api_that_does_not_answer_is_waited_for_and_told_once(
@@ -183,7 +183,7 @@ def test_a_runtime_api_that_does_not_answer_is_waited_for_and_told_once(
     client = parent._client(f"127.0.0.1:{port}", b"secret")
     logging.getLogger("flwr").propagate = True
     with caplog.at_level(logging.WARNING, "flwr"):
-        parent.serve(Worker(lambda token: 0), client, 1)
+        parent.serve(HospitalWorker(lambda token: 0), client, 1)
     assert caplog.text.count("the SuperNode's Runtime API does not answer; the worker waits") == 1
     assert next(looks, None) is None, "it ended with the hospital's process"
 
@@ -193,7 +193,7 @@ import atexit, os, signal, sys
 from fedsilo.client_app.worker import parent
 atexit.register(print, "libraries clean up")
 parent.preload = lambda: None
-parent.Worker.end = lambda self: os.write(1, b"tasks are ended")
+parent.HospitalWorker.end = lambda self: os.write(1, b"tasks are ended")
 parent.serve = lambda *_: os.kill(os.getpid(), signal.SIGTERM)
 sys.exit(parent.main(["--runtime", "127.0.0.1:1", "--secret", sys.argv[1], "--hospital", "1"]))
 """

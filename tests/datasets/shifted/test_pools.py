@@ -94,7 +94,7 @@ def test_training_and_test_images_of_different_size_are_refused(
         open_pool(MNIST, small_places)
 
 
-def _figures(pool: Pool) -> tuple[tuple[float], tuple[float]]:
+def _statistics(pool: Pool) -> tuple[tuple[float], tuple[float]]:
     pixels = pool.train_images / 255
     return (float(pixels.mean()),), (float(pixels.std()),)
 
@@ -113,9 +113,9 @@ def test_digits_are_all_1797_doubled_in_size_and_grey_from_0_to_255() -> None:
     assert np.bincount(everything).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
 
 
-def test_digits_are_standardised_by_the_figures_of_their_training_part() -> None:
+def test_digits_are_standardised_by_the_statistics_of_their_training_part() -> None:
     pool, _ = open_pool(SOURCES["digits"], find_places("", ""))
-    assert _figures(pool) == _stated("digits")
+    assert _statistics(pool) == _stated("digits")
 
 
 def test_the_real_mnist_has_the_published_counts_mean_and_deviation(real_data: Path) -> None:
@@ -124,4 +124,4 @@ def test_the_real_mnist_has_the_published_counts_mean_and_deviation(real_data: P
     counts = np.bincount(pool.test_labels).tolist()
     assert counts == [980, 1135, 1032, 1010, 982, 892, 958, 1028, 974, 1009]
     assert pool.train_labels[:5].tolist() == [5, 0, 4, 1, 9]
-    assert _figures(pool) == _stated("mnist")
+    assert _statistics(pool) == _stated("mnist")

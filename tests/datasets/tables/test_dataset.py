@@ -108,7 +108,7 @@ def test_the_schema_names_the_silos_in_its_order(places: Places) -> None:
     assert silo_names(settings) == ["z", "south"]
 
 
-def test_declared_figures_of_the_schema_come_with_the_silo(places: Places) -> None:
+def test_declared_statistics_of_the_schema_come_with_the_silo(places: Places) -> None:
     rewrite(places, "schema.yaml", lambda t: t.replace("{name: id}", "{name: id, mean: 9, std: 2}"))
     for _ in range(2):  # as made, and as cached
         declared = load_silo("north", TABLE, places).declared

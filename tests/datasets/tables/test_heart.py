@@ -74,13 +74,15 @@ def test_a_real_patient_is_read_by_hand(places: Places) -> None:
         assert labels[same].tolist() == [0]
 
 
-def test_the_schema_declares_figures_for_the_real_and_the_made_up_hospitals(tmp_path: Path) -> None:
-    figures = HEART.schema(Places(None, tmp_path)).declared_statistics()
-    assert figures is not None
-    assert figures.mean.shape == figures.std.shape == (13,)
-    assert figures.mean[:2].tolist() == [55, 0.5]
-    assert figures.mean[8:].tolist() == [1 / 4] * 3 + [1 / 3] * 2
-    assert figures.std[8:].tolist() == [1] * 5
+def test_the_schema_declares_statistics_for_the_real_and_the_made_up_hospitals(
+    tmp_path: Path,
+) -> None:
+    statistics = HEART.schema(Places(None, tmp_path)).declared_statistics()
+    assert statistics is not None
+    assert statistics.mean.shape == statistics.std.shape == (13,)
+    assert statistics.mean[:2].tolist() == [55, 0.5]
+    assert statistics.mean[8:].tolist() == [1 / 4] * 3 + [1 / 3] * 2
+    assert statistics.std[8:].tolist() == [1] * 5
 
 
 @pytest.mark.parametrize(

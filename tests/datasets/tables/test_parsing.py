@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsilo.datasets.io.text_files import read_text
-from fedsilo.datasets.tables.parsing import Table, parse_table
+from fedsilo.datasets.tables.parsing import ParsedTable, parse_table
 from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.models.contract.errors import DataError
 from fedsilo.models.maths.standardisation import standardise
@@ -31,7 +31,7 @@ HEADER = "sex,age,note,stage,pulse,sick\n"
 BARE = SCHEMA.model_copy(update={"header": False})
 
 
-def parse(text: str, schema: TableSchema = SCHEMA) -> Table:
+def parse(text: str, schema: TableSchema = SCHEMA) -> ParsedTable:
     return parse_table(text, schema, "a.csv")
 
 
@@ -259,7 +259,7 @@ def test_a_separator_of_another_kind_in_a_cell_is_no_new_line() -> None:
     assert table.rows.tolist() == [[50.0, 70.0, 1.0, 0.0, 1.0]]
 
 
-def test_declared_figures_shift_one_hot_features_by_an_equal_share_of_each_level() -> None:
+def test_declared_statistics_shift_one_hot_features_by_an_equal_share_of_each_level() -> None:
     columns = tuple(
         column.model_copy(update={"mean": mean, "std": std})
         for column, mean, std in zip(
@@ -269,14 +269,14 @@ def test_declared_figures_shift_one_hot_features_by_an_equal_share_of_each_level
             strict=True,
         )
     )
-    figures = SCHEMA.model_copy(update={"columns": columns}).declared_statistics()
-    assert figures is not None
-    assert figures.mean.tolist() == [50, 70, 1 / 2, 1 / 3, 1 / 3]
-    assert figures.std.tolist() == [10, 5, 1, 1, 1]
+    statistics = SCHEMA.model_copy(update={"columns": columns}).declared_statistics()
+    assert statistics is not None
+    assert statistics.mean.tolist() == [50, 70, 1 / 2, 1 / 3, 1 / 3]
+    assert statistics.std.tolist() == [10, 5, 1, 1, 1]
     # A missing category becomes 0, and 0 is that share
-    gaps = standardise(torch.tensor([[60.0, 65.0, *[math.nan] * 3]]), figures)
+    gaps = standardise(torch.tensor([[60.0, 65.0, *[math.nan] * 3]]), statistics)
     assert gaps.tolist() == [[1.0, -1.0, 0.0, 0.0, 0.0]]
-    known = standardise(torch.tensor([[50.0, 70.0, 1.0, 0.0, 1.0]]), figures)[0]
+    known = standardise(torch.tensor([[50.0, 70.0, 1.0, 0.0, 1.0]]), statistics)[0]
     assert known.tolist() == pytest.approx([0.0, 0.0, 1 / 2, -1 / 3, 2 / 3])
 
 

@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.survey import About, LeftOut, Measured, Spread, Survey
+from fedsilo.models.contract.survey import About, LeftOut, MeanAndDeviation, MeasuredFeature, Survey
 
 
 def made() -> Survey:
     features = [
-        Measured(name="age", edges=[30.0, 50.0]),
-        Measured(name="ward", levels=["a", "b"], lacking=True),
+        MeasuredFeature(name="age", edges=[30.0, 50.0]),
+        MeasuredFeature(name="ward", levels=["a", "b"], lacking=True),
     ]
     return Survey(
         about=About(
@@ -25,13 +25,13 @@ def made() -> Survey:
             floor=10,
             classes=["well", "sick"],
             features=features,
-            file_features=[Measured(name="width", edges=[64.0])],
+            file_features=[MeasuredFeature(name="width", edges=[64.0])],
         ),
         samples={"train": 60, "test": None},
         labels={"train": [40, 20], "test": [None, None]},
         left_out=LeftOut(count=12, missing={"age": 12, "ward": None}),
         histograms={"train": {"age": [None, 30, None], "ward": [20, None, None]}},
-        means={"train": {"age": Spread(mean=41.5, sd=8.0)}},
+        means={"train": {"age": MeanAndDeviation(mean=41.5, sd=8.0)}},
         percentiles={"train": {"age": (30.0, 55.5)}},
         files={"width": [None, None]},
         file_percentiles={"width": (600.0, 600.0)},

@@ -43,37 +43,37 @@ def test_sums_are_added_up_in_double_precision() -> None:
 
 
 def test_pooled_statistics_of_two_hospitals_by_hand() -> None:
-    figures = pooled_statistics([sums_of(FIRST), sums_of(SECOND)])
-    assert figures.mean.tolist() == pytest.approx([3, 15, 7, 0])
+    statistics = pooled_statistics([sums_of(FIRST), sums_of(SECOND)])
+    assert statistics.mean.tolist() == pytest.approx([3, 15, 7, 0])
     # Variances (4 + 0 + 4) / 3 and 25; what never varies or is nowhere known is only shifted.
-    assert figures.std.tolist() == pytest.approx([math.sqrt(8 / 3), 5, 1, 1])
+    assert statistics.std.tolist() == pytest.approx([math.sqrt(8 / 3), 5, 1, 1])
 
 
 @settings(max_examples=50, deadline=None)
 @given(hospitals())
 def test_pooled_statistics_equal_those_of_all_rows_concatenated(rows: list[Tensor]) -> None:
-    figures = pooled_statistics([sums_of(one) for one in rows])
+    statistics = pooled_statistics([sums_of(one) for one in rows])
     stacked = np.concatenate([one.numpy() for one in rows]).astype(np.float64)
     for feature, column in enumerate(stacked.T):
         known = column[~np.isnan(column)]
         size = float(np.abs(known).max(initial=0))
-        assert figures.mean[feature] == pytest.approx(
+        assert statistics.mean[feature] == pytest.approx(
             known.mean() if len(known) else 0.0, rel=1e-12, abs=1e-14 * size
         )
         spread = float(known.std()) if len(known) else 0.0
         if spread > 1e-5 * size:
-            assert figures.std[feature] == pytest.approx(spread, rel=1e-5)
+            assert statistics.std[feature] == pytest.approx(spread, rel=1e-5)
         elif spread <= 1e-9 * size:
-            assert figures.std[feature] == 1
+            assert statistics.std[feature] == 1
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.floats(-1e6, 1e6, width=32), st.integers(1, 40))
 def test_standardised_constant_feature_is_only_shifted(value: float, count: int) -> None:
     rows = torch.full((count, 1), value)
-    figures = pooled_statistics([sums_of(rows)])
-    assert figures.std.tolist() == [1]
-    assert standardise(rows, figures).abs().max().item() <= 1e-9 * abs(value)
+    statistics = pooled_statistics([sums_of(rows)])
+    assert statistics.std.tolist() == [1]
+    assert standardise(rows, statistics).abs().max().item() <= 1e-9 * abs(value)
 
 
 def test_pooled_statistics_do_not_depend_on_the_partition() -> None:
@@ -81,9 +81,9 @@ def test_pooled_statistics_do_not_depend_on_the_partition() -> None:
     whole = pooled_statistics([sums_of(rows)])
     parts = [sums_of(part) for part in torch.split(rows, [4, 11, 15])]
     for order in itertools.permutations(parts):
-        figures = pooled_statistics(order)
-        np.testing.assert_allclose(figures.mean, whole.mean, rtol=1e-14)
-        np.testing.assert_allclose(figures.std, whole.std, rtol=1e-10)
+        statistics = pooled_statistics(order)
+        np.testing.assert_allclose(statistics.mean, whole.mean, rtol=1e-14)
+        np.testing.assert_allclose(statistics.std, whole.std, rtol=1e-10)
 
 
 def test_equal_sums_in_the_same_order_make_the_same_bits() -> None:
@@ -94,25 +94,25 @@ def test_equal_sums_in_the_same_order_make_the_same_bits() -> None:
 
 
 def test_rows_become_standard_deviations_from_the_mean_and_what_is_missing_zero() -> None:
-    figures = FeatureStatistics(np.array([3.0, 15.0]), np.array([2.0, 5.0]))
+    statistics = FeatureStatistics(np.array([3.0, 15.0]), np.array([2.0, 5.0]))
     rows = torch.tensor([[1.0, 10.0], [3.0, NAN], [8.0, 25.0]])
-    found = standardise(rows, figures)
+    found = standardise(rows, statistics)
     assert found.tolist() == [[-1.0, -1.0], [0.0, 0.0], [2.5, 2.0]]
     assert found.dtype == torch.float32
     assert rows[1].isnan().tolist() == [False, True], "the rows themselves stay as they were"
 
 
 def test_standardised_no_rows_are_no_rows() -> None:
-    figures = FeatureStatistics(np.zeros(2), np.ones(2))
-    assert standardise(torch.empty(0, 2), figures).shape == (0, 2)
+    statistics = FeatureStatistics(np.zeros(2), np.ones(2))
+    assert standardise(torch.empty(0, 2), statistics).shape == (0, 2)
 
 
 @settings(max_examples=50, deadline=None)
 @given(hospitals())
 def test_standardised_by_own_statistics_a_sites_mean_row_is_zero(rows: list[Tensor]) -> None:
     for one in rows:
-        figures = pooled_statistics([sums_of(one)])
-        found = standardise(one, figures).double()
+        statistics = pooled_statistics([sums_of(one)])
+        found = standardise(one, statistics).double()
         # a float32 cell is off by 6e-8 of its size, and so is their mean
         bound = 1e-6 * max(1.0, found.abs().max().item())
         assert found.mean(dim=0).abs().max().item() <= bound
@@ -123,8 +123,8 @@ def test_standardised_by_own_statistics_a_sites_mean_row_is_zero(rows: list[Tens
 def test_pooled_standardised_rows_have_mean_zero_and_deviation_one_or_none(
     rows: list[Tensor],
 ) -> None:
-    figures = pooled_statistics([sums_of(one) for one in rows])
-    found = torch.cat([standardise(one, figures) for one in rows]).double().numpy()
+    statistics = pooled_statistics([sums_of(one) for one in rows])
+    found = torch.cat([standardise(one, statistics) for one in rows]).double().numpy()
     stacked = np.concatenate([one.numpy() for one in rows]).astype(np.float64)
     for feature in range(3):
         spread, size = stacked[:, feature].std(), np.abs(stacked[:, feature]).max()

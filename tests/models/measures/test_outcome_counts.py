@@ -17,8 +17,8 @@ PROBABILITIES = torch.tensor(
 LABELS = torch.tensor([0, 0, 0, 1, 1])
 
 
-def _classes(figures: dict[str, float]) -> dict[str, float]:
-    return {name: value for name, value in figures.items() if name.startswith("class.")}
+def _classes(metrics: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in metrics.items() if name.startswith("class.")}
 
 
 def test_a_class_has_those_found_those_wrongly_taken_for_it_and_its_auc() -> None:

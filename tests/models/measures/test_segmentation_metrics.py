@@ -65,7 +65,7 @@ def test_segmentation_metrics_equal_those_of_torchmetrics(
     bits: list[bool], others: list[bool]
 ) -> None:
     found, truth = (torch.tensor(x).reshape(4, 3, 3).int() for x in (bits, others))
-    figures = segmentation_metrics(found, truth)
+    metrics = segmentation_metrics(found, truth)
     each = dice_score(
         found.long(),
         truth.long(),
@@ -77,9 +77,9 @@ def test_segmentation_metrics_equal_those_of_torchmetrics(
     )
     known = each[~each.isnan()]
     if len(known):
-        assert figures["dice"] == pytest.approx(known.mean().item(), abs=1e-6)
+        assert metrics["dice"] == pytest.approx(known.mean().item(), abs=1e-6)
     else:
-        assert "dice" not in figures
+        assert "dice" not in metrics
     if truth.any() and not truth.all():
         miou = multiclass_jaccard_index(found, truth, 2, average="macro").item()
-        assert figures["miou"] == pytest.approx(miou, abs=1e-6)
+        assert metrics["miou"] == pytest.approx(miou, abs=1e-6)

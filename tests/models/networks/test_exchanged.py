@@ -46,7 +46,7 @@ def test_exchanged_arrays_are_sorted_and_leave_step_counters_at_home() -> None:
 def test_loaded_arrays_make_another_network_answer_alike() -> None:
     source, target = _network(), _network(CommonSettings(width=2, seed=8))
     images = torch.randn(3, 1, 16, 16)
-    source(images)  # moves batch norm's running figures, which must travel too
+    source(images)  # moves batch norm's running metrics, which must travel too
     load_exchanged(target, exchanged_arrays(source))
     assert torch.equal(source.eval()(images), target.eval()(images))
 

@@ -64,7 +64,7 @@ def test_settings_that_break_a_promise_are_refused(settings: dict[str, Any], sai
 
 
 @pytest.mark.parametrize("standardise", ["pooled", "site"])
-def test_a_private_table_is_scaled_by_declared_figures_alone(standardise: str) -> None:
+def test_a_private_table_is_scaled_by_declared_statistics_alone(standardise: str) -> None:
     common = CommonSettings(method="fedavg", standardise=standardise, **PRIVATE)
     with refuses(SettingError, "standardise", "declared"):
         check_privacy_settings(common, table=True)

@@ -49,7 +49,7 @@ def test_a_run_is_read_as_frames(hearts: Path) -> None:
     assert list(metrics.columns) == ["round", "site", "split", "metric", "value"]
     final = metrics.query("round == 2 and split == 'test' and metric == 'accuracy'")
     assert final.set_index("site")["value"].to_dict() == {
-        site: figures["accuracy"] for site, figures in run.summary["sites"].items()
+        site: metrics["accuracy"] for site, metrics in run.summary["sites"].items()
     }
     assert traffic["bytes_up"].sum() == run.summary["bytes"]["up"]
     assert list(run.sites["site"]) == ["cleveland", "hungary", "switzerland", "va"]
@@ -58,14 +58,14 @@ def test_a_run_is_read_as_frames(hearts: Path) -> None:
 
 # Of every method predictions are held against metrics.csv in test_end_to_end
 @pytest.mark.parametrize("method", in_soak(METHODS, but=("fedefm", "local", "picsr", "uefl")))
-def test_predictions_are_those_that_the_runs_figures_were_computed_from(
+def test_predictions_are_those_that_the_runs_metrics_were_computed_from(
     method: str, tiny: Tiny, inline_run: Callable[..., RunDirectory]
 ) -> None:
     run = load_run(inline_run(tiny(method)).path)
     for site in run.sites["site"]:
-        answers, figures = run.predictions(site), run.summary["sites"][site]
-        assert (answers["truth"] == answers["predicted"]).mean() == figures["accuracy"]
-        assert answers["entropy"].mean() == pytest.approx(figures["entropy"], rel=1e-12)
+        answers, metrics = run.predictions(site), run.summary["sites"][site]
+        assert (answers["truth"] == answers["predicted"]).mean() == metrics["accuracy"]
+        assert answers["entropy"].mean() == pytest.approx(metrics["entropy"], rel=1e-12)
         shares = answers.filter(like="p.").sum(axis=1)
         assert shares.to_numpy() == pytest.approx([1.0] * len(answers))
 

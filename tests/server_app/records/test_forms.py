@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.server_app.records.forms import State, Summary, check
+from fedsilo.server_app.records.forms import StateFacts, Summary, check
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.errors import refuses
 from tests.support.run_files import SILO, SUMMARY
@@ -141,6 +141,6 @@ def test_a_pipe_in_place_of_a_file_is_not_waited_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize("change", [{"keepers": "north"}, {"settings": {"seed": [1]}}])
 def test_a_checkpoint_of_another_form_is_refused(change: dict[str, Any]) -> None:
     kept = {"round": 1, "extras": {}, "keepers": {"north": 1}, "settings": {"seed": 1}, "hooks": {}}
-    check(State, kept, "it")
+    check(StateFacts, kept, "it")
     with pytest.raises(RunDirectoryError, match="it is of another form: "):
-        check(State, kept | change, "it")
+        check(StateFacts, kept | change, "it")

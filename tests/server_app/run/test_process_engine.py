@@ -187,10 +187,10 @@ def test_a_worker_starts_though_the_fork_server_ended_just_now(
     monkeypatch.setattr(process_engine, "ProcessPoolExecutor", Pool)
     monkeypatch.setattr(process_engine, "_PAUSES", (0.0, 0.0, 0.0))
     if starts:
-        assert not process_engine.Worker(({}, {}, [])).process.done()
+        assert not process_engine.SiteProcess(({}, {}, [])).process.done()
         return
     with pytest.raises(ProcessError, match="cannot start a process"):
-        process_engine.Worker(({}, {}, []))
+        process_engine.SiteProcess(({}, {}, []))
 
 
 @pytest.mark.parametrize("by", in_soak([signal.SIGKILL, signal.SIGINT], but=[signal.SIGKILL]))

@@ -342,21 +342,21 @@ def test_a_table_names_its_features_its_sums_and_the_rows_it_left_out() -> None:
     assert facts.sums.squares.tolist() == [10, 100]
 
 
-def test_pooled_figures_are_those_of_the_rows_of_all_sites() -> None:
-    figures = meet_sites(grid_of(table_node("s2a"), table_node("s1a")), COMMON).figures()
-    assert figures is not None
-    assert figures.mean.tolist() == pytest.approx([3, 15])
-    assert figures.std.tolist() == pytest.approx([(8 / 3) ** 0.5, 5])
+def test_pooled_statistics_are_those_of_the_rows_of_all_sites() -> None:
+    statistics = meet_sites(grid_of(table_node("s2a"), table_node("s1a")), COMMON).standardisation()
+    assert statistics is not None
+    assert statistics.mean.tolist() == pytest.approx([3, 15])
+    assert statistics.std.tolist() == pytest.approx([(8 / 3) ** 0.5, 5])
 
 
-def test_what_leaves_for_pooled_figures_is_told_and_where_they_go() -> None:
+def test_what_leaves_for_pooled_statistics_is_told_and_where_they_go() -> None:
     (told,) = meet_sites(grid_of(table_node("s2a"), table_node("s1a")), COMMON).leaves()
     assert "the sum of their squares over the site's training rows" in told
     assert told.endswith("mean and standard deviation pooled from them go to all sites")
     assert meet_sites(grid_of({"site": "s1a"}), COMMON).leaves() == []
 
 
-def test_the_real_sites_send_sums_whose_figures_are_those_of_all_training_rows() -> None:
+def test_the_real_sites_send_sums_whose_statistics_are_those_of_all_training_rows() -> None:
     from fedsilo.client_app.app import app
     from fedsilo.datasets.registry import load_silo, silo_names
     from fedsilo.server_app.config.settings import resolve
@@ -367,18 +367,18 @@ def test_the_real_sites_send_sums_whose_figures_are_those_of_all_training_rows()
     )
     silos = [load_silo(name, values.common) for name in silo_names(values.common)]
     rows = np.concatenate([silo.train.inputs.numpy() for silo in silos]).astype(np.float64)
-    figures = participants.figures()
-    assert figures is not None
-    np.testing.assert_allclose(figures.mean, rows.mean(axis=0), rtol=1e-12)
-    np.testing.assert_allclose(figures.std, rows.std(axis=0), rtol=1e-9)
+    statistics = participants.standardisation()
+    assert statistics is not None
+    np.testing.assert_allclose(statistics.mean, rows.mean(axis=0), rtol=1e-12)
+    np.testing.assert_allclose(statistics.std, rows.std(axis=0), rtol=1e-9)
     assert participants.task() == Task((13,), 2)
 
 
 def test_sites_that_send_no_sums_have_no_pooled_figures() -> None:
     silent = {"sums_count": None, "sums_total": None, "sums_squares": None}
     nodes = [table_node(site, **silent) for site in SUMS]
-    assert meet_sites(grid_of(*nodes), COMMON).figures() is None
-    assert meet_sites(grid_of({"site": "s1a"}), COMMON).figures() is None
+    assert meet_sites(grid_of(*nodes), COMMON).standardisation() is None
+    assert meet_sites(grid_of({"site": "s1a"}), COMMON).standardisation() is None
 
 
 def test_sums_of_some_sites_only_are_refused_and_the_silent_ones_named() -> None:
@@ -388,7 +388,7 @@ def test_sums_of_some_sites_only_are_refused_and_the_silent_ones_named() -> None
     assert meet_sites(grid_of(*nodes), ONE).sites() == ["s1a"]
     declared = dataclasses.replace(ONE, standardise="declared")
     going_on = meet_sites(grid_of(*nodes), declared)
-    assert (going_on.sites(), going_on.figures()) == (["s2a"], None)
+    assert (going_on.sites(), going_on.standardisation()) == (["s2a"], None)
     assert going_on.refused[0].startswith("s1a sent sums that nobody pools")
 
 
@@ -410,9 +410,9 @@ def test_sums_that_no_rows_have_stop_the_run(part: str) -> None:
     with refuses(SiteError, f"sums-{part}", 0):
         meet_sites(grid_of(table_node("s1a"), bad), COMMON)
     below = table_node("s2a", sums_total=[-5.0, 20.0])  # values may be below 0, and so their sum
-    figures = meet_sites(grid_of(table_node("s1a"), below), COMMON).figures()
-    assert figures is not None
-    assert figures.mean.tolist() == pytest.approx([-1 / 3, 15])
+    statistics = meet_sites(grid_of(table_node("s1a"), below), COMMON).standardisation()
+    assert statistics is not None
+    assert statistics.mean.tolist() == pytest.approx([-1 / 3, 15])
 
 
 @pytest.mark.parametrize("part", ["total", "squares"])

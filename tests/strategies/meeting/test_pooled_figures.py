@@ -1,11 +1,11 @@
-"""Pooled figures on their way to the sites."""
+"""Pooled statistics on their way to the sites."""
 
 import dataclasses
 from typing import Any
 
 import numpy as np
 
-from fedsilo.models.contract.messages import EVALUATE, FIGURES, TRAIN
+from fedsilo.models.contract.messages import EVALUATE, STANDARDISED, TRAIN
 from fedsilo.models.contract.own_settings import NoSettings
 from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.contract.site_facts import Sums
@@ -16,7 +16,7 @@ from fedsilo.strategies.methods.fedavg import FedAvg
 COMMON = CommonSettings(silos=3)
 
 
-def test_the_figures_travel_with_every_message_in_double_precision(
+def test_the_statistics_travel_with_every_message_in_double_precision(
     spy_grid: Any, fake_app: Any, participants: Participants
 ) -> None:
     count, total = np.array([3.0, 1.0]), np.array([1.0, 0.1])
@@ -30,7 +30,7 @@ def test_the_figures_travel_with_every_message_in_double_precision(
     kinds = [message.metadata.message_type for message in grid.sent]
     assert kinds == [TRAIN] * 6 + [EVALUATE] * 3
     for message in grid.sent:
-        record = message.content.array_records[FIGURES]
+        record = message.content.array_records[STANDARDISED]
         assert {array.dtype for array in record.values()} == {"float64"}
         np.testing.assert_allclose(record["mean"].numpy(), [1 / 3, 0.1], rtol=1e-15)
         # 11 / 3 - (1 / 3)^2 = 32 / 9; one value alone does not vary
@@ -43,4 +43,4 @@ def test_without_sums_no_message_has_figures(
     grid = spy_grid(fake_app())
     RoundLoop(FedAvg(COMMON, NoSettings(), participants)).start(grid, 1, 20)
     assert len(grid.sent) == 6
-    assert not any(FIGURES in message.content.array_records for message in grid.sent)
+    assert not any(STANDARDISED in message.content.array_records for message in grid.sent)

@@ -63,7 +63,7 @@ def test_a_star_gathers_at_its_hub_and_sends_back() -> None:
     assert seconds(build("star", "abcd"), shared, compute=busy) == pytest.approx(7 + 1.01)
 
 
-def test_matchas_figure_is_the_mean_over_rounds_with_and_without_an_exchange() -> None:
+def test_matchas_metrics_is_the_mean_over_rounds_with_and_without_an_exchange() -> None:
     assert seconds(build("matcha", "ab")) == pytest.approx(0.5 * 2 + 0.5 * 3.01, abs=1e-5)
     assert seconds(build("matcha", "ab", budget=1.0)) == pytest.approx(3.01, abs=1e-5)
 

@@ -1,4 +1,4 @@
-"""Cross-validation: figures and paired differences by hand, its tables, and a real small one."""
+"""Cross-validation: metrics and paired differences by hand, its tables, and a real small one."""
 
 import csv
 import io
@@ -17,13 +17,13 @@ from scipy import stats
 
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.compare.crossvalidate import (
-    Interval,
+    CorrectedInterval,
     _lines,
     corrected_interval,
     difference_intervals,
-    figure_intervals,
     interval_frame,
     markdown_text,
+    metric_intervals,
     metric_table,
 )
 from fedsilo.server_app.studies.compare.pooled import POOLED
@@ -54,20 +54,20 @@ def _pairs(rows: pd.DataFrame) -> set[tuple[str, str]]:
 
 
 def test_figures_are_means_over_runs_per_site_and_over_sites() -> None:
-    rows = figure_intervals({"a": RUNS}, ("accuracy", "auc"), 2)
+    rows = metric_intervals({"a": RUNS}, ("accuracy", "auc"), 2)
     assert _means(rows, "accuracy") == {"x": (0.7, 2), "y": (0.9, 2), "all": (0.8, 2)}
     assert _pairs(rows) == {("a", "")}
 
 
 def test_a_site_without_a_metric_in_some_run_is_no_part_of_its_mean_over_sites() -> None:
-    rows = figure_intervals({"a": RUNS}, ("auc",), 2)
+    rows = metric_intervals({"a": RUNS}, ("auc",), 2)
     assert _means(rows, "auc") == {"x": (0.6, 2), "y": (0.9, 1), "all": (0.6, 2)}
 
 
 def test_a_metric_that_no_run_has_gives_no_row() -> None:
     lone = [_run(y={"accuracy": 0.8}), _run(y={"accuracy": 0.9})]
-    figures = figure_intervals({"a": lone}, ("accuracy", "auc"), 2)
-    assert list(figures["metric"]) == ["accuracy", "accuracy"]
+    metrics = metric_intervals({"a": lone}, ("accuracy", "auc"), 2)
+    assert list(metrics["metric"]) == ["accuracy", "accuracy"]
     assert difference_intervals({"a": lone, "b": lone}, ("auc",), 2).empty
 
 
@@ -97,10 +97,10 @@ def test_differences_come_in_the_first_experiments_order_and_of_its_sites_alone(
     ]
 
 
-def test_pooled_over_all_samples_has_its_own_figure_and_no_site() -> None:
+def test_pooled_over_all_samples_has_its_own_metrics_and_no_site() -> None:
     mine = [{**run, "mean": {POOLED: value}} for run, value in zip(RUNS, (0.5, 0.7), strict=True)]
     others = [{**run, "mean": {POOLED: 0.5}} for run in RUNS]
-    assert _means(figure_intervals({"a": mine}, (POOLED,), 2), POOLED) == {"all": (0.6, 2)}
+    assert _means(metric_intervals({"a": mine}, (POOLED,), 2), POOLED) == {"all": (0.6, 2)}
     less = difference_intervals({"a": mine, "b": others}, (POOLED,), 2)
     assert _means(less, POOLED) == {"all": (0.1, 2)}
 
@@ -114,7 +114,7 @@ def test_every_other_experiment_is_compared_with_the_first() -> None:
         ("a", "c", "auc"),
         ("a", "c", "accuracy"),
     ]
-    assert list(rows["group"]) == ["x", "y", "all"] * 4, "as the figures have them"
+    assert list(rows["group"]) == ["x", "y", "all"] * 4, "as the metrics have them"
     assert set(rows["mean"]) == {0.0}
     alone = (rows["group"] == "y") & (rows["metric"] == "auc")
     assert rows.loc[alone, "p"].isna().all(), "of a single run"
@@ -123,7 +123,7 @@ def test_every_other_experiment_is_compared_with_the_first() -> None:
 
 def test_a_single_run_has_neither_interval_nor_p_value() -> None:
     one, other = [_run(x={"accuracy": 0.733})], [_run(x={"accuracy": 0.5})]
-    rows = figure_intervals({"a": one, "b": other}, ("accuracy",), 2)
+    rows = metric_intervals({"a": one, "b": other}, ("accuracy",), 2)
     rows = pd.concat([rows, difference_intervals({"a": one, "b": other}, ("accuracy",), 2)])
     cells = list(metric_table(rows, "accuracy").columns[1].cells)
     assert cells == ["0.733 (1 run)", "0.500 (1 run)", "+0.233 (1 run)"]
@@ -136,7 +136,7 @@ def test_a_single_run_has_neither_interval_nor_p_value() -> None:
 def test_figures_stay_between_0_and_1_and_differences_may_go_beyond() -> None:
     wide = [_run(x={"accuracy": value}) for value in (0.0, 1.0)]
     none = [_run(x={"accuracy": 0.0}) for _ in range(2)]
-    rows = figure_intervals({"a": wide, "b": none}, ("accuracy",), 2)
+    rows = metric_intervals({"a": wide, "b": none}, ("accuracy",), 2)
     high, _, low, _ = rows.itertuples()
     assert (high.mean, high.low, high.high) == (0.5, 0.0, 1.0)
     assert (low.low, low.high) == (0.0, 0.0)
@@ -150,7 +150,7 @@ def test_figures_stay_between_0_and_1_and_differences_may_go_beyond() -> None:
 def test_a_cell_of_fewer_runs_than_others_says_of_how_many() -> None:
     runs = [_run(x={"accuracy": value, "auc": value}) for value in (0.5, 0.7)]
     runs.append(_run(x={"accuracy": 0.6}))
-    rows = figure_intervals({"a": runs}, ("accuracy", "auc"), 3)
+    rows = metric_intervals({"a": runs}, ("accuracy", "auc"), 3)
     (accuracy,), (auc,) = (_lines(rows, metric)[1:] for metric in ("accuracy", "auc"))
     assert "runs" not in " ".join(accuracy)
     assert auc[1].endswith(" (2 runs)")
@@ -158,16 +158,16 @@ def test_a_cell_of_fewer_runs_than_others_says_of_how_many() -> None:
 
 TABLE = interval_frame(
     [
-        ("a", "", "x", "accuracy", Interval(0.7, 0.6, 0.8, 0.001, 10)),
-        ("a", "", "all", "accuracy", Interval(0.75, 0.65, 0.85, 0.001, 10)),
-        ("b", "", "x", "accuracy", Interval(0.5, 0.4, 0.6, 0.001, 10)),
-        ("a", "b", "x", "accuracy", Interval(0.2, -0.1, 0.5, 0.04, 10)),
-        ("a", "", "x", "auc", Interval(0.9, 0.8, 1.0, 0.001, 10)),
+        ("a", "", "x", "accuracy", CorrectedInterval(0.7, 0.6, 0.8, 0.001, 10)),
+        ("a", "", "all", "accuracy", CorrectedInterval(0.75, 0.65, 0.85, 0.001, 10)),
+        ("b", "", "x", "accuracy", CorrectedInterval(0.5, 0.4, 0.6, 0.001, 10)),
+        ("a", "b", "x", "accuracy", CorrectedInterval(0.2, -0.1, 0.5, 0.04, 10)),
+        ("a", "", "x", "auc", CorrectedInterval(0.9, 0.8, 1.0, 0.001, 10)),
     ]
 )
 
 
-def test_markdown_has_a_table_per_metric_with_figures_then_differences() -> None:
+def test_markdown_has_a_table_per_metric_with_metrics_then_differences() -> None:
     first, second = markdown_text(TABLE, ("accuracy", "auc")).split("\n\n**auc**")
     assert first.splitlines() == [
         "**accuracy**, mean and 95 % interval",
@@ -365,7 +365,7 @@ def test_experiments_on_other_data_are_not_compared(
 
 
 VALUES = [0.70, 0.80, 0.90, 0.80]  # mean 0.8, sum of squares 0.02, variance 0.02 / 3
-FIGURES = st.lists(st.floats(-1, 1), min_size=2, max_size=25)
+METRICS = st.lists(st.floats(-1, 1), min_size=2, max_size=25)
 
 
 def test_the_interval_of_four_runs_of_five_folds_by_hand() -> None:
@@ -402,22 +402,22 @@ def test_an_interval_that_ends_at_zero_has_p_of_five_percent() -> None:
 
 @pytest.mark.parametrize(("value", "p"), [(0.25, 0.0), (0.0, 1.0), (-0.25, 0.0)])
 def test_runs_that_all_say_the_same_have_no_width(value: float, p: float) -> None:
-    assert corrected_interval([value] * 3, 5) == Interval(value, value, value, p, 3)
+    assert corrected_interval([value] * 3, 5) == CorrectedInterval(value, value, value, p, 3)
 
 
 def test_one_run_says_nothing_of_the_spread() -> None:
-    assert corrected_interval([0.3], 5) == Interval(0.3, None, None, None, 1)
+    assert corrected_interval([0.3], 5) == CorrectedInterval(0.3, None, None, None, 1)
 
 
 @pytest.mark.parametrize(
     ("low", "high", "cut"),
     [(-0.1, 1.2, (0, 1)), (-0.1, 0.9, (0, 0.9)), (0.7, 1.2, (0.7, 1)), (0.7, 0.9, (0.7, 0.9))],
 )
-def test_an_interval_is_cut_to_what_the_figure_can_be(
+def test_an_interval_is_cut_to_what_the_metrics_can_be(
     low: float, high: float, cut: tuple[float, float]
 ) -> None:
-    whole = Interval(0.8, low, high, 0.01, 5)
-    assert whole.within(0, 1) == Interval(0.8, *cut, 0.01, 5)
+    whole = CorrectedInterval(0.8, low, high, 0.01, 5)
+    assert whole.within(0, 1) == CorrectedInterval(0.8, *cut, 0.01, 5)
     assert (whole.low, whole.high) == (low, high)
 
 
@@ -426,7 +426,7 @@ def test_of_one_run_there_is_nothing_to_cut() -> None:
     assert one.within(0.5, 1) == one
 
 
-@given(FIGURES, st.integers(2, 10))
+@given(METRICS, st.integers(2, 10))
 def test_the_interval_is_wider_than_the_naive_one_and_has_the_mean_in_its_middle(
     values: list[float], folds: int
 ) -> None:

@@ -112,7 +112,7 @@ def test_another_schema_over_the_same_rows_is_other_data(
 
 
 @pytest.mark.usefixtures("in_process")
-def test_a_comparison_by_validation_figures_that_no_site_has_is_refused(
+def test_a_comparison_by_validation_metrics_that_no_site_has_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = [*_table(tmp_path, one="01" * 20, two="011" * 14), "--split", "val"]
@@ -141,9 +141,9 @@ def _comparison(folder: Path, **configs: str) -> list[str]:
     return [*named, "--jobs", "1", "--markdown", str(folder / "t.md")]
 
 
-def _json_runs(folder: Path, metric: str, **figures: list[float]) -> None:
-    """Write figures over those of finished runs."""
-    for name, values in figures.items():
+def _json_runs(folder: Path, metric: str, **metrics: list[float]) -> None:
+    """Write metrics over those of finished runs."""
+    for name, values in metrics.items():
         for seed, value in enumerate(values):
             path = folder / "out" / f"{name}-seed{seed}" / "summary.json"
             summary = json.loads(path.read_text())
@@ -159,8 +159,8 @@ def test_tests_stand_below_the_table_and_in_the_markdown(
     command[command.index("--seeds") + 1] = "3"
     assert main(command) == 0
     assert not (tmp_path / "t-tests.csv").exists()
-    figures = {"slow": [0.5, 0.6, 0.7], "fast": [0.7, 0.8, 0.9]}
-    _json_runs(tmp_path, "auc", **figures)
+    metrics = {"slow": [0.5, 0.6, 0.7], "fast": [0.7, 0.8, 0.9]}
+    _json_runs(tmp_path, "auc", **metrics)
     capsys.readouterr()
     assert main([*command, "--tests", "auc", "--median"]) == 0
     said = capsys.readouterr().out
@@ -341,8 +341,8 @@ def test_predicting_one_class_is_scored_on_each_split_there_is(
         _run_of(tmp_path / f"x-{seed}", {"test": digests[seed]}, counts)
         keys = {"run.out": str(tmp_path), "run.name": f"x-{seed}", "seed": seed}
         jobs.append(Job("x", resolve({**keys, "dataset": "heart-synthetic"}), {}, "inline"))
-    figures = {"mean": {"accuracy": 0.9}, "distributions": {}, "method": "fedavg"}
-    table = over_seeds(_results(jobs, {"x": {0: figures, 1: figures}}, "test", "accuracy"))
+    metrics = {"mean": {"accuracy": 0.9}, "distributions": {}, "method": "fedavg"}
+    table = over_seeds(_results(jobs, {"x": {0: metrics, 1: metrics}}, "test", "accuracy"))
     constant = table[(table["method"] == "constant") & (table["group"] == "all")].iloc[0]
     assert (constant["mean"], constant["seeds"]) == (mean, seeds)
 

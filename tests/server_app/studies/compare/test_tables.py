@@ -38,7 +38,7 @@ def _results(name: str, summaries: list[dict[str, Any]], metrics: Sequence[str])
 
 
 def _rows(results: pd.DataFrame) -> list[Any]:
-    """Return the figures over seeds."""
+    """Return the metrics over seeds."""
     return list(over_seeds(results).itertuples())
 
 
@@ -77,7 +77,7 @@ def test_markdown_and_csv_hold_every_row() -> None:
     assert float(table[0]["sd"]) == pytest.approx(0.0707107, abs=1e-6)
 
 
-def test_choices_between_settings_see_validation_figures_only() -> None:
+def test_choices_between_settings_see_validation_metrics_only() -> None:
     validation = _summary(0.3)
     summary = _summary(0.8) | {
         "validation": {key: validation[key] for key in ("mean", "distributions")}
@@ -250,7 +250,7 @@ def test_the_constant_answer_has_the_metrics_that_are_shown() -> None:
     ]
 
 
-def test_a_figure_of_one_seed_has_no_deviation_and_a_range_of_nothing() -> None:
+def test_a_metrics_of_one_seed_has_no_deviation_and_a_range_of_nothing() -> None:
     assert Spread.of([0.7]) == Spread(0.7, 0.0, 1, 0.7, 0.7, 0.7)
 
 
@@ -264,7 +264,7 @@ def test_experiments_stay_in_the_order_in_which_they_were_named() -> None:
     assert [row.experiment for row in _rows(pd.concat(frames))] == ["z"] * 4 + ["a"] * 4
 
 
-def test_published_figures_are_told_as_they_were_published() -> None:
+def test_published_metrics_are_told_as_they_were_published() -> None:
     summary = _summary(0.8) | {"published": {"D1": {"accuracy": 1, "accuracy-sd": 0.0125}}}
     first, *_ = csv.DictReader(io.StringIO(csv_text(over_seeds(_results("x", [summary], METRICS)))))
     assert (first["published"], first["published sd"]) == ("1", "0.0125")

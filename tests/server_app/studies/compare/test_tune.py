@@ -86,8 +86,8 @@ def test_a_single_run_has_no_error() -> None:
 def test_another_metric_ranks_otherwise() -> None:
     found = [[_validation(0.5, a=0.9)], [_validation(0.5, a=0.8)]]
     for (summary,), balanced in zip(found, (0.5, 0.7), strict=True):
-        for figures in (summary["validation"]["mean"], *_sites(summary)):
-            figures["balanced-accuracy"] = balanced
+        for metrics in (summary["validation"]["mean"], *_sites(summary)):
+            metrics["balanced-accuracy"] = balanced
     points = [{"seed": 1}, {"seed": 2}]
     assert ranking(points, found, "accuracy")[0].settings == {"seed": 1}
     best = ranking(points, found, "balanced-accuracy")[0]
@@ -289,7 +289,7 @@ def test_images_are_searched_on_their_own_validation_part(
     for path in (tmp_path / "tune-images" / "trials").iterdir():
         summary = json.loads(path.read_text())
         found[repr(summary["validation"]["mean"]["loss"])] = summary["mean"]["loss"]
-    assert {row["loss"] for row in rows} == found.keys(), "validation, not test, figures count"
+    assert {row["loss"] for row in rows} == found.keys(), "validation, not test, metrics count"
 
 
 @pytest.mark.parametrize("change", ["train.learning-rate=0.1", "learning-rate = 0.1"])

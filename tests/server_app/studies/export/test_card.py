@@ -63,7 +63,7 @@ def test_sites_stand_by_size(finished: Path) -> None:
     assert places == sorted(places)
 
 
-def test_the_card_of_a_sites_own_model_has_its_figures_alone(finished: Path) -> None:
+def test_the_card_of_a_sites_own_model_has_its_metrics_alone(finished: Path) -> None:
     results = ModelCard(card(finished / "local", "s2a")).data.eval_results
     assert results is not None
     assert {one.dataset_config for one in results} == {"s2a"}
@@ -110,9 +110,9 @@ def test_card_has_the_sections_of_mitchell_et_al_and_the_runs_numbers(hearts: Pa
         "Ethical considerations",
         "Caveats and recommendations",
     ]
-    figures = json.loads((run / "summary.json").read_text())["sites"]
-    assert f"{figures['cleveland']['balanced-accuracy']:.3f}" in text
-    assert f"{figures['switzerland'].get('auc', -1):.3f}" not in text, "it rests on one patient"
+    metrics = json.loads((run / "summary.json").read_text())["sites"]
+    assert f"{metrics['cleveland']['balanced-accuracy']:.3f}" in text
+    assert f"{metrics['switzerland'].get('auc', -1):.3f}" not in text, "it rests on one patient"
     assert "| switzerland | switzerland | 30 | < 10 | 16 |" in text
     assert "| cleveland | disease | 48 |" in text
 

@@ -82,7 +82,7 @@ def test_a_bin_that_no_site_fills_has_no_bar() -> None:
     assert [text.get_text() for text in left.texts] == ["3"]
 
 
-def test_axes_and_legend_say_what_is_shown_and_the_figure_can_be_saved() -> None:
+def test_axes_and_legend_say_what_is_shown_and_the_metrics_can_be_saved() -> None:
     found = draw_evidence(DOCUMENT)
     assert list(found) == ["evidence.png"]
     left, right = found["evidence.png"].axes

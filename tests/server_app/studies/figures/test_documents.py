@@ -10,8 +10,8 @@ from fedsilo.server_app.studies.figures.documents import draw_buffer, draw_routi
 EXPERTS = ["cleveland", "hungary", "va"]
 
 
-def figures_of(*means: float, boxes: bool = True) -> dict[str, dict[str, float]]:
-    """Return routing figures of the experts: quantiles in steps of 0.05 around each mean."""
+def metrics_of(*means: float, boxes: bool = True) -> dict[str, dict[str, float]]:
+    """Return routing metrics of the experts: quantiles in steps of 0.05 around each mean."""
     steps = {"q05": -0.1, "q25": -0.05, "q50": 0.0, "q75": 0.05, "q95": 0.1}
     return {
         expert: {"mean": mean}
@@ -31,9 +31,9 @@ def document(**sites: dict[str, dict[str, float]]) -> dict[str, Any]:
 
 
 WHOLE = document(
-    cleveland=figures_of(0.5, 0.25, 0.25),
-    hungary=figures_of(0.2, 0.6, 0.2),
-    switzerland=figures_of(0.3, 0.3, 0.4),  # gave no expert and has patients all the same
+    cleveland=metrics_of(0.5, 0.25, 0.25),
+    hungary=metrics_of(0.2, 0.6, 0.2),
+    switzerland=metrics_of(0.3, 0.3, 0.4),  # gave no expert and has patients all the same
 )
 
 
@@ -95,7 +95,7 @@ def test_patients_of_one_weight_make_a_violin_of_bounded_width() -> None:
 
 
 def test_a_hospital_of_too_few_patients_has_crosses_and_says_why_there_is_no_box() -> None:
-    few = document(cleveland=figures_of(0.5, 0.25, 0.25), va=figures_of(0.1, 0.1, 0.8, boxes=False))
+    few = document(cleveland=metrics_of(0.5, 0.25, 0.25), va=metrics_of(0.1, 0.1, 0.8, boxes=False))
     boxed, bare = draw_routing(few)["routing.png"].axes
     assert shown(boxed) == []
     assert shown(bare) == ["too few samples for a violin"]
@@ -109,7 +109,7 @@ def test_a_hospital_of_too_few_patients_has_crosses_and_says_why_there_is_no_box
 def test_more_than_four_hospitals_go_into_further_rows_and_no_empty_panel_is_drawn(
     sites: int, panels: int, drawn: int
 ) -> None:
-    many = document(**{f"s{index}": figures_of(0.2, 0.3, 0.5) for index in range(sites)})
+    many = document(**{f"s{index}": metrics_of(0.2, 0.3, 0.5) for index in range(sites)})
     axes = draw_routing(many)["routing.png"].axes
     assert len(axes) == panels
     assert [panel.axison for panel in axes] == [True] * drawn + [False] * (panels - drawn)
@@ -144,7 +144,7 @@ def test_one_expert_alone_has_no_distance_and_is_drawn_all_the_same() -> None:
     assert apart.images[0].get_clim() == (0.0, 1.0)
 
 
-def test_without_any_hospitals_figures_only_distances_are_drawn() -> None:
+def test_without_any_hospitals_metrics_only_distances_are_drawn() -> None:
     assert set(draw_routing(document())) == {"prototype-distances.png"}
     assert set(draw_routing(document(va={}))) == {"prototype-distances.png"}
 

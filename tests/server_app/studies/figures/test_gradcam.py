@@ -10,8 +10,8 @@ from fedsilo.client_app.explain.image_explanation import ImageExplanation
 from fedsilo.models.figures.palette import BLACK, WRONG
 from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.studies.figures.gradcam import (
-    Column,
     GradCamSheet,
+    RunColumn,
     by_scenario,
     draw_sheet,
     gradcam,
@@ -27,7 +27,10 @@ def explained(probabilities: list[float], label: int, cam: torch.Tensor) -> Imag
 def test_a_sheet_has_the_images_and_a_column_per_run() -> None:
     right = explained([0.2, 0.8], 1, torch.ones(2, 2))
     wrong = explained([0.6, 0.4], 1, torch.zeros(2, 2))
-    columns = [Column("first\nFedAvg", [right, wrong]), Column("second\nLocal", [right, right])]
+    columns = [
+        RunColumn("first\nFedAvg", [right, wrong]),
+        RunColumn("second\nLocal", [right, right]),
+    ]
     figure = draw_sheet(GradCamSheet("title", columns, [1, 1]))
     panels = [figure.axes[:3], figure.axes[3:]]
     assert [[len(axes.images) for axes in row] for row in panels] == [[1, 2, 2], [1, 2, 2]]

@@ -32,9 +32,9 @@ GRAPH = document("graph", "abc", edges(("a", "b", 0.25), ("b", "c", 0.4), both=T
 
 
 def panels(found: dict[str, Any]) -> list[Any]:
-    figures = draw_topology(found)
-    assert list(figures) == ["topology.png"]
-    return list(figures["topology.png"].axes)
+    metrics = draw_topology(found)
+    assert list(metrics) == ["topology.png"]
+    return list(metrics["topology.png"].axes)
 
 
 def arrows(axes: Any) -> list[FancyArrowPatch]:

@@ -27,7 +27,7 @@ from fedsilo.server_app.studies.finetune.tasks import (
     Pooled,
     Segmentation,
     Study,
-    Trained,
+    TrainedSeed,
     predicted_masks,
 )
 from tests.support import tiny
@@ -110,16 +110,16 @@ def test_a_u_net_starts_from_the_run_s_encoder_beside_one_from_scratch(
         assert line["mean"]["dice"] == pytest.approx(sum(values) / 2)
         assert line["sd"]["dice"] == pytest.approx(abs(values[0] - values[1]) / 2**0.5)
     with (out / "figures.csv").open(newline="") as file:
-        figures = list(csv.DictReader(file))
-    assert [(row["network"], row["weights"], row["metric"]) for row in figures] == [
+        metrics = list(csv.DictReader(file))
+    assert [(row["network"], row["weights"], row["metric"]) for row in metrics] == [
         ("unet", weights, metric)
         for weights in ("conv", "scratch")
         for metric in ("dice", "jaccard", "miou", "dice-pooled")
     ]
     first = told["lines"][0]
-    assert float(figures[0]["mean"]) == pytest.approx(first["mean"]["dice"], abs=1e-6)
-    assert float(figures[0]["sd"]) == pytest.approx(first["sd"]["dice"], abs=1e-6)
-    assert figures[0]["seeds"] == "2"
+    assert float(metrics[0]["mean"]) == pytest.approx(first["mean"]["dice"], abs=1e-6)
+    assert float(metrics[0]["sd"]) == pytest.approx(first["sd"]["dice"], abs=1e-6)
+    assert metrics[0]["seeds"] == "2"
     with (out / "curves.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     places = {(r["weights"], r["seed"], r["epoch"], r["split"]) for r in rows}
@@ -168,7 +168,7 @@ def test_what_came_of_each_start_is_returned_and_its_lines_are_told_not_printed(
 def test_operations_without_a_deterministic_form_are_named_at_the_end(
     finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def warned(*arguments: Any) -> Trained:
+    def warned(*arguments: Any) -> TrainedSeed:
         said = "nll_loss2d_forward_out does not have a deterministic implementation, but you set"
         warnings.warn(said, stacklevel=1)
         return train(*arguments)

@@ -14,15 +14,15 @@ from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.monitor.decisions import examine_decisions, thresholds
 from fedsilo.server_app.studies.monitor.examined import _column, _together
 from fedsilo.server_app.studies.monitor.groups import (
-    Column,
     Examined,
     Group,
+    GroupColumn,
     group_patients,
     merge_small_groups,
 )
 from tests.support.printed import printed_text
 
-AGE = Column("age", [0], (), (40.0, 50.0, 60.0))
+AGE = GroupColumn("age", [0], (), (40.0, 50.0, 60.0))
 
 
 def _examined(ages: list[float], scores: list[float], ill: list[int], floor: int = 2) -> Examined:
@@ -66,7 +66,7 @@ def test_group_of_several_classes_is_not_one_in_which_all_are_right() -> None:
 
 
 def test_levels_of_a_category_are_their_own_groups() -> None:
-    column = Column("cp", [0, 1], ("1", "2", "3"), ())
+    column = GroupColumn("cp", [0, 1], ("1", "2", "3"), ())
     rows = torch.tensor([[0.0, 0.0], [1.0, 0.0], [0.0, 1.0]])
     places, names = column.groups(rows)
     assert places.tolist() == [0, 1, 2]
@@ -80,7 +80,7 @@ def test_thresholds_have_the_floor_of_patients_between_them() -> None:
 
 
 @pytest.mark.parametrize("floor", [2, 3, 5])
-def test_thresholds_have_the_floor_of_patients_up_to_one_half_which_class_figures_show(
+def test_thresholds_have_the_floor_of_patients_up_to_one_half_which_class_metrics_show(
     floor: int,
 ) -> None:
     scores = torch.linspace(0.01, 0.99, 50)
@@ -138,7 +138,7 @@ def test_patients_without_the_value_are_a_group_of_their_own() -> None:
     young, old, unknown = group_patients(_examined(ages, [0.1, 0.9] * 6, ill), AGE)
     assert (young.name, old.name, unknown.name) == ("below 50", "from 50", "not known")
     assert [group.counts for group in (young, old, unknown)] == [(2, 2)] * 3
-    column = Column("cp", [0, 1], ("1", "2", "3"), ())
+    column = GroupColumn("cp", [0, 1], ("1", "2", "3"), ())
     places, names = column.groups(torch.tensor([[0.0, 1.0], [nan, nan], [0.0, 0.0]]))
     assert places.tolist() == [2, 3, 0]
     assert names == ["1", "2", "3", "not known"]

@@ -55,8 +55,8 @@ def test_predictions_are_tempered_and_have_sets(run: Path) -> None:
     assert list(told.frame().columns[-3:]) == ["set", "truth", "fault"]
     held = [name for name, inside in zip(told.classes, told.sets[0], strict=True) if inside]
     assert told.frame()["set"][0] == "|".join(held)
-    figures = told.document["figures"]
-    assert 0 <= figures["covered"] <= 1
+    metrics = told.document["figures"]
+    assert 0 <= metrics["covered"] <= 1
     assert told.document["calibration"]["threshold"] == limit
     file = run / "calibration-hungary.json"
     only = predict(run, site="hungary", split="test", calibration=file)

@@ -19,7 +19,7 @@ from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.server_app.studies.predict import cases
 from fedsilo.server_app.studies.predict.request import check_outputs
 from fedsilo.server_app.studies.predict.values import ValueTexts
-from fedsilo.server_app.studies.report.clinic import final_figures
+from fedsilo.server_app.studies.report.clinic import final_metrics
 from tests.server_app.studies.predict.test_data_sets import run_of
 from tests.support.browser import chromium, opened
 from tests.support.data_folders import write_images, write_tables
@@ -139,7 +139,7 @@ def test_common_values_leave_no_count_below_the_floor(counts: list[int], said: s
 
 def test_intervals_are_of_the_clinic_reports_bins(tables: Path) -> None:
     shown = FinishedRun.open(tables / "table").shown()
-    found = final_figures(shown)
+    found = final_metrics(shown)
     counts = [one.count for one in cases._reliability(shown)]
     assert counts == [
         one.count for one in merge_bins(bins(found.values(), CONFIDENCE), shown.floor)

@@ -74,8 +74,8 @@ def run_of(name: str, folder: Path, data: str, **changes: Value) -> RunDirectory
     return run_inline(settings, len(silo_names(settings.common)))
 
 
-def figures_of(directory: RunDirectory, site: str) -> Mapping[str, float]:
-    """Return the final test figures of a site, but for counts, which are no prediction's."""
+def metrics_of(directory: RunDirectory, site: str) -> Mapping[str, float]:
+    """Return the final test metrics of a site, but for counts, which are no prediction's."""
     counts = tuple(f"{family}." for family in (CLASS, CONFIDENCE, UNCERTAINTY))
     return {
         row["metric"]: float(row["value"])
@@ -90,11 +90,11 @@ ALIKE = MEDMNIST.keys() - {"bloodmnist", "octmnist"}
 
 
 @pytest.mark.parametrize("name", [name for name in DATA_SETS if name not in ALIKE])
-def test_the_rows_of_a_test_split_have_the_figures_of_metrics_csv(
+def test_the_rows_of_a_test_split_have_the_metrics_of_metrics_csv(
     name: str, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     directory = run_of(name, tmp_path / "runs", data_for(name, tmp_path / "data", request))
     for site in directory.read_json("silos.json"):
-        told = figures_of(directory, site)
+        told = metrics_of(directory, site)
         found = predict(directory.path, site=site, split="test")
         assert {metric: found.document["figures"][metric] for metric in told} == told

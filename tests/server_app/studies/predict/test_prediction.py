@@ -12,7 +12,7 @@ import torch
 from PIL import Image
 
 from fedsilo import explain, predict
-from fedsilo.client_app.training.evaluation import figures_of
+from fedsilo.client_app.training.evaluation import metrics_of
 from fedsilo.datasets.registry import image_reader
 from fedsilo.models.contract.errors import DataError, RunDirectoryError, SettingError
 from fedsilo.models.contract.settings_schema import Value
@@ -69,7 +69,7 @@ def test_a_file_of_a_split_holds_numbers_with_all_their_digits(
         for row in metrics
         if (row["round"], row["site"], row["split"]) == ("2", "s2a", "test")
     }
-    again = figures_of(probabilities, truth)
+    again = metrics_of(probabilities, truth)
     assert {name: again[name] for name in again} == {name: told[name] for name in again}
     assert document["figures"] == again
     weights = [sum(float(row[f"weight.{s}"]) for s in ("s1a", "s2a", "s3a")) for row in rows]

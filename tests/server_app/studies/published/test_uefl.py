@@ -41,7 +41,7 @@ def published(method: str, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("method", "changes", "part", "figures"),
+    ("method", "changes", "part", "metrics"),
     [
         ("FedAvg", {}, "all", {"accuracy": 0.780, "entropy": 0.273}),
         ("FedAvg", {"dataset": "fmnist"}, "D3", {"accuracy": 0.784, "entropy": 0.341}),
@@ -57,11 +57,11 @@ def published(method: str, **changes: Any) -> Any:
     ],
 )
 def test_run_in_the_authors_setting_has_table_3(
-    method: str, changes: dict[str, Any], part: str, figures: dict[str, float]
+    method: str, changes: dict[str, Any], part: str, metrics: dict[str, float]
 ) -> None:
     found = published(method, **changes)
     assert list(found) == ["D1", "D2", "D3", "all"]
-    assert found[part] == figures
+    assert found[part] == metrics
 
 
 @pytest.mark.parametrize(

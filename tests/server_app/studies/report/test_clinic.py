@@ -4,7 +4,7 @@ import pytest
 
 from fedsilo.server_app.studies.report.clinic import class_outcomes
 
-FIGURES = {
+METRICS = {
     "class.0.right": 8.0,
     "class.0.false": 1.0,
     "class.0.auc": 0.9,
@@ -14,7 +14,7 @@ FIGURES = {
 
 
 def test_sensitivity_and_specificity_are_shares_of_the_class_and_of_the_others() -> None:
-    healthy, ill = class_outcomes(FIGURES, ["healthy", "ill", "unseen"], [10, 4, None], 14)
+    healthy, ill = class_outcomes(METRICS, ["healthy", "ill", "unseen"], [10, 4, None], 14)
     assert (healthy.samples, healthy.others) == (10, 4)
     sensitivity, specificity, area = healthy.sensitivity(), healthy.specificity(), healthy.area()
     assert sensitivity is not None

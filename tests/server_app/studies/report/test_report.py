@@ -74,11 +74,11 @@ def test_runs_of_one_name_that_differ_in_more_than_the_seed_stand_apart(
 
 def test_the_clinic_finds_what_is_found_and_missed_with_intervals(hearts: Path) -> None:
     html = report([hearts / "fedavg-seed0"], ReportOptions(reader="clinic"))
-    figures = _final(hearts / "fedavg-seed0", "va")
+    metrics = _final(hearts / "fedavg-seed0", "va")
     silos = json.loads((hearts / "fedavg-seed0" / "silos.json").read_text())
     samples = silos["va"]["label_counts"]["test"][1]
     assert html.count("Not for clinical use") >= 3, "contents, heading and foot"
-    assert f"{figures['class.1.right'] / samples:.3f} (" in html
+    assert f"{metrics['class.1.right'] / samples:.3f} (" in html
     assert "Wilson" in html
     assert "Every site answered every message." in html
 
@@ -118,7 +118,7 @@ def test_data_protection_finds_bytes_and_no_guarantee(hearts: Path) -> None:
     )
 
 
-def test_data_protection_hides_how_many_figures_of_classes_a_site_with_few_samples_sent(
+def test_data_protection_hides_how_many_metrics_of_classes_a_site_with_few_samples_sent(
     hearts: Path,
 ) -> None:
     (run,) = reported_runs([hearts / "fedavg-seed0"])
@@ -326,7 +326,7 @@ def test_research_of_several_runs_draws_paired_differences_and_cost(hearts: Path
     assert "accuracy against cost, a point a run." in html
 
 
-def _without_last_figures(run: Path, site: str) -> None:
+def _without_last_metrics(run: Path, site: str) -> None:
     """Leave a run as if a site had not answered the last evaluation."""
     path = run / "summary.json"
     summary = json.loads(path.read_text())
@@ -340,14 +340,14 @@ def _without_last_figures(run: Path, site: str) -> None:
 def test_means_of_runs_are_over_the_sites_that_every_run_has(hearts: Path, tmp_path: Path) -> None:
     both = tmp_path / "both"
     shutil.copytree(hearts, both)
-    _without_last_figures(both / "fedavg-seed1", "va")
+    _without_last_metrics(both / "fedavg-seed1", "va")
     found = research_data(reported_runs([both]))
     sites = ("cleveland", "hungary", "switzerland")
     for of, method in zip(found["final"], ("fedavg", "local"), strict=True):
         by_seed = [_final(both / f"{method}-seed{seed}", site) for seed in (0, 1) for site in sites]
-        entropy = sum(figures["entropy"] for figures in by_seed) / len(by_seed)
+        entropy = sum(metrics["entropy"] for metrics in by_seed) / len(by_seed)
         place = of["columns"].index("calibration-error")
-        error = sum(figures["calibration-error"] for figures in by_seed) / len(by_seed)
+        error = sum(metrics["calibration-error"] for metrics in by_seed) / len(by_seed)
         assert of["rows"][-1][place].startswith(f"{error:.3f} ")
         curve = next(one.alt for one in found["curves"] if "entropy" in one.alt)
         assert f"{method} {entropy:.3f}" in curve
@@ -360,7 +360,7 @@ def test_a_site_that_took_no_part_in_one_run_is_in_no_mean_and_in_no_round_of_a_
     hearts: Path, tmp_path: Path
 ) -> None:
     both = shutil.copytree(hearts, tmp_path / "both")
-    _without_last_figures(both / "fedavg-seed1", "va")
+    _without_last_metrics(both / "fedavg-seed1", "va")
     path = both / "fedavg-seed1" / "silos.json"
     silos = json.loads(path.read_text())
     path.write_text(json.dumps({site: silos[site] for site in silos if site != "va"}))
@@ -392,8 +392,8 @@ def test_runs_of_other_sites_keep_their_figures(hearts: Path, finished: Path) ->
 
 def test_guessing_is_compared_at_the_sites_that_measured(hearts: Path, tmp_path: Path) -> None:
     shutil.copytree(hearts / "fedavg-seed0", tmp_path / "run")
-    _without_last_figures(tmp_path / "run", "switzerland")
-    _without_last_figures(tmp_path / "run", "va")
+    _without_last_metrics(tmp_path / "run", "switzerland")
+    _without_last_metrics(tmp_path / "run", "va")
     (run,) = reported_runs([tmp_path / "run"])
     assert "193 test patients of 2 hospitals" in result(run)
     assert f"'healthy' for everybody would be right for {112 / 193:.1%}".replace(
@@ -456,8 +456,8 @@ def test_runs_are_compared_over_the_sites_that_every_run_shows(
     for name, by_seed in _summaries(runs, "test").items():
         for seed, found in by_seed.items():
             own = json.loads((out / f"{name}-seed{seed}" / "summary.json").read_text())["sites"]
-            figures = [own[site]["accuracy"] for site in ("cleveland", "hungary", "va")]
-            assert found["mean"]["accuracy"] == pytest.approx(sum(figures) / 3)
+            metrics = [own[site]["accuracy"] for site in ("cleveland", "hungary", "va")]
+            assert found["mean"]["accuracy"] == pytest.approx(sum(metrics) / 3)
             shows = (name, seed) == ("fedavg", 0)
             assert ("accuracy" in found["distributions"]["switzerland"]) == shows
             assert "loss" in found["distributions"]["switzerland"], "which all show"

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.survey import Measured, Survey
+from fedsilo.models.contract.survey import MeasuredFeature, Survey
 from fedsilo.server_app.run.survey import distance, distances
 from fedsilo.server_app.studies.survey.collect import cell_names
 from tests.models.contract.test_survey import made
@@ -71,7 +71,9 @@ def test_the_distance_is_jensen_shannons() -> None:
 
 def test_sites_are_compared_where_they_declare_alike() -> None:
     other = made().about.model_copy(
-        update={"features": [Measured(name="age", edges=[30.0, 60.0]), made().about.features[1]]}
+        update={
+            "features": [MeasuredFeature(name="age", edges=[30.0, 60.0]), made().about.features[1]]
+        }
     )
     answers = {
         "north": _site(),
@@ -88,7 +90,7 @@ def test_sites_are_compared_where_they_declare_alike() -> None:
 
 
 def test_cells_have_names() -> None:
-    edges = Measured(name="age", edges=[30.0, 50.5], lacking=True)
+    edges = MeasuredFeature(name="age", edges=[30.0, 50.5], lacking=True)
     assert cell_names(edges) == ["below 30", "30 to 50.5", "from 50.5", "no value"]
-    assert cell_names(Measured(name="ward", levels=["a", "b"])) == ["a", "b"]
-    assert cell_names(Measured(name="weight")) == []
+    assert cell_names(MeasuredFeature(name="ward", levels=["a", "b"])) == ["a", "b"]
+    assert cell_names(MeasuredFeature(name="weight")) == []

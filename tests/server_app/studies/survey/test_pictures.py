@@ -2,7 +2,7 @@
 
 import re
 
-from fedsilo.models.contract.survey import Measured, Survey
+from fedsilo.models.contract.survey import MeasuredFeature, Survey
 from fedsilo.server_app.studies.survey.collect import Between, cell_names
 from fedsilo.server_app.studies.survey.pictures import feature_pictures
 
@@ -26,7 +26,7 @@ def _answer(counts: dict[str, list[int | None]]) -> Survey:
 
 
 def test_cell_names_of_a_binary_a_category_and_a_number() -> None:
-    names = [cell_names(Measured.model_validate(one)) for one in (SEX, PAIN, AGE)]
+    names = [cell_names(MeasuredFeature.model_validate(one)) for one in (SEX, PAIN, AGE)]
     assert names == [["0 (no)", "1 (yes)"], ["none", "typical"], ["below 50", "from 50"]]
 
 
