@@ -94,7 +94,8 @@ class TrainedModel:
 
         It shares the network's weights and device.
         """
-        module = ProbabilityModel(self.network, self.silo.standardisation, self.pixel_standardisation())
+        pixels = self.pixel_standardisation()
+        module = ProbabilityModel(self.network, self.silo.standardisation, pixels)
         return module.to(self.lab.compute.device)
 
     def weights_digest(self) -> str:
