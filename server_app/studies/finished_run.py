@@ -420,9 +420,13 @@ def load_run(path: AnyRun, *, plugin: Plugins = None) -> FinishedRun:
 
 def same_split(runs: Iterable[FinishedRun]) -> bool | None:
     """Tell whether all runs (one or more) used the same split; None if sites send no digests."""
-    splits = [{site: facts["fingerprints"] for site, facts in run.silos.items()} for run in runs]
-    told = all(digests for split in splits for digests in split.values())
-    return all(split == splits[0] for split in splits) if told else None
+    splits = []
+    for run in runs:
+        digests = {site: facts["fingerprints"] for site, facts in run.silos.items()}
+        if not all(digests.values()):
+            return None
+        splits.append(digests)
+    return all(split == splits[0] for split in splits)
 
 
 def chosen_of(sites: list[str], wanted: Sequence[str], where: str) -> list[str]:
@@ -433,7 +437,9 @@ def chosen_of(sites: list[str], wanted: Sequence[str], where: str) -> list[str]:
     for site in wanted:
         if site not in sites:
             raise SettingError(f"{where} has no site '{site}': choose one of {', '.join(sites)}")
-    return [site for site in sites if site in wanted] if wanted else sites
+    if not wanted:
+        return sites
+    return [site for site in sites if site in wanted]
 
 
 def _frame(rows: list[Row], columns: str, **types: Any) -> pd.DataFrame:
