@@ -125,8 +125,12 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
             show_default=show_default,
         )
     else:
-        shown = f"{name.removesuffix('s')}..." if get_origin(kind) is list else name
-        info = typer.Argument(metavar=shown, help=option.help, show_default=show_default)
+        shown = name
+        if get_origin(kind) is list:
+            shown = f"{name.removesuffix('s')}..."
+        info = typer.Argument(
+            metavar=option.value or shown, help=option.help, show_default=show_default
+        )
     return inspect.Parameter(
         name, parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
     )

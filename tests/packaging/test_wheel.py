@@ -77,7 +77,8 @@ def test_the_wheel_holds_the_package_with_its_five_folders_and_nothing_else(whee
     )
     tracked = [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
     wanted = {f"fedsilo/{name}" for name in tracked}
-    wanted |= {"fedsilo/__init__.py", "fedsilo/simulation.yaml", "fedsilo/pyproject.toml"}
+    own = ("__init__.py", "py.typed", "simulation.yaml", "pyproject.toml")
+    wanted |= {f"fedsilo/{name}" for name in own}
     assert wanted <= names
     assert not [name for name in names if "__pycache__" in name]
 
