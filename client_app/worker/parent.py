@@ -34,7 +34,7 @@ from fedsilo.client_app.worker.polling import PollInterval
 from fedsilo.client_app.worker.task import answer_by, answer_task, runtime_client
 from fedsilo.datasets.io.atomic_files import read_regular
 from fedsilo.models.contract.errors import FedsiloError, SettingError, error_line
-from fedsilo.models.contract.processes import end_with
+from fedsilo.server_app.run.processes import end_with
 from fedsilo.strategies.wire.messaging import retry_soon
 
 CANNOT = 3  # the exit code of a worker that would fail again

@@ -23,7 +23,7 @@ from flwr.common.constant import Status
 from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR
 
 from fedsilo.client_app.worker.polling import LONG, SHORT, PollInterval
-from fedsilo.models.contract.processes import end_with
+from fedsilo.server_app.run.processes import end_with
 from fedsilo.strategies.wire.messaging import retry_soon
 
 READ = "1.39.0"  # the Flower version whose code was read

@@ -2,12 +2,14 @@
 
 import os
 import shutil
+import signal
 import socket
 import sys
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from threading import Thread
 from types import ModuleType
 
 import psutil
@@ -18,6 +20,8 @@ VERBOSE = "FEDSILO_VERBOSE"  # set by --verbose: show what Flower and Ray print
 LAUNCH = "FEDSILO_LAUNCH"  # engine and resources as JSON, for the app in a Flower run
 RUN_MARK = "FLWR_HOME"  # each run has its own folder, so this variable marks all its processes
 _PASSES = 5
+_EVERY = 0.5  # seconds between two looks at the process
+_UNWINDING = 5.0  # seconds that a process has after a signal
 
 
 def tool(name: str) -> str:
@@ -118,3 +122,29 @@ def process_of(pid: int, started: float) -> psutil.Process | None:
         return process if same and runs(process) else None
     except psutil.NoSuchProcess:
         return None
+
+
+def end_with(process_id: int, by: signal.Signals | None = None) -> None:
+    """End this process soon after the process with the given id, however that one ends.
+
+    Args:
+        process_id: the process to watch.
+        by: a signal that this process first sends to itself; it exits if that fails. None: it exits
+            at once.
+    """
+    try:
+        process = psutil.Process(process_id)
+    except psutil.NoSuchProcess:
+        os._exit(1)
+
+    def watch() -> None:
+        with suppress(psutil.NoSuchProcess):
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(_EVERY)
+        if by:
+            os.kill(os.getpid(), by)
+            time.sleep(_UNWINDING)
+        sys.stderr.flush()
+        os._exit(1)
+
+    Thread(target=watch, name=f"end-with-{process_id}", daemon=True).start()

@@ -33,7 +33,7 @@ from fedsilo.models.contract.errors import (
     SiteError,
 )
 from fedsilo.models.contract.one_line import one_line
-from fedsilo.models.contract.processes import end_with
+from fedsilo.server_app.run.processes import end_with
 from fedsilo.models.contract.settings_schema import Value
 from fedsilo.models.contract.versions import git_revision
 from fedsilo.server_app.config.settings import RunSettings, resolve

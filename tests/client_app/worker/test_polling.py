@@ -63,7 +63,7 @@ def test_shorten_waits_of_another_flower_leaves_them_and_says_why(version: str) 
 def test_end_with_a_process_that_ends_ends_too() -> None:
     root = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     code = (
-        "import time; from fedsilo.models.contract.processes import end_with; "
+        "import time; from fedsilo.server_app.run.processes import end_with; "
         f"end_with({root.pid}); print('bound', flush=True); time.sleep(60)"
     )
     bound = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)

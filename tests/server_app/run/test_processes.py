@@ -22,7 +22,7 @@ def test_a_bound_process_ends_with_its_killed_parent_and_cleans_up_if_the_signal
 ) -> None:
     child = (
         "import os, signal, sys, time\n"
-        "from fedsilo.models.contract.processes import end_with\n"
+        "from fedsilo.server_app.run.processes import end_with\n"
         f"open({str(tmp_path / 'file')!r}, 'w')\n"
         "signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))\n"
         f"end_with(os.getppid(), signal.{number})\n"
