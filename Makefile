@@ -19,7 +19,7 @@ EXPERIMENT ?= uefl-digits
 .PHONY: run test test-kernels test-sse test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker test-gpu lock docs docs-serve docs-version browser dist licences
 
 run: setup  ## train UEFL over nine silos of embedded real digits
-	$(BIN)/python -m fedsilo.server_app.cli simulate $(EXPERIMENT)
+	$(BIN)/python -m fedsilo.cli simulate $(EXPERIMENT)
 
 test: setup  ## the whole test suite, a process a core; a file's tests stay together, long files first
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile --no-loadscope-reorder
@@ -66,7 +66,7 @@ test-docker: setup  ## images, one server and six hospitals by docker-compose; n
 	FEDSILO_DOCKER=1 $(BIN)/python -m pytest -s tests/docker
 
 test-gpu: setup  ## every method and network on a GPU: the CPU's metrics, the same bytes twice
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist load tests/gpu tests/server_app/doctor/test_gpu.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist load tests/gpu tests/fedsilo/deployment/doctor/test_gpu.py
 
 export NO_MKDOCS_2_WARNING := 1
 docs: setup  ## the site in build/site, strict; open its index.html (docs/building-docs.md)

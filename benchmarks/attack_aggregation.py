@@ -26,16 +26,16 @@ import pandas as pd
 from flwr.app import Array, ArrayRecord, Message
 
 import fedsilo.client_app.opening
-import fedsilo.server_app.run.inline_engine
-from fedsilo.datasets.io.atomic_files import write_atomically
+import fedsilo.engines.inline_engine
+from fedsilo.core.errors import FedsiloError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.messages import ARRAYS
+from fedsilo.core.seeding import derive_seed
+from fedsilo.core.settings.schema import Value
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.errors import FedsiloError
-from fedsilo.models.contract.messages import ARRAYS
-from fedsilo.models.contract.seeding import derive_seed
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.engines.inline_engine import InlineGrid, run_inline
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import InlineGrid, run_inline
 
 SITES, BAD = 6, "silo-6"
 TASKS: Mapping[str, Mapping[str, Value]] = {
@@ -126,9 +126,7 @@ def attacked(attack: str) -> Iterator[None]:
     """Let the last site be bad in the block."""
     BadGrid.attack = attack
     with contextlib.ExitStack() as stack:
-        stack.enter_context(
-            mock.patch.object(fedsilo.server_app.run.inline_engine, "InlineGrid", BadGrid)
-        )
+        stack.enter_context(mock.patch.object(fedsilo.engines.inline_engine, "InlineGrid", BadGrid))
         if attack == "labels flipped":
             stack.enter_context(mock.patch.object(fedsilo.client_app.opening, "load_silo", flipped))
         stack.enter_context(contextlib.redirect_stdout(io.StringIO()))

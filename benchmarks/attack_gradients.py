@@ -5,8 +5,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from fedsilo.core.seeding import generator
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.seeding import generator
 from fedsilo.models.measures.classification_metrics import roc_auc
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.prompted_vit import PromptedViT

@@ -44,17 +44,17 @@ from torch import Tensor, nn
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.client_app.training.initial_network import initial_classifier
-from fedsilo.datasets.images.dataset import ImageDataSet
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.datasets.io.locations import find_places
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.locations import find_places
+from fedsilo.core.seeding import generator, seed_generators
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.datasets.images.image_data_set import ImageDataSet
 from fedsilo.datasets.registry import data_set
-from fedsilo.models.contract.seeding import generator, seed_generators
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import vacuity
 from fedsilo.models.methods.fedevprompt import FedEvPromptSettings, most_certain
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.prompted_vit import PromptedViT
-from fedsilo.server_app.studies.finished_run import FinishedRun
+from fedsilo.runs.finished_run import FinishedRun
 
 RIDGES = (0.1, 1.0, 10.0, 100.0, 1000.0)
 _WINDOW = 7  # pixels, of SSIM

@@ -27,11 +27,11 @@ from rich.table import Table
 from torch import Tensor
 
 from fedsilo.client_app.training.compute import Compute, choose_compute
-from fedsilo.datasets.io.locations import find_places
-from fedsilo.datasets.io.state_files import load_state
+from fedsilo.core.files.locations import find_places
+from fedsilo.core.files.state_files import load_state
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import build
 from fedsilo.datasets.synthetic.phantoms import DERMOSCOPY_PHANTOM
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import build
 from fedsilo.models.maths.attention_rollout import (
     BufferMoments,
     buffer_moments,
@@ -45,7 +45,7 @@ from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.prompted_vit import PromptedViT
 from fedsilo.models.networks.site_network import evidences
-from fedsilo.server_app.studies.finished_run import FinishedRun
+from fedsilo.runs.finished_run import FinishedRun
 
 _GRID, _IMAGE, _SITES, _PER_SITE = (14, 14), (224, 224), 5, 5
 _VALUES = {

@@ -27,12 +27,12 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedsilo.client_app.training.initial_network import initial_classifier
+from fedsilo.core.settings.schema import Value
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.server_app.config.settings import RunSettings, resolve
-from fedsilo.server_app.run.inline_engine import run_inline
 
 SCORES = ("mean model", "own models", "own models, own labels")
 

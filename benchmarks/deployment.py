@@ -28,12 +28,13 @@ import numpy.typing as npt
 import pandas as pd
 import psutil
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.server_app.deploy import commands, run
-from fedsilo.server_app.deploy.deployment import SERVER, Deployment, read_deployment
-from fedsilo.server_app.deploy.making import DeploymentRequest
-from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.processes import tool
+from fedsilo.core.arguments import RunSources
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.processes import tool
+from fedsilo.deployment import commands
+from fedsilo.deployment import deployed_run as run
+from fedsilo.deployment.deployment import SERVER, Deployment, read_deployment
+from fedsilo.deployment.making import DeploymentRequest
 
 SITES = 2
 Seen = tuple[float, npt.NDArray[np.float64]]  # when, and CPU seconds of a hospital and the server

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.earth_movers import closeness
 from fedsilo.models.methods.fedefm import FedEFMSettings, batch_closeness, multishot_loss
 from fedsilo.models.networks.build import build_classifier

@@ -24,12 +24,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import load_silo
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.engines.planning import RunSources, plan_run, start
 from fedsilo.models.maths.standardisation import pooled_statistics, standardise, sums_of
+from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.planning import RunSources, plan_run, start
-from fedsilo.server_app.studies.finished_run import FinishedRun
 
 SITES = ("cleveland", "hungary", "switzerland", "va")
 SEEDS = range(42, 47)

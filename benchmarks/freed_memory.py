@@ -19,8 +19,8 @@ import torch
 
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.freed_memory import keep_freed_memory
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 

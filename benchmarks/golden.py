@@ -63,7 +63,7 @@ def variants() -> dict[str, dict[str, Any]]:
 def command(*arguments: str, **environment: str) -> str:
     """Run fedsilo's command line of this checkout and return what it printed."""
     done = subprocess.run(
-        [sys.executable, "-m", "fedsilo.server_app.cli", *arguments],
+        [sys.executable, "-m", "fedsilo.cli", *arguments],
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"} | environment,
         capture_output=True,
@@ -116,7 +116,7 @@ def _with_published(summary: dict[str, Any], run: Path) -> dict[str, Any]:
     if "published" in summary:
         return summary
     sys.path.insert(0, str(ROOT))
-    from fedsilo.server_app.studies.finished_run import FinishedRun
+    from fedsilo.runs.finished_run import FinishedRun
 
     found = FinishedRun(run).published
     content: dict[str, Any] = {}

@@ -19,10 +19,10 @@ import torch
 
 from fedsilo.client_app.training.compute import Compute, choose_compute
 from fedsilo.client_app.training.loop import LocalTraining
-from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value, build
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value, build
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.kinds import Task

@@ -33,9 +33,9 @@ import tomli_w
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-import fedsilo.server_app.run.inline_engine
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.messages import (
+import fedsilo.engines.inline_engine
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.messages import (
     ARRAYS,
     CONFIG,
     METRICS,
@@ -43,17 +43,17 @@ from fedsilo.models.contract.messages import (
     PEAK_MEMORY,
     SECONDS,
 )
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.contract.site_facts import SiteFacts
-from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import (
+from fedsilo.core.settings.schema import Value
+from fedsilo.core.site_facts import SiteFacts
+from fedsilo.engines.inline_engine import (
     InlineGrid,
     flower_identity,
     partition_configs,
     run_inline,
 )
+from fedsilo.pictures.learning_curves import draw_pictures
+from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.runner import run
-from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
 
 _MIB = 2**20
 _TRAINED: Mapping[str, Value] = {
@@ -180,7 +180,7 @@ def measured(name: str, data_dir: str) -> dict[str, Any]:
         made_up = kind == "replies"
         cut = {} if made_up else {"split.silos": sites}
         settings = resolve({**values, **paths, **cut})
-        with mock.patch.object(fedsilo.server_app.run.inline_engine, "InlineGrid", TimedGrid):
+        with mock.patch.object(fedsilo.engines.inline_engine, "InlineGrid", TimedGrid):
             if not made_up:
                 draw_pictures(run_inline(settings, sites), print)
             else:

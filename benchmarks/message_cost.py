@@ -17,11 +17,11 @@ from collections.abc import Mapping
 
 import torch
 
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
 
 BATCH = 16
 

@@ -23,20 +23,20 @@ import yaml
 from sklearn.metrics import roc_auc_score
 
 from fedsilo import predict
-from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.processes import app_folder
+from fedsilo.core.settings.schema import Value
 from fedsilo.datasets.registry import silo_names
 from fedsilo.datasets.tables import heart
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.config.experiments import find_experiment
+from fedsilo.engines.experiments import find_experiment
+from fedsilo.engines.inline_engine import run_inline
+from fedsilo.inference.predict.answers import Predictions
+from fedsilo.inference.predict.case_novelty import reference_of
+from fedsilo.inference.predict.inputs import open_inputs
+from fedsilo.inference.predict.predict_request import CaseSource
+from fedsilo.inference.predict.prediction import predict_inputs
+from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.run.processes import app_folder
-from fedsilo.server_app.studies.finished_run import FinishedRun
-from fedsilo.server_app.studies.predict.answers import Predictions
-from fedsilo.server_app.studies.predict.inputs import open_inputs
-from fedsilo.server_app.studies.predict.novelty import reference_of
-from fedsilo.server_app.studies.predict.prediction import predict_inputs
-from fedsilo.server_app.studies.predict.request import CaseSource
 
 
 def main() -> None:

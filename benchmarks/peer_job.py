@@ -20,9 +20,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 from fedsilo.server_app.config.settings import RunSettings, read_toml, resolve

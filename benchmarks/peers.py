@@ -31,8 +31,8 @@ import tomli_w
 from rich.console import Console
 from rich.table import Table
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.settings.schema import Value
 
 HERE = Path(__file__).resolve().parent
 _LOOK = 0.3  # seconds between looks at the processes
@@ -147,7 +147,7 @@ def measured(command: list[str], folder: Path) -> dict[str, float]:
 def rivals(nvflare: str, settings: Path) -> dict[str, list[str]]:
     """Return each rival's command."""
     options, python = ["--settings", str(settings)], sys.executable
-    ours = [python, "-m", "fedsilo.server_app.cli", "simulate", "fedavg", "--config", str(settings)]
+    ours = [python, "-m", "fedsilo.cli", "simulate", "fedavg", "--config", str(settings)]
     commands = {
         "bare loop": [python, str(HERE / "peer_job.py"), *options],
         "fedsilo inline": [*ours, "--engine", "inline"],

@@ -22,15 +22,15 @@ from PIL import Image
 
 from fedsilo import predict
 from fedsilo.client_app.training.evaluation import batch_size
+from fedsilo.core.settings.schema import Value
 from fedsilo.datasets.images.decoding import decode_image
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.engines.inline_engine import run_inline
+from fedsilo.inference.predict.inputs import files_of
+from fedsilo.inference.predict.predict_request import CaseSource
 from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.runs.finished_run import FinishedRun
+from fedsilo.runs.trained_model import TrainedModel
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.studies.finished_run import FinishedRun
-from fedsilo.server_app.studies.predict.inputs import files_of
-from fedsilo.server_app.studies.predict.request import CaseSource
-from fedsilo.server_app.studies.trained_model import TrainedModel
 
 _BATCHES = (32, batch_size(3 * 224 * 224))
 _RUN: dict[str, Value] = {

@@ -37,7 +37,7 @@ PACKAGES = tuple(f"{ROOT}/{name}/" for name in ROOMS)
 ROUND = {"_run_round", "run_round"}  # what runs one round, by its name
 FILL_CACHE = """
 from fedsilo.datasets.registry import load_silo, silo_names
-from fedsilo.server_app.config.experiments import find_experiment, simulation_file
+from fedsilo.engines.experiments import find_experiment, simulation_file
 from fedsilo.server_app.config.settings import resolve
 common = resolve(find_experiment(simulation_file(None), "fedavg-digits").values).common
 for name in silo_names(common):
@@ -133,8 +133,8 @@ class Trace:
 
 def trace_round() -> Trace:
     """Run a round and return what it passed; nothing of a run may have happened in this process."""
+    from fedsilo.engines.inline_engine import run_inline
     from fedsilo.server_app.config.settings import resolve
-    from fedsilo.server_app.run.inline_engine import run_inline
 
     importlib.import_module("torch._dynamo")  # not while each call is looked at
     tracer = Tracer(ROUND)
@@ -152,7 +152,7 @@ def trace_round() -> Trace:
 
 def trace_command(words: Sequence[str]) -> Trace:
     """Run a command line, such as ``report RUN``, and return what it passed."""
-    from fedsilo.server_app.cli.main import main as run_command
+    from fedsilo.cli.main import main as run_command
 
     return _traced(Tracer(COMMAND), lambda: run_command(words))
 
@@ -173,7 +173,7 @@ def trace_start() -> Trace:
     Nothing of a run may have happened in this process.
     """
     sys.path.insert(0, str(ROOT))
-    from fedsilo.server_app.cli.main import main as run_command
+    from fedsilo.cli.main import main as run_command
 
     importlib.import_module("torch._dynamo")  # not while each call is looked at
     tracer = StartTracer()

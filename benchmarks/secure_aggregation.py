@@ -14,17 +14,18 @@ from pathlib import Path
 
 import pandas as pd
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.messages import SECURING
-from fedsilo.server_app.config.experiments import find_experiment
+from fedsilo.core.arguments import RunSources
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.messages import SECURING
+from fedsilo.core.processes import app_folder
+from fedsilo.deployment import commands
+from fedsilo.deployment import deployed_run as run
+from fedsilo.deployment.deployment import read_deployment
+from fedsilo.deployment.making import DeploymentRequest
+from fedsilo.engines.experiments import find_experiment
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.deploy import commands, run
-from fedsilo.server_app.deploy.deployment import read_deployment
-from fedsilo.server_app.deploy.making import DeploymentRequest
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.run.processes import app_folder
 
 _EXPERIMENT = "fedavg-digits"
 _WAYS = ("none", "secagg")

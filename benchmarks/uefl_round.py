@@ -21,13 +21,13 @@ import pandas as pd
 from rich.console import Console
 from rich.table import Table
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.messages import TRAIN
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.config.experiments import find_experiment
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.messages import TRAIN
+from fedsilo.core.processes import app_folder
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.experiments import find_experiment
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.run.processes import app_folder
 from fedsilo.strategies.methods.uefl import CENTROIDS, UNCERTAINTY
 
 _ROUNDS = 3  # of which the first is not counted: memory and code paths are cold

@@ -21,14 +21,14 @@ import pandas as pd
 import torch
 
 from fedsilo.client_app import together
-from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
 
 _COMMON: dict[str, Value] = {
     "method": "fedavg",

@@ -20,12 +20,12 @@ from unittest import mock
 
 import pandas as pd
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records import progress_hook
 from fedsilo.server_app.records.progress_hook import ProgressHook
-from fedsilo.server_app.run.inline_engine import run_inline
 
 _NOTES = (
     *("run_started", "phase_started", "reply_came", "sites_away", "round_ended"),

@@ -17,10 +17,10 @@ from pathlib import Path
 import pandas as pd
 import torch
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
 
 Row = dict[str, Value]
 

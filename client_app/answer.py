@@ -17,9 +17,9 @@ from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.node import note_opening
 from fedsilo.client_app.site.private_state import SiteState
 from fedsilo.client_app.training.compute import noted_operations
-from fedsilo.client_app.training.pacing import PREFIX
-from fedsilo.models.contract.errors import CheckpointError, SiteError
-from fedsilo.models.contract.messages import (
+from fedsilo.client_app.training.paced_epochs import PREFIX
+from fedsilo.core.errors import CheckpointError, SiteError
+from fedsilo.core.messages import (
     ARRAYS,
     DP_EPSILON,
     EVALUATE,
@@ -36,7 +36,7 @@ from fedsilo.models.contract.messages import (
     UNREPEATABLE,
     Instruction,
 )
-from fedsilo.models.contract.settings import SERVER, SUMS
+from fedsilo.core.settings.common_settings import SERVER, SUMS
 from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.models.privacy.noisy_metrics import noisy_metrics, parts_bound
 from fedsilo.strategies.wire.records import ArrayError, NDArray, to_record

@@ -29,7 +29,7 @@ from fedsilo.client_app.site.node import (
     owner_only,
     watching,
 )
-from fedsilo.models.contract.errors import (
+from fedsilo.core.errors import (
     ERROR_CODES,
     CheckpointError,
     FedsiloError,
@@ -38,7 +38,7 @@ from fedsilo.models.contract.errors import (
     SettingError,
     WithheldError,
 )
-from fedsilo.models.contract.messages import (
+from fedsilo.core.messages import (
     CONFIG,
     EVALUATE,
     HELLO,
@@ -48,10 +48,10 @@ from fedsilo.models.contract.messages import (
     TRAIN,
     Instruction,
 )
-from fedsilo.models.contract.one_line import shown
-from fedsilo.models.contract.removed import RENAMED, with_current_keys
-from fedsilo.models.contract.settings import SUMS
-from fedsilo.models.contract.versions import refuse_other_versions
+from fedsilo.core.one_line import shown
+from fedsilo.core.settings.common_settings import SUMS
+from fedsilo.core.settings.removed import RENAMED, with_current_keys
+from fedsilo.core.versions import refuse_other_versions
 from fedsilo.strategies.wire.records import bundle, unbundle
 
 

@@ -1,11 +1,11 @@
 """A site's hello at the start of a run: counts and fingerprints, no data."""
 
 from fedsilo.client_app.session import SiteSession
+from fedsilo.core.errors import RefusedError
+from fedsilo.core.settings.common_settings import SERVER, SUMS
+from fedsilo.core.site_facts import SiteFacts, Sums
+from fedsilo.core.versions import installed_software
 from fedsilo.datasets.weights.backbones import backbone_digest
-from fedsilo.models.contract.errors import RefusedError
-from fedsilo.models.contract.settings import SERVER, SUMS
-from fedsilo.models.contract.site_facts import SiteFacts, Sums
-from fedsilo.models.contract.versions import installed_software
 from fedsilo.models.maths.standardisation import sums_of
 
 

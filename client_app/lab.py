@@ -32,10 +32,9 @@ from fedsilo.client_app.training.loop import (
     count_steps,
     round_steps,
 )
-from fedsilo.client_app.training.pacing import PREFIX, train_continued
-from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.array_names import with_prefix
-from fedsilo.models.contract.messages import (
+from fedsilo.client_app.training.paced_epochs import PREFIX, train_continued
+from fedsilo.core.array_names import with_prefix
+from fedsilo.core.messages import (
     ARRAYS,
     EVALUATE,
     INCOMING,
@@ -44,7 +43,8 @@ from fedsilo.models.contract.messages import (
     Instruction,
     measurement,
 )
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.networks.site_network import (
     SiteNetwork,
     TokenClassifier,

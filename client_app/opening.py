@@ -23,13 +23,13 @@ from fedsilo.client_app.site.identity import node_cap, site_name, site_settings
 from fedsilo.client_app.site.limits import Limits, limits_of
 from fedsilo.client_app.site.node import forget_opening, is_simulated, note_opening, own_folder
 from fedsilo.client_app.site.policy import refuse_few
+from fedsilo.core.errors import DataError, RefusedError, SiteError
+from fedsilo.core.plugins import with_plugin_settings
+from fedsilo.core.seeding import generator
+from fedsilo.core.settings.common_settings import SUMS, CommonSettings
+from fedsilo.core.settings.schema import Value, as_mapping, defaults, keys_with
 from fedsilo.datasets.registry import data_set, load_silo
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.errors import DataError, RefusedError, SiteError
-from fedsilo.models.contract.plugs import with_plugin_settings
-from fedsilo.models.contract.seeding import generator
-from fedsilo.models.contract.settings import SUMS, CommonSettings
-from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults, keys_with
 from fedsilo.models.privacy.promises import check_privacy_settings
 
 _CUTS = (*keys_with(CommonSettings, "folds"), *keys_with(CommonSettings, "sampling"))

@@ -16,9 +16,9 @@ from fedsilo.client_app.privacy.summand import Summand
 from fedsilo.client_app.privacy.summed_before import SummedBefore
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.node import OWN
-from fedsilo.models.contract.errors import FedsiloError, RefusedError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, Instruction
-from fedsilo.models.contract.settings import SUMS
+from fedsilo.core.errors import FedsiloError, RefusedError, SiteError
+from fedsilo.core.messages import ARRAYS, Instruction
+from fedsilo.core.settings.common_settings import SUMS
 from fedsilo.models.privacy.gaussian_mechanism import clipped_to, finite
 from fedsilo.models.privacy.summed_metrics import bounds, portion
 from fedsilo.strategies.wire.records import NDArray, to_record, unpack

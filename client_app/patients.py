@@ -6,11 +6,11 @@ import torch
 
 from fedsilo.client_app.privacy.ledger import Ledger
 from fedsilo.client_app.session import SiteSession
-from fedsilo.client_app.training.class_means import PrivateMeans
 from fedsilo.client_app.training.loop import steps_of
 from fedsilo.client_app.training.private import PrivateTraining, private_rate, private_steps
-from fedsilo.models.contract.errors import RefusedError
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.client_app.training.site_class_means import PrivateMeans
+from fedsilo.core.errors import RefusedError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.privacy.promises import statistics_noise
 from fedsilo.models.privacy.release import Release
 

@@ -28,11 +28,11 @@ from fedsilo.client_app.training.initial_network import class_weights, effective
 from fedsilo.client_app.training.loop import LocalTraining, steps_of
 from fedsilo.client_app.training.optimisers import refuse_forgetful
 from fedsilo.client_app.training.standardised import find_standardisation, standardise_silo
+from fedsilo.core.errors import RefusedError, SiteError
+from fedsilo.core.messages import Instruction
+from fedsilo.core.methods import settings_class, site_class
+from fedsilo.core.settings.common_settings import SUMS, CommonSettings
 from fedsilo.datasets.silo.silos import SPLITS, Silo
-from fedsilo.models.contract.errors import RefusedError, SiteError
-from fedsilo.models.contract.messages import Instruction
-from fedsilo.models.contract.methods import settings_class, site_class
-from fedsilo.models.contract.settings import SUMS, CommonSettings
 from fedsilo.models.maths.pacing import batch_of
 from fedsilo.strategies.wire.compressed import Compression, compression_of
 

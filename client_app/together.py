@@ -29,14 +29,14 @@ from fedsilo.client_app.training.loop import (
 )
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.client_app.training.rates import rate_setter
+from fedsilo.core.errors import FedsiloError, SettingError
+from fedsilo.core.messages import ARRAYS, CONFIG, SAMPLES, STEPS, TRAIN, Instruction
+from fedsilo.core.methods import METHODS, site_class
+from fedsilo.core.one_line import listed, shown
+from fedsilo.core.seeding import derive_seed, generator
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value, as_mapping
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.errors import FedsiloError, SettingError
-from fedsilo.models.contract.messages import ARRAYS, CONFIG, SAMPLES, STEPS, TRAIN, Instruction
-from fedsilo.models.contract.methods import METHODS, site_class
-from fedsilo.models.contract.one_line import listed, shown
-from fedsilo.models.contract.seeding import derive_seed, generator
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value, as_mapping
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.stacked import Rows, StackedNetwork
 from fedsilo.strategies.wire.records import unbundle

@@ -6,17 +6,11 @@ from collections.abc import Collection, Mapping
 from importlib import import_module
 from typing import Any
 
-from fedsilo.datasets.images.dataset import SMALLEST_IMAGE
-from fedsilo.datasets.io.locations import Places, find_places
-from fedsilo.datasets.io.sealed_folders import json_digest
-from fedsilo.datasets.partition import cuts
-from fedsilo.datasets.shifted.medmnist import MEDMNIST
-from fedsilo.datasets.shifted.sources import SOURCES
-from fedsilo.datasets.silo.row_splits import check_folds
-from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo
-from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.methods import METHODS
-from fedsilo.models.contract.plugs import (
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.locations import Places, find_places
+from fedsilo.core.files.sealed_folders import json_digest
+from fedsilo.core.methods import METHODS
+from fedsilo.core.plugins import (
     Plug,
     find_plugins,
     locate_plugin,
@@ -25,8 +19,14 @@ from fedsilo.models.contract.plugs import (
     plugin_entries,
     wrong,
 )
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value, as_mapping, defaults, keys_of
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value, as_mapping, defaults, keys_of
+from fedsilo.datasets.images.image_data_set import SMALLEST_IMAGE
+from fedsilo.datasets.partition import cuts
+from fedsilo.datasets.shifted.medmnist import MEDMNIST
+from fedsilo.datasets.shifted.sources import SOURCES
+from fedsilo.datasets.silo.row_splits import check_folds
+from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo
 from fedsilo.models.networks.kinds import OWN_NETWORKS, TIMM
 
 _UNREAD = {
@@ -39,7 +39,7 @@ DATA_SETS = {
     "heart-imputed": "fedsilo.datasets.tables.heart:HEART_IMPUTED",
     "heart-indicator": "fedsilo.datasets.tables.heart:HEART_INDICATOR",
     "heart-synthetic": "fedsilo.datasets.tables.heart:HEART_SYNTHETIC",
-    "table": "fedsilo.datasets.tables.dataset:TABLE",
+    "table": "fedsilo.datasets.tables.table_data_set:TABLE",
     "isic2019": "fedsilo.datasets.images.isic2019:ISIC2019",
     "dermoscopy-phantom": "fedsilo.datasets.synthetic.phantoms:DERMOSCOPY_PHANTOM",
     "folder": "fedsilo.datasets.images.folders:FOLDER",

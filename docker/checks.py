@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 
-from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.core.errors import FedsiloError
 
 
 def start(name: str, command: Callable[[], Sequence[str]], show: bool) -> int:

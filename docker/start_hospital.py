@@ -16,9 +16,14 @@ import checks
 from health import HEALTH_ADDRESS
 
 from fedsilo.client_app.privacy.signing import own_code
-from fedsilo.server_app.deploy.rules import SITE, RuleOptions
-from fedsilo.server_app.doctor.hospital import HospitalRequest, command, ready, refuse_failing
-from fedsilo.server_app.doctor.secrets import data_folder, site_file, writable_folder
+from fedsilo.deployment.doctor.hospital_checks import (
+    HospitalRequest,
+    command,
+    ready,
+    refuse_failing,
+)
+from fedsilo.deployment.doctor.secrets import data_folder, site_file, writable_folder
+from fedsilo.deployment.rules import SITE, RuleOptions
 
 
 def supernode_command(given: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:

@@ -14,10 +14,10 @@ from pathlib import Path
 import checks
 from health import HEALTH_ADDRESS
 
-from fedsilo.server_app.deploy.deployment import Deployment, is_deployment, plan, read_deployment
-from fedsilo.server_app.deploy.making import DeploymentRequest, make_secrets, prepare
-from fedsilo.server_app.doctor.findings import Refused
-from fedsilo.server_app.doctor.secrets import certificate, matching_key, writable_folder
+from fedsilo.deployment.deployment import Deployment, is_deployment, plan, read_deployment
+from fedsilo.deployment.doctor.findings import Refused
+from fedsilo.deployment.doctor.secrets import certificate, matching_key, writable_folder
+from fedsilo.deployment.making import DeploymentRequest, make_secrets, prepare
 
 _CONTROL, _FLEET = 8000, 9092  # ports in the container
 

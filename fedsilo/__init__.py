@@ -21,33 +21,7 @@ if not os.path.isdir(f"{__path__[0]}/server_app"):
 
 # Editors and mypy read these imports; a test compares them with the table of commands
 if TYPE_CHECKING:
-    from fedsilo.models.contract.errors import FedsiloError
-    from fedsilo.server_app.api.checking import run as doctor_run
-    from fedsilo.server_app.api.checking import server as doctor_server
-    from fedsilo.server_app.api.checking import site as doctor_site
-    from fedsilo.server_app.api.deploying import add as deploy_add
-    from fedsilo.server_app.api.deploying import down as deploy_down
-    from fedsilo.server_app.api.deploying import logs as deploy_logs
-    from fedsilo.server_app.api.deploying import renew as deploy_renew
-    from fedsilo.server_app.api.deploying import revoke as deploy_revoke
-    from fedsilo.server_app.api.deploying import run as deploy_run
-    from fedsilo.server_app.api.deploying import status as deploy_status
-    from fedsilo.server_app.api.deploying import up as deploy_up
-    from fedsilo.server_app.api.hospital import counts as hospital_counts
-    from fedsilo.server_app.api.hospital import keys as hospital_keys
-    from fedsilo.server_app.api.hospital import start as hospital_start
-    from fedsilo.server_app.api.listing import datasets as list_datasets
-    from fedsilo.server_app.api.listing import (
-        experiments,
-        fetch,
-        manifest,
-        methods,
-        settings,
-        survey,
-    )
-    from fedsilo.server_app.api.privacy import plan as privacy_plan
-    from fedsilo.server_app.api.running import new, pretrain, resume, simulate, watch
-    from fedsilo.server_app.studies.api.applying import (
+    from fedsilo.api.applying import (
         calibrate,
         card,
         export,
@@ -55,8 +29,19 @@ if TYPE_CHECKING:
         monitor,
         predict,
     )
-    from fedsilo.server_app.studies.api.comparing import compare, crossvalidate, tune
-    from fedsilo.server_app.studies.api.drawing import (
+    from fedsilo.api.checking import run as doctor_run
+    from fedsilo.api.checking import server as doctor_server
+    from fedsilo.api.checking import site as doctor_site
+    from fedsilo.api.comparing import compare, crossvalidate, tune
+    from fedsilo.api.deploying import add as deploy_add
+    from fedsilo.api.deploying import down as deploy_down
+    from fedsilo.api.deploying import logs as deploy_logs
+    from fedsilo.api.deploying import renew as deploy_renew
+    from fedsilo.api.deploying import revoke as deploy_revoke
+    from fedsilo.api.deploying import run as deploy_run
+    from fedsilo.api.deploying import status as deploy_status
+    from fedsilo.api.deploying import up as deploy_up
+    from fedsilo.api.drawing import (
         attention,
         embeddings,
         explain,
@@ -65,8 +50,23 @@ if TYPE_CHECKING:
         plot,
         report,
     )
-    from fedsilo.server_app.studies.finished_run import FinishedRun as Run
-    from fedsilo.server_app.studies.finished_run import load_run
+    from fedsilo.api.hospital import counts as hospital_counts
+    from fedsilo.api.hospital import keys as hospital_keys
+    from fedsilo.api.hospital import start as hospital_start
+    from fedsilo.api.listing import datasets as list_datasets
+    from fedsilo.api.listing import (
+        experiments,
+        fetch,
+        manifest,
+        methods,
+        settings,
+        survey,
+    )
+    from fedsilo.api.privacy import plan as privacy_plan
+    from fedsilo.api.running import new, pretrain, resume, simulate, watch
+    from fedsilo.core.errors import FedsiloError
+    from fedsilo.runs.finished_run import FinishedRun as Run
+    from fedsilo.runs.finished_run import load_run
 
     __version__: str
 else:  # hidden from mypy, which would accept any name
@@ -78,7 +78,7 @@ else:  # hidden from mypy, which would accept any name
             AttributeError: there is no such function; for a removed one the message names its
                 replacement.
         """
-        from fedsilo.server_app.api.table import find_public
+        from fedsilo.api.table import find_public
 
         found = find_public(name)
         globals()[name] = found  # so that this function is called once for each name

@@ -9,9 +9,9 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
-from fedsilo.models.contract.one_line import as_word
-from fedsilo.server_app.run.processes import LAUNCH, VERBOSE
+from fedsilo.core.errors import FedsiloError, RunDirectoryError
+from fedsilo.core.one_line import as_word
+from fedsilo.core.processes import LAUNCH, VERBOSE
 
 app = ServerApp()
 

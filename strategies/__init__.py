@@ -1,7 +1,7 @@
 """The server's side of each method: messages, the sites asked, and how replies are combined.
 
 ``from fedsilo.strategies import UEFL`` gives the method as a Flower Strategy, for use in your own
-ServerApp. The names are those of the table in ``models/contract/methods.py``.
+ServerApp. The names are those of the table in ``fedsilo/core/methods.py``.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ def __getattr__(name: str) -> Any:
     Raises:
         AttributeError: no method has a class of that name.
     """
-    from fedsilo.models.contract.methods import METHODS, class_name
+    from fedsilo.core.methods import METHODS, class_name
 
     method = next((method for method in METHODS if class_name(method) == name), None)
     if method is None:

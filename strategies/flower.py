@@ -14,12 +14,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fedsilo.core.messages import EVALUATE, INCOMING, TRAINED
+from fedsilo.core.methods import class_name, settings_class
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.removed import current_settings, tell_renamed
+from fedsilo.core.settings.schema import Value, build
 from fedsilo.datasets.registry import data_set
-from fedsilo.models.contract.messages import EVALUATE, INCOMING, TRAINED
-from fedsilo.models.contract.methods import class_name, settings_class
-from fedsilo.models.contract.removed import current_settings, tell_renamed
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value, build
 from fedsilo.models.privacy.promises import check_privacy_settings
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.round_loop import RoundLoop

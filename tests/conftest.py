@@ -9,8 +9,8 @@ import hypothesis
 import pytest
 import torch
 
-from fedsilo.models.contract.methods import settings_class
-from fedsilo.models.contract.settings_schema import Value, key_of, keys_of
+from fedsilo.core.methods import settings_class
+from fedsilo.core.settings.schema import Value, key_of, keys_of
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support import golden
@@ -72,8 +72,8 @@ InlineRun = Callable[..., RunDirectory]
 @pytest.fixture
 def inline_run(tmp_path: Path) -> InlineRun:
     """Return a function that runs settings with the inline engine under ``tmp_path``."""
-    from fedsilo.server_app.run.inline_engine import run_inline
-    from fedsilo.server_app.studies.figures.learning_curves import draw_run
+    from fedsilo.engines.inline_engine import run_inline
+    from fedsilo.pictures.learning_curves import draw_run
 
     def run(
         values: Mapping[str, Value], nodes: int = 3, out: Path = tmp_path, draw: bool = False
@@ -93,8 +93,8 @@ def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
 
     One after another: Flower keeps a process's run id in one place.
     """
-    from fedsilo.server_app.studies.compare import over_seeds, trials
-    from fedsilo.server_app.studies.figures import learning_curves
+    from fedsilo.comparison import over_seeds, trials
+    from fedsilo.pictures import learning_curves
 
     for module in (over_seeds, trials):
         monkeypatch.setattr(module, "make_pool", lambda *_, **__: ThreadPoolExecutor(1))

@@ -13,13 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsilo.client_app.site.policy import SiteFile, read_site_file
+from fedsilo.comparison.tune import Tuning
+from fedsilo.core.errors import FedsiloError
 from fedsilo.datasets.images.manifests import Declaration
 from fedsilo.datasets.radiographs.mammography import MAMMOGRAPHY
 from fedsilo.datasets.silo.declared_silos import read_declared
 from fedsilo.datasets.tables.schema import TableSchema, read_schema
-from fedsilo.models.contract.errors import FedsiloError
-from fedsilo.server_app.config.experiments import read_experiments, read_section
-from fedsilo.server_app.studies.compare.tune import Tuning
+from fedsilo.engines.experiments import read_experiments, read_section
 
 SCHEMA: dict[str, Any] = {
     "columns": [

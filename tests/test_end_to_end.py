@@ -12,19 +12,19 @@ from pathlib import Path
 
 import pytest
 
-import fedsilo.server_app.run.inline_engine
+import fedsilo.engines.inline_engine
 from fedsilo import predict
-from fedsilo.models.contract.errors import RunDirectoryError, SiteError
-from fedsilo.models.contract.messages import TRAINING
-from fedsilo.models.contract.methods import METHODS
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.errors import RunDirectoryError, SiteError
+from fedsilo.core.messages import TRAINING
+from fedsilo.core.methods import METHODS
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import inline_grid, run_inline
+from fedsilo.engines.process_engine import run_with_processes
+from fedsilo.pictures.learning_curves import draw_pictures
+from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run import runner
-from fedsilo.server_app.run.inline_engine import inline_grid, run_inline
-from fedsilo.server_app.run.process_engine import run_with_processes
-from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
-from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.strategies.meeting.simulated_sites import SimulatedSites
 from tests.support import golden
 from tests.support.dying_grid import DyingGrid
@@ -225,7 +225,7 @@ def test_a_run_that_dies_after_any_message_resumes_to_the_same_bytes(
 ) -> None:
     values, whole = _values(tiny, variant, rounds=3), _bytes(finished(variant))
     with monkeypatch.context() as patch:
-        patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", DyingGrid)
+        patch.setattr(fedsilo.engines.inline_engine, "InlineGrid", DyingGrid)
         DyingGrid.lives = lives
         with pytest.raises(KeyboardInterrupt):
             inline_run(values)
@@ -263,7 +263,7 @@ def test_a_picture_that_cannot_be_drawn_costs_no_run(
     def fail(*_: object) -> None:
         raise RunDirectoryError("no picture today")
 
-    curves = "fedsilo.server_app.studies.figures.learning_curves"
+    curves = "fedsilo.pictures.learning_curves"
     monkeypatch.setattr(f"{curves}.draw_curves", fail)
     directory = run_inline(resolve(tiny("fedavg", out=str(tmp_path), run_name="run")), 3)
     said: list[str] = []
@@ -282,7 +282,7 @@ def test_a_killed_process_resumes_to_the_same_bytes(tiny: Tiny, tmp_path: Path) 
 
     def command(name: str) -> list[str]:
         return [
-            *(sys.executable, "-m", "fedsilo.server_app.cli", "simulate", "uefl-digits"),
+            *(sys.executable, "-m", "fedsilo.cli", "simulate", "uefl-digits"),
             *("--engine", "inline", "--config", str(config), "--out", str(tmp_path)),
             *("--name", name),
         ]
@@ -296,7 +296,7 @@ def test_a_killed_process_resumes_to_the_same_bytes(tiny: Tiny, tmp_path: Path) 
     victim.send_signal(signal.SIGKILL)
     assert victim.wait() == -signal.SIGKILL, "the run ended before it could be killed"
     assert not (tmp_path / "cut" / "summary.json").exists()
-    resume = [sys.executable, "-m", "fedsilo.server_app.cli", "resume", str(tmp_path / "cut")]
+    resume = [sys.executable, "-m", "fedsilo.cli", "resume", str(tmp_path / "cut")]
     subprocess.run([*resume, "--engine", "inline"], check=True, capture_output=True)
     cut, whole = RunDirectory(tmp_path / "cut"), RunDirectory(tmp_path / "whole")
     assert _bytes(cut) == _bytes(whole)
@@ -345,7 +345,7 @@ def test_fewer_nodes_than_silos_are_named(
 
 
 def test_uefl_extends_and_the_new_book_is_in_the_model(tiny: Tiny, inline_run: InlineRun) -> None:
-    from fedsilo.datasets.io.state_files import load_state
+    from fedsilo.core.files.state_files import load_state
 
     directory = inline_run(_values(tiny, "uefl"))
     arrays, facts = load_state(directory.path / "model.safetensors")
@@ -372,7 +372,7 @@ def test_the_inline_engine_runs_where_ray_is_not_installed(tiny: Tiny, tmp_path:
     values: Mapping[str, Value] = _values(tiny, "fedavg", rounds=1, out=str(tmp_path))
     code = (
         "import sys, json; sys.modules['ray'] = None\n"
-        "from fedsilo.server_app.run.inline_engine import run_inline\n"
+        "from fedsilo.engines.inline_engine import run_inline\n"
         "from fedsilo.server_app.config.settings import resolve\n"
         f"run_inline(resolve(json.loads({json.dumps(json.dumps(dict(values)))})), 3)"
     )

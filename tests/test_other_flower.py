@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.contract.versions import TRIED_FLOWER, WORKER_FLOWER
+from fedsilo.core.settings.schema import Value
+from fedsilo.core.versions import TRIED_FLOWER, WORKER_FLOWER
 from fedsilo.server_app.records.run_directory import RunDirectory
 
 PYTHONS = list(filter(None, os.environ.get("FEDSILO_FLOWER", "").split(":")))
@@ -76,7 +76,7 @@ def test_a_run_with_another_flower_gives_the_same_bytes(
     config = tmp_path / "config.toml"
     config.write_text("".join(f"{key} = {json.dumps(value)}\n" for key, value in values.items()))
     told = ("--engine", engine, "--out", str(tmp_path), "--name", "run", "--config", str(config))
-    _said(python, "-m", "fedsilo.server_app.cli", "simulate", f"{method}-digits", *told)
+    _said(python, "-m", "fedsilo.cli", "simulate", f"{method}-digits", *told)
     there, here = RunDirectory(tmp_path / "run"), inline_run(values, out=tmp_path / "here")
     for name in ("model.safetensors", "metrics.csv"):
         assert (there.path / name).read_bytes() == (here.path / name).read_bytes()
@@ -90,8 +90,8 @@ def test_a_hospital_and_a_deployment_refuse_another_flower(
     command: str, python: str, tmp_path: Path
 ) -> None:
     words = {
-        "worker": ("fedsilo.client_app.worker.hospital",),
-        "deploy": ("fedsilo.server_app.cli", "deploy", "up", "--deployment", str(tmp_path / "d")),
+        "worker": ("fedsilo.deployment.worker.hospital",),
+        "deploy": ("fedsilo.cli", "deploy", "up", "--deployment", str(tmp_path / "d")),
     }[command]
     done = subprocess.run(
         [python, "-m", *words], capture_output=True, text=True, timeout=60, check=False

@@ -9,11 +9,11 @@ import pytest
 from safetensors.numpy import load_file
 
 from fedsilo import load_run
-from fedsilo.models.contract.errors import RunDirectoryError, SettingError, SiteError
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.errors import RunDirectoryError, SettingError, SiteError
+from fedsilo.core.settings.schema import Value
+from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.studies.finished_run import FinishedRun
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "docs" / "examples"
 

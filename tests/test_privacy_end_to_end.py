@@ -8,13 +8,13 @@ import pytest
 
 from fedsilo.client_app.app import app
 from fedsilo.client_app.privacy.ledger import LEDGER
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.methods import METHODS, why_not_private
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.methods import METHODS, why_not_private
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import InlineGrid, flower_identity
 from fedsilo.models.privacy.accountant import epsilon
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity
 from fedsilo.server_app.run.runner import run
 from fedsilo.strategies.methods.registry import strategy_class
 from tests.support.soak import in_soak

@@ -12,13 +12,13 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.processes import app_folder, runs, tool
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines import ray_engine
 from fedsilo.server_app.config.resources import check_resources
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.progress import read_progress
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run import ray_engine
-from fedsilo.server_app.run.processes import app_folder, runs, tool
 
 ROOT = Path(__file__).resolve().parents[1]
 Tiny = Callable[..., dict[str, Value]]
@@ -31,7 +31,7 @@ def _result(directory: RunDirectory) -> tuple[bytes, bytes]:
 
 
 def _fedsilo(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "fedsilo.server_app.cli", *arguments]
+    command = [sys.executable, "-m", "fedsilo.cli", *arguments]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
 
 
@@ -167,7 +167,7 @@ def test_interrupting_a_run_ends_all_its_processes_and_it_resumes(
 ) -> None:
     values = tiny("fedavg", rounds=12)
     sets = [f"--set={key}={json.dumps(value)}" for key, value in values.items()]
-    command = [sys.executable, "-m", "fedsilo.server_app.cli", "simulate", "fedavg-digits", *sets]
+    command = [sys.executable, "-m", "fedsilo.cli", "simulate", "fedavg-digits", *sets]
     run = subprocess.Popen(
         [*command, "--engine", "ray", "--name", "run", "--out", str(tmp_path)],
         stdout=subprocess.DEVNULL,
@@ -192,7 +192,7 @@ def test_interrupting_a_run_ends_all_its_processes_and_it_resumes(
 
 
 def test_resources_are_checked_before_anything_starts() -> None:
-    from fedsilo.models.contract.errors import SettingError
+    from fedsilo.core.errors import SettingError
 
     with pytest.raises(SettingError, match="did you mean 'num-supernodes'"):
         check_resources({"num-supernode": 2})

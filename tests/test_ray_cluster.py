@@ -13,9 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.processes import end_trees, free_ports, tool
+from fedsilo.core.settings.schema import Value
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.processes import end_trees, free_ports, tool
 
 Tiny = Callable[..., dict[str, Value]]
 InlineRun = Callable[..., RunDirectory]
@@ -69,7 +69,7 @@ def _command(values: dict[str, Value], out: Path, address: str) -> list[str]:
     return [
         sys.executable,
         "-m",
-        "fedsilo.server_app.cli",
+        "fedsilo.cli",
         "simulate",
         "fedavg-digits",
         *sets,
@@ -118,7 +118,7 @@ def test_a_run_whose_node_was_killed_goes_on(
     _, said = run.communicate(timeout=300)
     if run.returncode:  # a site was at work on that node
         assert "fedsilo: error" in said.strip().splitlines()[-1]
-        resume = [sys.executable, "-m", "fedsilo.server_app.cli", "resume", str(out / "run")]
+        resume = [sys.executable, "-m", "fedsilo.cli", "resume", str(out / "run")]
         again = [*resume, "--ray-address", raylets.address]
         done = subprocess.run(again, capture_output=True, text=True, check=False, timeout=400)
         assert done.returncode == 0, done.stdout + done.stderr

@@ -12,11 +12,11 @@ import pytest
 from flwr.app import Array, Error, Message
 from safetensors.numpy import load_file
 
-import fedsilo.server_app.run.inline_engine
+import fedsilo.engines.inline_engine
 from fedsilo.client_app.outbound import Outbound
 from fedsilo.client_app.privacy import secure_aggregation
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.messages import (
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.messages import (
     ARRAYS,
     CONFIG,
     SECURE_AGREE,
@@ -25,11 +25,11 @@ from fedsilo.models.contract.messages import (
     SECURE_UNMASK,
     TRAIN,
 )
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import InlineGrid
 from fedsilo.models.privacy.secure_sum import SAMPLES, quantisation
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.inline_engine import InlineGrid
 from fedsilo.strategies.loop.ask import Question
 from fedsilo.strategies.loop.round import Round
 from fedsilo.strategies.wire.records import unpack
@@ -75,7 +75,7 @@ class FaultyGrid(InlineGrid):
 
 @pytest.fixture
 def faulty(monkeypatch: pytest.MonkeyPatch) -> type[FaultyGrid]:
-    monkeypatch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", FaultyGrid)
+    monkeypatch.setattr(fedsilo.engines.inline_engine, "InlineGrid", FaultyGrid)
     monkeypatch.setattr(FaultyGrid, "received", [])
     monkeypatch.setattr(FaultyGrid, "change", FaultyGrid.change)
     return FaultyGrid

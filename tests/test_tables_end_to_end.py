@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-import fedsilo.server_app.run.inline_engine
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.methods import METHODS
-from fedsilo.models.contract.settings_schema import Value
+import fedsilo.engines.inline_engine
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.methods import METHODS
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import run_inline
+from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.strategies.methods.registry import strategy_class
 from tests.support.dying_grid import DyingGrid
 from tests.support.soak import in_soak
@@ -177,7 +177,7 @@ def test_picsr_that_dies_in_or_between_its_stages_resumes_to_the_same_bytes(
     values = HEART | VARIANTS[variant] | rounds
     whole = _bytes(inline_run(values, 4, tmp_path / "whole"))
     with monkeypatch.context() as patch:
-        patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", DyingGrid)
+        patch.setattr(fedsilo.engines.inline_engine, "InlineGrid", DyingGrid)
         DyingGrid.lives = lives
         with pytest.raises(KeyboardInterrupt):
             inline_run(values, 4)

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.ranking.runs import benchmark
-from fedsilo.models.contract.errors import FedsiloError, error_line
-from fedsilo.server_app.cli.results import line, print_result
-from fedsilo.server_app.run.arguments import RunSources
+from fedsilo.cli.results import line, print_result
+from fedsilo.core.arguments import RunSources
+from fedsilo.core.errors import FedsiloError, error_line
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

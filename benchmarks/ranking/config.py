@@ -6,11 +6,11 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from fedsilo.datasets.io.declarations import FileModel, check_content, misfit, whole, within
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.methods import METHODS
-from fedsilo.models.contract.settings_schema import Value, unknown_name
-from fedsilo.server_app.config.experiments import (
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.declarations import FileModel, check_content, misfit, whole, within
+from fedsilo.core.methods import METHODS
+from fedsilo.core.settings.schema import Value, unknown_name
+from fedsilo.engines.experiments import (
     FlatSettings,
     Grid,
     find_experiment,

@@ -20,12 +20,12 @@ from benchmarks.ranking.ranks import (
     results_table,
 )
 from benchmarks.ranking.rows import Rows
-from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.comparison.tables import csv_text, markdown_table
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.methods import METHODS, title_of
+from fedsilo.core.settings.schema import Value
 from fedsilo.datasets.registry import data_set
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.methods import METHODS, title_of
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.studies.compare.tables import csv_text, markdown_table
 
 _CELLS = 3  # of docs/methods/README.md's table, after a row's methods
 _METHOD = re.compile(r"`([\w-]+)`")
@@ -98,7 +98,7 @@ class Benchmarked:
             SettingError: no method is complete.
         """
         from benchmarks.ranking.pictures import draw_costs, draw_ranks
-        from fedsilo.server_app.studies.figures.learning_curves import write_picture
+        from fedsilo.pictures.learning_curves import write_picture
 
         if (page or readme) and self.results.empty:
             raise SettingError("no method has all its runs: there is nothing to write a page of")

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from benchmarks.ranking.ranks import Ranking
-from fedsilo.models.contract.methods import title_of
-from fedsilo.server_app.studies.figures.panels import panel_grid
+from fedsilo.core.methods import title_of
+from fedsilo.pictures.panel_grids import panel_grid
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

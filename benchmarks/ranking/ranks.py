@@ -13,8 +13,8 @@ from typing import Any
 import pandas as pd
 
 from benchmarks.ranking.rows import Row
+from fedsilo.comparison.tables import mean
 from fedsilo.models.measures.intervals import of_mean
-from fedsilo.server_app.studies.compare.tables import mean
 
 RESULTS = (
     *("experiment", "method", "metric", "mean", "low", "high", "seeds"),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.atomic_files import write_atomically
 
 
 @dataclass(frozen=True)

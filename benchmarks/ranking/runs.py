@@ -15,15 +15,15 @@ from typing import Any
 from benchmarks.ranking.config import RANKING_FILE, Benchmark, read_benchmark
 from benchmarks.ranking.page import Benchmarked
 from benchmarks.ranking.rows import Row, Rows
+from fedsilo.comparison.trials import run_and_forget
+from fedsilo.core.arguments import RunSources
+from fedsilo.core.errors import DataError, FedsiloError, SettingError
+from fedsilo.core.methods import METHODS
+from fedsilo.core.settings.removed import with_former_keys
+from fedsilo.core.settings.schema import Value, unknown_name
 from fedsilo.datasets.registry import data_fingerprint
-from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError
-from fedsilo.models.contract.methods import METHODS
-from fedsilo.models.contract.removed import with_former_keys
-from fedsilo.models.contract.settings_schema import Value, unknown_name
+from fedsilo.engines.planning import plan_run, planned_settings
 from fedsilo.server_app.config.settings import RunSettings, known_defaults, resolve
-from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.planning import plan_run, planned_settings
-from fedsilo.server_app.studies.compare.trials import run_and_forget
 
 Tell = Callable[[str], None]
 

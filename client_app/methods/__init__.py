@@ -1,4 +1,4 @@
 """The hospital's side of each method, one file per method.
 
-Imports the lab and everything below it. The table in models/contract/methods.py finds the classes.
+Imports the lab and everything below it. The table in fedsilo/core/methods.py finds the classes.
 """

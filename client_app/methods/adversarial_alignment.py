@@ -16,9 +16,9 @@ from fedsilo.client_app.methods.base import Lab, TokenClassifier
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.loop import micro_batches
 from fedsilo.client_app.training.optimisers import eager, moments_of, restore_moments
-from fedsilo.models.contract.array_names import with_prefix
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.seeding import generator, seed_generators
+from fedsilo.core.array_names import with_prefix
+from fedsilo.core.errors import SiteError
+from fedsilo.core.seeding import generator, seed_generators
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.methods.fedaligncl import (
     DISCRIMINATOR,

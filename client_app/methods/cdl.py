@@ -15,7 +15,7 @@ from fedsilo.client_app.methods.decentralised import DecentralisedSite, send_and
 from fedsilo.client_app.methods.moon import twin
 from fedsilo.client_app.training.loop import Objective
 from fedsilo.client_app.training.optimisers import open_optimiser
-from fedsilo.models.contract.array_names import with_prefix
+from fedsilo.core.array_names import with_prefix
 from fedsilo.models.methods.cdl import CDLSettings, contrastive_divergence
 from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 

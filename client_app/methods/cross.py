@@ -8,7 +8,7 @@ from torch import from_numpy
 from fedsilo.client_app.methods.base import Lab, Measured, SiteNetwork, load_exchanged
 from fedsilo.client_app.methods.ensemble import EnsembleSite
 from fedsilo.client_app.methods.local import LocalSite
-from fedsilo.models.contract.messages import ARRAYS, EVALUATE
+from fedsilo.core.messages import ARRAYS, EVALUATE
 from fedsilo.models.methods.cross import CROSSED, metric_from
 from fedsilo.models.networks.mixture import by_expert
 from fedsilo.strategies.wire.records import unpack

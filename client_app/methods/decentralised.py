@@ -17,9 +17,9 @@ from fedsilo.client_app.methods.base import (
     SiteNetwork,
     on_own_labels,
 )
-from fedsilo.models.contract.array_names import by_site, with_prefix
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.core.array_names import by_site, with_prefix
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import EVALUATE
 from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, MixingNotes, mix_models
 from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 

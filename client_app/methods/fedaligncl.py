@@ -21,9 +21,9 @@ from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwo
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.client_app.training.loop import micro_batches
-from fedsilo.client_app.training.pacing import Pacing, refuse_other_data
-from fedsilo.models.contract.messages import INCOMING, measurement
-from fedsilo.models.contract.seeding import generator
+from fedsilo.client_app.training.paced_epochs import Pacing, refuse_other_data
+from fedsilo.core.messages import INCOMING, measurement
+from fedsilo.core.seeding import generator
 from fedsilo.models.maths.pacing import batch_of, ends_epoch, epoch_of
 from fedsilo.models.methods.fedaligncl import (
     DISCRIMINATOR,

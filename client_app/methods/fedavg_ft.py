@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork, exchanged_arrays
-from fedsilo.models.contract.errors import SiteError
+from fedsilo.core.errors import SiteError
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 
 

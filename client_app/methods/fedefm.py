@@ -10,9 +10,9 @@ from torch import Tensor
 from fedsilo.client_app.methods.base import Lab, Outgoing, TokenClassifier
 from fedsilo.client_app.methods.decentralised import DecentralisedSite, own_model, send_and_keep
 from fedsilo.client_app.training.loop import Objective
-from fedsilo.models.contract.array_names import by_site, with_prefix
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import TRAINED, measurement
+from fedsilo.core.array_names import by_site, with_prefix
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import TRAINED, measurement
 from fedsilo.models.methods.cross import metric_from
 from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, mix_models
 from fedsilo.models.methods.fedefm import (

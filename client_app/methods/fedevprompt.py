@@ -13,10 +13,10 @@ from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.client_app.training.loop import Objective
-from fedsilo.models.contract.array_names import with_prefix
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import START
-from fedsilo.models.contract.seeding import generator
+from fedsilo.core.array_names import with_prefix
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import START
+from fedsilo.core.seeding import generator
 from fedsilo.models.maths.attention_rollout import (
     BufferMoments,
     buffer_moments,

@@ -1,7 +1,7 @@
 """FedNova at a site: FedAvg, but the update that is sent is divided by the number of steps."""
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, exchanged_arrays
-from fedsilo.models.contract.array_names import is_statistic
+from fedsilo.core.array_names import is_statistic
 from fedsilo.models.methods.fednova import STEPS
 
 

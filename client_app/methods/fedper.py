@@ -1,7 +1,7 @@
 """FedPer at a site: FedAvg for a part of the network; the other part stays here."""
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork
-from fedsilo.models.contract.messages import START
+from fedsilo.core.messages import START
 from fedsilo.models.networks.site_network import exchanged_arrays, load_exchanged
 
 

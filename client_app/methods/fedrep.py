@@ -2,7 +2,7 @@
 
 from fedsilo.client_app.methods.base import Lab, SiteNetwork
 from fedsilo.client_app.methods.fedper import FedPerSite
-from fedsilo.models.contract.errors import SiteError
+from fedsilo.core.errors import SiteError
 from fedsilo.models.methods.fedrep import FedRepSettings
 
 

@@ -5,9 +5,9 @@ from collections.abc import Callable
 from torch import Tensor
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork, exchanged_arrays
-from fedsilo.client_app.training.class_means import class_means
-from fedsilo.models.contract.array_names import with_prefix
-from fedsilo.models.contract.messages import START
+from fedsilo.client_app.training.site_class_means import class_means
+from fedsilo.core.array_names import with_prefix
+from fedsilo.core.messages import START
 
 
 class LocalSite(SiteMethod):

@@ -9,10 +9,10 @@ from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, TokenClas
 from fedsilo.client_app.training.evaluation import measure
 from fedsilo.client_app.training.initial_network import set_prior, weighted_criterion
 from fedsilo.client_app.training.standardised import ready_silo
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import TRAINED, measurement
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import TRAINED, measurement
 from fedsilo.models.methods.mix import PoolNotes
 
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork, TokenClassifier
 from fedsilo.client_app.training.initial_network import initial_classifier
 from fedsilo.client_app.training.loop import Objective
-from fedsilo.models.contract.array_names import arrays_below, with_prefix
-from fedsilo.models.contract.messages import EVALUATE
+from fedsilo.core.array_names import arrays_below, with_prefix
+from fedsilo.core.messages import EVALUATE
 from fedsilo.models.methods.moon import PROJECTION, MoonSettings, build_projection, contrastive_loss
 from fedsilo.models.networks.site_network import FrozenPart, exchanged_arrays, load_exchanged
 

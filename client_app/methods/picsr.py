@@ -12,9 +12,9 @@ from torch import Tensor
 
 from fedsilo.client_app.methods.base import Lab, Measured, Outgoing, SiteMethod, SiteNetwork
 from fedsilo.client_app.session import SiteSession
-from fedsilo.models.contract.array_names import arrays_below, with_prefix
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import START
+from fedsilo.core.array_names import arrays_below, with_prefix
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import START
 from fedsilo.models.methods.picsr import (
     OWN_EXPERT,
     OWN_PROTOTYPE,

@@ -3,7 +3,7 @@
 import torch
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, exchanged_arrays
-from fedsilo.models.contract.array_names import with_prefix
+from fedsilo.core.array_names import with_prefix
 from fedsilo.models.methods.fedprox import linear_term
 from fedsilo.models.methods.scaffold import CONTROL
 

@@ -15,9 +15,9 @@ from fedsilo.client_app.methods.base import Lab, Measured, Outgoing, SiteMethod,
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.evaluation import Probes, measure, tokens_of
 from fedsilo.client_app.training.initial_network import initial_classifier
-from fedsilo.models.contract.array_names import arrays_below
-from fedsilo.models.contract.errors import RefusedError
-from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.core.array_names import arrays_below
+from fedsilo.core.errors import RefusedError
+from fedsilo.core.seeding import derive_seed
 from fedsilo.models.methods.uefl import (
     CODEBOOK,
     ENTROPY,

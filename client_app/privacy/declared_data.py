@@ -15,15 +15,15 @@ from typing import ClassVar
 import torch
 
 from fedsilo.client_app.site.own_file import OwnFile
-from fedsilo.datasets.io.sealed_folders import json_digest
+from fedsilo.core.errors import RefusedError
+from fedsilo.core.files.sealed_folders import json_digest
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.removed import with_former_keys
+from fedsilo.core.settings.schema import Value, as_mapping, keys_with
+from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.partition.cuts import cut_keys
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.contract.errors import RefusedError
-from fedsilo.models.contract.removed import with_former_keys
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value, as_mapping, keys_with
-from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.networks.kinds import Task
 
 FILE = "declared-data.json"

@@ -12,7 +12,7 @@ from typing import Annotated, Self
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from fedsilo.client_app.site.own_file import OwnFile
-from fedsilo.models.contract.errors import EpsilonSpentError
+from fedsilo.core.errors import EpsilonSpentError
 from fedsilo.models.privacy.accountant import SPENT, Releases, epsilon
 
 LEDGER = "privacy-ledger.json"

@@ -17,8 +17,8 @@ from fedsilo.client_app.site.audit_log import LedgerMark, last_ledger
 from fedsilo.client_app.site.identity import own_name, refusing_as
 from fedsilo.client_app.site.node import Answering, own_folder
 from fedsilo.client_app.site.policy import log_path
-from fedsilo.datasets.io.atomic_files import read_regular
-from fedsilo.models.contract.errors import RefusedError
+from fedsilo.core.errors import RefusedError
+from fedsilo.core.files.atomic_files import read_regular
 
 
 def ledger_mark(context: Context) -> LedgerMark | None:

@@ -8,9 +8,9 @@ whole text stays in its own logs.
 
 from collections.abc import Mapping
 
-from fedsilo.models.contract.errors import EpsilonSpentError, FedsiloError, WithheldError
-from fedsilo.models.contract.settings import SERVER
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.errors import EpsilonSpentError, FedsiloError, WithheldError
+from fedsilo.core.settings.common_settings import SERVER
+from fedsilo.core.settings.schema import Value
 
 
 def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Value]) -> bool:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedsilo.client_app.site.own_file import OwnFile
-from fedsilo.models.contract.errors import RefusedError
+from fedsilo.core.errors import RefusedError
 
 SUMS = "secure-sums.json"
 _KEPT = 3  # rounds; a server may go back by two

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedsilo.client_app.site.own_file import OwnFile
-from fedsilo.models.contract.errors import SiteError
+from fedsilo.core.errors import SiteError
 from fedsilo.strategies.wire.secure_keys import seal_key
 from fedsilo.strategies.wire.signatures import words
 

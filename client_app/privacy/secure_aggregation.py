@@ -32,9 +32,9 @@ from fedsilo.client_app.privacy.round_secrets import (
 from fedsilo.client_app.privacy.signing import SignedKeys, Signer
 from fedsilo.client_app.privacy.summand import Summand
 from fedsilo.client_app.privacy.summed_before import SummedBefore
-from fedsilo.models.contract.errors import RefusedError, SiteError
-from fedsilo.models.contract.messages import SECURE_AGREE, SECURE_KEYS, SECURE_SHARES
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import RefusedError, SiteError
+from fedsilo.core.messages import SECURE_AGREE, SECURE_KEYS, SECURE_SHARES
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.privacy.secure_sum import (
     KEY,
     SAMPLES,

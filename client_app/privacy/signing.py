@@ -27,10 +27,10 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fedsilo.client_app.site.node import own_folder_of
 from fedsilo.client_app.site.own_file import OwnFile
-from fedsilo.datasets.io.atomic_files import read_regular, write_atomically
+from fedsilo.core.errors import RefusedError, SettingError
+from fedsilo.core.files.atomic_files import read_regular, write_atomically
+from fedsilo.core.settings.schema import Value
 from fedsilo.datasets.silo.declared_silos import site_name_fault
-from fedsilo.models.contract.errors import RefusedError, SettingError
-from fedsilo.models.contract.settings_schema import Value
 from fedsilo.strategies.wire.signatures import (
     is_key_code,
     is_signed,

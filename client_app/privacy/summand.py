@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.privacy.secure_sum import Quantisation, Words, weigh_site
 from fedsilo.models.privacy.summed_metrics import split_of
 from fedsilo.strategies.wire.secure_keys import COUNTS, MEASURED, METRICS

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from fedsilo.client_app.site.own_file import OwnFile
-from fedsilo.models.contract.errors import RefusedError
+from fedsilo.core.errors import RefusedError
 
 FILE = "summed-arrays.json"
 _KEPT = 10_000  # sums; with the default quotas a month of runs, in two megabytes

@@ -14,7 +14,7 @@ import torch
 
 from fedsilo.client_app.privacy.ledger import Ledger
 from fedsilo.client_app.site.own_file import OwnFile
-from fedsilo.datasets.io.sealed_folders import json_digest
+from fedsilo.core.files.sealed_folders import json_digest
 from fedsilo.models.privacy.accountant import counts_noise_for
 from fedsilo.models.privacy.release import UNITS, Release
 

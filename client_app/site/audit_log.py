@@ -16,11 +16,11 @@ from typing import Any, TypedDict
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
-from fedsilo.datasets.io.atomic_files import open_regular
-from fedsilo.models.contract.errors import RefusedError
-from fedsilo.models.contract.messages import CONFIG
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value, defaults
+from fedsilo.core.errors import RefusedError
+from fedsilo.core.files.atomic_files import open_regular
+from fedsilo.core.messages import CONFIG
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value, defaults
 from fedsilo.strategies.wire.records import record_bytes
 
 ANSWERED, REFUSED, FAILED = "answered", "refused", "failed"

@@ -18,10 +18,10 @@ from fedsilo.client_app.site.private_state import drop_old_states
 from fedsilo.client_app.site.run_book import RunBook
 from fedsilo.client_app.site.trust import refuse_distrusted
 from fedsilo.client_app.site.watch import watched
-from fedsilo.datasets.io.locations import find_places
+from fedsilo.core.files.locations import find_places
+from fedsilo.core.messages import CONFIG, EVALUATE, HELLO, SURVEY, Instruction
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.retention import prune_cache
-from fedsilo.models.contract.messages import CONFIG, EVALUATE, HELLO, SURVEY, Instruction
-from fedsilo.models.contract.settings import CommonSettings
 
 # A web address has ':' or a word before its '/'
 _PATH = re.compile(r"(?<![\w.~:/)])~?/[^\s'\":;,)]+")

@@ -17,14 +17,14 @@ from flwr.app import Context
 
 from fedsilo.client_app.site.limits import limits_of
 from fedsilo.client_app.site.node import built, is_simulated, own_cache
-from fedsilo.datasets.io.locations import BACKBONES, find_places
+from fedsilo.core.errors import FedsiloError, RefusedError, SettingError, SiteError
+from fedsilo.core.files.locations import BACKBONES, find_places
+from fedsilo.core.methods import load_plugin_files
+from fedsilo.core.plugins import module_of, other_plugs, plug_digests, plugin_entries
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import key_of, keys_of, keys_with, setting
 from fedsilo.datasets.partition.silo_sets import GAIA
 from fedsilo.datasets.registry import data_set, plugs_of, silo_names
-from fedsilo.models.contract.errors import FedsiloError, RefusedError, SettingError, SiteError
-from fedsilo.models.contract.methods import load_plugin_files
-from fedsilo.models.contract.plugs import module_of, other_plugs, plug_digests, plugin_entries
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import key_of, keys_of, keys_with, setting
 
 _OWN = keys_with(CommonSettings, "own")
 # Key of the node config -> field of the run's settings that it overrides

@@ -13,10 +13,10 @@ from typing import Any
 from flwr.app import Context
 
 from fedsilo.client_app.site.node import built, is_simulated
-from fedsilo.models.contract.errors import RefusedError
-from fedsilo.models.contract.messages import measurements
-from fedsilo.models.contract.settings import SUMS, CommonSettings
-from fedsilo.models.contract.settings_schema import as_mapping, defaults, setting
+from fedsilo.core.errors import RefusedError
+from fedsilo.core.messages import measurements
+from fedsilo.core.settings.common_settings import SUMS, CommonSettings
+from fedsilo.core.settings.schema import as_mapping, defaults, setting
 from fedsilo.models.privacy.promises import statistics_noise
 
 MEGABYTE = 10**6

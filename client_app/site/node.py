@@ -11,8 +11,8 @@ from typing import Any, TypeVar, cast
 
 from flwr.app import Context, Message, RecordDict
 
-from fedsilo.models.contract.messages import SIMULATED_SITE
-from fedsilo.models.contract.settings_schema import Value, build
+from fedsilo.core.messages import SIMULATED_SITE
+from fedsilo.core.settings.schema import Value, build
 
 S = TypeVar("S")
 

@@ -11,8 +11,8 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
-from fedsilo.datasets.io.atomic_files import open_regular, read_regular, write_atomically
-from fedsilo.models.contract.errors import CheckpointError
+from fedsilo.core.errors import CheckpointError
+from fedsilo.core.files.atomic_files import open_regular, read_regular, write_atomically
 
 T = TypeVar("T")
 

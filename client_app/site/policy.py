@@ -24,12 +24,12 @@ from fedsilo.client_app.site.identity import own_name, refusing_as
 from fedsilo.client_app.site.limits import Limits, cap, floor
 from fedsilo.client_app.site.node import Answering, built, own_folder
 from fedsilo.client_app.site.trust import MEANINGS
-from fedsilo.datasets.io.atomic_files import read_regular
-from fedsilo.models.contract.errors import RefusedError, SettingError
-from fedsilo.models.contract.messages import CONFIG, SURVEYED
-from fedsilo.models.contract.one_line import counted
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import (
+from fedsilo.core.errors import RefusedError, SettingError
+from fedsilo.core.files.atomic_files import read_regular
+from fedsilo.core.messages import CONFIG, SURVEYED
+from fedsilo.core.one_line import counted
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import (
     Value,
     as_mapping,
     build,

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsilo.datasets.io.state_files import load_state, save_state
-from fedsilo.models.contract.errors import CheckpointError
-from fedsilo.models.contract.messages import ROUND_KEYS, Instruction, state_key
-from fedsilo.models.contract.plugs import PINS
-from fedsilo.models.contract.removed import former_defaults, with_former_keys
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import as_mapping, keys_in, keys_with
+from fedsilo.core.errors import CheckpointError
+from fedsilo.core.files.state_files import load_state, save_state
+from fedsilo.core.messages import ROUND_KEYS, Instruction, state_key
+from fedsilo.core.plugins import PINS
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.removed import former_defaults, with_former_keys
+from fedsilo.core.settings.schema import as_mapping, keys_in, keys_with
 
 _DIGEST = "settings"
 _NAME = re.compile(r"round-(\d{6})-(\d{2,})\.safetensors")

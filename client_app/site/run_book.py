@@ -17,9 +17,9 @@ from pydantic import Field, NonNegativeFloat, NonNegativeInt
 
 from fedsilo.client_app.site.limits import Limits
 from fedsilo.client_app.site.own_file import OwnFile
-from fedsilo.models.contract.errors import RefusedError
-from fedsilo.models.contract.messages import ROUND_KEYS, Instruction
-from fedsilo.models.contract.one_line import shown
+from fedsilo.core.errors import RefusedError
+from fedsilo.core.messages import ROUND_KEYS, Instruction
+from fedsilo.core.one_line import shown
 
 _PHASE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _KNOWN_RUNS = 1000

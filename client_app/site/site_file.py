@@ -5,12 +5,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedsilo.datasets.io.yaml_text import YamlError, parse_yaml, with_numbers
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.yaml_text import YamlError, parse_yaml, with_numbers
+from fedsilo.core.messages import ARRAYS, CONFIG, METRICS, SURVEYED
+from fedsilo.core.methods import METHODS
+from fedsilo.core.settings.schema import as_mapping, build_from_file, unknown_name
 from fedsilo.datasets.registry import DATA_SETS
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import ARRAYS, CONFIG, METRICS, SURVEYED
-from fedsilo.models.contract.methods import METHODS
-from fedsilo.models.contract.settings_schema import as_mapping, build_from_file, unknown_name
 from fedsilo.strategies.wire.secure_keys import SECURE
 
 _ROOTS = tuple(f"{record}/" for record in (ARRAYS, METRICS, CONFIG, SURVEYED, SECURE))

@@ -11,7 +11,7 @@ from types import FrameType
 import psutil
 
 from fedsilo.client_app.site.limits import MEGABYTE
-from fedsilo.models.contract.errors import RefusedError
+from fedsilo.core.errors import RefusedError
 
 _LOOK = 0.5  # seconds between checks
 _SHARE = 0.9  # the share of the machine's memory that is allowed by default

@@ -8,12 +8,8 @@ import numpy as np
 
 from fedsilo.client_app.opening import OpenedSite
 from fedsilo.client_app.summary.suppression import at_least, suppress
-from fedsilo.datasets.io.locations import find_places
-from fedsilo.datasets.partition.cuts import is_cut
-from fedsilo.datasets.registry import data_set
-from fedsilo.datasets.silo.measures import LeftOutRows, Measure, Values
-from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.survey import (
+from fedsilo.core.files.locations import find_places
+from fedsilo.core.survey import (
     About,
     Count,
     LeftOut,
@@ -21,6 +17,10 @@ from fedsilo.models.contract.survey import (
     MeasuredFeature,
     Survey,
 )
+from fedsilo.datasets.partition.cuts import is_cut
+from fedsilo.datasets.registry import data_set
+from fedsilo.datasets.silo.measures import LeftOutRows, Measure, Values
+from fedsilo.datasets.silo.silos import Silo
 
 _FEW_VALUES = 10  # a mean over so few distinct values reveals counts
 _TAIL = 0.05  # the share of samples beyond each percentile

@@ -21,13 +21,13 @@ from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.client_app.site.policy import SiteFile, refuse_few
 from fedsilo.client_app.site.secret_seed import secret_seed
 from fedsilo.client_app.summary.counts import AnswerBuilder, fingerprint
+from fedsilo.core.errors import DataError, RefusedError
+from fedsilo.core.messages import SURVEYED
+from fedsilo.core.settings.common_settings import SERVER, CommonSettings
+from fedsilo.core.settings.removed import with_current_keys
+from fedsilo.core.settings.schema import Value, keys_in
+from fedsilo.core.survey import ABOUT, Survey
 from fedsilo.datasets.registry import data_set
-from fedsilo.models.contract.errors import DataError, RefusedError
-from fedsilo.models.contract.messages import SURVEYED
-from fedsilo.models.contract.removed import with_current_keys
-from fedsilo.models.contract.settings import SERVER, CommonSettings
-from fedsilo.models.contract.settings_schema import Value, keys_in
-from fedsilo.models.contract.survey import ABOUT, Survey
 
 # These decide which samples there are and what is counted
 _DECISIVE = ("dataset", *keys_in(CommonSettings, "split"))

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.core.seeding import derive_seed
 
 
 def suppress(

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsilo.datasets.io.yaml_text import parse_structure
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.yaml_text import parse_structure
+from fedsilo.core.one_line import one_line, shown
+from fedsilo.core.seeding import seed_generators
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import unknown_name
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import one_line, shown
-from fedsilo.models.contract.seeding import seed_generators
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import unknown_name
 
 _EXAMPLE = "[{RandomHorizontalFlip: {p: 0.5}}, {RandomRotation: {degrees: 10}}]"
 _BIAS, _RANGE = 32768, 65535  # radiographs are stored as int16

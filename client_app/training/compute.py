@@ -21,8 +21,8 @@ from torch.optim import Optimizer
 
 from fedsilo.client_app.training.freed_memory import keep_freed_memory
 from fedsilo.client_app.training.streamed import Streamed
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.settings import GPU_SHARE, CommonSettings
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.settings.common_settings import GPU_SHARE, CommonSettings
 from fedsilo.models.networks.kinds import image_network
 
 _HELD = 2**31  # bytes; larger tensors are streamed to a GPU

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute
+from fedsilo.core.seeding import seed_generators
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.seeding import seed_generators
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.mc_dropout import (
     mc_dropout_probabilities,
     only_dropout_active,

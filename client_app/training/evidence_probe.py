@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from fedsilo.models.contract.metric_names import BINS, CERTAINTY, RELIABILITY
+from fedsilo.core.metric_names import BINS, CERTAINTY, RELIABILITY
 from fedsilo.models.maths.dirichlet import vacuity
 from fedsilo.models.maths.mc_dropout import only_dropout_active
 from fedsilo.models.measures.classification_metrics import bin_counts

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor, nn
 
 from fedsilo.client_app.training.optimisers import SMALLEST_PART
+from fedsilo.core.errors import RefusedError, SettingError
+from fedsilo.core.one_line import listed, shown
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.weights.backbones import load_backbone
-from fedsilo.models.contract.errors import RefusedError, SettingError
-from fedsilo.models.contract.one_line import listed, shown
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import skewed_prior
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import TokenClassifier, evidences

@@ -18,11 +18,11 @@ from fedsilo.client_app.training.initial_network import refuse_small
 from fedsilo.client_app.training.optimisers import SMALLEST_PART, open_optimiser
 from fedsilo.client_app.training.private import PrivateTraining
 from fedsilo.client_app.training.rates import is_scheduled, rate_setter
+from fedsilo.core.errors import RefusedError, SiteError
+from fedsilo.core.messages import SAMPLES, STEPS
+from fedsilo.core.seeding import derive_seed, seed_generators
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.errors import RefusedError, SiteError
-from fedsilo.models.contract.messages import SAMPLES, STEPS
-from fedsilo.models.contract.seeding import derive_seed, seed_generators
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.dirichlet import annealing
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.networks.encoders import float_inputs

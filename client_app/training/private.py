@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.amp import GradScaler
 
 from fedsilo.client_app.training.compute import Compute
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.models.privacy.dp_sgd import Loss, clipped_gradients, noisy_mean, poisson_batch

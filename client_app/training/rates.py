@@ -17,10 +17,10 @@ from torch import nn
 from torch.optim import Optimizer, lr_scheduler
 
 from fedsilo.client_app.training.optimisers import eager
-from fedsilo.datasets.io.yaml_text import parse_structure
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import listed, one_line
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.yaml_text import parse_structure
+from fedsilo.core.one_line import listed, one_line
+from fedsilo.core.settings.common_settings import CommonSettings
 
 # A run may set only these arguments; the others follow from its rounds and 'train.learning-rate'
 _ARGUMENTS = {

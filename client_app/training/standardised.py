@@ -4,11 +4,11 @@ import dataclasses
 
 from flwr.app import RecordDict
 
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.messages import STANDARDISED
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.messages import STANDARDISED
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.maths.standardisation import pooled_statistics, standardise, sums_of
 from fedsilo.strategies.wire.records import unpack
 

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.array_files import DAMAGES, kind_of, read_arrays
+from fedsilo.core.files.locations import Places, data_folder
+from fedsilo.core.files.sealed_folders import json_digest
+from fedsilo.core.files.text_files import file_fault
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import as_mapping
 from fedsilo.datasets.images.decoding import BrokenImageError
-from fedsilo.datasets.io.array_files import DAMAGES, kind_of, read_arrays
-from fedsilo.datasets.io.locations import Places, data_folder
-from fedsilo.datasets.io.sealed_folders import json_digest
-from fedsilo.datasets.io.text_files import file_fault
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows
 from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo, Split, cached_silo, save_silo
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import as_mapping
 
 Arrays = tuple[npt.NDArray[Any], npt.NDArray[np.int64], list[str]]
 

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.io.text_files import file_fault
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.text_files import file_fault
+from fedsilo.core.one_line import abbreviate, printable
 from fedsilo.datasets.silo.measures import Measure
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.one_line import abbreviate, printable
 
 if TYPE_CHECKING:
     from PIL.Image import Image

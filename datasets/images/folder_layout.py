@@ -8,9 +8,9 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from fedsilo.core.errors import DataError
+from fedsilo.core.one_line import one_line
 from fedsilo.datasets.silo.silos import SPLITS
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.one_line import one_line
 
 LAYOUTS = "SITE/CLASS/*, SITE/{train,val,test}/CLASS/* or CLASS/*"
 ENDINGS = (".jpg", ".jpeg", ".png", ".tif", ".tiff", ".bmp", ".webp")

@@ -15,7 +15,11 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsilo.datasets.images.dataset import Classes, ImageDataSet
+from fedsilo.core.errors import DataError, FileNamesError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.locations import Places, data_folder, find_places
+from fedsilo.core.one_line import format_count, one_line, quote_value
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.folder_layout import (
     ENDINGS,
     LAYOUTS,
@@ -25,14 +29,10 @@ from fedsilo.datasets.images.folder_layout import (
     pictures,
     subfolders,
 )
+from fedsilo.datasets.images.image_data_set import Classes, ImageDataSet
 from fedsilo.datasets.images.index import ImageIndex, take_share
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.datasets.io.locations import Places, data_folder, find_places
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.errors import DataError, FileNamesError
-from fedsilo.models.contract.one_line import format_count, one_line, quote_value
-from fedsilo.models.contract.settings import CommonSettings
 
 MANIFEST = "manifest.csv"
 COLUMNS = ("path", "label", "patient", "split")

@@ -17,10 +17,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.text_files import file_fault
+from fedsilo.core.seeding import derive_seed
 from fedsilo.datasets.images.decoding import describe, log_names
-from fedsilo.datasets.io.text_files import file_fault
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.seeding import derive_seed
 
 Rows = npt.NDArray[Any]
 

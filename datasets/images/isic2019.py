@@ -12,12 +12,12 @@ from pathlib import Path
 
 import numpy as np
 
-from fedsilo.datasets.images.dataset import Classes, ImageDataSet, file_stamp
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import Places, data_folder, find_places
+from fedsilo.core.files.text_files import read_rows
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.datasets.images.image_data_set import Classes, ImageDataSet, file_stamp
 from fedsilo.datasets.images.index import ImageIndex, take_share
-from fedsilo.datasets.io.locations import Places, data_folder, find_places
-from fedsilo.datasets.io.text_files import read_rows
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.settings import CommonSettings
 
 CENTRES = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "msk4", "vienna_dias")
 DIAGNOSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")

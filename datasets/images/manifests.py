@@ -15,18 +15,18 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 from pydantic import BeforeValidator, ConfigDict
 
-from fedsilo.datasets.images.dataset import SMALLEST_IMAGE, Classes, ImageDataSet
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.declarations import FileModel, as_text, fault, whole
+from fedsilo.core.files.declarations import number as number_between
+from fedsilo.core.files.locations import Places, data_folder
+from fedsilo.core.files.text_files import normalise_name, read_rows, same_text
+from fedsilo.core.one_line import one_line
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.decoding import describe
+from fedsilo.datasets.images.image_data_set import SMALLEST_IMAGE, Classes, ImageDataSet
 from fedsilo.datasets.images.index import ImageIndex, take_share
-from fedsilo.datasets.io.declarations import FileModel, as_text, fault, whole
-from fedsilo.datasets.io.declarations import number as number_between
-from fedsilo.datasets.io.locations import Places, data_folder
-from fedsilo.datasets.io.text_files import normalise_name, read_rows, same_text
 from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declared
 from fedsilo.datasets.silo.silos import SPLITS
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.one_line import one_line
-from fedsilo.models.contract.settings import CommonSettings
 
 LARGEST_IMAGE = 4096
 # How programs write that a patient is not known; such images are no one patient's

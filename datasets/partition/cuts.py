@@ -15,20 +15,20 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.images.dataset import ImageDataSet
-from fedsilo.datasets.io.locations import Places, find_places
-from fedsilo.datasets.io.sealed_folders import json_digest
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.locations import Places, find_places
+from fedsilo.core.files.sealed_folders import json_digest
+from fedsilo.core.one_line import reason_of
+from fedsilo.core.plugins import plug, wrong
+from fedsilo.core.seeding import derive_seed
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import as_mapping, defaults, keys_with
+from fedsilo.datasets.images.image_data_set import ImageDataSet
 from fedsilo.datasets.partition.label_sets import LabelCut, Labels, Rows, label_sets
 from fedsilo.datasets.partition.pool import CutPool, open_cut_pool
 from fedsilo.datasets.partition.silo_sets import open_silo_set
 from fedsilo.datasets.shifted.shifted import VALIDATION_SHARE, ShiftedImages
 from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, cached_silo, no_such_silo, save_silo
-from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.one_line import reason_of
-from fedsilo.models.contract.plugs import plug, wrong
-from fedsilo.models.contract.seeding import derive_seed
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
 
 Shares = npt.NDArray[np.float64]
 

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsilo.core.errors import DataError, SettingError
 from fedsilo.datasets.shifted.shifted import VALIDATION_SHARE
-from fedsilo.models.contract.errors import DataError, SettingError
 
 Rows = npt.NDArray[np.int64]
 Labels = npt.NDArray[Any]

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fedsilo.datasets.io.locations import Places
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.partition.label_sets import Labels, Rows
 from fedsilo.datasets.shifted.pools import hold_out_tracks, open_pool
 from fedsilo.datasets.shifted.shifted import ShiftedImages, scale_pixels, shift
 from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, Split
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.settings import CommonSettings
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 
-from fedsilo.datasets.io.text_files import read_rows
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.text_files import read_rows
 from fedsilo.datasets.silo.declared_silos import site_name_fault
-from fedsilo.models.contract.errors import DataError
 
 GAIA = "gaia"
 

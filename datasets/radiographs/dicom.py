@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsilo.core.files.text_files import file_fault
 from fedsilo.datasets.images.decoding import (
     BrokenImageError,
     ImageHeader,
     check_pixels,
     picture_header,
 )
-from fedsilo.datasets.io.text_files import file_fault
-from fedsilo.datasets.radiographs.decoding import check_depth, read_grey
+from fedsilo.datasets.radiographs.radiograph_decoding import check_depth, read_grey
 from fedsilo.datasets.radiographs.vendor_profiles import Grey
 
 if TYPE_CHECKING:

@@ -12,7 +12,10 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.images.dataset import Reader
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.files.text_files import read_rows
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.decoding import (
     BrokenImageError,
     Decoded,
@@ -20,17 +23,14 @@ from fedsilo.datasets.images.decoding import (
     is_wide,
     opened_image,
 )
+from fedsilo.datasets.images.image_data_set import Reader
 from fedsilo.datasets.images.index import ImageIndex
-from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.text_files import read_rows
-from fedsilo.datasets.radiographs.decoding import read_grey, resize
 from fedsilo.datasets.radiographs.dicom import is_dicom, read_dicom
 from fedsilo.datasets.radiographs.mammography import DeepManifests
-from fedsilo.datasets.radiographs.masks import MaskedDataSet, masked_silo
+from fedsilo.datasets.radiographs.masked_images import MaskedDataSet, masked_silo
+from fedsilo.datasets.radiographs.radiograph_decoding import read_grey, resize
 from fedsilo.datasets.radiographs.vendor_profiles import Grey
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.settings import CommonSettings
 
 _RENDERING = 1  # raise it when a file gives other pixels, so that no old cache is read
 

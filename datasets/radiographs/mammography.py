@@ -11,15 +11,15 @@ from typing import Annotated, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.images.dataset import SMALLEST_IMAGE, ImageDataSet, Reader
+from fedsilo.core.files.declarations import number, whole
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.decoding import ImageHeader
+from fedsilo.datasets.images.image_data_set import SMALLEST_IMAGE, ImageDataSet, Reader
 from fedsilo.datasets.images.index import ImageIndex
 from fedsilo.datasets.images.manifests import LARGEST_IMAGE, Declaration, ManifestDataSet
-from fedsilo.datasets.io.declarations import number, whole
-from fedsilo.datasets.radiographs.decoding import as_int16, fit_square
 from fedsilo.datasets.radiographs.dicom import radiograph_header, read_radiograph
+from fedsilo.datasets.radiographs.radiograph_decoding import as_int16, fit_square
 from fedsilo.datasets.silo.declared_silos import read_declared
-from fedsilo.models.contract.settings import CommonSettings
 
 HEADLINE = ("auc", "average-precision", "balanced-accuracy", "accuracy")
 

@@ -12,17 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.images.dataset import Classes, Reader
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import Places, data_folder
+from fedsilo.core.files.text_files import read_rows
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.datasets.images.image_data_set import Classes, Reader
 from fedsilo.datasets.images.index import ImageIndex, take_share
-from fedsilo.datasets.io.locations import Places, data_folder
-from fedsilo.datasets.io.text_files import read_rows
-from fedsilo.datasets.radiographs.decoding import as_rendered, fit_square, read_grey
 from fedsilo.datasets.radiographs.dicom import read_radiograph
 from fedsilo.datasets.radiographs.mammography import RadiographDataSet
+from fedsilo.datasets.radiographs.radiograph_decoding import as_rendered, fit_square, read_grey
 from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP
 from fedsilo.datasets.silo.silos import ImageReader
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.settings import CommonSettings
 
 SITES = {"F": "fatty", "G": "glandular", "D": "dense"}
 CLASSES = {"not-malignant": ("N", "B"), "malignant": ("M",)}

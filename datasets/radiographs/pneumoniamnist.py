@@ -10,20 +10,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.public_files import public_data
-from fedsilo.datasets.io.sealed_folders import json_digest
-from fedsilo.datasets.radiographs.decoding import as_rendered, resize
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.files.sealed_folders import json_digest
+from fedsilo.core.seeding import derive_seed
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import as_mapping
+from fedsilo.datasets.downloads.public_files import public_data
 from fedsilo.datasets.radiographs.dicom import read_radiograph
 from fedsilo.datasets.radiographs.mammography import HEADLINE
+from fedsilo.datasets.radiographs.radiograph_decoding import as_rendered, resize
 from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP
 from fedsilo.datasets.shifted import medmnist
 from fedsilo.datasets.shifted.medmnist import SIDE, Labelled
 from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo, Split, cached_silo, save_silo
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.seeding import derive_seed
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import as_mapping
 
 CLASSES = ("normal", "pneumonia")
 

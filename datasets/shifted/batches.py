@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from fedsilo.core.errors import DataError
 from fedsilo.datasets.shifted.idx import refuse_out_of_range
 from fedsilo.datasets.shifted.pools import Facts, Pool, facts_of
-from fedsilo.models.contract.errors import DataError
 
 Images = npt.NDArray[np.uint8]
 Labels = npt.NDArray[np.int64]

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.io.unpacked_size import check_unpacked
-from fedsilo.models.contract.errors import DataError
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.unpacked_size import check_unpacked
 
 Bytes = npt.NDArray[np.uint8]
 

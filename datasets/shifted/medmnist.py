@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.io.array_files import kind_of, read_arrays
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.array_files import kind_of, read_arrays
+from fedsilo.core.seeding import derive_seed
 from fedsilo.datasets.shifted.pools import Pool, Source
 from fedsilo.datasets.silo.silos import SPLITS
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.seeding import derive_seed
 
 Labelled = tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]
 

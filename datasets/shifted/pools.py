@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.public_files import PublicFiles, public_data
-from fedsilo.datasets.io.sealed_folders import json_digest, open_sealed
-from fedsilo.models.contract.errors import DataError
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.files.sealed_folders import json_digest, open_sealed
+from fedsilo.datasets.downloads.public_files import PublicFiles, public_data
 
 FloatImages = npt.NDArray[Any]
 Rows = npt.NDArray[np.int64]

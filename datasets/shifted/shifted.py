@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.seeding import generator
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import keys_with
 from fedsilo.datasets.images.decoding import PICTURES, opened_image, refuse_wide
-from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.shifted.pools import Pool, Source, cut_by_track, locate, open_pool
 from fedsilo.datasets.shifted.sources import SOURCES
 from fedsilo.datasets.silo.measures import Measure, picture_measures
 from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo, Split, cached_silo, save_silo
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.seeding import generator
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import keys_with
 
 if TYPE_CHECKING:
     from torch import Tensor

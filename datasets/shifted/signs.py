@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.text_files import read_rows
+from fedsilo.core.seeding import generator
 from fedsilo.datasets.images.decoding import BrokenImageError, opened_image
-from fedsilo.datasets.io.text_files import read_rows
 from fedsilo.datasets.shifted.pools import Facts, Pool, facts_of
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.seeding import generator
 
 SIGNS = 43  # classes
 

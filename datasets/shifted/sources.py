@@ -7,12 +7,12 @@ the data directory, laid out as their public sources lay them out.
 from functools import partial
 from pathlib import Path
 
+from fedsilo.core.errors import DataError
 from fedsilo.datasets.shifted.batches import CIFAR10, CIFAR100, decode_batches, list_batches
 from fedsilo.datasets.shifted.idx import read_labelled_images
 from fedsilo.datasets.shifted.medmnist import MEDMNIST
 from fedsilo.datasets.shifted.pools import Pool, Source
 from fedsilo.datasets.shifted.signs import SIGNS, decode_signs, list_signs
-from fedsilo.models.contract.errors import DataError
 
 
 def _decode_digits(_: Path) -> Pool:

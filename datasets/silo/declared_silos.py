@@ -8,11 +8,11 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator
 
-from fedsilo.datasets.io.declarations import FileModel, Text, check_content, fault
-from fedsilo.datasets.io.text_files import read_text, same_text
-from fedsilo.datasets.io.yaml_text import YamlError, parse_yaml
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.messages import SITE_NAME
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.declarations import FileModel, Text, check_content, fault
+from fedsilo.core.files.text_files import read_text, same_text
+from fedsilo.core.files.yaml_text import YamlError, parse_yaml
+from fedsilo.core.messages import SITE_NAME
 
 LONGEST = 64  # characters, as in SITE_NAME
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from fedsilo.datasets.io.sealed_folders import SEAL
+from fedsilo.core.files.sealed_folders import SEAL
 
 _DEPTHS = ("*", "*/*")  # a decoded source; a silo in its data set's folder
 # Their names end with a key, and while they are made or removed with something random: nothing else

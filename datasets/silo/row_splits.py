@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.seeding import derive_seed
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import keys_with
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.seeding import derive_seed
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import keys_with
 
 Indices = npt.NDArray[Any]
 

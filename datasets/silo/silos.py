@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.public_files import Origin, PublicFiles, public_data
-from fedsilo.datasets.io.sealed_folders import json_digest, open_sealed
+from fedsilo.core.errors import DataError, FileNamesError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.locations import Places
+from fedsilo.core.files.sealed_folders import json_digest, open_sealed
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.site_facts import FeatureStatistics
+from fedsilo.datasets.downloads.public_files import Origin, PublicFiles, public_data
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure, picture_measures, unit_pixels
-from fedsilo.models.contract.errors import DataError, FileNamesError
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.networks.kinds import Task
 
 if TYPE_CHECKING:

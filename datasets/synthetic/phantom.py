@@ -13,13 +13,13 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.images.dataset import ImageDataSet, Reader
+from fedsilo.core.files.locations import Places
+from fedsilo.core.seeding import derive_seed
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.datasets.images.image_data_set import ImageDataSet, Reader
 from fedsilo.datasets.images.index import ImageIndex
-from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.silo.measures import Measure
 from fedsilo.datasets.silo.silos import ImageReader
-from fedsilo.models.contract.seeding import derive_seed
-from fedsilo.models.contract.settings import CommonSettings
 
 
 def even_sequence(

@@ -10,21 +10,21 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.images.dataset import Classes, ImageDataSet
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.decoding import Pixels, decode_image, shades_of_grey
+from fedsilo.datasets.images.image_data_set import Classes, ImageDataSet
 from fedsilo.datasets.images.isic2019 import DIAGNOSES, class_of, classes_of
-from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.radiographs.decoding import as_int16, fit_square
 from fedsilo.datasets.radiographs.dicom import read_radiograph
 from fedsilo.datasets.radiographs.endovascular import read_square
 from fedsilo.datasets.radiographs.mammography import HEADLINE
-from fedsilo.datasets.radiographs.masks import MaskedDataSet, masked_silo
+from fedsilo.datasets.radiographs.masked_images import MaskedDataSet, masked_silo
+from fedsilo.datasets.radiographs.radiograph_decoding import as_int16, fit_square
 from fedsilo.datasets.radiographs.vendor_profiles import SHOULDERED, SIGMOID, STEEP, Grey
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.datasets.synthetic import pictures
+from fedsilo.datasets.synthetic import made_up_pictures as pictures
+from fedsilo.datasets.synthetic.made_up_pictures import Blob, Look, Points
 from fedsilo.datasets.synthetic.phantom import PhantomDataSet
-from fedsilo.datasets.synthetic.pictures import Blob, Look, Points
-from fedsilo.models.contract.settings import CommonSettings
 
 # Images of each diagnosis at FLamby's centres, in the order of ``DIAGNOSES``
 LESION_COUNTS = {

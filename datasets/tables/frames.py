@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.datasets.io.declarations import check_content
-from fedsilo.datasets.io.text_files import same_text
-from fedsilo.datasets.tables.dataset import SCHEMA_FILE
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.declarations import check_content
+from fedsilo.core.files.text_files import same_text
+from fedsilo.core.one_line import one_line
 from fedsilo.datasets.tables.parsing import parse_table
 from fedsilo.datasets.tables.schema import TableSchema
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.datasets.tables.table_data_set import SCHEMA_FILE
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series

@@ -15,12 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.public_files import PublicFiles, public_data
-from fedsilo.datasets.tables.dataset import TableDataSet
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.seeding import derive_seed
+from fedsilo.datasets.downloads.public_files import PublicFiles, public_data
 from fedsilo.datasets.tables.schema import TableSchema, read_schema
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.datasets.tables.table_data_set import TableDataSet
 
 
 @cache

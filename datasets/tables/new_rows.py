@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.io.text_files import csv_lines, file_fault, normalise_name, read_text
-from fedsilo.datasets.io.unpacked_size import check_unpacked, most_unpacked
+from fedsilo.core.errors import DataError, FedsiloError, SettingError, missing_extra
+from fedsilo.core.files.text_files import csv_lines, file_fault, normalise_name, read_text
+from fedsilo.core.files.unpacked_size import check_unpacked, most_unpacked
+from fedsilo.core.one_line import one_line
 from fedsilo.datasets.tables.packed_tables import check_parquet, check_workbook
 from fedsilo.datasets.tables.parsing import RowReader, as_matrix, quote_texts
 from fedsilo.datasets.tables.schema import TableSchema
-from fedsilo.models.contract.errors import DataError, FedsiloError, SettingError, missing_extra
-from fedsilo.models.contract.one_line import one_line
 
 if TYPE_CHECKING:
     from pandas import DataFrame, Series

@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 from xml.parsers.expat import ExpatError, ParserCreate
 
-from fedsilo.datasets.io.unpacked_size import (
+from fedsilo.core.files.unpacked_size import (
     CELL_BYTES,
     check_members,
     check_unpacked,

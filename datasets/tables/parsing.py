@@ -10,11 +10,11 @@ from itertools import chain
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.datasets.io.text_files import Marks, csv_lines, normalise_name, same_text
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.text_files import Marks, csv_lines, normalise_name, same_text
+from fedsilo.core.one_line import one_line
 from fedsilo.datasets.silo.measures import LeftOutRows
 from fedsilo.datasets.tables.schema import Column, TableSchema
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.one_line import one_line
 
 _LARGEST = float(np.finfo(np.float32).max)  # the largest value of a feature
 

@@ -14,11 +14,11 @@ from typing import Annotated, Any, Literal
 import numpy as np
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
-from fedsilo.datasets.io.declarations import FileModel, Text, fault, misfit, number, whole
-from fedsilo.datasets.io.sealed_folders import json_digest
-from fedsilo.datasets.io.text_files import Marks, same_text
+from fedsilo.core.files.declarations import FileModel, Text, fault, misfit, number, whole
+from fedsilo.core.files.sealed_folders import json_digest
+from fedsilo.core.files.text_files import Marks, same_text
+from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declared
-from fedsilo.models.contract.site_facts import FeatureStatistics
 
 _MOST_EDGES = 64
 

@@ -10,13 +10,13 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from fedsilo.datasets.io.locations import find_places, weight_paths
-from fedsilo.datasets.io.sealed_folders import file_sha256
-from fedsilo.datasets.io.state_files import load_state
-from fedsilo.datasets.io.unpacked_size import check_members, check_unpacked
-from fedsilo.models.contract.errors import CheckpointError, DataError, SettingError
-from fedsilo.models.contract.one_line import reason_of
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import CheckpointError, DataError, SettingError
+from fedsilo.core.files.locations import find_places, weight_paths
+from fedsilo.core.files.sealed_folders import file_sha256
+from fedsilo.core.files.state_files import load_state
+from fedsilo.core.files.unpacked_size import check_members, check_unpacked
+from fedsilo.core.one_line import reason_of
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.published_weights import fill_published_head, fill_resnet22
 
 if TYPE_CHECKING:

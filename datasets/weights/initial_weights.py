@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedsilo.datasets.io.locations import find_places, weight_paths
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.locations import find_places, weight_paths
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.weights.backbones import file_state, timm_state
 from fedsilo.datasets.weights.provenance import refuse_other_provenance, run_beside
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.encoders import VggEncoder
 from fedsilo.models.networks.plugged import PluggedClassifier
 from fedsilo.models.networks.published_weights import fill_vgg

@@ -6,11 +6,10 @@ A run's ``config.toml`` is next to its ``model.safetensors`` and says how its da
 import tomllib
 from pathlib import Path
 
-from fedsilo.datasets.registry import data_set
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.removed import RENAMED
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import (
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.removed import RENAMED
+from fedsilo.core.settings.schema import (
     Value,
     as_mapping,
     build,
@@ -18,7 +17,8 @@ from fedsilo.models.contract.settings_schema import (
     groups_of,
     keys_with,
 )
-from fedsilo.models.contract.written_settings import flat_values
+from fedsilo.core.settings.written_settings import flat_values
+from fedsilo.datasets.registry import data_set
 
 # These settings change images, or the validation part, but not the choice of test images
 _SAME_TEST = frozenset(keys_with(CommonSettings, "files", "validation", "pixels"))

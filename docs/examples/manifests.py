@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from fedsilo.core.errors import DataError, FedsiloError, error_line
+from fedsilo.core.files.text_files import read_rows
+from fedsilo.core.settings.schema import unknown_name
 from fedsilo.datasets.images.folders import MANIFEST, Image, refuse_existing, write_images
-from fedsilo.datasets.io.text_files import read_rows
-from fedsilo.models.contract.errors import DataError, FedsiloError, error_line
-from fedsilo.models.contract.settings_schema import unknown_name
 
 _CBIS = "{}_case_description_{}_set.csv"
 _KINDS = ("calc", "mass")

@@ -9,11 +9,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fedsilo.datasets.io.locations import Places
+from fedsilo.core.files.locations import Places
+from fedsilo.core.seeding import generator
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import DataSet, Silo, Split, fingerprint
-from fedsilo.models.contract.seeding import generator
-from fedsilo.models.contract.settings import CommonSettings
 
 
 def flipped(labels: Tensor, classes: int, share: float, rng: torch.Generator) -> Tensor:

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from fedsilo.models.contract.own_settings import NoSettings
+from fedsilo.core.settings.own_settings import NoSettings
 from fedsilo.models.networks.site_network import batch_norms
 from fedsilo.strategies.methods.fedper import FedPer
 

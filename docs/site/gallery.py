@@ -21,7 +21,7 @@ _STEP = re.compile(r"^```sh\n(.*?)^```|!\[[^]]*\]\(img/(\S+) \"(\S+)\"\)", re.MU
 def main(page: Path) -> None:
     """Run the page's commands; write its pictures into ``img`` beside it."""
     with tempfile.TemporaryDirectory(prefix="fedsilo-gallery-") as folder:
-        command = f'fedsilo() {{ "{sys.executable}" -m fedsilo.server_app.cli "$@"; }}; set -e\n'
+        command = f'fedsilo() {{ "{sys.executable}" -m fedsilo.cli "$@"; }}; set -e\n'
         for block, picture, made in _STEP.findall(page.read_text(encoding="utf-8")):
             if block:
                 where = {**os.environ, "PYTHONPATH": str(ROOT)}

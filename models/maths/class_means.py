@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fedsilo.models.contract.errors import SiteError
+from fedsilo.core.errors import SiteError
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ alpha = evidence + prior, expected probabilities alpha / S with S the sum of alp
 import torch
 from torch import Tensor, nn
 
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.core.errors import SettingError
 
 PRIOR_FLOOR = 0.01  # the least prior weight of a class
 ANNEALING_EPOCHS = 10  # local epochs until the KL term has its full weight

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.core.errors import SettingError, SiteError
 
 Solver = Literal["pot", "sinkhorn", "cvxpylayers"]
 LARGEST_LAYER = 25  # the most tokens in a map for cvxpylayers

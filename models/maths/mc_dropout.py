@@ -40,7 +40,7 @@ def mc_dropout_probabilities(
     """Average the softmax over ``passes`` samples of dropout, (batch, classes) float64.
 
     The caller must hold the network in ``only_dropout_active``, and torch's global generator, which
-    dropout reads, in ``models.contract.seeding.seed_generators``.
+    dropout reads, in ``fedsilo.core.seeding.seed_generators``.
 
     Args:
         classify: maps features to logits (batch, classes), and contains all dropout.

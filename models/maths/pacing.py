@@ -6,9 +6,9 @@ of these steps (``pace``).
 
 import math
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import as_mapping, defaults
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import as_mapping, defaults
 
 _LEAST = 2  # samples in a step, because batch norm has no variance over one sample
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsilo.models.contract.site_facts import FeatureStatistics, Sums
+from fedsilo.core.site_facts import FeatureStatistics, Sums
 
 
 def sums_of(rows: Tensor) -> Sums:

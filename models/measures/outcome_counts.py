@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedsilo.models.contract.metric_names import BINS, CLASS, CONFIDENCE, UNCERTAINTY, read_bins
+from fedsilo.core.metric_names import BINS, CLASS, CONFIDENCE, UNCERTAINTY, read_bins
 from fedsilo.models.maths.mc_dropout import predictive_entropy
 from fedsilo.models.measures.classification_metrics import bin_counts, roc_auc
 from fedsilo.models.measures.intervals import Estimate, of_share

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fedsilo.models.contract.array_names import is_statistic
-from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.core.array_names import is_statistic
+from fedsilo.core.settings.own_settings import OwnSettings
+from fedsilo.core.settings.schema import setting
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ Equations (arXiv:2107.02504):
 
 from dataclasses import dataclass
 
-from fedsilo.models.contract.own_settings import OwnSettings
+from fedsilo.core.settings.own_settings import OwnSettings
 
 CROSSED = ("accuracy", "balanced-accuracy", "auc", "average-precision")
 

@@ -6,7 +6,7 @@ Equations (doi:10.1093/jamia/ocy017):
 
 from dataclasses import dataclass
 
-from fedsilo.models.contract.own_settings import OwnSettings
+from fedsilo.core.settings.own_settings import OwnSettings
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fedsilo.models.contract.messages import Notes
-from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.core.messages import Notes
+from fedsilo.core.settings.own_settings import OwnSettings
+from fedsilo.core.settings.schema import setting
 
 MODEL = "model/"  # the consensus model Theta, for evaluation
 NEIGHBOUR = "neighbour/"  # neighbour/<site>/<array>

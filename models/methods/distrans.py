@@ -20,11 +20,11 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.seeding import generator, seed_generators
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.core.errors import SettingError
+from fedsilo.core.seeding import generator, seed_generators
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import OwnSettings
+from fedsilo.core.settings.schema import setting
 from fedsilo.models.networks.kinds import TIMM
 from fedsilo.models.networks.site_network import TokenClassifier
 

@@ -7,8 +7,8 @@ Equations (arXiv:2012.04221):
 
 from dataclasses import dataclass
 
-from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.core.settings.own_settings import OwnSettings
+from fedsilo.core.settings.schema import setting
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.core.settings.own_settings import OwnSettings
+from fedsilo.core.settings.schema import setting
 
 _BETA1 = 0.9  # decay of the mean of the deltas for FedAdam and FedYogi
 

@@ -24,11 +24,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.messages import Notes
-from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.messages import Notes
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import OwnSettings
+from fedsilo.core.settings.schema import setting
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.privacy.gaussian_mechanism import normals
 

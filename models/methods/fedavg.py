@@ -7,7 +7,7 @@ Equations (arXiv:1602.05629):
 
 from dataclasses import dataclass
 
-from fedsilo.models.contract.own_settings import OwnSettings
+from fedsilo.core.settings.own_settings import OwnSettings
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,10 @@ Equations (arXiv:2106.06042):
 
 from dataclasses import dataclass
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import OwnSettings
+from fedsilo.core.settings.schema import setting
 
 
 @dataclass(frozen=True)

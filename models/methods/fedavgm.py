@@ -7,8 +7,8 @@ Equations (arXiv:1909.06335):
 from dataclasses import dataclass
 from typing import Any
 
-from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.core.settings.own_settings import OwnSettings
+from fedsilo.core.settings.schema import setting
 
 
 @dataclass(frozen=True)

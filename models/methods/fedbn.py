@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedsilo.models.contract.own_settings import OwnSettings
+from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.models.networks.site_network import batch_norms
 
 

@@ -20,10 +20,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.settings import AUTO, CommonSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import AUTO, CommonSettings
+from fedsilo.core.settings.own_settings import OwnSettings
+from fedsilo.core.settings.schema import setting
 
 MAPS = "maps/"  # maps/<class> from a site, maps/<site>/<class> to one
 BUFFER = "buffer/"  # buffer/<site>/<class> at the server

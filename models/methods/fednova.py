@@ -10,7 +10,7 @@ Equations (arXiv:2007.07481):
 
 from dataclasses import dataclass
 
-from fedsilo.models.contract.own_settings import OwnSettings
+from fedsilo.core.settings.own_settings import OwnSettings
 
 STEPS = "steps"  # metric: optimiser steps of the site in the round
 

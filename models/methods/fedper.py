@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.core.settings.own_settings import OwnSettings
+from fedsilo.core.settings.schema import setting
 from fedsilo.models.networks.site_network import last_layers
 
 

@@ -7,9 +7,9 @@ Equations (arXiv:2102.07078):
 
 from dataclasses import dataclass
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import setting
 from fedsilo.models.methods.fedper import FedPerSettings
 
 

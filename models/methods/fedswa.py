@@ -9,10 +9,10 @@ Equations (arXiv:2203.11834, after arXiv:1803.05407):
 from dataclasses import dataclass
 from typing import Any
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import OwnSettings
+from fedsilo.core.settings.schema import setting
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from fedsilo.models.contract.own_settings import OwnSettings
+from fedsilo.core.settings.own_settings import OwnSettings
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from fedsilo.models.contract.messages import Notes
-from fedsilo.models.contract.own_settings import OwnSettings
+from fedsilo.core.messages import Notes
+from fedsilo.core.settings.own_settings import OwnSettings
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.seeding import seed_generators
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.core.seeding import seed_generators
+from fedsilo.core.settings.own_settings import OwnSettings
+from fedsilo.core.settings.schema import setting
 
 PROJECTION = "projection/"
 PROJECTION_SIZE = 256  # length of a representation, as in the paper

@@ -23,14 +23,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fedsilo.models.contract.array_names import arrays_below, with_prefix
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import Notes
-from fedsilo.models.contract.metric_names import ROUTING, read_metric
-from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.seeding import seed_generators
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import setting
+from fedsilo.core.array_names import arrays_below, with_prefix
+from fedsilo.core.errors import SettingError
+from fedsilo.core.messages import Notes
+from fedsilo.core.metric_names import ROUTING, read_metric
+from fedsilo.core.seeding import seed_generators
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import OwnSettings
+from fedsilo.core.settings.schema import setting
 from fedsilo.models.networks.mixture import Mixture
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays, load_exchanged
 

@@ -25,12 +25,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import INCOMING, Notes, measurement
-from fedsilo.models.contract.own_settings import OwnSettings
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import setting
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.core.errors import SettingError
+from fedsilo.core.messages import INCOMING, Notes, measurement
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import OwnSettings
+from fedsilo.core.settings.schema import setting
+from fedsilo.core.site_facts import SiteFacts
 
 CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>
 NEW_CODEWORDS = "new-codewords"  # how many codewords a site started, in a centroids reply

@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.seeding import derive_seed, generator
+from fedsilo.core.errors import SettingError
+from fedsilo.core.seeding import derive_seed, generator
 from fedsilo.models.maths.federated_kmeans import (
     Centroids,
     FloatArray,

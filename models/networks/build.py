@@ -6,9 +6,9 @@ compares their methods.
 
 from torch import nn
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.seeding import seed_generators
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SettingError
+from fedsilo.core.seeding import seed_generators
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.dirichlet import Evidence
 from fedsilo.models.networks.encoders import ConvEncoder, RowEncoder, VggEncoder
 from fedsilo.models.networks.kinds import (

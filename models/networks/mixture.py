@@ -9,8 +9,8 @@ from typing import TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from fedsilo.models.contract.array_names import arrays_below, by_site
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.array_names import arrays_below, by_site
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier, load_exchanged

@@ -12,10 +12,10 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import reason_of
-from fedsilo.models.contract.plugs import plug, wrong
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SettingError
+from fedsilo.core.one_line import reason_of
+from fedsilo.core.plugins import plug, wrong
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.dirichlet import Evidence
 from fedsilo.models.networks.kinds import OWN_NETWORKS, TIMM, Task
 from fedsilo.models.networks.site_network import TokenClassifier

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from fedsilo.models.contract.site_facts import FeatureStatistics
+from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
 

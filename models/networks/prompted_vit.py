@@ -17,8 +17,8 @@ from timm.layers.attention import Attention
 from timm.models.vision_transformer import Block, VisionTransformer
 from torch import Tensor, nn
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.attention_rollout import head_mean_without_prefix, rollout
 from fedsilo.models.maths.dirichlet import Evidence
 from fedsilo.models.networks.kinds import Task

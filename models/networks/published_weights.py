@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.core.errors import SettingError
 
 _VIEWS = ("_lcc", "")  # suffix of a classifier's layers in files of four views, and of one
 _MALIGNANT = slice(2, 4)  # rows of the output layer

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
 
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.core.errors import SettingError
 
 SPENT = "epsilon is spent"  # starts a site's refusal; the server recognises it by these words
 # (noise multiplier z, sampling rate q) -> number of releases; q = 1 means no sampling

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from fedsilo.models.contract.errors import SiteError
+from fedsilo.core.errors import SiteError
 
 
 def finite(value: Tensor) -> Tensor:

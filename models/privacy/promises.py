@@ -1,9 +1,9 @@
 """Check that the settings keep the promise of a run's level of trust."""
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.methods import needs_sums_only, why_not_private
-from fedsilo.models.contract.settings import AUTO, NOBODY, SUMS, CommonSettings
-from fedsilo.models.contract.settings_schema import as_mapping, defaults
+from fedsilo.core.errors import SettingError
+from fedsilo.core.methods import needs_sums_only, why_not_private
+from fedsilo.core.settings.common_settings import AUTO, NOBODY, SUMS, CommonSettings
+from fedsilo.core.settings.schema import as_mapping, defaults
 
 
 def statistics_noise(common: CommonSettings) -> float:

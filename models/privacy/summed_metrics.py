@@ -9,7 +9,7 @@ finite value adds 0 to both sums: the mean is right without it, and nobody sees 
 import math
 from collections.abc import Sequence
 
-from fedsilo.models.contract.messages import INCOMING, TRAINED, measurement
+from fedsilo.core.messages import INCOMING, TRAINED, measurement
 
 LARGEST_LOSS = 10.0  # nats; a larger mean loss of a site counts as this one
 _STEPS = "steps"  # optimiser steps of a round, which FedNova averages

@@ -14,11 +14,11 @@ from typing import Annotated, Any
 
 from pydantic import BeforeValidator
 
-from fedsilo.datasets.io.declarations import FileModel, check_content, misfit, whole
-from fedsilo.datasets.io.yaml_text import read_yaml
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.declarations import FileModel, check_content, misfit, whole
+from fedsilo.core.files.yaml_text import read_yaml
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.declared_silos import SiteName
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.strategies.meeting.checks import AgreedWeights, Registry, Terms
 
 REGISTRY = "FEDSILO_SITE_REGISTRY"

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import shown
-from fedsilo.models.contract.settings_schema import Value, unknown_key
+from fedsilo.core.errors import SettingError
+from fedsilo.core.one_line import shown
+from fedsilo.core.settings.schema import Value, unknown_key
 
 RESOURCES: dict[str, Value] = {
     "num-supernodes": 2,

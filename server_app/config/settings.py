@@ -15,18 +15,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedsilo.datasets.io.text_files import file_fault
-from fedsilo.datasets.registry import (
-    check_data_settings,
-    data_set,
-    plugin_modules,
-    plugs_of,
-    silo_count,
-)
-from fedsilo.models.contract.errors import RunDirectoryError, SettingError
-from fedsilo.models.contract.methods import METHODS, load_plugin_files, settings_class
-from fedsilo.models.contract.one_line import one_line, shown
-from fedsilo.models.contract.plugs import (
+from fedsilo.core.errors import RunDirectoryError, SettingError
+from fedsilo.core.files.text_files import file_fault
+from fedsilo.core.methods import METHODS, load_plugin_files, settings_class
+from fedsilo.core.one_line import one_line, shown
+from fedsilo.core.plugins import (
     PINS,
     digests_text,
     file_digests,
@@ -38,9 +31,9 @@ from fedsilo.models.contract.plugs import (
     with_plugin_settings,
     without_working_folder,
 )
-from fedsilo.models.contract.removed import RENAMED, current_settings, tell_renamed
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import (
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.removed import RENAMED, current_settings, tell_renamed
+from fedsilo.core.settings.schema import (
     Value,
     as_mapping,
     build,
@@ -49,7 +42,14 @@ from fedsilo.models.contract.settings_schema import (
     keys_with,
     unknown_key,
 )
-from fedsilo.models.contract.written_settings import flat_values, group_settings
+from fedsilo.core.settings.written_settings import flat_values, group_settings
+from fedsilo.datasets.registry import (
+    check_data_settings,
+    data_set,
+    plugin_modules,
+    plugs_of,
+    silo_count,
+)
 from fedsilo.models.maths.pacing import check_pace
 from fedsilo.models.networks.kinds import check_network_settings
 from fedsilo.server_app.config.training import check_training

@@ -1,8 +1,8 @@
 """Checks the settings of training before the run starts, by the rules that sites apply."""
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import NOBODY, SUMS, CommonSettings
-from fedsilo.models.contract.settings_schema import as_mapping, defaults, keys_with
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import NOBODY, SUMS, CommonSettings
+from fedsilo.core.settings.schema import as_mapping, defaults, keys_with
 from fedsilo.models.privacy.summed_metrics import MEASURED
 
 _STRUCTURED = keys_with(CommonSettings, "structured")

@@ -17,9 +17,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.one_line import one_line
-from fedsilo.models.contract.plugs import (
+from fedsilo.core.errors import SettingError
+from fedsilo.core.one_line import one_line
+from fedsilo.core.plugins import (
     PINS,
     import_plugin,
     is_offered,
@@ -29,7 +29,7 @@ from fedsilo.models.contract.plugs import (
     read_plugin,
     stated_digests,
 )
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.settings.schema import Value
 
 PLACE = "FEDSILO_TRUSTED_PLUGINS"
 # The file of digests is read up to here: 100,000 plugins

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fedsilo.datasets.io.state_files import save_state
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.state_files import save_state
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.server_app.records.recorder import ALL, Recorder
 from fedsilo.server_app.records.run_directory import BEST, RunDirectory
 from fedsilo.strategies.loop.hooks import Hook

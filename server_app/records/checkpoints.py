@@ -4,11 +4,11 @@ import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from fedsilo.datasets.io.state_files import load_state, save_state
-from fedsilo.models.contract.errors import CheckpointError
-from fedsilo.models.contract.one_line import one_line
-from fedsilo.models.contract.removed import current_settings
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.errors import CheckpointError
+from fedsilo.core.files.state_files import load_state, save_state
+from fedsilo.core.one_line import one_line
+from fedsilo.core.settings.removed import current_settings
+from fedsilo.core.settings.schema import Value
 from fedsilo.server_app.config.settings import differences
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State

@@ -19,12 +19,12 @@ from pydantic import (
     model_validator,
 )
 
-from fedsilo.datasets.io.declarations import check_content, misfit
+from fedsilo.core.errors import RunDirectoryError
+from fedsilo.core.files.declarations import check_content, misfit
+from fedsilo.core.one_line import one_line, shown
+from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
+from fedsilo.core.settings.schema import key_of
 from fedsilo.datasets.silo.declared_silos import SiteName
-from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.models.contract.one_line import one_line, shown
-from fedsilo.models.contract.settings import NOBODY, SERVER, SUMS
-from fedsilo.models.contract.settings_schema import key_of
 from fedsilo.server_app.records.summary import NO_PRIVACY
 
 _LARGEST, _LONGEST = 10**15, 4000

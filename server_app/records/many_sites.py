@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 
-from fedsilo.models.contract import one_line
+from fedsilo.core import one_line
 
 MANY = 20  # more sites than this are summarised
 _WORST = 5  # sites that a summary still names

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Any
 
-from fedsilo.models.contract.errors import EpsilonSpentError, SiteError
-from fedsilo.models.contract.messages import DP_EPSILON
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import EpsilonSpentError, SiteError
+from fedsilo.core.messages import DP_EPSILON
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.privacy.promises import statistics_noise
 from fedsilo.strategies.loop.ask import TooFewSitesError
 from fedsilo.strategies.loop.hooks import Hook

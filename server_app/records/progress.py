@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.errors import RunDirectoryError
-from fedsilo.models.contract.settings_schema import key_of
+from fedsilo.core.errors import RunDirectoryError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.settings.schema import key_of
 
 FILE, METRICS_FILE = "progress.json", "progress.prom"
 Status = Literal["running", "finished", "failed", "interrupted"]

@@ -19,8 +19,8 @@ from typing import Any
 
 import psutil
 
-from fedsilo.models.contract.one_line import counted, one_line
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.one_line import counted, one_line
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.server_app.records.many_sites import join_names
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.progress import (

@@ -15,9 +15,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.models.contract.errors import CheckpointError, RunDirectoryError
-from fedsilo.models.contract.messages import (
+from fedsilo.core.errors import CheckpointError, RunDirectoryError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.messages import (
     EVALUATE,
     INCOMING,
     PEAK_MEMORY,
@@ -29,7 +29,7 @@ from fedsilo.models.contract.messages import (
     UNREPEATABLE,
     measurements,
 )
-from fedsilo.models.contract.metric_names import TRAINED_PREFIX, read_measurement
+from fedsilo.core.metric_names import TRAINED_PREFIX, read_measurement
 from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State

@@ -25,13 +25,13 @@ from typing import TYPE_CHECKING, Any
 
 import tomli_w
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.datasets.io.text_files import file_fault
-from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
-from fedsilo.models.contract.messages import RUN_NAME, RUN_NAME_WORDS
-from fedsilo.models.contract.one_line import as_word, one_line, shown
-from fedsilo.models.contract.versions import git_revision
-from fedsilo.models.contract.written_settings import group_settings
+from fedsilo.core.errors import FedsiloError, RunDirectoryError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.text_files import file_fault
+from fedsilo.core.messages import RUN_NAME, RUN_NAME_WORDS
+from fedsilo.core.one_line import as_word, one_line, shown
+from fedsilo.core.settings.written_settings import group_settings
+from fedsilo.core.versions import git_revision
 from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings
 from fedsilo.server_app.records.forms import (
     Content,

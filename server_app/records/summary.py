@@ -7,7 +7,7 @@ import numpy as np
 from rich.table import Table
 
 from fedsilo.client_app.site.trust import MEANINGS
-from fedsilo.models.contract.settings import NOBODY, SERVER, SUMS
+from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
 from fedsilo.server_app.records.many_sites import MANY, worst
 
 Values = Mapping[str, Mapping[str, float]]

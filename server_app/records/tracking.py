@@ -22,11 +22,11 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from fedsilo.models.contract.errors import missing_extra
-from fedsilo.models.contract.messages import EVALUATE
-from fedsilo.models.contract.one_line import one_line
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.errors import missing_extra
+from fedsilo.core.messages import EVALUATE
+from fedsilo.core.one_line import one_line
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value
 from fedsilo.server_app.records.recorder import TRAFFIC_HEADER, Recorder, Row
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State

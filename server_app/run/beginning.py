@@ -6,11 +6,11 @@ from typing import Any
 
 from rich.console import Console
 
-from fedsilo.datasets.io.atomic_files import write_atomically
+from fedsilo.core.errors import RunDirectoryError, SettingError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.methods import title_of
+from fedsilo.core.settings.common_settings import AUTO, Aggregation
 from fedsilo.datasets.registry import cut_of, data_set
-from fedsilo.models.contract.errors import RunDirectoryError, SettingError
-from fedsilo.models.contract.methods import title_of
-from fedsilo.models.contract.settings import AUTO, Aggregation
 from fedsilo.server_app.config.operator_files import operator_terms
 from fedsilo.server_app.config.settings import (
     RunSettings,

@@ -14,12 +14,12 @@ from typing import TypeVar
 
 import numpy as np
 
+from fedsilo.core.errors import DataError, FedsiloError, RunDirectoryError, SettingError
+from fedsilo.core.one_line import counted
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value
+from fedsilo.core.site_facts import SPLITS, SiteFacts
 from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_count, silo_names
-from fedsilo.models.contract.errors import DataError, FedsiloError, RunDirectoryError, SettingError
-from fedsilo.models.contract.one_line import counted
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.contract.site_facts import SPLITS, SiteFacts
 from fedsilo.server_app.config.resources import free_memory
 from fedsilo.server_app.records.many_sites import join_names
 from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document

@@ -14,9 +14,8 @@ from typing import Any
 
 from rich.console import Console
 
-from fedsilo.datasets.registry import data_set
-from fedsilo.models.contract.methods import title_of
-from fedsilo.models.contract.metric_names import (
+from fedsilo.core.methods import title_of
+from fedsilo.core.metric_names import (
     BIN_FAMILIES,
     CERTAINTY,
     CLASS,
@@ -24,9 +23,10 @@ from fedsilo.models.contract.metric_names import (
     read_bins,
     read_metric,
 )
-from fedsilo.models.contract.one_line import listed, reason_of, shortened
-from fedsilo.models.contract.plugs import stated_digests
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.core.one_line import listed, reason_of, shortened
+from fedsilo.core.plugins import stated_digests
+from fedsilo.core.site_facts import SiteFacts
+from fedsilo.datasets.registry import data_set
 from fedsilo.server_app.records import summary as summaries
 from fedsilo.server_app.records.best_round import write_model
 from fedsilo.server_app.records.recorder import ALL, Recorder

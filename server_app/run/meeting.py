@@ -12,12 +12,12 @@ from typing import Any
 from flwr.serverapp import Grid
 from pydantic import TypeAdapter
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.datasets.io.text_files import file_fault
+from fedsilo.core.errors import FedsiloError, RunDirectoryError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.text_files import file_fault
+from fedsilo.core.one_line import one_line
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import silo_count
-from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
-from fedsilo.models.contract.one_line import one_line
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import runs_folder, silos_document, with_run_name
 from fedsilo.server_app.run.beginning import chosen_aggregation, terms_of

@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 from flwr.serverapp import Grid
 
+from fedsilo.core.one_line import counted
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.site_facts import SPLITS
+from fedsilo.core.survey import Count, Survey
 from fedsilo.datasets.registry import silo_count
-from fedsilo.models.contract.one_line import counted
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import SPLITS
-from fedsilo.models.contract.survey import Count, Survey
 from fedsilo.server_app.config.operator_files import operator_terms
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import RunDirectory, open_run_directory, with_run_name

@@ -15,8 +15,8 @@ from rich.progress import Progress as Bars
 from rich.segment import Segment
 from rich.table import Table
 
-from fedsilo.models.contract.errors import FedsiloError
-from fedsilo.models.contract.one_line import terminal_text
+from fedsilo.core.errors import FedsiloError
+from fedsilo.core.one_line import terminal_text
 from fedsilo.server_app.records.progress import Progress
 
 _EVERY = 0.5  # seconds between two readings of the progress

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord
 
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import Notes
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import Notes
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Check, Reply, Specs
 
@@ -23,7 +23,7 @@ class TooFewSitesError(SiteError):
     def __init__(self, text: str, reasons: str, codes: Collection[str] = ()) -> None:
         super().__init__(text)
         self.reasons = reasons  # names each failed site and its failure, without advice
-        # The error codes (``models.contract.errors``) that the failed sites answered with
+        # The error codes (``fedsilo.core.errors``) that the failed sites answered with
         self.codes = frozenset(codes)
 
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import AUTO, CommonSettings
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import AUTO, CommonSettings
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ and ``restore`` takes them back.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fedsilo.models.contract.errors import SiteError
+from fedsilo.core.errors import SiteError
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.plausible import UpdateStatistics
 from fedsilo.strategies.meeting.participants import Participants

@@ -16,12 +16,12 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import nn
 
+from fedsilo.core.array_names import with_prefix
+from fedsilo.core.errors import CheckpointError
+from fedsilo.core.messages import EVALUATE, ROUND_KEYS, START, state_key
+from fedsilo.core.settings.common_settings import AUTO, CommonSettings
 from fedsilo.datasets.weights.backbones import load_backbone
 from fedsilo.datasets.weights.initial_weights import load_initial_weights
-from fedsilo.models.contract.array_names import with_prefix
-from fedsilo.models.contract.errors import CheckpointError
-from fedsilo.models.contract.messages import EVALUATE, ROUND_KEYS, START, state_key
-from fedsilo.models.contract.settings import AUTO, CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays

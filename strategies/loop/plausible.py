@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fedsilo.models.contract.array_names import BATCH_NORM
-from fedsilo.models.contract.messages import (
+from fedsilo.core.array_names import BATCH_NORM
+from fedsilo.core.messages import (
     DP_EPSILON,
     KEPT_STATE,
     PEAK_MEMORY,
@@ -24,14 +24,14 @@ from fedsilo.models.contract.messages import (
     STEPS,
     UNREPEATABLE,
 )
-from fedsilo.models.contract.metric_names import (
+from fedsilo.core.metric_names import (
     BIN_FAMILIES,
     BIN_PARTS,
     CLASS,
     read_measurement,
 )
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.site_facts import SiteFacts
 from fedsilo.models.privacy.promises import statistics_noise
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, Reply

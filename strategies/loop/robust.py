@@ -18,8 +18,8 @@ from flwr.app import Array, ArrayRecord
 from flwr.serverapp.strategy.fedtrimmedavg import trim_mean
 from flwr.serverapp.strategy.multikrum import compute_distances
 
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SiteError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.strategies.loop.plausible import in_kinds, update_norm
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, Reply

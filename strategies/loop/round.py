@@ -1,6 +1,6 @@
 """One round over a grid: send questions, wait, check the replies, apply the failure policy.
 
-A message holds ``config`` (models.contract.messages.Instruction) and ``arrays`` (float32, named by
+A message holds ``config`` (fedsilo.core.messages.Instruction) and ``arrays`` (float32, named by
 the method). For tables with pooled statistics it also holds 'figures': ``mean`` and ``std``,
 (features,), float64. A reply holds ``metrics`` and the arrays that were asked for.
 """
@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedsilo.models.contract.errors import ERROR_CODES, EpsilonSpentError, SiteError
-from fedsilo.models.contract.messages import (
+from fedsilo.core.errors import ERROR_CODES, EpsilonSpentError, SiteError
+from fedsilo.core.messages import (
     ARRAYS,
     CONFIG,
     EVALUATE,
@@ -29,8 +29,8 @@ from fedsilo.models.contract.messages import (
     measurement,
     state_key,
 )
-from fedsilo.models.contract.one_line import by_reason, one_line, shortened
-from fedsilo.models.contract.settings import SERVER, SUMS
+from fedsilo.core.one_line import by_reason, one_line, shortened
+from fedsilo.core.settings.common_settings import SERVER, SUMS
 from fedsilo.strategies.loop.ask import Ask, Question, Replies, TooFewSitesError
 from fedsilo.strategies.loop.hooks import Hooks
 from fedsilo.strategies.loop.method import Method

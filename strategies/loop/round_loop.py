@@ -11,9 +11,9 @@ from functools import cached_property, partial
 import numpy as np
 from flwr.serverapp import Grid
 
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.seeding import derive_seed
-from fedsilo.models.contract.settings import SUMS, CommonSettings
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.seeding import derive_seed
+from fedsilo.core.settings.common_settings import SUMS, CommonSettings
 from fedsilo.models.privacy.secure_sum import needed_sites
 from fedsilo.strategies.loop.hooks import Hook, Hooks
 from fedsilo.strategies.loop.method import Method, State

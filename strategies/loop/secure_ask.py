@@ -1,6 +1,6 @@
 """Secure aggregation: ask for weights so that the server learns only their sum.
 
-Four more phases surround the training phase (``models.contract.messages``). Before it, signed keys
+Four more phases surround the training phase (``fedsilo.core.messages``). Before it, signed keys
 are collected and passed on, then shares that only their receivers can open. After it, sites sign
 the list of sites whose weights arrived, and then send the shares that remove the masks from the
 sum. Everything stays in memory, so a round that a crashed server had begun starts again with new
@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from flwr.app import ArrayRecord
 
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import (
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import (
     ARRAYS,
     EVALUATE,
     SECURE_AGREE,
@@ -23,8 +23,8 @@ from fedsilo.models.contract.messages import (
     STANDARDISED,
     TRAIN,
 )
-from fedsilo.models.contract.one_line import counted
-from fedsilo.models.contract.settings import SUMS
+from fedsilo.core.one_line import counted
+from fedsilo.core.settings.common_settings import SUMS
 from fedsilo.models.privacy.summed_metrics import summed_metrics
 from fedsilo.strategies.loop.ask import Ask, Question, Replies, TooFewSitesError
 from fedsilo.strategies.loop.round import Round

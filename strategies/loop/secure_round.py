@@ -12,15 +12,15 @@ from typing import Any
 import numpy as np
 from flwr.app import ConfigRecord
 
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.messages import (
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.messages import (
     EVALUATE,
     SECURE_AGREE,
     SECURE_SHARES,
     SECURE_UNMASK,
     TRAIN,
 )
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.privacy.secure_sum import (
     KEY,
     SAMPLES,

@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fedsilo.core.one_line import one_line
+from fedsilo.core.site_facts import SPLITS, SiteFacts, Sums, Vector
 from fedsilo.datasets.silo.declared_silos import site_name_fault
-from fedsilo.models.contract.one_line import one_line
-from fedsilo.models.contract.site_facts import SPLITS, SiteFacts, Sums, Vector
 from fedsilo.models.networks.kinds import Task
 
 Facts = Mapping[str, SiteFacts]

@@ -13,11 +13,11 @@ from typing import TypeVar
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import CONFIG
-from fedsilo.models.contract.one_line import one_line, site_reason
-from fedsilo.models.contract.site_facts import SiteFacts
-from fedsilo.models.contract.versions import own_versions
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import CONFIG
+from fedsilo.core.one_line import one_line, site_reason
+from fedsilo.core.site_facts import SiteFacts
+from fedsilo.core.versions import own_versions
 from fedsilo.strategies.meeting.checks import find_hello_fault
 from fedsilo.strategies.wire.messaging import arriving
 from fedsilo.strategies.wire.records import record_bytes

@@ -13,11 +13,11 @@ from functools import partial
 
 from flwr.serverapp import Grid
 
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import HELLO
-from fedsilo.models.contract.one_line import by_reason, site_reason
-from fedsilo.models.contract.settings import SUMS, CommonSettings
-from fedsilo.models.contract.site_facts import FeatureStatistics, SiteFacts
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import HELLO
+from fedsilo.core.one_line import by_reason, site_reason
+from fedsilo.core.settings.common_settings import SUMS, CommonSettings
+from fedsilo.core.site_facts import FeatureStatistics, SiteFacts
 from fedsilo.models.maths.standardisation import pooled_statistics
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.meeting.checks import TOGETHER_CHECKS, Terms, shared_data, task_of, unlike

@@ -13,9 +13,9 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
+from fedsilo.core.messages import SIMULATED_SITE
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import silo_names
-from fedsilo.models.contract.messages import SIMULATED_SITE
-from fedsilo.models.contract.settings import CommonSettings
 
 # Flower's class is recognised by name, because its module changes between versions
 _SIMULATION_GRID = "InMemoryGrid"

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedsilo.models.contract.messages import TRAIN
-from fedsilo.models.contract.seeding import derive_seed
+from fedsilo.core.messages import TRAIN
+from fedsilo.core.seeding import derive_seed
 from fedsilo.strategies.loop.method import Ask, Capabilities, Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 

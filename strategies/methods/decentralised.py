@@ -15,9 +15,9 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
+from fedsilo.core.array_names import arrays_below, with_prefix
+from fedsilo.core.messages import SECONDS, TRAIN
 from fedsilo.datasets.partition.silo_sets import open_silo_set
-from fedsilo.models.contract.array_names import arrays_below, with_prefix
-from fedsilo.models.contract.messages import SECONDS, TRAIN
 from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, LinkSettings, MixingNotes
 from fedsilo.strategies.loop.ask import Replies
 from fedsilo.strategies.loop.method import (

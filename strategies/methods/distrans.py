@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedsilo.models.contract.array_names import arrays_below, with_prefix
-from fedsilo.models.contract.messages import TRAIN
+from fedsilo.core.array_names import arrays_below, with_prefix
+from fedsilo.core.messages import TRAIN
 from fedsilo.models.methods.distrans import (
     EMBEDDING_LEARNING_RATE,
     OFFSET,

@@ -7,8 +7,8 @@ name. The final evaluation sends all of them, ``expert/<site>/<array>``, to all 
 from dataclasses import replace
 from typing import Any
 
-from fedsilo.models.contract.array_names import with_prefix
-from fedsilo.models.contract.messages import TRAIN
+from fedsilo.core.array_names import with_prefix
+from fedsilo.core.messages import TRAIN
 from fedsilo.models.networks.mixture import expert_array
 from fedsilo.strategies.loop.method import Ask, Capabilities, Disclosures, Method, State
 

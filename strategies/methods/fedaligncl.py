@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from fedsilo.models.contract.array_names import arrays_below, of_others, with_prefix
-from fedsilo.models.contract.messages import INCOMING, TRAIN, measurement
+from fedsilo.core.array_names import arrays_below, of_others, with_prefix
+from fedsilo.core.messages import INCOMING, TRAIN, measurement
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.methods.fedaligncl import (
     DISCRIMINATOR,

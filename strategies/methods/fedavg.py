@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.models.contract.array_names import is_statistic
-from fedsilo.models.contract.messages import TRAIN
-from fedsilo.models.contract.settings import AGGREGATIONS
+from fedsilo.core.array_names import is_statistic
+from fedsilo.core.messages import TRAIN
+from fedsilo.core.settings.common_settings import AGGREGATIONS
 from fedsilo.strategies.loop.ask import Replies
 from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Disclosures, Method
 

@@ -4,8 +4,8 @@ Messages are FedAvg's until the last ``finetune-rounds``. The first of these sen
 weights once more. After that no array crosses the wire, and the personal models stay at the sites.
 """
 
-from fedsilo.models.contract.messages import TRAIN
-from fedsilo.models.contract.settings import AGGREGATIONS
+from fedsilo.core.messages import TRAIN
+from fedsilo.core.settings.common_settings import AGGREGATIONS
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedsilo.models.contract.array_names import is_statistic
-from fedsilo.models.contract.messages import TRAIN
+from fedsilo.core.array_names import is_statistic
+from fedsilo.core.messages import TRAIN
 from fedsilo.strategies.loop.method import Ask, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 

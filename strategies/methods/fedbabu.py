@@ -6,8 +6,8 @@ So neither differential privacy's noise nor a site's reply can change the head.
 from dataclasses import replace
 from typing import Any
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import TRAIN
+from fedsilo.core.errors import SettingError
+from fedsilo.core.messages import TRAIN
 from fedsilo.models.networks.site_network import last_layers
 from fedsilo.strategies.loop.method import Ask, Disclosures, State
 from fedsilo.strategies.methods.fedavg_ft import FedAvgFT

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedsilo.models.contract.messages import TRAIN
+from fedsilo.core.messages import TRAIN
 from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
 from fedsilo.strategies.loop.method import Arrays, Ask, State
 from fedsilo.strategies.methods.class_means import ClassMeans

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, cast
 
-from fedsilo.models.contract.array_names import arrays_below, by_site, with_prefix
-from fedsilo.models.contract.messages import DISTIL, SECONDS, TRAIN, TRAINED, measurement
+from fedsilo.core.array_names import arrays_below, by_site, with_prefix
+from fedsilo.core.messages import DISTIL, SECONDS, TRAIN, TRAINED, measurement
 from fedsilo.models.maths.earth_movers import refuse_large
 from fedsilo.models.methods.cross import metric_from
 from fedsilo.models.methods.decentralised import MODEL

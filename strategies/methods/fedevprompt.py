@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from fedsilo.models.contract.array_names import arrays_below, by_site, of_others, with_prefix
-from fedsilo.models.contract.messages import TRAIN
-from fedsilo.models.contract.settings import AGGREGATIONS
+from fedsilo.core.array_names import arrays_below, by_site, of_others, with_prefix
+from fedsilo.core.messages import TRAIN
+from fedsilo.core.settings.common_settings import AGGREGATIONS
 from fedsilo.models.methods.fedevprompt import (
     BUFFER,
     MAPS,

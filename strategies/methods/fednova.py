@@ -5,8 +5,8 @@ Only the sum of the divided updates is needed, so it can be a secret sum.
 
 from dataclasses import replace
 
-from fedsilo.models.contract.messages import TRAIN
-from fedsilo.models.contract.settings import SUMS
+from fedsilo.core.messages import TRAIN
+from fedsilo.core.settings.common_settings import SUMS
 from fedsilo.models.methods.fednova import STEPS
 from fedsilo.strategies.loop.method import Ask, Disclosures, Reply, State
 from fedsilo.strategies.methods.fedavg import FedAvg

@@ -3,8 +3,8 @@
 from dataclasses import replace
 from functools import cached_property
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import EVALUATE, TRAIN
+from fedsilo.core.errors import SettingError
+from fedsilo.core.messages import EVALUATE, TRAIN
 from fedsilo.strategies.loop.method import Ask, Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 

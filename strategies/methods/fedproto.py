@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.models.contract.messages import TRAIN
+from fedsilo.core.messages import TRAIN
 from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings
 from fedsilo.models.networks.build import network_kind
 from fedsilo.strategies.loop.method import Arrays, Ask, Reply, State

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedsilo.models.contract.array_names import arrays_below, with_prefix
+from fedsilo.core.array_names import arrays_below, with_prefix
 from fedsilo.models.methods.fedswa import FedSWASettings, running_mean
 from fedsilo.strategies.loop.method import Arrays, Ask, State
 from fedsilo.strategies.methods.fedavg import FedAvg

@@ -5,7 +5,7 @@ from the seed's initial weights, or from ``initial-weights``, which its first me
 ``start/<name>``, and keeps its model on its own disk.
 """
 
-from fedsilo.models.contract.messages import TRAIN
+from fedsilo.core.messages import TRAIN
 from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Disclosures, Method, State
 
 

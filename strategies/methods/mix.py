@@ -6,8 +6,8 @@ data it pools. A deployment refuses this method, because no hospital could do it
 
 from dataclasses import replace
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import TRAIN
+from fedsilo.core.errors import SettingError
+from fedsilo.core.messages import TRAIN
 from fedsilo.models.methods.mix import PoolNotes
 from fedsilo.strategies.loop.method import Ask, Capabilities, Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg

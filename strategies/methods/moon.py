@@ -5,7 +5,7 @@ Training messages, both ways: FedAvg's, and the projection head as ``projection/
 the contrastive term (``client_app/methods/moon.py``).
 """
 
-from fedsilo.models.contract.array_names import with_prefix
+from fedsilo.core.array_names import with_prefix
 from fedsilo.models.methods.moon import PROJECTION, MoonSettings, build_projection
 from fedsilo.strategies.loop.method import Disclosures, State, initial_weights
 from fedsilo.strategies.methods.fedavg import FedAvg

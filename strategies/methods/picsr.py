@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsilo.models.contract.array_names import arrays_below, with_prefix
-from fedsilo.models.contract.messages import EVALUATE, TRAIN
-from fedsilo.models.contract.settings import AGGREGATIONS
+from fedsilo.core.array_names import arrays_below, with_prefix
+from fedsilo.core.messages import EVALUATE, TRAIN
+from fedsilo.core.settings.common_settings import AGGREGATIONS
 from fedsilo.models.methods.picsr import (
     EXPERTS,
     OWN_EXPERT,

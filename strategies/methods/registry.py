@@ -1,6 +1,6 @@
-"""Look up the server's side of a method in the table ``fedsilo.models.contract.methods``."""
+"""Look up the server's side of a method in the table ``fedsilo.core.methods``."""
 
-from fedsilo.models.contract.methods import server_class
+from fedsilo.core.methods import server_class
 from fedsilo.strategies.loop.method import Method
 
 

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedsilo.models.contract.array_names import arrays_below, is_statistic, with_prefix
-from fedsilo.models.contract.messages import TRAIN
+from fedsilo.core.array_names import arrays_below, is_statistic, with_prefix
+from fedsilo.core.messages import TRAIN
 from fedsilo.models.methods.scaffold import CONTROL, SCAFFOLDSettings
 from fedsilo.strategies.loop.method import Ask, Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg

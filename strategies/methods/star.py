@@ -8,9 +8,9 @@ models are mixed by Metropolis weights.
 
 from dataclasses import replace
 
-from fedsilo.models.contract.array_names import with_prefix
-from fedsilo.models.contract.messages import TRAIN
-from fedsilo.models.contract.settings import AGGREGATIONS
+from fedsilo.core.array_names import with_prefix
+from fedsilo.core.messages import TRAIN
+from fedsilo.core.settings.common_settings import AGGREGATIONS
 from fedsilo.models.methods.decentralised import MODEL, LinkSettings
 from fedsilo.strategies.loop.method import Ask, Capabilities, Disclosures, State
 from fedsilo.strategies.methods.decentralised import Decentralised

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.models.contract.messages import TRAIN
+from fedsilo.core.messages import TRAIN
 from fedsilo.models.maths.federated_kmeans import Centroids
 from fedsilo.models.methods.uefl import (
     CODEBOOK,

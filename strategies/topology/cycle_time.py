@@ -18,7 +18,7 @@ import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.core.errors import SettingError
 from fedsilo.models.methods.decentralised import LinkSettings
 from fedsilo.strategies.topology.graphs import Topology, build_topology, link_graph
 from fedsilo.strategies.topology.matcha import Matrix

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import networkx as nx
 import numpy as np
 
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.core.errors import SettingError
 from fedsilo.strategies.topology.matcha import Matcha, Matrix, solve_matcha
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.seeding import generator
+from fedsilo.core.errors import SettingError
+from fedsilo.core.seeding import generator
 
 Edge = tuple[int, int]
 Matrix = NDArray[np.float64]

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, RecordDict
 
-from fedsilo.models.contract.array_names import is_statistic
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.one_line import one_line
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.array_names import is_statistic
+from fedsilo.core.errors import SiteError
+from fedsilo.core.one_line import one_line
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.compression import Floats, from_bf16, to_bf16
 from fedsilo.strategies.wire.records import ArrayError, NDArray, Packed
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs, decode

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from flwr.app import Message
 
-from fedsilo.models.contract.errors import ProcessError
+from fedsilo.core.errors import ProcessError
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -23,8 +23,8 @@ from numpy.lib import format as npy
 from safetensors import SafetensorError
 from safetensors.numpy import load, save
 
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.one_line import one_line
+from fedsilo.core.errors import SiteError
+from fedsilo.core.one_line import one_line
 
 NDArray = npt.NDArray[Any]
 Names = tuple[tuple[str, int], ...]  # names of arrays, with the ids of the arrays

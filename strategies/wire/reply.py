@@ -20,10 +20,10 @@ from typing import IO, Any
 import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 
-from fedsilo.models.contract.errors import RunDirectoryError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, KEPT_STATE, METRICS
-from fedsilo.models.contract.metric_names import GRAMMAR, is_metric_key
-from fedsilo.models.contract.one_line import one_line, shown
+from fedsilo.core.errors import RunDirectoryError, SiteError
+from fedsilo.core.messages import ARRAYS, KEPT_STATE, METRICS
+from fedsilo.core.metric_names import GRAMMAR, is_metric_key
+from fedsilo.core.one_line import one_line, shown
 from fedsilo.strategies.wire.records import (
     BUNDLE,
     ArrayError,

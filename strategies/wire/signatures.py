@@ -29,7 +29,7 @@ from cryptography.hazmat.primitives.serialization import (
     ssh_key_fingerprint,
 )
 
-from fedsilo.models.contract.errors import SiteError
+from fedsilo.core.errors import SiteError
 from fedsilo.strategies.wire.records import NDArray
 
 LONGEST_SIGNATURE = 256  # bytes

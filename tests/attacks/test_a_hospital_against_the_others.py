@@ -15,14 +15,14 @@ import pytest
 from flwr.app import Array, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsilo.datasets.io.state_files import load_state
-from fedsilo.models.contract.errors import RunDirectoryError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, CONFIG, DP_EPSILON, METRICS, NUM_EXAMPLES
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.errors import RunDirectoryError, SiteError
+from fedsilo.core.files.state_files import load_state
+from fedsilo.core.messages import ARRAYS, CONFIG, DP_EPSILON, METRICS, NUM_EXAMPLES
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.server_app.config.operator_files import REGISTRY
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.server_app.run.runner import run
 from fedsilo.strategies.meeting.participants import meet_sites
 from tests.support.errors import refuses

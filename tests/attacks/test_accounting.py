@@ -16,8 +16,8 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import PLDAccountant
 from scipy.stats import norm
 
+from fedsilo.core.messages import EVALUATE, HELLO, TRAIN
 from fedsilo.datasets.registry import load_silo
-from fedsilo.models.contract.messages import EVALUATE, HELLO, TRAIN
 from fedsilo.models.privacy.accountant import epsilon
 from fedsilo.models.privacy.release import UNITS
 from fedsilo.server_app.config.settings import resolve

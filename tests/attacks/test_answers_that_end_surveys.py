@@ -8,12 +8,12 @@ from flwr.app import ConfigRecord, RecordDict
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.messages import SURVEYED
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.survey import Survey
+from fedsilo.core.messages import SURVEYED
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.survey import Survey
+from fedsilo.reports.survey.document import SurveyDocument
+from fedsilo.reports.survey.survey_page import survey_page
 from fedsilo.server_app.run.survey import survey_document
-from fedsilo.server_app.studies.survey.collect import SurveyDocument
-from fedsilo.server_app.studies.survey.page import survey_page
 from fedsilo.strategies.meeting.survey import Surveyed, read_survey
 from tests.fuzz.mutations import TEXTS
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fedsilo.client_app.privacy.opened_sums import OpenedSums
-from fedsilo.models.contract.errors import RefusedError
+from fedsilo.core.errors import RefusedError
 from fedsilo.server_app.config.settings import resolve
 from tests.support.two_worlds import RUN, SITES, VICTIM, Federation, known_randomness, table
 

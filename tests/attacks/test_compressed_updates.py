@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from flwr.app import Array, RecordDict
 
-from fedsilo.datasets.io.state_files import load_state
-from fedsilo.models.contract.messages import ARRAYS
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.files.state_files import load_state
+from fedsilo.core.messages import ARRAYS
+from fedsilo.core.settings.schema import Value
 from fedsilo.models.maths.compression import from_bf16, to_bf16
 from fedsilo.server_app.records.run_directory import RunDirectory
 

@@ -13,22 +13,22 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.client_app.worker import hospital
-from fedsilo.models.contract.errors import FedsiloError, RunDirectoryError
-from fedsilo.server_app.cli.main import main
+from fedsilo.cli.main import main
+from fedsilo.comparison.budgets import tuned_over
+from fedsilo.comparison.trials import _read_summary
+from fedsilo.core.errors import FedsiloError, RunDirectoryError
+from fedsilo.deployment.deployment import DeploymentError, plan, read_deployment
+from fedsilo.deployment.doctor.findings import Refused
+from fedsilo.deployment.doctor.secrets import CERTIFICATE, secret
+from fedsilo.deployment.doctor.server import _refuse_damaged
+from fedsilo.deployment.flower_commands import healthy
+from fedsilo.deployment.worker import hospital
+from fedsilo.reports.hospital_files import read_audit_log, read_own_site_file
+from fedsilo.reports.survey.document import read_survey_document
+from fedsilo.reports.watch.view import look_at_run
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.deploy.deployment import DeploymentError, plan, read_deployment
-from fedsilo.server_app.deploy.flower import healthy
-from fedsilo.server_app.doctor.findings import Refused
-from fedsilo.server_app.doctor.secrets import CERTIFICATE, secret
-from fedsilo.server_app.doctor.server import _refuse_damaged
 from fedsilo.server_app.records.progress import read_progress
 from fedsilo.server_app.run.meeting import read_meeting
-from fedsilo.server_app.studies.compare.budgets import tuned_over
-from fedsilo.server_app.studies.compare.trials import _read_summary
-from fedsilo.server_app.studies.report.hospital_files import read_audit_log, read_own_site_file
-from fedsilo.server_app.studies.survey.collect import read_survey_document
-from fedsilo.server_app.studies.watch.view import look_at_run
 
 _SECONDS = 10
 

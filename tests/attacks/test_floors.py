@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.models.contract.messages import ARRAYS, CONFIG, HELLO, TRAIN
+from fedsilo.core.messages import ARRAYS, CONFIG, HELLO, TRAIN
 from tests.support.hospital import Hospital
 
 Make = Callable[..., Hospital]

@@ -19,17 +19,17 @@ from fedsilo.client_app.app import app
 from fedsilo.client_app.privacy.signing import KEY as SIGNING_KEY
 from fedsilo.client_app.privacy.signing import KnownKeys, own_code, signer_of
 from fedsilo.client_app.site.node import OWN
-from fedsilo.models.contract.errors import FedsiloError, RefusedError, SettingError
-from fedsilo.models.contract.messages import CONFIG, SECURE_KEYS, SECURE_SHARES, TRAIN, Instruction
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import build
+from fedsilo.core.errors import FedsiloError, RefusedError, SettingError
+from fedsilo.core.messages import CONFIG, SECURE_KEYS, SECURE_SHARES, TRAIN, Instruction
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import build
+from fedsilo.deployment.certificates import hospital_key, make_authority
+from fedsilo.deployment.doctor.hospital_checks import HospitalRequest, ready
+from fedsilo.deployment.doctor.site import SiteSetup
+from fedsilo.deployment.hospital_keys import mark_keys
+from fedsilo.deployment.kit import AUTHORITY, KEY, KitError, make_kit, read_kit
+from fedsilo.deployment.rules import RuleOptions
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.deploy.certificates import hospital_key, make_authority
-from fedsilo.server_app.deploy.hospital_keys import mark_keys
-from fedsilo.server_app.deploy.kit import AUTHORITY, KEY, KitError, make_kit, read_kit
-from fedsilo.server_app.deploy.rules import RuleOptions
-from fedsilo.server_app.doctor.hospital import HospitalRequest, ready
-from fedsilo.server_app.doctor.site import SiteSetup
 from fedsilo.strategies.loop.secure_round import SecureSum
 from fedsilo.strategies.wire.secure_keys import SECURE
 from fedsilo.strategies.wire.signatures import simulated_key

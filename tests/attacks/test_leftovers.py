@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.run.processes import RUN_MARK, end_run, end_trees, runs
+from fedsilo.core.processes import RUN_MARK, end_run, end_trees, runs
+from fedsilo.core.settings.schema import Value
 
 Tiny = Callable[..., dict[str, Value]]
 Begin = Callable[..., subprocess.Popen[bytes]]
@@ -32,7 +32,7 @@ ENDLESS = (
 TRIALS = """
 import sys
 from pathlib import Path
-from fedsilo.server_app.studies.compare.trials import Trial, run_trials
+from fedsilo.comparison.trials import Trial, run_trials
 from fedsilo.server_app.config.settings import parse_assignment, resolve
 values = dict(parse_assignment(text) for text in sys.argv[2:])
 trials = [Trial(resolve(values | {"seed": seed}), {"seed": seed}, "data") for seed in (1, 2)]
@@ -94,7 +94,7 @@ def test_a_killed_ray_run_leaves_no_process_and_no_folder(
     values = tiny("fedavg", rounds=4000)
     sets = [f"--set={key}={json.dumps(value)}" for key, value in values.items()]
     told = ("--name", "run", "--out", str(tmp_path / "runs"))
-    run = begin("-m", "fedsilo.server_app.cli", "simulate", "fedavg-digits", *sets, *told)
+    run = begin("-m", "fedsilo.cli", "simulate", "fedavg-digits", *sets, *told)
     trains = begins(run, lambda: list(tmp_path.glob("runs/run/checkpoints/*")))
     assert trains, (tmp_path / "said").read_text()
     tree = psutil.Process(run.pid).children(recursive=True)
@@ -142,7 +142,7 @@ def test_the_runs_of_a_killed_comparison_end_with_it(begin: Begin, tmp_path: Pat
     values = {key: json.loads(v) if v.isdigit() else v for key, v in config.items()}
     file.write_text(json.dumps({"experiments": {"endless": {"config": values}}}))
     told = ("--file", str(file), "--seeds", "2", "--jobs", "2", "--out", str(tmp_path / "runs"))
-    command = begin("-m", "fedsilo.server_app.cli", "compare", "endless", *told)
+    command = begin("-m", "fedsilo.cli", "compare", "endless", *told)
     assert begins(command, lambda: len(list(tmp_path.glob("runs/*/config.toml"))) == 2)
     tree = psutil.Process(command.pid).children(recursive=True)
     assert len(tree) >= 2

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
-from fedsilo.models.contract.messages import CONFIG, HELLO
+from fedsilo.core.messages import CONFIG, HELLO
 from fedsilo.models.privacy.accountant import epsilon
 from tests.support.hospital import Hospital, seeded
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
-from fedsilo.models.contract.messages import EVALUATE, HELLO, TRAIN
+from fedsilo.core.messages import EVALUATE, HELLO, TRAIN
 from tests.support.hospital import Hospital, files_below
 
 Make = Callable[..., Hospital]

@@ -18,16 +18,16 @@ from flwr.app import Error, RecordDict
 from hypothesis import HealthCheck, Phase, example, given, settings
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.errors import ERROR_CODES, EpsilonSpentError
-from fedsilo.models.contract.messages import CONFIG, EVALUATE, METRICS
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.comparison.results import experiment_results
+from fedsilo.core.errors import ERROR_CODES, EpsilonSpentError
+from fedsilo.core.messages import CONFIG, EVALUATE, METRICS
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import flower_identity
+from fedsilo.inference.export.card import card
+from fedsilo.pictures.learning_curves import draw_pictures
+from fedsilo.reports.report import READERS, ReportOptions, report
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.inline_engine import flower_identity
 from fedsilo.server_app.run.runner import run
-from fedsilo.server_app.studies.compare.results import experiment_results
-from fedsilo.server_app.studies.export.card import card
-from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
-from fedsilo.server_app.studies.report.report import READERS, ReportOptions, report
 from tests.fuzz.mutations import hostile_text
 from tests.fuzz.replies import Key, ReplayGrid, _Answers, _taken
 from tests.fuzz.reply_mutations import copied, near_name

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsilo.server_app.cli.main import main
+from fedsilo.cli.main import main
+from fedsilo.engines.inline_engine import run_inline
+from fedsilo.pictures.learning_curves import draw_pictures
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.studies.figures.learning_curves import draw_pictures
 from tests.attacks.test_sent_run_directories import COMMANDS, VALUES
 from tests.support.odd_values import make_odd
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.models.contract.messages import SECURE_KEYS, SECURE_SHARES
+from fedsilo.core.messages import SECURE_KEYS, SECURE_SHARES
 from fedsilo.server_app.config.settings import resolve
 from tests.support.hospital import Hospital
 from tests.support.two_worlds import RUN, SITES, VICTIM, Federation, table

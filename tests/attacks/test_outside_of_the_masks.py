@@ -21,14 +21,14 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.messages import (
+from fedsilo.core.messages import (
     SECURE_AGREE,
     SECURE_KEYS,
     SECURE_SHARES,
     SECURE_UNMASK,
 )
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import as_mapping, rule_of
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import as_mapping, rule_of
 from fedsilo.server_app.config.settings import resolve
 from tests.support.two_worlds import (
     RUN,

@@ -22,10 +22,10 @@ from fedsilo.client_app.privacy.round_secrets import SECRETS, read_secrets
 from fedsilo.client_app.site.limits import Limits
 from fedsilo.client_app.site.run_book import RunBook
 from fedsilo.client_app.site.secret_seed import secret_seed
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.datasets.io.state_files import load_state
-from fedsilo.models.contract.errors import CheckpointError
-from fedsilo.models.contract.messages import CONFIG, HELLO, TRAIN, Instruction
+from fedsilo.core.errors import CheckpointError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.state_files import load_state
+from fedsilo.core.messages import CONFIG, HELLO, TRAIN, Instruction
 from tests.support.hospital import Hospital
 
 MakeHospital = Callable[..., Hospital]

@@ -21,8 +21,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsilo.datasets.io.unpacked_size import TIMES, USUAL, VARIABLE, check_unpacked, most_unpacked
-from fedsilo.models.contract.errors import DataError, SettingError
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.unpacked_size import TIMES, USUAL, VARIABLE, check_unpacked, most_unpacked
 
 LIMIT = 8 * 2**20  # bytes, in the processes
 UNPACKED = 320 * 2**20  # bytes that each file would take, at least
@@ -308,17 +308,20 @@ def picture_of_many_pixels(path: Path) -> None:
 
 Made = Callable[[Path], None]
 ARRAYS = (
-    "from fedsilo.datasets.io.array_files import read_arrays",
+    "from fedsilo.core.files.array_files import read_arrays",
     "read_arrays(path, ['x'], 2**40)",
 )
-ARCHIVE = ("from fedsilo.datasets.io.download import unpack", "unpack(path, path.parent / 'out')")
+ARCHIVE = (
+    "from fedsilo.datasets.downloads.download import unpack",
+    "unpack(path, path.parent / 'out')",
+)
 TABLE = (
     "import pandas, openpyxl, pyarrow.parquet\n"
     "from fedsilo.datasets.tables.new_rows import read_table",
     "read_table(path)",
 )
 IDX = ("from fedsilo.datasets.shifted.idx import read_idx", "read_idx(path)")
-STATE = ("from fedsilo.datasets.io.state_files import load_state", "load_state(path)")
+STATE = ("from fedsilo.core.files.state_files import load_state", "load_state(path)")
 WEIGHTS = (
     "import timm.models\nfrom fedsilo.datasets.weights.backbones import file_state",
     "file_state(path)",
@@ -328,7 +331,7 @@ PICTURE = (
     "from fedsilo.datasets.images.decoding import decode_image",
     "decode_image(path, 32)",
 )
-KIT = ("from fedsilo.server_app.deploy.kit import read_kit", "read_kit(path)")
+KIT = ("from fedsilo.deployment.kit import read_kit", "read_kit(path)")
 FILES: list[tuple[str, Made, tuple[str, str]]] = [
     ("a.npz", arrays_that_are_large, ARRAYS),
     ("b.npz", arrays_whose_header_lies, ARRAYS),
@@ -368,7 +371,7 @@ import resource, sys
 from pathlib import Path
 path = Path(sys.argv[1])
 {imports}
-from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.core.errors import FedsiloError
 from fedsilo.datasets.images.decoding import BrokenImageError
 resource.setrlimit(resource.RLIMIT_FSIZE, (2**26, 2**26))
 def most_taken():

@@ -11,8 +11,8 @@ from flwr.app import Context, RecordDict
 from PIL import Image
 
 from fedsilo.client_app.site.identity import site_name, site_settings
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import HELLO, TRAIN
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import HELLO, TRAIN
 from tests.support.errors import refuses
 from tests.support.hospital import Hospital, files_below
 

@@ -10,8 +10,8 @@ import torch
 
 from fedsilo.client_app import session
 from fedsilo.client_app.opening import open_site
-from fedsilo.models.contract.errors import RefusedError
-from fedsilo.models.contract.messages import ARRAYS, START
+from fedsilo.core.errors import RefusedError
+from fedsilo.core.messages import ARRAYS, START
 from fedsilo.models.privacy.dp_sgd import clipped_gradients, poisson_batch
 from fedsilo.models.privacy.noisy_metrics import LOSS_BOUND, bounded_parts
 from fedsilo.models.privacy.release import UNITS, Release

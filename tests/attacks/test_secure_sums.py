@@ -17,8 +17,8 @@ import torch
 
 from fedsilo.client_app.privacy.round_secrets import RoundSecrets, read_secrets
 from fedsilo.client_app.privacy.summand import Summand
-from fedsilo.models.contract.errors import RefusedError, SiteError
-from fedsilo.models.contract.messages import SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK
+from fedsilo.core.errors import RefusedError, SiteError
+from fedsilo.core.messages import SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK
 from fedsilo.models.privacy.secure_sum import (
     mask_arrays,
     needed_sites,

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from markdown_it import MarkdownIt
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.cli.main import main
+from fedsilo.cli.main import main
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.deployment import plan, read_deployment
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.deploy.deployment import plan, read_deployment
-from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.errors import refuses
 
 EVIL = """

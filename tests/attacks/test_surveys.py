@@ -10,8 +10,8 @@ import pytest
 from flwr.app import Message, RecordDict
 
 from fedsilo.client_app.app import app
-from fedsilo.models.contract.messages import SURVEY, SURVEYED
-from fedsilo.models.contract.survey import Survey
+from fedsilo.core.messages import SURVEY, SURVEYED
+from fedsilo.core.survey import Survey
 from tests.support.hospital import Hospital
 
 Make = Callable[..., Hospital]

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsilo.models.contract.methods import METHODS, why_not_private
+from fedsilo.core.methods import METHODS, why_not_private
 from tests.support.attackers.asked import Asked
 from tests.support.attackers.attacks import ATTACKS, PLANES, attacked
 from tests.support.attackers.planes import FEATURES, NO_WEIGHTS, WAYS, planes

@@ -9,8 +9,8 @@ import pytest
 
 from benchmarks.ranking import runs
 from benchmarks.ranking.__main__ import main
+from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import RunSettings
-from fedsilo.server_app.studies.finished_run import FinishedRun
 
 SIMULATION = """
 experiments:

@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ranking.config import RANKING_FILE, read_benchmark
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.methods import METHODS
+from fedsilo.core.errors import SettingError
+from fedsilo.core.methods import METHODS
 
 TEXT = """
 experiments: {{x: {{config: {{method: fedavg}}}}}}

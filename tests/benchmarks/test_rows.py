@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.ranking.rows import Row, Rows
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.core.errors import SettingError
 
 RAN = Row(
     *("heart", "fedprox", 0, 0.003, "fedprox.proximal-mu=0.1", "accuracy"),

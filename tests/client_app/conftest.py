@@ -12,10 +12,10 @@ from fedsilo.client_app import session
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.session import finished_session
 from fedsilo.client_app.site.private_state import SiteState
+from fedsilo.core.messages import ARRAYS, CONFIG, Instruction
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.messages import ARRAYS, CONFIG, Instruction
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.server_app.config.settings import RunSettings, resolve

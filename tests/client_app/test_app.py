@@ -12,14 +12,14 @@ import pytest
 from flwr.app import Context, Message, RecordDict
 
 from fedsilo.client_app.app import app
-from fedsilo.datasets.io.locations import Places
+from fedsilo.core.errors import ERROR_CODES
+from fedsilo.core.files.locations import Places
+from fedsilo.core.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.tables.heart import HEART
-from fedsilo.models.contract.errors import ERROR_CODES
-from fedsilo.models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from tests.support.keys import as_keys
 

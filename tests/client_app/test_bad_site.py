@@ -10,8 +10,8 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedsilo.client_app.app import app
-from fedsilo.models.contract.messages import CONFIG, HELLO
-from fedsilo.models.contract.versions import FEDSILO
+from fedsilo.core.messages import CONFIG, HELLO
+from fedsilo.core.versions import FEDSILO
 from fedsilo.server_app.config.settings import resolve
 
 Node = Callable[..., Context]

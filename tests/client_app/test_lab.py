@@ -16,9 +16,8 @@ from fedsilo.client_app.privacy.ledger import LEDGER
 from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.client_app.training.evaluation import Measured, measure
 from fedsilo.client_app.training.loop import LocalTraining
-from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import (
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import (
     ARRAYS,
     DP_EPSILON,
     KEPT_STATE,
@@ -30,6 +29,7 @@ from fedsilo.models.contract.messages import (
     STEPS,
     Instruction,
 )
+from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.networks.site_network import SiteNetwork
 from tests.support.errors import refuses
 from tests.support.lab import answer, evaluate

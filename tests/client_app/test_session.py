@@ -18,12 +18,12 @@ from fedsilo.client_app.session import SiteSession, session_of
 from fedsilo.client_app.site.identity import site_name, site_settings
 from fedsilo.client_app.site.node import is_simulated
 from fedsilo.client_app.training.standardised import ready_silo
+from fedsilo.core.errors import DataError, RefusedError, SettingError, SiteError
+from fedsilo.core.messages import STANDARDISED, TRAIN, Instruction
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.contract.errors import DataError, RefusedError, SettingError, SiteError
-from fedsilo.models.contract.messages import STANDARDISED, TRAIN, Instruction
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.wire.records import to_record

@@ -9,12 +9,12 @@ import torch
 from safetensors.numpy import load_file
 
 from fedsilo.client_app import together
-from fedsilo.models.contract.errors import FedsiloError, SettingError
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.errors import FedsiloError, SettingError
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.models.networks.stacked import Rows, StackedNetwork
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.float64 import ABSOLUTE, RELATIVE, train_in_float64
 from tests.support.tiny import TINY
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fedsilo.datasets.io.locations import Places
+from fedsilo.core.files.locations import Places
 
 IdxWriter = Callable[[Path, npt.NDArray[np.uint8]], Path]
 

@@ -9,13 +9,13 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
-from fedsilo.datasets.images.dataset import ImageDataSet
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import find_places
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.decoding import BrokenImageError
-from fedsilo.datasets.io.locations import find_places
+from fedsilo.datasets.images.image_data_set import ImageDataSet
 from fedsilo.datasets.registry import DATA_SETS, data_set, image_reader, load_silo, silo_names
 from fedsilo.datasets.shifted.medmnist import MEDMNIST
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.settings import CommonSettings
 from tests.support.data_folders import save_picture, write_images
 from tests.support.errors import refuses
 from tests.support.made_data import MADE

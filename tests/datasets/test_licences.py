@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.datasets.io import download
-from fedsilo.datasets.io.public_files import PublicFiles
+from fedsilo.cli.main import main
+from fedsilo.core.errors import DataError
+from fedsilo.datasets.downloads import download
+from fedsilo.datasets.downloads.public_files import PublicFiles
 from fedsilo.datasets.registry import DATA_SETS, data_set, overview
-from fedsilo.models.contract.errors import DataError
-from fedsilo.server_app.cli.main import main
 from tests.support.errors import refuses
 
 PUBLIC = [name for name in DATA_SETS if data_set(name).origin == "public"]

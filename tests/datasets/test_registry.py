@@ -6,7 +6,10 @@ from types import ModuleType
 import pytest
 import torch
 
-from fedsilo.datasets.io.locations import Places
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value, build, defaults
 from fedsilo.datasets.registry import (
     DATA_SETS,
     check_data_settings,
@@ -18,9 +21,6 @@ from fedsilo.datasets.registry import (
 )
 from fedsilo.datasets.shifted.medmnist import MEDMNIST
 from fedsilo.datasets.silo.silos import DataSet, Silo, Split
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value, build, defaults
 from fedsilo.models.networks.kinds import Task
 from tests.support.errors import refuses
 

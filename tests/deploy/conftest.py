@@ -11,12 +11,12 @@ from types import ModuleType
 import psutil
 import pytest
 
+from fedsilo.cli.main import main
 from fedsilo.client_app.site.node import OWN
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.deploy.deployment import Deployment, read_deployment
+from fedsilo.core.processes import app_folder, end_trees
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.deployment import Deployment, read_deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.processes import app_folder, end_trees
 from tests.support.bound_command import COMMAND
 from tests.support.deployed import ended_with_tests, run_deployed, run_options
 from tests.support.tiny import TINY

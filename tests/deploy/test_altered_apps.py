@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from fedsilo.client_app.worker.installed import ROOMS
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.deploy.deployment import FEDERATION, Deployment, read_deployment
-from fedsilo.server_app.deploy.flower import flwr
+from fedsilo.core.processes import app_folder
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.deployment import FEDERATION, Deployment, read_deployment
+from fedsilo.deployment.flower_commands import flwr
+from fedsilo.deployment.worker.installed import ROOMS
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.processes import app_folder
 
 SITES = 2
 SITE_FILE = """

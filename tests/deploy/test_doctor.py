@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.deploy.deployment import Deployment, read_deployment
-from fedsilo.server_app.run.processes import end_trees
+from fedsilo.cli.main import main
+from fedsilo.core.processes import end_trees
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.deployment import Deployment, read_deployment
 from tests.support.keys import as_keys
 
 SITES = 3

@@ -11,10 +11,10 @@ from pathlib import Path
 import psutil
 import pytest
 
+from fedsilo.cli.main import main
 from fedsilo.client_app.site.node import OWN
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.deploy.deployment import SERVER, Deployment, read_deployment
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.deployment import SERVER, Deployment, read_deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.deployed import kill
 

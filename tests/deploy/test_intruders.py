@@ -9,18 +9,18 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.deploy.certificates import hospital_key, make_authority
-from fedsilo.server_app.deploy.commands import up
-from fedsilo.server_app.deploy.deployment import (
+from fedsilo.cli.main import main
+from fedsilo.core.processes import RUN_MARK, end_trees, free_ports, tool
+from fedsilo.deployment.certificates import hospital_key, make_authority
+from fedsilo.deployment.commands import up
+from fedsilo.deployment.deployment import (
     FEDERATION,
     SERVER,
     DeploymentError,
     read_deployment,
 )
-from fedsilo.server_app.deploy.flower import flwr
-from fedsilo.server_app.deploy.making import DeploymentRequest
-from fedsilo.server_app.run.processes import RUN_MARK, end_trees, free_ports, tool
+from fedsilo.deployment.flower_commands import flwr
+from fedsilo.deployment.making import DeploymentRequest
 
 SITES = 2
 _LIMIT = 60.0  # seconds until a refusal is in a log

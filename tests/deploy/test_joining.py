@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.deploy.deployment import FEDERATION, read_deployment
-from fedsilo.server_app.deploy.flower import flwr, online
+from fedsilo.cli.main import main
+from fedsilo.core.processes import app_folder, free_ports
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.deployment import FEDERATION, read_deployment
+from fedsilo.deployment.flower_commands import flwr, online
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.processes import app_folder, free_ports
 from tests.deploy.conftest import LOW
 from tests.support.deployed import ended_with_tests
 
@@ -56,7 +56,7 @@ def deploy(folder: Path, capfd: pytest.CaptureFixture[str]) -> Callable[..., str
 def start(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Return a function that starts a hospital by its kit; what still runs is ended."""
     started: list[subprocess.Popen[str]] = []
-    command = [sys.executable, "-m", "fedsilo.server_app.cli", "hospital", "start"]
+    command = [sys.executable, "-m", "fedsilo.cli", "hospital", "start"]
 
     def run(kit: Path) -> subprocess.Popen[str]:
         words = ["--trust", "server", "--yes", "--device", "cpu"]

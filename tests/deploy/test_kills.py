@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.deploy.deployment import SERVER, read_deployment
+from fedsilo.cli.main import main
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.deployment import SERVER, read_deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.deployed import kill
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from fedsilo.client_app.privacy.round_secrets import SECRETS
-from fedsilo.models.contract.methods import METHODS
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.methods import METHODS
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.deployment import Deployment
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.deploy.deployment import Deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.deployed import run_deployed
 from tests.support.tiny import VARIANTS

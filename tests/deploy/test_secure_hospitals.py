@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.deploy.deployment import read_deployment
-from fedsilo.server_app.deploy.flower import online
+from fedsilo.cli.main import main
+from fedsilo.core.processes import app_folder, free_ports
+from fedsilo.deployment.deployment import read_deployment
+from fedsilo.deployment.flower_commands import online
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.processes import app_folder, free_ports
 from tests.support.deployed import ended_with_tests
 
 pytestmark = pytest.mark.skipif(
@@ -54,7 +54,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], None]]:
     started: list[subprocess.Popen[bytes]] = []
 
     def run(site: str) -> None:
-        command = [sys.executable, "-m", "fedsilo.server_app.cli", "hospital", "start"]
+        command = [sys.executable, "-m", "fedsilo.cli", "hospital", "start"]
         command += [str(tmp_path / f"{site}.zip"), "--trust", "sums", "--yes", "--device", "cpu"]
         log = (tmp_path / f"{site}.log").open("ab")
         started.append(

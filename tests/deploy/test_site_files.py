@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.deploy.deployment import read_deployment
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.deployment import read_deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
 
 SITES = 2

@@ -4,9 +4,9 @@ from collections.abc import Callable
 
 import pytest
 
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.deploy.deployment import Deployment
+from fedsilo.cli.main import main
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.deployment import Deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
 
 ALWAYS, SITES = True, 2

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from fedsilo.server_app.run.processes import RUN_MARK, app_folder
+from fedsilo.core.processes import RUN_MARK, app_folder
 
 # As the fixture does: a guard, and a member in a session of its own
 TESTS = f"""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.deploy.deployment import Deployment, read_deployment
+from fedsilo.cli.main import main
+from fedsilo.deployment.deployment import Deployment, read_deployment
 from tests.support.deployed import ended_with_tests
 
 SITE_FILE = """

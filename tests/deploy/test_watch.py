@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.deploy.deployment import read_deployment
+from fedsilo.cli.main import main
+from fedsilo.core.processes import app_folder
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.deployment import read_deployment
+from fedsilo.reports.watch.view import View, look_at_deployment
 from fedsilo.server_app.records.progress import Progress
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.processes import app_folder
-from fedsilo.server_app.studies.watch.view import View, look_at_deployment
 from tests.support.bound_command import COMMAND
 from tests.support.deployed import kill
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.deploy.deployment import Deployment, read_deployment
+from fedsilo.cli.main import main
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.deployment import Deployment, read_deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
 
 SITES = 2
@@ -33,7 +33,7 @@ def _task(deployment: Deployment, site: str, since: float) -> psutil.Process:
     """Wait for the process that answers a message that came after ``since``; return it."""
     limit = time.monotonic() + _LIMIT
     while time.monotonic() < limit:
-        worker = _part(deployment, site, "fedsilo.client_app.worker.parent")
+        worker = _part(deployment, site, "fedsilo.deployment.worker.parent")
         young = [one for one in worker.children() if one.create_time() > since]
         if young:
             return young[0]
@@ -64,13 +64,13 @@ def test_a_killed_worker_comes_back_and_what_it_had_begun_is_answered(
     process = begin(values, "worker-killed")
     _training(deployment, site, start)
     _task(deployment, site, now)
-    worker = _part(deployment, site, "fedsilo.client_app.worker.parent")
+    worker = _part(deployment, site, "fedsilo.deployment.worker.parent")
     worker.kill()
     code, printed = _ended(process)
     assert code == 0, printed
     same(RunDirectory(deployment.runs / "worker-killed"), inline_run(values, SITES))
     assert "the worker ended (by SIGKILL) and is started again" in deployment.log(site).read_text()
-    assert _part(deployment, site, "fedsilo.client_app.worker.parent").pid != worker.pid
+    assert _part(deployment, site, "fedsilo.deployment.worker.parent").pid != worker.pid
 
 
 def test_a_killed_task_is_named_at_its_site_and_the_run_resumes_to_the_same_bytes(
@@ -101,11 +101,11 @@ def test_a_hundred_messages_leave_no_process_memory_or_file_behind(
     values = tiny("fedavg", silos=SITES, evaluate_every=0)
     code, printed = _ended(begin(values | {"rounds": 5}, "warm"))
     assert code == 0, printed
-    worker = _part(deployment, site, "fedsilo.client_app.worker.parent")
+    worker = _part(deployment, site, "fedsilo.deployment.worker.parent")
     memory, files = worker.memory_info().rss, worker.num_fds()
     code, printed = _ended(begin(values | {"rounds": 50}, "many"))  # at both hospitals
     assert code == 0, printed
-    assert _part(deployment, site, "fedsilo.client_app.worker.parent").pid == worker.pid
+    assert _part(deployment, site, "fedsilo.deployment.worker.parent").pid == worker.pid
     assert worker.memory_info().rss < memory + 8 * 2**20
     assert worker.num_fds() <= files + 2
     assert worker.num_threads() == 1

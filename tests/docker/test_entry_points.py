@@ -16,9 +16,9 @@ from cryptography.hazmat.primitives.asymmetric import ec
 
 from fedsilo.client_app.privacy.signing import own_code
 from fedsilo.client_app.site.node import OWN
-from fedsilo.server_app.deploy.certificates import hospital_key, make_authority
-from fedsilo.server_app.deploy.deployment import SERVER, read_deployment
-from fedsilo.server_app.deploy.kit import AUTHORITY, KEY, make_kit
+from fedsilo.deployment.certificates import hospital_key, make_authority
+from fedsilo.deployment.deployment import SERVER, read_deployment
+from fedsilo.deployment.kit import AUTHORITY, KEY, make_kit
 
 Runner = Callable[..., Any]
 

@@ -13,12 +13,12 @@ import click
 import pytest
 import typer.main
 
-from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.methods import METHODS
-from fedsilo.server_app.cli.main import main, make_app
+from fedsilo.api.options import run_sources
+from fedsilo.cli.main import main, make_app
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.methods import METHODS
+from fedsilo.engines import planning
 from fedsilo.server_app.records.progress_hook import ProgressHook
-from fedsilo.server_app.run import planning
-from fedsilo.server_app.run.options import run_sources
 from tests.support.data_folders import write_sorted, write_tables
 from tests.support.made_data import write_data
 from tests.support.page_commands import commands
@@ -36,7 +36,7 @@ STORIES: Mapping[tuple[str, ...], Callable[[Path], object]] = {
     ("docs/unseen.md", "docs/many-sites.md", "docs/secure-aggregation.md"): lambda _: None,
     ("docs/experiments.md",): lambda _: None,
     ("docs/report.md",): lambda _: None,
-    ("server_app/api/project/README.md",): lambda folder: shutil.copytree(
+    ("fedsilo/api/project/README.md",): lambda folder: shutil.copytree(
         PROJECT, folder, dirs_exist_ok=True
     ),
 }
@@ -47,7 +47,7 @@ NOT_RUN = {
     "python3 -m venv": "tests/packaging installs the wheel into an environment of its own",
     ".": "it activates that environment",
     "pip install": "it needs a package registry",
-    "fedsilo fetch hf:": "it needs Hugging Face; tests/server_app/api tries it on a stand-in",
+    "fedsilo fetch hf:": "it needs Hugging Face; tests/fedsilo/api tries it on a stand-in",
     "fedsilo watch runs/hearts --port": "it serves until it is interrupted",
     "fedsilo simulate fedavg-heart --set split.partition=dirichlet": "it needs the 740 patients",
     "fedsilo survey fedavg-heart --deployment": "tests/deploy/test_survey.py runs a deployment",

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.server_app.doctor import run, server, site
-from fedsilo.server_app.doctor.findings import Finding, Status, document
+from fedsilo.deployment.doctor import run_checks as run
+from fedsilo.deployment.doctor import server, site
+from fedsilo.deployment.doctor.findings import Finding, Status, document
 
 TARGETS = {"site": site.CHECKS, "server": server.CHECKS, "run": run.CHECKS}
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "doctor.md").read_text()

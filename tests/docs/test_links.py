@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.models.contract.methods import METHODS
+from fedsilo.core.methods import METHODS
 
 ROOT = Path(__file__).resolve().parents[2]
 README_LINES = 110

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsilo.core.errors import DataError, SettingError
 from fedsilo.datasets.images.manifests import Declaration
 from fedsilo.datasets.silo.declared_silos import read_declared
-from fedsilo.models.contract.errors import DataError, SettingError
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "manifests.py"
 _SPEC = importlib.util.spec_from_file_location("manifests", EXAMPLE)

@@ -6,9 +6,9 @@ from types import ModuleType
 import pytest
 import torch
 
-from fedsilo.datasets.io.locations import find_places
+from fedsilo.core.files.locations import find_places
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import data_set
-from fedsilo.models.contract.settings import CommonSettings
 from tests.support.scripts import module_of
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "docs" / "examples" / "noisy_labels.py"

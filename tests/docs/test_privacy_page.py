@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.models.contract.methods import METHODS, why_not_private
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import defaults, keys_in
+from fedsilo.core.methods import METHODS, why_not_private
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import defaults, keys_in
 from fedsilo.models.privacy.accountant import epsilon
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "privacy.md").read_text()

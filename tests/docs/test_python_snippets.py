@@ -54,7 +54,7 @@ def test_own_data_come_from_frames(tmp_path: Path) -> None:
     assert names["run"].summary["rounds"] == 2
 
 
-@pytest.mark.parametrize("folder", ["docs", "server_app/api/project"])
+@pytest.mark.parametrize("folder", ["docs", "fedsilo/api/project"])
 def test_no_page_imports_the_commands_from_elsewhere(folder: str) -> None:
     pages = [ROOT / "README.md", *(ROOT / folder).rglob("*")]
     kinds = (".md", ".py", ".ipynb")

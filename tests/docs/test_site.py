@@ -138,7 +138,7 @@ def test_a_public_name_without_a_docstring_is_found(
     generated: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fedsilo.simulate, "__doc__", None)
-    assert generated.undocumented() == ["fedsilo.server_app.api.running.simulate"]
+    assert generated.undocumented() == ["fedsilo.api.running.simulate"]
 
 
 def test_navigation_is_the_headings_and_first_links_of_the_index() -> None:

@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from fedsilo.datasets.io.locations import Places
+from fedsilo.cli.main import main
+from fedsilo.core.errors import FedsiloError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.synthetic import phantoms
-from fedsilo.models.contract.errors import FedsiloError
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.server_app.cli.main import main
+from fedsilo.engines import ray_engine
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run import ray_engine
-from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.fixes import Values, tiny
 from tests.support.tiny import VIT
 

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
+from fedsilo.cli.main import main
+from fedsilo.core.settings.schema import Value
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.cli.main import main
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.data_folders import write_images, write_tables
 from tests.support.fixes import PHANTOM, Case, Values, check, refused
 from tests.support.keys import as_keys
@@ -73,8 +73,8 @@ def test_refused_data_with_fix_load(case: Case, tmp_path: Path) -> None:
         folder = tmp_path / "split" if values["dataset"] == "endovascular" else tmp_path
         settings = resolve(as_keys({"method": "fedavg", "data.dir": str(folder), **values})).common
         if settings.public_share:
-            from fedsilo.datasets.images.dataset import ImageDataSet
-            from fedsilo.datasets.io.locations import find_places
+            from fedsilo.core.files.locations import find_places
+            from fedsilo.datasets.images.image_data_set import ImageDataSet
 
             data = data_set(settings.dataset)
             assert isinstance(data, ImageDataSet)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.run.planning import plan_run
+from fedsilo.cli.main import main
+from fedsilo.core.arguments import RunSources
+from fedsilo.engines.inline_engine import run_inline
+from fedsilo.engines.planning import plan_run
 from tests.support.data_folders import write_tables
 from tests.support.fixes import refused
 

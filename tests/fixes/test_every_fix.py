@@ -40,12 +40,12 @@ ELSEWHERE = {
     "needs at least three sites": "tests/test_secure_end_to_end.py",
     "needs more than the sum of the sites' arrays": "tests/test_secure_end_to_end.py",
     "sites as one: use --engine inline, or": "tests/client_app/test_together.py",
-    "would always be 0: list the values that mean": "tests/datasets/tables/test_dataset.py",
+    "would always be 0: list the values that mean": "tests/datasets/tables/test_table_data_set.py",
     "contains non-finite values, which cannot travel": "tests/strategies/wire/test_compressed.py",
-    "so there is nothing to compare": "tests/server_app/studies/compare/test_over_seeds.py",
-    "have the same split, which": "tests/server_app/studies/compare/test_over_seeds.py",
+    "so there is nothing to compare": "tests/fedsilo/comparison/test_over_seeds.py",
+    "have the same split, which": "tests/fedsilo/comparison/test_over_seeds.py",
     "would decide what leaves, but": "tests/attacks/test_floors.py",
-    "or $FEDSILO_CACHE to another": "tests/datasets/io/test_sealed_folders.py",
+    "or $FEDSILO_CACHE to another": "tests/fedsilo/core/files/test_sealed_folders.py",
 }
 # A part of the text -> why no test can follow it
 EXEMPT: dict[str, str] = {}

@@ -10,10 +10,10 @@ import torch
 import yaml
 
 from fedsilo.client_app.training import compute, loop
-from fedsilo.models.contract.messages import TRAIN
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.messages import TRAIN
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.data_folders import write_tables
 from tests.support.federation import SITES, Federation
 from tests.support.fixes import Case, Values, check, refused, tiny

@@ -8,10 +8,10 @@ import pytest
 from flwr.app import Context, Error, Message
 
 from fedsilo.client_app.app import app
-from fedsilo.models.contract.messages import CONFIG, HELLO
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.messages import CONFIG, HELLO
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import InlineGrid, run_inline
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import InlineGrid, run_inline
 from fedsilo.strategies.methods.fedavg import FedAvg
 from tests.support.federation import SITES, Federation
 from tests.support.fixes import GONE, HEART, Case, Values, changed, check, refused, tiny

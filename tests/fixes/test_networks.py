@@ -7,17 +7,17 @@ from typing import Any
 import pytest
 import torch
 
+from fedsilo.cli.main import main
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import silo_names
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.models.methods.fedefm import FedEFMSettings, batch_closeness, multishot_loss
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import VggEncoder
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.resnet22 import ResNet22
-from fedsilo.models.networks.segmentation.build import build_segmentation
-from fedsilo.server_app.cli.main import main
+from fedsilo.models.networks.segmentation.build_segmentation import build_segmentation
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.colour import write_cifar10
 from tests.support.fixes import HEART, PHANTOM, Case, Values, changed, check, refused, tiny
 from tests.support.made_data import write_idx

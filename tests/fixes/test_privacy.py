@@ -6,9 +6,9 @@ import pytest
 
 from fedsilo.client_app.privacy.ledger import LEDGER
 from fedsilo.client_app.privacy.opened_sums import SUMS
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.federation import SITES, Federation
 from tests.support.fixes import Case, Values, check, refused, tiny
 from tests.support.keys import as_keys

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.cli.main import main
+from fedsilo.cli.main import main
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.data_folders import write_tables
 from tests.support.fixes import HEART, Values, refused
 from tests.support.keys import as_keys

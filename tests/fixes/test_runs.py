@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from fedsilo.core.settings.schema import Value
 from fedsilo.datasets.registry import silo_names
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
 from fedsilo.strategies.meeting import participants
 from tests.support.fixes import HEART, Case, Values, changed, check, refused, tiny
 from tests.support.keys import as_keys

@@ -10,13 +10,13 @@ from torch import Tensor
 from fedsilo import load_run
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import silo_names
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.fixes import GONE, HEART, Case, Values, changed, check, refused, tiny
 
 # Parts of the errors that the functions below try

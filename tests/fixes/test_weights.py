@@ -9,11 +9,11 @@ import timm
 import torch
 from safetensors.torch import save_file
 
-from fedsilo.datasets.io.state_files import save_state
+from fedsilo.core.files.state_files import save_state
 from fedsilo.datasets.registry import silo_names
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.models.networks.resnet22 import ResNet22
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.fixes import PHANTOM, Case, Changes, Values, changed, check, tiny
 from tests.support.tiny import VIT
 

@@ -15,21 +15,21 @@ from typing import Any
 import tomli_w
 import yaml
 
+from fedsilo.api.experiment_list import list_experiments
 from fedsilo.client_app.site.policy import parsed_site_file
-from fedsilo.models.contract.errors import FedsiloError
-from fedsilo.models.contract.methods import METHODS, server_class, settings_class, site_class
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value, defaults, rule_of
+from fedsilo.comparison.tune import Tuning
+from fedsilo.core.arguments import RunSources
+from fedsilo.core.errors import FedsiloError
+from fedsilo.core.methods import METHODS, server_class, settings_class, site_class
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value, defaults, rule_of
+from fedsilo.engines.experiments import find_experiment, read_experiments, read_section
+from fedsilo.engines.inline_engine import run_inline
+from fedsilo.engines.planning import plan_run
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
-from fedsilo.server_app.api.experiment_list import list_experiments
-from fedsilo.server_app.config.experiments import find_experiment, read_experiments, read_section
 from fedsilo.server_app.config.operator_files import read_registry, read_weights, registered_keys
 from fedsilo.server_app.config.settings import RunSettings, group_settings, known_defaults, resolve
-from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.run.planning import plan_run
-from fedsilo.server_app.studies.compare.tune import Tuning
 from tests.fuzz.driver import Kind, Trial
 from tests.fuzz.mutations import (
     NUMBERS,

@@ -25,7 +25,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.core.errors import FedsiloError
 from tests.fuzz.oracle import text_faults
 
 SECONDS = 10.0

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import torch
 
-from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.radiographs.masks import load_masked_silo, masked_data_sets
+from fedsilo.core.errors import FedsiloError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value
+from fedsilo.datasets.radiographs.masked_images import load_masked_silo, masked_data_sets
 from fedsilo.datasets.registry import DATA_SETS, data_set, load_silo, silo_names
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.errors import FedsiloError
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from tests.fuzz.driver import Kind, Trial
 from tests.fuzz.file_mutations import mutate_file

@@ -19,12 +19,12 @@ from flwr.app import Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedsilo.client_app.app import app
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.messages import CONFIG, HELLO
-from fedsilo.models.contract.methods import METHODS
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.messages import CONFIG, HELLO
+from fedsilo.core.methods import METHODS
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.server_app.config.settings import RunSettings, resolve
-from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.server_app.run.runner import run
 from tests.fuzz.driver import Kind, Trial
 from tests.fuzz.mutations import hostile_text

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from fedsilo.models.contract.messages import ARRAYS, METRICS
+from fedsilo.core.messages import ARRAYS, METRICS
 from fedsilo.strategies.wire.records import BUNDLE, bundle
 from tests.fuzz.mutations import (
     NUMBERS,

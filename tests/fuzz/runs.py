@@ -13,10 +13,10 @@ from pathlib import Path
 
 import tomli_w
 
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.cli.main import main
+from fedsilo.cli.main import main
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
 from tests.fuzz.driver import Kind, Random, Trial
 from tests.fuzz.file_mutations import mutate_file
 from tests.fuzz.mutations import mutate_bytes, mutate_text, mutate_tree
@@ -117,7 +117,7 @@ def _other_facts(rng: Random, content: bytes, done: list[str]) -> bytes:
     """Return a state file whose facts were changed and whose checksum is right again."""
     from safetensors.numpy import load, save
 
-    from fedsilo.datasets.io.state_files import state_digest
+    from fedsilo.core.files.state_files import state_digest
 
     size = int.from_bytes(content[:8], "little")
     arrays = load(content)

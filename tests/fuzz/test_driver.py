@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.methods import METHODS
+from fedsilo.core.errors import DataError
+from fedsilo.core.methods import METHODS
 from tests.fuzz import driver
 from tests.fuzz.driver import Kind, Trial, run_campaign, seeds_of
 from tests.fuzz.oracle import LONG, run_directory_faults, text_faults

@@ -5,13 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from fedsilo.cli.main import main
 from fedsilo.client_app.training import compute
 from fedsilo.client_app.training.compute import Compute, choose_compute
 from fedsilo.client_app.training.streamed import Streamed
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.cli.main import main
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.tiny import TINY, VIT
 
 if not torch.cuda.is_available():

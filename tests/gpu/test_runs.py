@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 
-import fedsilo.server_app.run.inline_engine
+import fedsilo.engines.inline_engine
 from fedsilo import predict
-from fedsilo.models.contract.methods import METHODS, why_not_private
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.methods import METHODS, why_not_private
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import run_inline
+from fedsilo.engines.process_engine import run_with_processes
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.run.process_engine import run_with_processes
 from tests.support.dying_grid import DyingGrid
 from tests.support.tiny import VARIANTS
 
@@ -162,7 +162,7 @@ def test_a_run_that_ended_early_resumes_to_the_same_bytes(
     values = tiny(str(VARIANTS[variant]["method"])) | VARIANTS[variant] | ON_GPU
     values |= {"run.name": "run", "run.out": str(tmp_path)}
     with monkeypatch.context() as patch:
-        patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", DyingGrid)
+        patch.setattr(fedsilo.engines.inline_engine, "InlineGrid", DyingGrid)
         DyingGrid.lives = 8  # three hellos, and some of the first round's
         with pytest.raises(KeyboardInterrupt):
             run_inline(resolve(values), 3)

@@ -25,7 +25,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedsilo.models.contract.methods import METHODS
+from fedsilo.core.methods import METHODS
 from tests.support.tiny import TINY, TINY_METHOD
 
 KILLS = int(os.environ.get("FEDSILO_KILLS", "0"))
@@ -209,7 +209,7 @@ def whole(folder: Path) -> Callable[[str], tuple[dict[str, bytes], set[str], flo
 
 
 def _arguments(command: list[str]) -> list[str]:
-    return [sys.executable, "-m", "fedsilo.server_app.cli", *command]
+    return [sys.executable, "-m", "fedsilo.cli", *command]
 
 
 def _run(command: list[str], trial: str = "") -> None:

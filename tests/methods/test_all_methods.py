@@ -8,16 +8,16 @@ import pytest
 import torch
 from torch import nn
 
-from fedsilo.client_app.explain.sample import refuse_row
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods import base as methods_base
 from fedsilo.client_app.methods.base import SiteMethod
 from fedsilo.client_app.training.compute import Compute
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.messages import METRICS, Instruction
+from fedsilo.core.methods import METHODS, settings_class, site_class, title_of
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.messages import METRICS, Instruction
-from fedsilo.models.contract.methods import METHODS, settings_class, site_class, title_of
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.explanations.sample import refuse_row
 from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.meeting.participants import Participants

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsilo.models.contract.messages import ARRAYS
+from fedsilo.core.messages import ARRAYS
 from fedsilo.models.methods.apfl import mixture
 from fedsilo.models.networks.site_network import TokenClassifier
 from tests.support.lab import answer, steps_of

@@ -16,15 +16,15 @@ from torch import Tensor, nn
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods import cdl
 from fedsilo.client_app.methods.moon import twin
-from fedsilo.datasets.io.state_files import load_state
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import ARRAYS, METRICS
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import build
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.state_files import load_state
+from fedsilo.core.messages import ARRAYS, METRICS
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import build
 from fedsilo.models.methods.cdl import CDLSettings, contrastive_divergence, divergence
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays, load_exchanged
-from fedsilo.server_app.studies.finished_run import FinishedRun
+from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.cdl import CDL
 from fedsilo.strategies.methods.decentralised import Decentralised

@@ -11,9 +11,10 @@ import torch
 from flwr.app import Message, RecordDict
 from torch import nn
 
+from fedsilo.cli.main import main
 from fedsilo.client_app.training.initial_network import initial_classifier
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import (
+from fedsilo.core.errors import SettingError
+from fedsilo.core.messages import (
     ARRAYS,
     EVALUATE,
     INCOMING,
@@ -21,15 +22,14 @@ from fedsilo.models.contract.messages import (
     measurement,
     measurements,
 )
-from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import NoSettings
+from fedsilo.core.settings.schema import Value
 from fedsilo.models.methods.cross import CROSSED, metric_from
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.mixture import expert_array
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays, load_exchanged
-from fedsilo.server_app.cli.main import main
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.loop.method import State, initial_weights
 from fedsilo.strategies.loop.round_loop import RoundLoop

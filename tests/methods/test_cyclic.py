@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import NoSettings
 from fedsilo.strategies.loop.ask import Ask, Question, Replies
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants

@@ -11,16 +11,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from fedsilo.client_app.explain.sample import explain_sample
 from fedsilo.client_app.methods.distrans import DisTransSite
 from fedsilo.client_app.site.limits import Limits
-from fedsilo.datasets.io.state_files import load_state
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import ARRAYS, METRICS
-from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.contract.seeding import seed_generators
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import build
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.state_files import load_state
+from fedsilo.core.messages import ARRAYS, METRICS
+from fedsilo.core.seeding import seed_generators
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import NoSettings
+from fedsilo.core.settings.schema import build
+from fedsilo.explanations.sample import explain_sample
 from fedsilo.models.methods.distrans import (
     OFFSET,
     DisTransSettings,
@@ -37,7 +37,7 @@ from fedsilo.models.methods.distrans import (
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
-from fedsilo.server_app.studies.finished_run import FinishedRun
+from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants

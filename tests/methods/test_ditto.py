@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from fedsilo.models.contract.messages import ARRAYS, METRICS
+from fedsilo.core.messages import ARRAYS, METRICS
 from tests.support.lab import answer
 from tests.support.methods import Opened
 

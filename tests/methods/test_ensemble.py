@@ -8,10 +8,10 @@ import pytest
 import torch
 from flwr.app import Message, RecordDict
 
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
-from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.messages import ARRAYS, METRICS, Instruction
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import NoSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.mixture import Mixture, expert_array

@@ -23,10 +23,10 @@ from fedsilo.client_app.methods.fedaligncl import _right_predictions
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.core.errors import RefusedError, SettingError, SiteError
+from fedsilo.core.messages import ARRAYS, TRAIN
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.errors import RefusedError, SettingError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, TRAIN
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedaligncl import (
     Discriminator,
     FedAlignCLSettings,

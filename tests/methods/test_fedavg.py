@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.models.contract.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN
-from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.messages import ARRAYS, METRICS, NUM_EXAMPLES, TRAIN
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import NoSettings
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from fedsilo.models.contract.errors import CheckpointError, SettingError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, EVALUATE, METRICS, TRAIN, Instruction
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import CheckpointError, SettingError, SiteError
+from fedsilo.core.messages import ARRAYS, EVALUATE, METRICS, TRAIN, Instruction
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg_ft import FedAvgFT

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 from fedsilo.client_app.lab import Lab
-from fedsilo.datasets.io.state_files import load_state
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import ARRAYS
-from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import build
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.state_files import load_state
+from fedsilo.core.messages import ARRAYS
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import NoSettings
+from fedsilo.core.settings.schema import build
+from fedsilo.engines.experiments import find_experiment
 from fedsilo.models.methods.fedavgm import FedAvgMSettings
-from fedsilo.server_app.config.experiments import find_experiment
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants

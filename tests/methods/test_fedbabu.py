@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.models.contract.messages import ARRAYS
+from fedsilo.core.messages import ARRAYS
 from tests.support.lab import answer
 from tests.support.methods import Opened
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.messages import ARRAYS, METRICS
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import build
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, METRICS
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import build
 from fedsilo.models.methods.feddistill import FedDistillSettings
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop

@@ -7,8 +7,8 @@ import numpy as np
 import torch
 
 from fedsilo.client_app.lab import Lab
-from fedsilo.models.contract.messages import ARRAYS, ROUND_KEYS
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.messages import ARRAYS, ROUND_KEYS
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.methods.feddyn import FedDynSettings
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants

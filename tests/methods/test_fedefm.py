@@ -12,17 +12,18 @@ import torch
 from flwr.app import Message
 from torch import Tensor, nn
 
-import fedsilo.server_app.run.inline_engine
+import fedsilo.engines.inline_engine
 from fedsilo.client_app import opening
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.fedefm import FedEFMSite
 from fedsilo.client_app.training.loop import LocalTraining, steps_of
-from fedsilo.datasets.io.state_files import load_state
+from fedsilo.core.array_names import by_site
+from fedsilo.core.errors import SiteError
+from fedsilo.core.files.state_files import load_state
+from fedsilo.core.messages import ARRAYS, CONFIG
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.array_names import by_site
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import ARRAYS, CONFIG
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.engines.inline_engine import InlineGrid, run_inline
 from fedsilo.models.methods import fedefm
 from fedsilo.models.methods.decentralised import mix_models
 from fedsilo.models.methods.fedefm import (
@@ -37,7 +38,6 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import InlineGrid, run_inline
 from tests.support.lab import answer
 from tests.support.lab import steps_of as fit_of
 from tests.support.methods import InlineRun, Opened, Tiny
@@ -344,7 +344,7 @@ class _Spy(InlineGrid):
 
 @pytest.fixture
 def spied(monkeypatch: pytest.MonkeyPatch) -> type[_Spy]:
-    monkeypatch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", _Spy)
+    monkeypatch.setattr(fedsilo.engines.inline_engine, "InlineGrid", _Spy)
     _Spy.seen = []
     return _Spy
 
@@ -428,7 +428,7 @@ def test_a_silo_that_dies_between_the_phases_is_left_out_of_the_mean_and_the_run
 
     spied.seen = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", Dying)
+        patch.setattr(fedsilo.engines.inline_engine, "InlineGrid", Dying)
         with pytest.raises(KeyboardInterrupt):
             inline_run(values, out=tmp_path / "cut")
     cut = inline_run({**values, "resume": True}, out=tmp_path / "cut")

@@ -19,18 +19,18 @@ from torch import Tensor
 
 import fedsilo.client_app.methods.fedevprompt as site_side
 import fedsilo.client_app.opening
-import fedsilo.server_app.run.inline_engine
+import fedsilo.engines.inline_engine
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.fedevprompt import FedEvPromptSite
 from fedsilo.client_app.site.private_state import SiteState, settings_digest_of
 from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.client_app.training.optimisers import open_optimiser
-from fedsilo.datasets.io.state_files import load_state, save_state
+from fedsilo.core.errors import CheckpointError, SettingError, SiteError
+from fedsilo.core.files.state_files import load_state, save_state
+from fedsilo.core.messages import ARRAYS, EVALUATE, HELLO, METRICS, TRAIN, Instruction
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.contract.errors import CheckpointError, SettingError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, EVALUATE, HELLO, METRICS, TRAIN, Instruction
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.methods.fedevprompt import (
     FedEvPromptSettings,
     any_of_class,
@@ -1010,7 +1010,7 @@ def test_a_site_without_a_class_sends_no_map_of_it_and_is_asked_for_none(
 _GOES_ON = """
 import json, sys
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
+from fedsilo.engines.inline_engine import run_inline
 from tests.support.asking import arrays_expected
 run_inline(resolve(json.loads(sys.argv[1])), 3)
 """
@@ -1024,7 +1024,7 @@ def test_a_new_process_goes_on_from_the_sites_own_prompts_and_moments(
     values |= {"train.optimiser-state": "run"}
     whole = inline_run(values, out=tmp_path / "whole").path
     with monkeypatch.context() as patch:
-        patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", DyingGrid)
+        patch.setattr(fedsilo.engines.inline_engine, "InlineGrid", DyingGrid)
         DyingGrid.lives = 6  # the hellos and the first round
         with pytest.raises(KeyboardInterrupt):
             inline_run(values, out=tmp_path / "cut")

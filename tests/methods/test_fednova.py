@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from fedsilo.client_app.lab import Lab
-from fedsilo.models.contract.array_names import is_statistic
-from fedsilo.models.contract.messages import ARRAYS, METRICS
-from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.array_names import is_statistic
+from fedsilo.core.messages import ARRAYS, METRICS
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import NoSettings
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fednova import FedNova

@@ -9,11 +9,11 @@ import pytest
 import torch
 
 from fedsilo.client_app.lab import Lab
-from fedsilo.models.contract.array_names import is_statistic
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, EVALUATE
-from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.array_names import is_statistic
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.messages import ARRAYS, EVALUATE
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import NoSettings
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 from fedsilo.models.methods.fedbn import FedBNSettings
 from fedsilo.models.methods.fedper import FedPerSettings

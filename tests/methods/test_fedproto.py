@@ -18,14 +18,15 @@ from fedsilo.client_app.methods.fedproto import FedProtoSite
 from fedsilo.client_app.methods.local import LocalSite
 from fedsilo.client_app.session import finished_session
 from fedsilo.client_app.site.private_state import SiteState
-from fedsilo.client_app.training.class_means import class_means
+from fedsilo.client_app.training.site_class_means import class_means
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.messages import ARRAYS, METRICS, Instruction
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import build
+from fedsilo.core.site_facts import SiteFacts
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, METRICS, Instruction
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import build
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.engines.inline_engine import partition_configs
 from fedsilo.models.maths.class_means import ClassTargets
 from fedsilo.models.methods.fedproto import (
     FedProtoSettings,
@@ -36,7 +37,6 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import TokenClassifier, evidences
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import partition_configs
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants, meet_sites

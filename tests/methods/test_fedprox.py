@@ -13,11 +13,11 @@ from torch import nn
 
 from fedsilo.client_app.methods.fedprox import proximal
 from fedsilo.client_app.session import SiteSession
-from fedsilo.models.contract.errors import RefusedError, SettingError
-from fedsilo.models.contract.messages import ARRAYS
-from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import build
+from fedsilo.core.errors import RefusedError, SettingError
+from fedsilo.core.messages import ARRAYS
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import NoSettings
+from fedsilo.core.settings.schema import build
 from fedsilo.models.methods.fedprox import FedProxSettings, proximal_term
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.methods.fedswa import FedSWASettings
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants

@@ -6,10 +6,10 @@ from typing import Any
 import pytest
 import torch
 
-from fedsilo.models.contract.errors import CheckpointError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, METRICS, ROUND_KEYS, Instruction
-from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import CheckpointError, SiteError
+from fedsilo.core.messages import ARRAYS, METRICS, ROUND_KEYS, Instruction
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import NoSettings
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.local import Local

@@ -13,13 +13,13 @@ from flwr.app import RecordDict
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.mix import pooled_training_data
 from fedsilo.client_app.session import finished_session
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.messages import ARRAYS, METRICS, STANDARDISED, Instruction
+from fedsilo.core.methods import title_of
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import NoSettings
+from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.registry import load_silo
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, METRICS, STANDARDISED, Instruction
-from fedsilo.models.contract.methods import title_of
-from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import FeatureStatistics
 from fedsilo.models.methods.mix import PoolNotes
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import exchanged_arrays

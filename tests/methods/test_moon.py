@@ -14,23 +14,23 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedsilo.client_app.methods.moon
-from fedsilo.client_app.explain.sample import explain_sample
 from fedsilo.client_app.methods.moon import twin
 from fedsilo.client_app.privacy.ledger import LEDGER
-from fedsilo.datasets.io.state_files import load_state
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.state_files import load_state
+from fedsilo.core.messages import ARRAYS, METRICS
+from fedsilo.core.seeding import seed_generators
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import NoSettings
+from fedsilo.core.settings.schema import build
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import ARRAYS, METRICS
-from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.contract.seeding import seed_generators
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import build
+from fedsilo.explanations.sample import explain_sample
 from fedsilo.models.methods.moon import MoonSettings, Projection, build_projection, contrastive_loss
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
+from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.studies.finished_run import FinishedRun
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants

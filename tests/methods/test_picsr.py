@@ -13,15 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsilo.client_app.explain.sample import explain_sample
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods.picsr import PICSRSite
 from fedsilo.client_app.session import SiteSession
+from fedsilo.core.errors import CheckpointError, DataError, SettingError, SiteError
+from fedsilo.core.messages import ARRAYS, EVALUATE, HELLO, METRICS, TRAIN, Instruction
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.errors import CheckpointError, DataError, SettingError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, EVALUATE, HELLO, METRICS, TRAIN, Instruction
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.explanations.sample import explain_sample
 from fedsilo.models.maths.standardisation import pooled_statistics, standardise, sums_of
 from fedsilo.models.methods.picsr import (
     PICSRNetwork,

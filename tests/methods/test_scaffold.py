@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.models.contract.array_names import arrays_below, with_prefix
-from fedsilo.models.contract.messages import ARRAYS, ROUND_KEYS
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.array_names import arrays_below, with_prefix
+from fedsilo.core.messages import ARRAYS, ROUND_KEYS
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.methods.scaffold import SCAFFOLDSettings
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.checks import AgreedWeights, Terms

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import ARRAYS, START
+from fedsilo.core.errors import SettingError
+from fedsilo.core.messages import ARRAYS, START
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.errors import refuses
 from tests.support.methods import InlineRun, Tiny
 

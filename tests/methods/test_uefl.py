@@ -15,9 +15,9 @@ from torch import Tensor
 
 from fedsilo.client_app.methods.uefl import UEFLSite
 from fedsilo.client_app.training.evaluation import tokens_of
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, METRICS, TRAIN, Instruction
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.messages import ARRAYS, METRICS, TRAIN, Instruction
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.codebook import (
     codebook_loss,
     nearest_codewords,

@@ -7,7 +7,7 @@ from pathlib import Path
 # History, and what means the package of Hugging Face
 _OTHERS = (
     *("CHANGELOG.md", "docs/results", "tests/packaging/"),
-    "server_app/api/hugging_face.py",
+    "fedsilo/api/hugging_face.py",
 )
 ROOT = Path(__file__).resolve().parents[2]
 _NAMES = "(?:client_app|datasets|models|server_app|strategies)"

@@ -98,7 +98,7 @@ def test_without_its_package_a_data_set_of_hugging_face_says_what_to_install(
     (tmp_path / "datasets.py").write_text("")
     code = (
         "from fedsilo import fetch\n"
-        "from fedsilo.models.contract.errors import DataError\n"
+        "from fedsilo.core.errors import DataError\n"
         "try:\n    list(fetch('hf:beans', data_dir='data'))\n"
         "except DataError as error:\n    print(error)"
     )

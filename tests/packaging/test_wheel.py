@@ -87,7 +87,7 @@ def test_the_wheel_holds_the_package_with_its_five_folders_and_nothing_else(whee
 def test_a_wheel_lists_and_runs_experiments_from_an_empty_folder(
     engine: str, installed: Path, tmp_path: Path
 ) -> None:
-    command = (sys.executable, "-m", "fedsilo.server_app.cli")
+    command = (sys.executable, "-m", "fedsilo.cli")
     listed = _run(*command, "experiments", cwd=tmp_path, installed=installed)
     assert re.search(r"\n  uefl-digits +digits, 9 silos", listed)
     assert "rounds = 30" in _run(*command, "settings", cwd=tmp_path, installed=installed)
@@ -118,7 +118,7 @@ def test_a_script_of_at_most_25_lines_runs_with_the_wheel(
 
 
 def test_the_engines_find_flowers_app_in_the_wheel(installed: Path, tmp_path: Path) -> None:
-    code = "from fedsilo.server_app.run.processes import app_folder; print(app_folder())"
+    code = "from fedsilo.core.processes import app_folder; print(app_folder())"
     found = _run(sys.executable, "-c", code, cwd=tmp_path, installed=installed)
     assert Path(found.strip()) == installed / "fedsilo"
 

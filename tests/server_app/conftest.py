@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.keys import as_keys
 from tests.support.tiny import TINY, VIT
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.core.errors import SettingError, SiteError
 from fedsilo.server_app import app as module
 
 

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsilo.models.contract.messages import (
+from fedsilo.core.messages import (
     ARRAYS,
     CONFIG,
     EVALUATE,
@@ -20,11 +20,11 @@ from fedsilo.models.contract.messages import (
     PEAK_MEMORY,
     SECONDS,
 )
-from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.contract.site_facts import SiteFacts
-from fedsilo.server_app.run.inline_engine import InlineGrid, partition_configs
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import NoSettings
+from fedsilo.core.settings.schema import Value
+from fedsilo.core.site_facts import SiteFacts
+from fedsilo.engines.inline_engine import InlineGrid, partition_configs
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop

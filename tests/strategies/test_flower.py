@@ -9,9 +9,9 @@ from flwr.serverapp.strategy import Result, Strategy
 
 import fedsilo.strategies
 from fedsilo.client_app import app as client_app
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity, partition_configs
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.strategies import UEFL, FedAvg
 from fedsilo.strategies.flower import FlowerStrategy
 
@@ -45,7 +45,7 @@ def run_anywhere(strategy_class: type[FlowerStrategy], values: dict[str, Value])
 def test_strategy_in_anybodys_serverapp_gives_the_model_of_fedsilos_own_run(
     method: str, own: dict[str, Value], tiny: Tiny, inline_run: Callable[..., object]
 ) -> None:
-    from fedsilo.datasets.io.state_files import load_state
+    from fedsilo.core.files.state_files import load_state
 
     values = tiny(method, rounds=3) | own
     found = run_anywhere({"fedavg": FedAvg, "uefl": UEFL}[method], values)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.models.contract.messages import (
+from fedsilo.core.messages import (
     EVALUATE,
     KEPT_STATE,
     NUM_EXAMPLES,

@@ -8,8 +8,8 @@ import signal
 import sys
 from pathlib import Path
 
-from fedsilo.client_app.worker.polling import end_with
-from fedsilo.server_app.cli.main import main
+from fedsilo.cli.main import main
+from fedsilo.deployment.worker.polling import end_with
 
 COMMAND = (sys.executable, str(Path(__file__).resolve()))
 

@@ -8,7 +8,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.models.contract.errors import DataError
+from fedsilo.core.errors import DataError
 
 Planes = npt.NDArray[np.uint8]
 Read = TypeVar("Read")

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import EVALUATE, HELLO, SURVEY, TRAIN
-from fedsilo.models.contract.methods import METHODS, settings_class, why_not_private
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import build, defaults
+from fedsilo.core.errors import SettingError
+from fedsilo.core.messages import EVALUATE, HELLO, SURVEY, TRAIN
+from fedsilo.core.methods import METHODS, settings_class, why_not_private
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import build, defaults
 from fedsilo.models.methods.moon import build_projection
 from tests.support.attackers.planes import FEATURES, WAYS
 from tests.support.neighbours import Patient, Question

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from fedsilo.datasets.io.locations import Places
+from fedsilo.core.files.locations import Places
 
 SCHEMA = """\
 columns:

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import psutil
 
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.cli.main import main
-from fedsilo.server_app.deploy.deployment import Deployment, read_deployment
+from fedsilo.cli.main import main
+from fedsilo.core.processes import RUN_MARK, app_folder, end_trees, runs
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.deployment import Deployment, read_deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.processes import RUN_MARK, app_folder, end_trees, runs
 
 _END_LIMIT = 60.0  # seconds until the processes of a deployment have ended
 

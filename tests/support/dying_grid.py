@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from flwr.app import Message
 
-from fedsilo.server_app.run.inline_engine import InlineGrid
+from fedsilo.engines.inline_engine import InlineGrid
 
 
 class DyingGrid(InlineGrid):

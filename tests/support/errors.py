@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from fedsilo.models.contract.errors import FedsiloError
+from fedsilo.core.errors import FedsiloError
 
 
 def names(message: str, fact: object) -> bool:

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fedsilo.models.contract.errors import FedsiloError
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.errors import FedsiloError
+from fedsilo.core.settings.schema import Value
 from tests.support.keys import as_keys
 from tests.support.tiny import TINY, TINY_METHOD
 

@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from fedsilo.datasets.io.atomic_files import write_atomically
-from fedsilo.datasets.io.state_files import load_state, state_digest
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.contract.site_facts import SPLITS
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.state_files import load_state, state_digest
+from fedsilo.core.settings.schema import Value
+from fedsilo.core.site_facts import SPLITS
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.tiny import TINY, TINY_METHOD, VARIANTS
 
 # Kernels of AVX2 also where the processor has AVX-512, whose kernels give other bits

@@ -11,9 +11,7 @@ import torch
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedsilo.client_app.app import app
-from fedsilo.datasets.registry import load_silo
-from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.messages import (
+from fedsilo.core.messages import (
     ARRAYS,
     CONFIG,
     EVALUATE,
@@ -22,6 +20,8 @@ from fedsilo.models.contract.messages import (
     TRAIN,
     Instruction,
 )
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.maths.standardisation import pooled_statistics, standardise, sums_of
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.wire.records import to_record, unbundle

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fedsilo.server_app.run.inline_engine import flower_identity
+from fedsilo.engines.inline_engine import flower_identity
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import TypeVar
 
-from fedsilo.models.contract.removed import RENAMED
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import key_of, keys_of
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.removed import RENAMED
+from fedsilo.core.settings.schema import key_of, keys_of
 
 V = TypeVar("V")
 

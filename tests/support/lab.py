@@ -11,10 +11,10 @@ from torch import Tensor
 from fedsilo.client_app.answer import answer, evaluate
 from fedsilo.client_app.lab import Lab, Outgoing
 from fedsilo.client_app.session import SiteSession, finished_session, session_of
+from fedsilo.core.messages import CONFIG, Instruction
+from fedsilo.core.methods import settings_class
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.messages import CONFIG, Instruction
-from fedsilo.models.contract.methods import settings_class
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.site_network import SiteNetwork
 
 __all__ = ["Steps", "answer", "evaluate", "fitted", "lab_of", "session_with", "steps_of"]

@@ -8,7 +8,7 @@ from flwr.app import Message, RecordDict
 from torch import Tensor, nn
 
 from fedsilo.client_app.lab import Lab
-from fedsilo.models.contract.messages import ARRAYS
+from fedsilo.core.messages import ARRAYS
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.meeting.participants import Participants

@@ -17,8 +17,8 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from fedsilo.client_app.app import app
+from fedsilo.core.messages import ARRAYS, CONFIG, HELLO, SURVEY, Instruction
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.contract.messages import ARRAYS, CONFIG, HELLO, SURVEY, Instruction
 from fedsilo.models.privacy.release import UNITS, Release
 from fedsilo.strategies.wire.records import to_record, unbundle
 from tests.support.hospital import Hospital

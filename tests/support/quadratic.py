@@ -18,9 +18,9 @@ from fedsilo.client_app.answer import answer
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.session import finished_session
 from fedsilo.client_app.site.private_state import SiteState
+from fedsilo.core.messages import ARRAYS, CONFIG, KEPT_STATE, Instruction, state_key
+from fedsilo.core.site_facts import SiteFacts
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.contract.messages import ARRAYS, CONFIG, KEPT_STATE, Instruction, state_key
-from fedsilo.models.contract.site_facts import SiteFacts
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.server_app.config.settings import RunSettings, resolve

@@ -11,13 +11,13 @@ import torch
 from fedsilo.client_app.privacy.secure_aggregation import SecureSite
 from fedsilo.client_app.privacy.signing import signer_of
 from fedsilo.client_app.privacy.summand import Summand
-from fedsilo.models.contract.messages import (
+from fedsilo.core.messages import (
     SECURE_AGREE,
     SECURE_KEYS,
     SECURE_SHARES,
     SECURE_UNMASK,
 )
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.privacy.secure_sum import needed_sites
 
 NAMES = ["a", "b", "c", "d"]

@@ -24,7 +24,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from fedsilo.client_app.app import app
 from fedsilo.client_app.privacy.signing import KEY
 from fedsilo.client_app.site.node import OWN
-from fedsilo.models.contract.messages import (
+from fedsilo.core.messages import (
     ARRAYS,
     CONFIG,
     SECURE_AGREE,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.core.errors import SettingError
 from fedsilo.models.networks.encoders import ConvEncoder, ResidualBlock
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
 
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
-from fedsilo.models.contract.errors import CheckpointError, EpsilonSpentError
+from fedsilo.core.errors import CheckpointError, EpsilonSpentError
 from fedsilo.models.privacy.accountant import epsilon
 
 STEP = (2.0, 1.0)

@@ -12,8 +12,8 @@ import torch
 
 from fedsilo.client_app.privacy.opened_sums import SUMS, OpenedSums
 from fedsilo.client_app.privacy.round_secrets import SECRETS
-from fedsilo.models.contract.errors import CheckpointError, RefusedError, SiteError
-from fedsilo.models.contract.messages import SECURE_KEYS, SECURE_SHARES
+from fedsilo.core.errors import CheckpointError, RefusedError, SiteError
+from fedsilo.core.messages import SECURE_KEYS, SECURE_SHARES
 from tests.support.errors import refuses
 from tests.support.secure_round import CAME, NAMES, SENT, Round
 

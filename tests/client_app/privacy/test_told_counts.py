@@ -6,7 +6,7 @@ import pytest
 
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
 from fedsilo.client_app.privacy.told_counts import FILE, Told, draw_again, kept_counts, told_counts
-from fedsilo.models.contract.errors import CheckpointError, EpsilonSpentError
+from fedsilo.core.errors import CheckpointError, EpsilonSpentError
 from tests.support.errors import refuses
 
 EXACT = {"train": [60, 40], "val": [0, 0], "test": [20, 10]}

@@ -24,8 +24,8 @@ from fedsilo.client_app.site.audit_log import (
     names_in,
 )
 from fedsilo.client_app.site.policy import matches
-from fedsilo.models.contract.errors import RefusedError
-from fedsilo.models.contract.messages import ARRAYS, CONFIG, HELLO, METRICS, TRAIN
+from fedsilo.core.errors import RefusedError
+from fedsilo.core.messages import ARRAYS, CONFIG, HELLO, METRICS, TRAIN
 from fedsilo.strategies.wire.records import record_bytes, to_record
 from tests.support.errors import refuses
 

@@ -5,7 +5,7 @@ import pytest
 from flwr.app import Context
 
 from fedsilo.client_app.site.identity import own_name, site_settings
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.core.errors import SettingError
 from tests.support.errors import refuses
 
 Node = Callable[..., Context]

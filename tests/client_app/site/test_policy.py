@@ -19,12 +19,12 @@ from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site import policy
 from fedsilo.client_app.site.audit_log import grouped, names_in
 from fedsilo.client_app.site.policy import SiteFile, log_path, matches, read_site_file
+from fedsilo.core.errors import RefusedError, SiteError
+from fedsilo.core.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, SURVEY, TRAIN
+from fedsilo.core.methods import METHODS, settings_class, site_class
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import key_of
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.errors import RefusedError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, SURVEY, TRAIN
-from fedsilo.models.contract.methods import METHODS, settings_class, site_class
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import key_of
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.models.privacy.accountant import epsilon
@@ -636,9 +636,7 @@ def nodes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None
             configs.append(
                 {"site": site, "state-dir": str(home), "trust": "server", "site-file": str(path)}
             )
-        monkeypatch.setattr(
-            "fedsilo.server_app.run.inline_engine.partition_configs", lambda _: configs
-        )
+        monkeypatch.setattr("fedsilo.engines.inline_engine.partition_configs", lambda _: configs)
 
     return give
 

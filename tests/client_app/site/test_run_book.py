@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from fedsilo.client_app.site.limits import Limits
 from fedsilo.client_app.site.run_book import RunBook, RunRecord
-from fedsilo.models.contract.errors import CheckpointError, RefusedError
-from fedsilo.models.contract.messages import Instruction
+from fedsilo.core.errors import CheckpointError, RefusedError
+from fedsilo.core.messages import Instruction
 from tests.support.errors import refuses
 
 

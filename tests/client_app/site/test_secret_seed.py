@@ -4,7 +4,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.client_app.site.secret_seed import secret_seed
-from fedsilo.models.contract.errors import CheckpointError
+from fedsilo.core.errors import CheckpointError
 from tests.support.errors import refuses
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from fedsilo.client_app.site.trust import MEANINGS, refuse_distrusted
-from fedsilo.models.contract.errors import RefusedError
-from fedsilo.models.contract.messages import HELLO, METRICS, TRAIN
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import RefusedError
+from fedsilo.core.messages import HELLO, METRICS, TRAIN
+from fedsilo.core.settings.common_settings import CommonSettings
 from tests.support.hospital import Hospital
 from tests.support.keys import as_keys
 

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from fedsilo.client_app.site.watch import watched
-from fedsilo.models.contract.errors import RefusedError
+from fedsilo.core.errors import RefusedError
 from tests.support.errors import refuses
 
 

@@ -7,9 +7,9 @@ from flwr.app import Context, Message, RecordDict
 
 from fedsilo.client_app.app import app
 from fedsilo.client_app.site.identity import site_settings
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import HELLO
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.errors import SettingError
+from fedsilo.core.messages import HELLO
+from fedsilo.core.settings.schema import Value
 from fedsilo.server_app.config.settings import resolve
 
 

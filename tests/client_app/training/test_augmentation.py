@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from fedsilo.client_app.training.augmentation import augmenter, check_augmentation, check_images
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import SiteNetwork
 from tests.support.fixes import refused

@@ -15,8 +15,8 @@ from fedsilo.client_app.training.compute import (
     noted_operations,
     scaled_step,
 )
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.settings import GPU_SHARE, CommonSettings
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.settings.common_settings import GPU_SHARE, CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from tests.support.errors import refuses

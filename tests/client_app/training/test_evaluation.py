@@ -13,8 +13,8 @@ from fedsilo.client_app.training.evaluation import (
     predict_batches,
     tokens_of,
 )
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.site_network import SiteNetwork
 
 CPU = Compute(torch.device("cpu"), bf16=False)

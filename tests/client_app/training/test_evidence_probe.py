@@ -12,10 +12,10 @@ from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.evaluation import measure
 from fedsilo.client_app.training.evidence_probe import EvidenceProbe
+from fedsilo.core.messages import METRICS
+from fedsilo.core.metric_names import BINS
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.messages import METRICS
-from fedsilo.models.contract.metric_names import BINS
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import SiteNetwork
 from tests.support.lab import evaluate

@@ -15,9 +15,9 @@ from fedsilo.client_app.training.initial_network import (
     refuse_small,
 )
 from fedsilo.client_app.training.loop import add_gradients
+from fedsilo.core.errors import RefusedError, SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.contract.errors import RefusedError, SettingError
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.privacy.dp_sgd import clipped_gradients
 from fedsilo.models.privacy.release import UNITS, Release

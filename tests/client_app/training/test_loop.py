@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.loop import LocalTraining, batches, passes_of
 from fedsilo.client_app.training.optimisers import eager, open_optimiser
+from fedsilo.core.errors import SiteError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 from tests.support.errors import refuses

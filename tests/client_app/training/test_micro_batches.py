@@ -7,8 +7,8 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute, choose_compute
 from fedsilo.client_app.training.loop import LocalTraining, add_gradients, micro_batches
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import exchanged_arrays

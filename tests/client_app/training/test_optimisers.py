@@ -12,8 +12,8 @@ from fedsilo.client_app.training.optimisers import (
     open_optimiser,
     refuse_forgetful,
 )
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
 from tests.support.errors import refuses
 from tests.support.fixes import refused
 

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import Compute, choose_compute
 from fedsilo.client_app.training.private import PrivateTraining
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.models.privacy.release import Release
 

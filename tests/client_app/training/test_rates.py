@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from fedsilo.client_app.training.rates import check_schedule, rate_setter
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.server_app.run.inline_engine import flower_identity
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.engines.inline_engine import flower_identity
 from tests.support.quadratic import HESSIANS, RATE, SAMPLES, SLOPES, START, rounds_of
 
 COSINE_OF_FOUR = [(1 + math.cos(math.pi * step / 4)) / 2 for step in range(4)]

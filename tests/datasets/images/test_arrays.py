@@ -8,12 +8,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from fedsilo.core.errors import DataError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.arrays import write_arrays
 from fedsilo.datasets.images.decoding import BrokenImageError
 from fedsilo.datasets.registry import image_reader, load_silo, silo_names
 from fedsilo.datasets.silo.silos import SPLITS
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.settings import CommonSettings
 from tests.support.errors import refuses
 
 IMAGES = np.arange(12, dtype=np.uint8).repeat(256).reshape(12, 16, 16)

@@ -9,6 +9,7 @@ import numpy.typing as npt
 import pytest
 from PIL import Image
 
+from fedsilo.core.errors import DataError
 from fedsilo.datasets.images.decoding import (
     BrokenImageError,
     Decoded,
@@ -19,7 +20,6 @@ from fedsilo.datasets.images.decoding import (
     describe,
     shades_of_grey,
 )
-from fedsilo.models.contract.errors import DataError
 
 
 def saved(path: Path, pixels: npt.NDArray[np.uint8]) -> Path:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from fedsilo.cli.main import main
+from fedsilo.core.errors import DataError, FileNamesError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.folders import FOLDER, read_folder, write_folder_manifests
-from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import SPLITS, Silo
-from fedsilo.models.contract.errors import DataError, FileNamesError
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.server_app.cli.main import main
 from tests.support.data_folders import write_sorted
 from tests.support.errors import refuses
 

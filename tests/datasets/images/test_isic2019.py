@@ -8,13 +8,13 @@ import pytest
 import torch
 from PIL import Image
 
+from fedsilo.core.errors import DataError, FileNamesError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.isic2019 import CENTRES, DIAGNOSES, ISIC2019, class_of, classes_of
-from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import load_silo, silo_count, silo_names
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.synthetic.phantoms import LESION_COUNTS
-from fedsilo.models.contract.errors import DataError, FileNamesError
-from fedsilo.models.contract.settings import CommonSettings
 from tests.support.errors import refuses
 
 ISIC = CommonSettings(dataset="isic2019", image_size=32)

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.manifests import IMAGES, Declaration
-from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.registry import load_silo, silo_count, silo_names
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.settings import CommonSettings
 from tests.support.data_folders import rewrite
 from tests.support.errors import refuses
 

@@ -14,8 +14,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.sealed_folders import json_digest
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.files.sealed_folders import json_digest
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import build
 from fedsilo.datasets.partition import cuts
 from fedsilo.datasets.partition.cuts import deal_rows, dirichlet_shares, label_shares
 from fedsilo.datasets.partition.pool import CutPool, open_cut_pool
@@ -29,9 +32,6 @@ from fedsilo.datasets.registry import (
     silo_names,
 )
 from fedsilo.datasets.silo.silos import SPLITS
-from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import build
 from tests.support.errors import refuses
 
 SMALL = CommonSettings(dataset="mnist", partition="dirichlet", silos=3, concentration=2.0)

@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsilo.core.errors import DataError, SettingError
 from fedsilo.datasets.partition.label_sets import TOLERANCE, LabelCut, label_sets, level
 from fedsilo.datasets.silo.silos import SPLITS
-from fedsilo.models.contract.errors import DataError, SettingError
 from tests.support.errors import refuses
 
 NONE = np.empty(0, np.int64)

@@ -6,8 +6,8 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
+from fedsilo.core.errors import DataError
 from fedsilo.datasets.partition.silo_sets import Link, SiloSet, great_circle_km, open_silo_set
-from fedsilo.models.contract.errors import DataError
 
 
 def read(folder: Path, text: str) -> SiloSet:

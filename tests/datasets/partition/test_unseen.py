@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 import torch
 
-from fedsilo.datasets.io.locations import Places
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value, build
 from fedsilo.datasets.partition.cuts import cut_names, load_cut
 from fedsilo.datasets.partition.label_sets import label_sets
 from fedsilo.datasets.registry import check_data_settings, load_silo, silo_count, silo_names
 from fedsilo.datasets.silo.silos import SPLITS, DataSet, Silo, Split
-from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value, build
 from fedsilo.models.networks.kinds import Task
 from tests.support.colour import ppm, write_gtsrb
 from tests.support.errors import refuses

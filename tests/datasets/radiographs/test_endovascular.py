@@ -12,14 +12,14 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.decoding import BrokenImageError
-from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.radiographs.endovascular import ENDOVASCULAR, read_picture
-from fedsilo.datasets.radiographs.masks import load_masked_silo
+from fedsilo.datasets.radiographs.masked_images import load_masked_silo
 from fedsilo.datasets.registry import check_data_settings, load_silo, silo_names
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.settings import CommonSettings
 from tests.support.errors import refuses
 
 OWN = CommonSettings(dataset="endovascular")

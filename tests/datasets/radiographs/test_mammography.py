@@ -13,14 +13,14 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.manifests import IMAGES
-from fedsilo.datasets.io.locations import Places
 from fedsilo.datasets.radiographs.mammography import MAMMOGRAPHY
 from fedsilo.datasets.registry import check_data_settings, load_silo, silo_names
 from fedsilo.datasets.silo.declared_silos import read_declared
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.encoders import float_inputs
 from tests.support.data_folders import rewrite
 from tests.support.errors import refuses

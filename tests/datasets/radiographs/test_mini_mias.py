@@ -8,11 +8,11 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsilo.datasets.io.locations import Places
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.radiographs.mini_mias import MINI_MIAS
 from fedsilo.datasets.registry import load_silo, silo_names
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.settings import CommonSettings
 from tests.support.errors import refuses
 
 OWN = CommonSettings(dataset="mini-mias", image_size=16)

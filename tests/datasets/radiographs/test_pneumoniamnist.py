@@ -10,12 +10,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from fedsilo.datasets.io.locations import Places
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.radiographs.pneumoniamnist import PNEUMONIAMNIST, read_parts
 from fedsilo.datasets.registry import check_data_settings, load_silo, silo_names
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.settings import CommonSettings
 from tests.fuzz.reply_mutations import npy
 from tests.support.errors import refuses
 

@@ -12,7 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.datasets.io.locations import Places, find_places
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import Places, find_places
 from fedsilo.datasets.shifted import batches
 from fedsilo.datasets.shifted.batches import (
     CIFAR10,
@@ -23,7 +24,6 @@ from fedsilo.datasets.shifted.batches import (
 )
 from fedsilo.datasets.shifted.pools import open_pool
 from fedsilo.datasets.shifted.sources import SOURCES
-from fedsilo.models.contract.errors import DataError
 from tests.support.colour import (
     flat_planes,
     python2_batch,

@@ -12,8 +12,8 @@ from hypothesis import settings as budget
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from fedsilo.core.errors import DataError
 from fedsilo.datasets.shifted.idx import read_idx, read_labelled_images
-from fedsilo.models.contract.errors import DataError
 from tests.support.errors import refuses
 
 IdxWriter = Callable[[Path, npt.NDArray[np.uint8]], Path]

@@ -8,14 +8,14 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.public_files import public_data
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.datasets.downloads.public_files import public_data
 from fedsilo.datasets.registry import check_data_settings, load_silo, silo_names
 from fedsilo.datasets.shifted.medmnist import MEDMNIST, read_parts
 from fedsilo.datasets.shifted.pools import open_pool
 from fedsilo.datasets.silo.silos import SPLITS
-from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.settings import CommonSettings
 from tests.support.made_data import write_medmnist
 
 BLOOD = CommonSettings(dataset="bloodmnist", silos=3, pixel_scale="raw")

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fedsilo.datasets.io.locations import Places, find_places
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import Places, find_places
 from fedsilo.datasets.shifted.pools import Pool, locate, open_pool, source_key
 from fedsilo.datasets.shifted.sources import SOURCES
-from fedsilo.models.contract.errors import DataError
 from tests.support.errors import refuses
 
 MNIST = SOURCES["mnist"]

@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsilo.datasets.io.locations import Places
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.shifted.pools import cut_by_track
 from fedsilo.datasets.shifted.shifted import distributions, shift, silo_names
 from fedsilo.datasets.shifted.signs import decode_signs
 from fedsilo.datasets.silo.silos import SPLITS, Silo, Split
-from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.kinds import Task
 from tests.support.colour import write_cifar10, write_gtsrb
 from tests.support.errors import refuses

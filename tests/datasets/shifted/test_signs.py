@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.datasets.io.locations import Places, find_places
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import Places, find_places
 from fedsilo.datasets.shifted.pools import open_pool
 from fedsilo.datasets.shifted.signs import decode_signs, list_signs
 from fedsilo.datasets.shifted.sources import SOURCES
-from fedsilo.models.contract.errors import DataError
 from tests.support.colour import ppm, read_or_refused, write_gtsrb
 from tests.support.errors import refuses
 

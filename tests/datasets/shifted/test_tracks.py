@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fedsilo.core.errors import DataError
 from fedsilo.datasets.shifted.pools import cut_by_track, hold_out_tracks
-from fedsilo.models.contract.errors import DataError
 from tests.support.errors import refuses
 
 

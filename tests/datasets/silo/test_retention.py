@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsilo.datasets.io.sealed_folders import SEAL
+from fedsilo.core.files.sealed_folders import SEAL
 from fedsilo.datasets.silo.retention import prune_cache
 from fedsilo.datasets.silo.silos import SPLITS, Silo, Split, cached_silo, fingerprint, save_silo
 

@@ -9,12 +9,12 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 from sklearn.model_selection import train_test_split
 
-from fedsilo.datasets.io.locations import Places
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.row_splits import Indices, RowSplit, shared_out, split_rows
 from fedsilo.datasets.tables.heart import HEART
 from fedsilo.datasets.tables.parsing import parse_table
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.settings import CommonSettings
 from tests.support.errors import refuses
 
 PLAIN = CommonSettings(dataset="table")

@@ -12,8 +12,10 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
-from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.io.sealed_folders import seal
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.files.sealed_folders import seal
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import (
     SPLITS,
@@ -23,8 +25,6 @@ from fedsilo.datasets.silo.silos import (
     open_silo,
     save_silo,
 )
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.settings import CommonSettings
 
 FACTS = [3, "site", {"data.image-size": 16}]
 # These silos' folders, whose keys change only if the silos' arrays do

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 import torch
 
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.decoding import shades_of_grey
-from fedsilo.datasets.io.locations import Places
-from fedsilo.datasets.radiographs.masks import load_masked_silo
+from fedsilo.datasets.radiographs.masked_images import load_masked_silo
 from fedsilo.datasets.registry import check_data_settings, load_silo, silo_names
 from fedsilo.datasets.synthetic.phantom import PhantomDataSet
 from fedsilo.datasets.synthetic.phantoms import (
@@ -19,8 +21,6 @@ from fedsilo.datasets.synthetic.phantoms import (
     MAMMOGRAPHY_PHANTOM,
     phantom_frame,
 )
-from fedsilo.models.contract.errors import DataError, SettingError
-from fedsilo.models.contract.settings import CommonSettings
 from tests.support.errors import refuses
 
 SMALL = CommonSettings(image_size=16, sample_share=0.01, val_folds=3)

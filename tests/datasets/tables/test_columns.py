@@ -3,13 +3,13 @@
 import pytest
 import torch
 
-from fedsilo.datasets.io.locations import find_places
+from fedsilo.core.files.locations import find_places
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.datasets.silo.measures import LeftOutRows
 from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.datasets.tables.dataset import column_measures
 from fedsilo.datasets.tables.parsing import parse_table
 from fedsilo.datasets.tables.schema import Column, TableSchema
+from fedsilo.datasets.tables.table_data_set import column_measures
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.settings import resolve
 

@@ -7,11 +7,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from fedsilo.core.errors import DataError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.tables.frames import write_frames
 from fedsilo.datasets.tables.schema import read_schema
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.settings import CommonSettings
 from tests.support.errors import refuses
 
 NORTH = pd.DataFrame(

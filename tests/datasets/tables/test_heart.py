@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsilo.datasets.io.locations import Places
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.tables.heart import HEART, synthetic_text
-from fedsilo.models.contract.errors import DataError
-from fedsilo.models.contract.settings import CommonSettings
 from tests.support.errors import refuses
 
 SITES = ("cleveland", "hungary", "switzerland", "va")

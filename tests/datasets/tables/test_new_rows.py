@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsilo.core.errors import DataError, SettingError
 from fedsilo.datasets.tables.new_rows import NewRows, parse_new_rows, read_table
 from fedsilo.datasets.tables.schema import Column, TableSchema, read_schema
-from fedsilo.models.contract.errors import DataError, SettingError
 from tests.datasets.tables.test_parsing import BARE, HEADER, SCHEMA
 from tests.support.errors import refuses
 

@@ -7,10 +7,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.datasets.io.text_files import read_text
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.text_files import read_text
 from fedsilo.datasets.tables.parsing import ParsedTable, parse_table
 from fedsilo.datasets.tables.schema import Column, TableSchema
-from fedsilo.models.contract.errors import DataError
 from fedsilo.models.maths.standardisation import standardise
 from tests.support.errors import refuses
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.datasets.io.locations import Places
+from fedsilo.core.files.locations import Places
 from fedsilo.datasets.tables.heart import HEART
 from fedsilo.datasets.tables.schema import Column, Label, TableSchema
 

@@ -22,15 +22,15 @@ import torch
 from safetensors.torch import load_file, save, save_file
 from torch import Tensor
 
-from fedsilo.datasets.io.state_files import save_state
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.state_files import save_state
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.weights.backbones import (
     backbone_digest,
     load_backbone,
     refuse_seen_images,
     weights_file,
 )
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.prompted_vit import PromptedViT
@@ -336,10 +336,10 @@ _ASKS = """
 import json, sys, time
 from safetensors.torch import save_file
 from fedsilo.datasets.weights.backbones import load_backbone
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.core.errors import SettingError
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.build import build_classifier
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.settings.common_settings import CommonSettings
 
 told = {}
 for name in sys.argv[2:]:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.weights.initial_weights import load_initial_weights
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import exchanged_arrays

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import pytest
 
+from fedsilo.cli.main import main
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value
 from fedsilo.datasets.weights.provenance import provenance_of, refuse_other_provenance, run_beside
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.server_app.cli.main import main
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.inline_engine import run_inline
 from tests.support.errors import refuses
 
 PHANTOM: dict[str, Value] = {

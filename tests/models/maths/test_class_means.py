@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fedsilo.models.contract.errors import SiteError
+from fedsilo.core.errors import SiteError
 from fedsilo.models.maths.class_means import (
     ClassTargets,
     class_sums,

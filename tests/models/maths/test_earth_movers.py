@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from scipy.optimize import linprog
 from torch import Tensor
 
-from fedsilo.models.contract.errors import SettingError, SiteError
+from fedsilo.core.errors import SettingError, SiteError
 from fedsilo.models.maths import earth_movers
 from fedsilo.models.maths.earth_movers import (
     CONSTANT,

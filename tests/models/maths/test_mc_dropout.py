@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsilo.models.contract.seeding import seed_generators
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.seeding import seed_generators
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.mc_dropout import (
     mc_dropout_probabilities,
     only_dropout_active,

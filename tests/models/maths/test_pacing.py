@@ -1,7 +1,7 @@
 import pytest
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.pacing import batch_of, begins_epoch, check_pace, ends_epoch, epoch_of
 from tests.support.errors import refuses
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from fedsilo.models.contract.site_facts import FeatureStatistics
+from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.models.maths.standardisation import pooled_statistics, standardise, sums_of
 
 NAN = math.nan

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.metric_names import BINS
+from fedsilo.core.metric_names import BINS
 from fedsilo.models.measures.outcome_counts import Bin, bins, outcome_counts
 
 # Three of class 0, two of them found, and two of class 1, of which one is taken for 0

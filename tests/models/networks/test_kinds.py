@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier, network_kind
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.site_network import exchanged_arrays

@@ -10,9 +10,9 @@ import timm
 import torch
 from torch import nn
 
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.weights.initial_weights import load_initial_weights
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.mc_dropout import only_dropout_active
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task, check_network_settings

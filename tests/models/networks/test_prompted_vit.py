@@ -7,8 +7,8 @@ import torch
 from timm.layers.attention import Attention
 from torch import Tensor, nn
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.attention_rollout import rollout
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task, check_network_settings

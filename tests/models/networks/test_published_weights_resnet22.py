@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.weights.backbones import backbone_digest, load_backbone
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.resnet22 import ResNet22

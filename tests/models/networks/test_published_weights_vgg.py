@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.core.errors import SettingError
 from fedsilo.models.networks.encoders import VggEncoder
 from fedsilo.models.networks.published_weights import fill_vgg
 from tests.support.errors import refuses

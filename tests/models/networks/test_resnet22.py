@@ -1,8 +1,8 @@
 import torch
 from torch import nn
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.kinds import Task

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.models.methods.uefl_network import UEFLNetwork
 from fedsilo.models.networks.build import build_classifier

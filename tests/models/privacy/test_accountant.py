@@ -6,7 +6,7 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.optimize import brentq, minimize_scalar
 from scipy.stats import norm
 
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.core.errors import SettingError
 from fedsilo.models.privacy.accountant import epsilon, noise_for
 
 DELTA = 1e-5

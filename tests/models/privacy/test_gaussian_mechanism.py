@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from fedsilo.models.contract.errors import SiteError
+from fedsilo.core.errors import SiteError
 from fedsilo.models.privacy.gaussian_mechanism import clipped_to
 from tests.support.errors import refuses
 

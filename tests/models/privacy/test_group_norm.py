@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.privacy.group_norm import with_group_norm

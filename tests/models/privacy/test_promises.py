@@ -2,8 +2,8 @@ from typing import Any
 
 import pytest
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.privacy.promises import check_privacy_settings, statistics_noise
 from tests.support.errors import refuses
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.privacy.secure_sum import (
     MaskStream,
     Quantisation,

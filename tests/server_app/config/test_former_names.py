@@ -10,13 +10,16 @@ import tomli_w
 from flwr.app import Context, RecordDict
 
 from fedsilo.client_app.app import app
+from fedsilo.core.arguments import RunSources
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings import removed
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.removed import RENAMED, current_settings, with_former_keys
+from fedsilo.core.settings.schema import Value, defaults
 from fedsilo.datasets.weights.provenance import run_beside
-from fedsilo.models.contract import removed
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.removed import RENAMED, current_settings, with_former_keys
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value, defaults
-from fedsilo.server_app.config.experiments import find_experiment
+from fedsilo.engines.experiments import find_experiment
+from fedsilo.engines.inline_engine import run_inline
+from fedsilo.engines.planning import planned_settings
 from fedsilo.server_app.config.settings import (
     parse_assignment,
     read_run_config,
@@ -24,9 +27,6 @@ from fedsilo.server_app.config.settings import (
     resolve,
     resolve_recorded,
 )
-from fedsilo.server_app.run.arguments import RunSources
-from fedsilo.server_app.run.inline_engine import run_inline
-from fedsilo.server_app.run.planning import planned_settings
 
 Tiny = Callable[..., dict[str, Value]]
 

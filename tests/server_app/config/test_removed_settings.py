@@ -9,12 +9,13 @@ import pytest
 import tomli_w
 
 from fedsilo.client_app.site.private_state import settings_digest_of
-from fedsilo.datasets.io.state_files import load_state, save_state
-from fedsilo.models.contract.errors import CheckpointError, SettingError
-from fedsilo.models.contract.methods import settings_class
-from fedsilo.models.contract.removed import CHOICES, SETTINGS
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.errors import CheckpointError, SettingError
+from fedsilo.core.files.state_files import load_state, save_state
+from fedsilo.core.methods import settings_class
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.removed import CHOICES, SETTINGS
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import (
     flat_values,
     known_defaults,
@@ -22,7 +23,6 @@ from fedsilo.server_app.config.settings import (
     resolve,
 )
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.inline_engine import run_inline
 
 Tiny = Callable[..., dict[str, Value]]
 OLD = {key: removed.default for key, removed in SETTINGS.items()}

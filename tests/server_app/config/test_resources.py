@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.schema import Value
 from fedsilo.server_app.config import resources
 from fedsilo.server_app.config.resources import check_device, check_resources, worker_environments
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.models.contract.errors import RunDirectoryError, SettingError
-from fedsilo.models.contract.methods import METHODS
-from fedsilo.server_app.config.experiments import read_experiments
+from fedsilo.core.errors import RunDirectoryError, SettingError
+from fedsilo.core.methods import METHODS
+from fedsilo.engines.experiments import read_experiments
 from fedsilo.server_app.config.settings import (
     RUN_FORMAT,
     RunConfig,

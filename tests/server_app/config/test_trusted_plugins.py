@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.core.errors import SettingError
 from fedsilo.server_app.config import trusted_plugins
 from fedsilo.server_app.config.trusted_plugins import (
     approve_plugins,

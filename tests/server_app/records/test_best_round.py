@@ -8,11 +8,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from fedsilo.datasets.io.state_files import load_state
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.models.contract.messages import measurement
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.state_files import load_state
+from fedsilo.core.messages import measurement
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.site_facts import SiteFacts
 from fedsilo.server_app.records.best_round import BestRound
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory

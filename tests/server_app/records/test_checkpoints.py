@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.datasets.io.state_files import load_state, save_state
-from fedsilo.models.contract.errors import CheckpointError
+from fedsilo.core.errors import CheckpointError
+from fedsilo.core.files.state_files import load_state, save_state
 from fedsilo.server_app.records.checkpoints import KEPT, CheckpointHook
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory

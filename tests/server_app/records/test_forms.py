@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.core.errors import RunDirectoryError
 from fedsilo.server_app.records.forms import StateFacts, Summary, check
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.errors import refuses

@@ -4,10 +4,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.models.contract.errors import EpsilonSpentError, SiteError
-from fedsilo.models.contract.messages import DP_EPSILON
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.core.errors import EpsilonSpentError, SiteError
+from fedsilo.core.messages import DP_EPSILON
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.site_facts import SiteFacts
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.summary import NO_PRIVACY, privacy_document
 from fedsilo.strategies.loop.ask import TooFewSitesError

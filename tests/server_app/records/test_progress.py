@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.core.errors import RunDirectoryError
 from fedsilo.server_app.records.progress import (
     FILE,
     Progress,

@@ -8,17 +8,17 @@ from typing import Any
 import pytest
 from flwr.app import Error, Message, MetricRecord
 
-import fedsilo.server_app.run.inline_engine
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.contract.site_facts import SiteFacts
+import fedsilo.engines.inline_engine
+from fedsilo.core.errors import SiteError
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value
+from fedsilo.core.site_facts import SiteFacts
+from fedsilo.engines.inline_engine import InlineGrid
 from fedsilo.server_app.records import progress_hook
 from fedsilo.server_app.records.progress import METRICS_FILE, Progress, read_progress
 from fedsilo.server_app.records.progress_hook import ProgressHook
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.inline_engine import InlineGrid
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.uefl import UEFL, UEFLState
@@ -50,7 +50,7 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, bool], None]:
     def after(lives: int, fails: bool) -> None:
         monkeypatch.setattr(_LastingGrid, "lives", lives)
         monkeypatch.setattr(_LastingGrid, "fails", fails)
-        monkeypatch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", _LastingGrid)
+        monkeypatch.setattr(fedsilo.engines.inline_engine, "InlineGrid", _LastingGrid)
 
     return after
 

@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.errors import CheckpointError, RunDirectoryError
-from fedsilo.models.contract.messages import NUM_EXAMPLES, PEAK_MEMORY, SAMPLES, SECONDS, STEPS
+from fedsilo.core.errors import CheckpointError, RunDirectoryError
+from fedsilo.core.messages import NUM_EXAMPLES, PEAK_MEMORY, SAMPLES, SECONDS, STEPS
 from fedsilo.server_app.records.recorder import GrowingCsv, Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.loop.method import State

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.models.contract.errors import RunDirectoryError
+from fedsilo.core.errors import RunDirectoryError
 from fedsilo.server_app.config.settings import read_run_config, resolve
 from fedsilo.server_app.records.recorder import GrowingCsv
 from fedsilo.server_app.records.run_directory import (

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
+from fedsilo.pictures.learning_curves import draw_curves, series
 from fedsilo.server_app.records.recorder import METRICS_HEADER, GrowingCsv
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.records.summary import (
@@ -17,7 +18,6 @@ from fedsilo.server_app.records.summary import (
     privacy_document,
     result_table,
 )
-from fedsilo.server_app.studies.figures.learning_curves import draw_curves, series
 from tests.support.run_files import SILO, SUMMARY
 
 VALUES = {

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records import tracking
 from fedsilo.server_app.records.recorder import Recorder
@@ -139,7 +139,7 @@ def test_a_runs_means_are_told_and_the_run_is_the_same(
     track: str, tiny: Callable[..., dict[str, Value]], tmp_path: Path
 ) -> None:
     pytest.importorskip(track)
-    from fedsilo.server_app.run.inline_engine import run_inline
+    from fedsilo.engines.inline_engine import run_inline
 
     runs = {}
     for choice in ("none", track):

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.core.settings.schema import Value
+from fedsilo.core.site_facts import SiteFacts
+from fedsilo.engines.inline_engine import InlineGrid, flower_identity
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.run.beginning import chosen_aggregation
-from fedsilo.server_app.run.inline_engine import InlineGrid, flower_identity
 from fedsilo.server_app.run.runner import run
 from fedsilo.strategies.meeting.participants import Participants
 from tests.support.tiny import TINY, VIT

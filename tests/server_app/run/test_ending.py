@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.core.settings.schema import Value
+from fedsilo.core.site_facts import SiteFacts
+from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import ENDING, SUMMARY, RunDirectory
 from fedsilo.server_app.run.ending import evidence_document, few_of_a_class, without_bins
-from fedsilo.server_app.run.inline_engine import run_inline
 from fedsilo.strategies.methods.fedavg import FedAvg
 
 Tiny = Callable[..., dict[str, Value]]

@@ -4,8 +4,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.site_facts import SiteFacts
 from fedsilo.server_app.run.checks import missing_silos
 from fedsilo.strategies.meeting.checks import Registry, Terms
 from fedsilo.strategies.meeting.participants import Participants

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.models.contract.errors import SettingError
-from fedsilo.server_app.run.options import Sources, run_sources
-from fedsilo.server_app.run.planning import plan_run
+from fedsilo.api.options import Sources, run_sources
+from fedsilo.core.errors import SettingError
+from fedsilo.engines.planning import plan_run
 
 _NETS = "from torch import nn\n\n\ndef build(shape, classes):\n    return nn.Linear(1, classes)\n"
 

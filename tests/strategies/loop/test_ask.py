@@ -7,7 +7,7 @@ from flwr.serverapp.strategy.strategy_utils import aggregate_arrayrecords
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.messages import ARRAYS, METRICS, NUM_EXAMPLES
+from fedsilo.core.messages import ARRAYS, METRICS, NUM_EXAMPLES
 from fedsilo.strategies.loop.ask import Ask, first_question, weighted_mean
 from fedsilo.strategies.wire.reply import Reply
 

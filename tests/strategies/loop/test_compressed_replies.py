@@ -10,8 +10,8 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import ARRAYS, EVALUATE
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import ARRAYS, EVALUATE
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.wire.compressed import Compression
 from fedsilo.strategies.wire.records import NDArray, bundle

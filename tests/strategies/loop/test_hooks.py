@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import EVALUATE, TRAIN
-from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import EVALUATE, TRAIN
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import NoSettings
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop

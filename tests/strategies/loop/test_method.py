@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord, RecordDict
 
-from fedsilo.models.contract.errors import CheckpointError
-from fedsilo.models.contract.messages import CONFIG, Instruction, state_key
+from fedsilo.core.errors import CheckpointError
+from fedsilo.core.messages import CONFIG, Instruction, state_key
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.methods.personal_models import PersonalState
 from fedsilo.strategies.wire.records import from_record, record_bytes, to_record

@@ -5,10 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import TRAIN
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import TRAIN
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.site_facts import SiteFacts
 from fedsilo.strategies.loop.plausible import (
     array_fault,
     far_out,

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.methods import METHODS
-from fedsilo.models.contract.settings import AGGREGATIONS, CommonSettings
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.methods import METHODS
+from fedsilo.core.settings.common_settings import AGGREGATIONS, CommonSettings
 from fedsilo.strategies.loop.ask import weighted_mean
 from fedsilo.strategies.loop.robust import chosen_by_krum, fewest_sites, robust_mean
 from fedsilo.strategies.loop.round_loop import refuse_site_count

@@ -4,11 +4,11 @@ from collections.abc import Iterable
 
 import pytest
 
-from fedsilo.models.contract.errors import EpsilonSpentError, RefusedError, SiteError
-from fedsilo.models.contract.messages import EVALUATE, TRAIN
-from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.server_app.run.inline_engine import InlineGrid
+from fedsilo.core.errors import EpsilonSpentError, RefusedError, SiteError
+from fedsilo.core.messages import EVALUATE, TRAIN
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import NoSettings
+from fedsilo.engines.inline_engine import InlineGrid
 from fedsilo.strategies.loop.ask import Question, TooFewSitesError
 from fedsilo.strategies.loop.hooks import Hooks
 from fedsilo.strategies.loop.round import Round

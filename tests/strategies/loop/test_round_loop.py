@@ -8,10 +8,10 @@ from flwr.app import Message, RecordDict
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.errors import SettingError, SiteError
-from fedsilo.models.contract.messages import ARRAYS, EVALUATE, ROUND_KEYS, TRAIN
-from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.contract.settings import CommonSettings
+from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.messages import ARRAYS, EVALUATE, ROUND_KEYS, TRAIN
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import NoSettings
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop, refuse_site_count, sampled_sites
 from fedsilo.strategies.meeting.participants import Participants

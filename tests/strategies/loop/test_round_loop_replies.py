@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from flwr.app import Message, RecordDict
 
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import TRAIN
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import TRAIN
 from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.methods.fedavg import FedAvg

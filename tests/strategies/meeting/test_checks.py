@@ -4,7 +4,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.models.contract.site_facts import SiteFacts, Sums
+from fedsilo.core.site_facts import SiteFacts, Sums
 from fedsilo.strategies.meeting.checks import odd_sums, other_tasks, shared_data, unwanted_sums
 
 PLAIN = SiteFacts("", "D1", (2,), 2, {"train": [6, 4]}, {}, features=("age", "chol"))

@@ -10,9 +10,9 @@ from flwr.app import ConfigRecord, RecordDict
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import CONFIG
-from fedsilo.models.contract.site_facts import SiteFacts, Sums
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import CONFIG
+from fedsilo.core.site_facts import SiteFacts, Sums
 from fedsilo.strategies.meeting.checks import check_sums
 from fedsilo.strategies.meeting.hello import read_hello
 

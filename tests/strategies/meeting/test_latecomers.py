@@ -11,13 +11,13 @@ import pytest
 from flwr.app import Message
 from flwr.clientapp import ClientApp
 
-import fedsilo.server_app.run.inline_engine
-from fedsilo.datasets.io.state_files import load_state
-from fedsilo.models.contract.messages import ARRAYS, CONFIG
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.settings_schema import Value
+import fedsilo.engines.inline_engine
+from fedsilo.core.files.state_files import load_state
+from fedsilo.core.messages import ARRAYS, CONFIG
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import InlineGrid
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.inline_engine import InlineGrid
 from fedsilo.strategies.meeting.participants import Participants, meet_latecomers, meet_sites
 from tests.strategies.meeting.test_participants import hello_app
 from tests.support.soak import in_soak
@@ -224,7 +224,7 @@ def late_run(
         grid.sent = []
         values = tiny(method, rounds=3, **changes)
         with monkeypatch.context() as patch:
-            patch.setattr(fedsilo.server_app.run.inline_engine, "InlineGrid", grid)
+            patch.setattr(fedsilo.engines.inline_engine, "InlineGrid", grid)
             return inline_run(values, out=out, draw=draw)
 
     return run

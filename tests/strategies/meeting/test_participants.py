@@ -11,12 +11,12 @@ from flwr.clientapp import ClientApp
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import CONFIG
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import SiteFacts
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import CONFIG
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.site_facts import SiteFacts
+from fedsilo.engines.inline_engine import InlineGrid, partition_configs
 from fedsilo.models.networks.kinds import Task
-from fedsilo.server_app.run.inline_engine import InlineGrid, partition_configs
 from fedsilo.strategies.meeting import participants as participants_module
 from fedsilo.strategies.meeting.participants import (
     Participants,

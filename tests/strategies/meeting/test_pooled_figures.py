@@ -5,10 +5,10 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.models.contract.messages import EVALUATE, STANDARDISED, TRAIN
-from fedsilo.models.contract.own_settings import NoSettings
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.models.contract.site_facts import Sums
+from fedsilo.core.messages import EVALUATE, STANDARDISED, TRAIN
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.own_settings import NoSettings
+from fedsilo.core.site_facts import Sums
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg

@@ -8,13 +8,13 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedsilo.client_app.app import app
 from fedsilo.client_app.site.node import for_simulated_site
-from fedsilo.models.contract.messages import CONFIG, HELLO, SIMULATED_SITE
-from fedsilo.models.contract.settings_schema import Value
-from fedsilo.models.contract.site_facts import SiteFacts
-from fedsilo.models.contract.versions import own_versions
+from fedsilo.core.messages import CONFIG, HELLO, SIMULATED_SITE
+from fedsilo.core.settings.schema import Value
+from fedsilo.core.site_facts import SiteFacts
+from fedsilo.core.versions import own_versions
+from fedsilo.engines.inline_engine import InlineGrid, inline_grid, run_inline
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
-from fedsilo.server_app.run.inline_engine import InlineGrid, inline_grid, run_inline
 from fedsilo.server_app.run.runner import run
 from fedsilo.strategies.meeting.simulated_sites import SimulatedSites, with_all_sites
 

@@ -8,14 +8,14 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsilo.models.contract.errors import SiteError
-from fedsilo.models.contract.messages import SURVEYED
-from fedsilo.models.contract.settings import CommonSettings
-from fedsilo.server_app.run.inline_engine import InlineGrid, partition_configs
+from fedsilo.core.errors import SiteError
+from fedsilo.core.messages import SURVEYED
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.engines.inline_engine import InlineGrid, partition_configs
 from fedsilo.strategies.meeting.checks import Registry
 from fedsilo.strategies.meeting.survey import read_survey, survey_sites
 from fedsilo.strategies.wire.messaging import arriving
-from tests.models.contract.test_survey import made
+from tests.fedsilo.core.test_survey import made
 
 SETTINGS = CommonSettings(dataset="table")
 Answers = dict[int, Any]

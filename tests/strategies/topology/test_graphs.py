@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fedsilo.core.errors import SettingError
 from fedsilo.datasets.partition.silo_sets import Link, SiloSet, open_silo_set
-from fedsilo.models.contract.errors import SettingError
 from fedsilo.strategies.topology.graphs import Topology, build_topology
 from tests.support.errors import refuses
 

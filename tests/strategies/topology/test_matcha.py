@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fedsilo.models.contract.errors import SettingError
+from fedsilo.core.errors import SettingError
 from fedsilo.strategies.topology.matcha import (
     Matcha,
     _round_probabilities,

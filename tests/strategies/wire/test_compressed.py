@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from flwr.app import RecordDict
 
-from fedsilo.models.contract.errors import SiteError
+from fedsilo.core.errors import SiteError
 from fedsilo.strategies.wire.compressed import Compression
 from fedsilo.strategies.wire.records import (
     ArrayError,

@@ -7,8 +7,8 @@ from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.inflatable import inflatable_utils as objects
 
-from fedsilo.models.contract.messages import CONFIG, EVALUATE
-from fedsilo.server_app.run.inline_engine import InlineGrid, partition_configs
+from fedsilo.core.messages import CONFIG, EVALUATE
+from fedsilo.engines.inline_engine import InlineGrid, partition_configs
 from fedsilo.strategies.wire.messaging import arriving, retry_soon
 
 

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fedsilo.models.contract.errors import SiteError
+from fedsilo.core.errors import SiteError
 from fedsilo.strategies.wire.records import (
     BUNDLE,
     ArrayError,

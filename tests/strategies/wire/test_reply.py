@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, RecordDict
 
-from fedsilo.models.contract.errors import RunDirectoryError, SiteError
+from fedsilo.core.errors import RunDirectoryError, SiteError
 from fedsilo.strategies.wire.records import bundle
 from fedsilo.strategies.wire.reply import ArraySpec, Specs, Spill, decode
 from tests.support.errors import refuses

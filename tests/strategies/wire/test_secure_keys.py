@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.models.contract.errors import SiteError
+from fedsilo.core.errors import SiteError
 from fedsilo.strategies.wire.secure_keys import (
     Shares,
     cut,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from cryptography.hazmat.primitives.serialization import load_ssh_private_key
 
-from fedsilo.models.contract.errors import SiteError
+from fedsilo.core.errors import SiteError
 from fedsilo.strategies.wire.signatures import (
     arrays_digest,
     bound_to,

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from fedsilo.server_app.run.inline_engine import flower_identity
+from fedsilo.engines.inline_engine import flower_identity
 from tests.support.attackers.attacks import ATTACKS, HONEST, PLANES, attacked
 from tests.support.attackers.membership import distinguished, real, settings_of
 from tests.support.attackers.summed import IN_SUMS, attacked_in_sums

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.models.contract.messages import ARRAYS
+from fedsilo.core.messages import ARRAYS
 from fedsilo.models.privacy.accountant import noise_for
 from tests.support.hospital import Hospital
 

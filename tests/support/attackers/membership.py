@@ -11,10 +11,10 @@ from scipy.stats import beta
 from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.client_app.training.private import PrivateTraining, private_steps
+from fedsilo.core.seeding import generator
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.contract.seeding import generator
-from fedsilo.models.contract.settings import CommonSettings
 from fedsilo.models.maths.standardisation import standardise
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task

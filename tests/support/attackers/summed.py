@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from fedsilo.core.errors import SettingError
 from fedsilo.datasets.registry import silo_names
-from fedsilo.models.contract.errors import SettingError
 from fedsilo.models.privacy.secure_sum import SAMPLES
 from fedsilo.server_app.config.settings import resolve
 from tests.support.attackers.asked import Arrays, Asked

@@ -1,0 +1,140 @@
+"""Epochs that span rounds: a round has ``pace`` steps of an epoch of ``epoch-steps``.
+
+The optimiser, the epoch's order of samples and the position in it are the site's own state, under
+names that begin with ``pace/``; the optimiser uses these names even if only it spans rounds. Epochs
+are counted by the rounds of the run, so all sites begin an epoch together. A site that missed a
+round continues at its position, and skips the rest when the next epoch begins.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsilo.client_app.training.loop import LocalTraining
+from fedsilo.client_app.training.optimisers import moments_of, open_optimiser, restore_moments
+from fedsilo.core.array_names import arrays_below
+from fedsilo.core.errors import SiteError
+from fedsilo.core.seeding import generator
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.models.maths.pacing import batch_of, begins_epoch, epoch_of
+
+PREFIX = "pace/"
+_EPOCH, _POSITION, _ORDER, _OPTIMISER = "epoch", "position", "order", "optimiser/"
+
+
+@dataclass
+class Pacing:
+    """A site's position in its epoch."""
+
+    epoch: int  # the epoch, from 0
+    position: int  # the steps of the epoch that the site has taken
+    order: Tensor  # (n,) the training samples in the order of this epoch
+    steps: int  # the number of steps in this round
+    size: int  # the number of samples in a step
+
+    def batches(self) -> list[Tensor]:
+        """Return the samples of this round's steps; after the last sample the first follows again.
+
+        Within an epoch that happens only at a site with fewer than two samples per step.
+        """
+        places = torch.arange(self.steps * self.size) + self.position * self.size
+        return list(torch.split(self.order[places % len(self.order)], self.size))
+
+    def next_state(self) -> dict[str, Tensor]:
+        """Return the arrays that the next round needs after this round's steps."""
+        return {
+            f"{PREFIX}{_EPOCH}": torch.tensor(self.epoch),
+            f"{PREFIX}{_POSITION}": torch.tensor(self.position + self.steps),
+            f"{PREFIX}{_ORDER}": self.order,
+        }
+
+
+def train_continued(
+    training: LocalTraining,
+    stored: Mapping[str, Tensor],
+    round_: int,
+    site: str,
+    order: Callable[[int], Tensor | None] | None = None,
+) -> tuple[float, dict[str, Tensor]]:
+    """Continue training where the site's last round stopped.
+
+    A parameter that is new, or whose shape has changed, begins with new moments.
+
+    Args:
+        training: the training; it gets its optimiser here and, if epochs span rounds, this round's
+            batches.
+        stored: the site's state before; may be empty.
+        round_: the round, from 1.
+        site: the site's name.
+        order: returns the order (n,) of an epoch's samples, or None for a random one.
+
+    Returns:
+        The mean loss over the last pass, and the arrays for the next round.
+    """
+    network, settings = training.network, training.settings
+
+    def new_order(epoch: int) -> Tensor:
+        chosen = order(epoch) if order else None
+        return shuffle_epoch(training.samples, settings, epoch, site) if chosen is None else chosen
+
+    training.optimiser = open_optimiser(network, settings)
+    kept: dict[str, Tensor] = {}
+    if settings.epoch_steps:
+        pacing = open_pacing(stored, round_, training.samples, settings, new_order)
+        training.plan = [pacing.batches()]
+        kept = pacing.next_state()
+    restore_moments(training.optimiser, network, arrays_below(f"{PREFIX}{_OPTIMISER}", stored))
+    loss = training.run()
+    for name, moment in moments_of(training.optimiser, network).items():
+        kept[f"{PREFIX}{_OPTIMISER}{name}"] = moment
+    return loss, kept
+
+
+def shuffle_epoch(count: int, settings: CommonSettings, epoch: int, site: str) -> Tensor:
+    """Draw a random order (count,) of an epoch's training samples at a site."""
+    rng = generator(settings.seed, "epoch-order", epoch, site)
+    return torch.randperm(count, generator=rng)
+
+
+def open_pacing(
+    stored: Mapping[str, Tensor],
+    round_: int,
+    samples: int,
+    settings: CommonSettings,
+    new_order: Callable[[int], Tensor],
+) -> Pacing:
+    """Find the site's position in its epoch at the start of a round.
+
+    Args:
+        stored: the site's state before; may be empty.
+        round_: the round, from 1.
+        samples: the number of the site's training samples.
+        settings: give the number of steps in an epoch and in a round.
+        new_order: returns the order (samples,) of an epoch's samples; called when an epoch begins.
+
+    Raises:
+        SiteError: the number of training samples has changed within an epoch.
+    """
+    epoch, size = epoch_of(round_, settings), batch_of(samples, settings)
+    known = stored.get(f"{PREFIX}{_EPOCH}")
+    goes_on = known is not None and int(known) == epoch and not begins_epoch(round_, settings)
+    if not goes_on:
+        return Pacing(epoch, 0, new_order(epoch), settings.pace, size)
+    position, order = int(stored[f"{PREFIX}{_POSITION}"]), stored[f"{PREFIX}{_ORDER}"]
+    refuse_other_data(len(order), samples)
+    return Pacing(epoch, position, order, settings.pace, size)
+
+
+def refuse_other_data(before: int, now: int) -> None:
+    """Check that the site has as many training samples as when its state was stored.
+
+    Raises:
+        SiteError: the numbers differ; names both.
+    """
+    if before != now:
+        raise SiteError(
+            f"the training data changed during the run: {before} samples before, {now} now; bring "
+            "them back, or choose another 'run.name'"
+        )

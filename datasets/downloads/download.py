@@ -1,0 +1,223 @@
+"""Download public files by pooch, check them before they get their names, and unpack archives."""
+
+import gzip
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.atomic_files import scratch_folder
+from fedsilo.core.files.unpacked_size import check_members, check_unpacked, copy_member
+from fedsilo.core.one_line import one_line
+from fedsilo.datasets.downloads.public_files import PublicFiles, RemoteFile
+
+_TIMEOUT = 60  # seconds without a byte
+# Bytes of memory and of headers that a tar's member takes besides its content
+_MEMBER_BYTES = 1024
+# Bytes of a long name or of a PAX header
+_LONGEST_HEADER = 2**20
+_HEADERS = (
+    *(tarfile.GNUTYPE_LONGNAME, tarfile.GNUTYPE_LONGLINK),
+    *(tarfile.XHDTYPE, tarfile.XGLTYPE, tarfile.SOLARIS_XHDTYPE),
+)
+# Errors for damaged archives; the last three come from the modules' inner code
+_DAMAGES = (
+    *(tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error),
+    *(EOFError, RuntimeError, ValueError),
+)
+
+
+def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[str]:
+    """Download the files of ``source`` into ``data_dir``; yield a line on licence and each file.
+
+    The source's own folder is made there. ``base_url`` is another place with the same file names.
+
+    Raises:
+        DataError: a download failed, a checksum differs, or an archive cannot be unpacked.
+    """
+    from pooch import file_hash
+
+    url = base_url or source.url
+    if source.files:
+        size = f", {source.bytes():,} bytes" if source.bytes() else ""
+        yield f"{source.name} from {url}{size}; licence: {source.licence}"
+    for file in source.files:
+        target = data_dir / source.folder / file.name
+        if target.is_file() and file_hash(str(target), "md5") == file.md5:
+            yield f"{target}: there already, checksum right"
+        else:
+            _download(url, file, target)
+            yield f"{target}: {target.stat().st_size:,} bytes, checksum right"
+        if file.unpacked is not None:
+            yield _unpack_once(target, data_dir / file.unpacked)
+
+
+def _download(base_url: str, file: RemoteFile, target: Path) -> None:
+    """Download a file to ``target``, which appears only when it is complete and checked."""
+    from pooch import HTTPDownloader, file_hash
+
+    url = f"{base_url.rstrip('/')}/{file.name}"
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with scratch_folder(target.parent, file.name) as work:
+        fresh = work / file.name
+        try:
+            HTTPDownloader(timeout=_TIMEOUT)(url, str(fresh), None)
+        except (OSError, ValueError) as error:  # those of requests are OSErrors
+            raise DataError(
+                f"{url} cannot be downloaded ({_cause(error)}): check the network or name "
+                "another --base-url"
+            ) from None
+        checksum = file_hash(str(fresh), "md5")
+        if checksum != file.md5:
+            raise DataError(
+                f"{file.name} from {base_url} has MD5 {checksum}, not {file.md5}: nothing was "
+                "written; try again or name another --base-url"
+            )
+        fresh.replace(target)
+
+
+def _cause(error: BaseException) -> str:
+    """Return the text of the innermost error, because the outer ones only repeat the address."""
+    while error.__context__:
+        error = error.__context__
+    return getattr(error, "strerror", None) or one_line(error, 200)
+
+
+def _unpack_once(archive: Path, folder: Path) -> str:
+    if is_unpacked(archive, folder):
+        return f"{archive}: unpacked already into {folder}"
+    return f"{archive}: {unpack(archive, folder):,} files unpacked into {folder}"
+
+
+def unpack(archive: Path, folder: Path) -> int:
+    """Unpack a zip or tar archive into ``folder``; return the number of files.
+
+    All files are unpacked into a scratch folder before the first is moved. Existing files are
+    replaced.
+
+    Raises:
+        DataError: the archive is damaged, holds a link or a path outside, or cannot be written.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        with scratch_folder(folder, "unpacked") as work, _open_archive(archive) as (opened, sizes):
+            if isinstance(opened, tarfile.TarFile):
+                _extract_tar(opened, work)
+            else:
+                _extract_zip(archive, opened, sizes, work)
+            for name in sizes:
+                target = folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                (work / name).replace(target)
+            return len(sizes)
+    except OSError as error:
+        raise DataError(f"{archive} cannot be unpacked into {folder}: {error.strerror}") from None
+
+
+def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
+    """Write a tar's files; their sizes are checked, and tarfile writes no more of a file than that.
+
+    Its names are checked; Debian's Python 3.11.2 has no filter that checks them again.
+    """
+    if hasattr(tarfile, "data_filter"):
+        tar.extractall(work, filter="data")
+    else:
+        tar.extractall(work)
+
+
+def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], work: Path) -> None:
+    """Write a zip's files, counting their bytes: what an entry says of its size may be a lie."""
+    total = 0
+    for name in sizes:
+        target = work / name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        total += copy_member(archive, zipped, zipped.getinfo(name), target)
+        check_unpacked(archive, total)
+
+
+def is_unpacked(archive: Path, folder: Path) -> bool:
+    """Tell whether all files of an archive are in ``folder``, by name and size.
+
+    Raises:
+        DataError: the archive is damaged, or holds a link or a path outside.
+    """
+    with _open_archive(archive) as (_, sizes):
+        found = ((folder / name, size) for name, size in sizes.items())
+        return all(path.is_file() and path.stat().st_size == size for path, size in found)
+
+
+@contextmanager
+def _open_archive(
+    archive: Path,
+) -> Iterator[tuple[zipfile.ZipFile | tarfile.TarFile, dict[str, int]]]:
+    """Open an archive of plain files; yield it and each file's size by name.
+
+    Raises:
+        DataError: it is damaged, also where that is noticed in the block, or holds anything else.
+    """
+    try:
+        if zipfile.is_zipfile(archive):
+            with zipfile.ZipFile(archive) as zipped:
+                entries = [(e.filename, e.file_size, _is_plain(e)) for e in zipped.infolist()]
+                check_members(archive, zipped.infolist())
+                yield zipped, _check_entries(entries, archive)
+        else:
+            with tarfile.open(archive, tarinfo=_Member) as tar:
+                members = [member for member in _members(tar, archive) if not member.isdir()]
+                yield tar, _check_entries(((m.name, m.size, m.isreg()) for m in members), archive)
+    except _DAMAGES as error:
+        raise DataError(
+            f"{archive} is truncated or not an archive ({type(error).__name__}): remove it and "
+            "download it again"
+        ) from None
+
+
+class _Member(tarfile.TarInfo):
+    """A member of a tar whose headers are short, and that is stored as it is.
+
+    tarfile takes a long name's or a PAX header's content into memory at once, whatever its size,
+    and reads a map of a sparse file as far as it says.
+    """
+
+    def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
+        is_long = self.type in _HEADERS and self.size > _LONGEST_HEADER
+        if is_long or self.type == tarfile.GNUTYPE_SPARSE:
+            raise tarfile.ReadError("a header that is too long, or a sparse file")
+        return super()._proc_member(tar)  # type: ignore[misc,no-any-return]
+
+    def _proc_gnusparse_10(self, *_: object) -> None:
+        raise tarfile.ReadError("a sparse file")
+
+
+def _members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
+    """Yield a tar's members; to find the next, what is packed of one is unpacked and counted."""
+    size = 0
+    for member in tar:
+        size += member.size + _MEMBER_BYTES
+        check_unpacked(archive, size)
+        yield member
+
+
+def _is_plain(entry: zipfile.ZipInfo) -> bool:
+    kind = stat.S_IFMT(entry.external_attr >> 16)  # 0 where a system without modes made it
+    return entry.filename.endswith("/") or kind in (0, stat.S_IFREG)
+
+
+def _check_entries(entries: Iterable[tuple[str, int, bool]], archive: Path) -> dict[str, int]:
+    """Return name -> size of each file; a ``DataError`` for links and paths outside."""
+    sizes = {}
+    for name, size, plain in entries:
+        path = PurePosixPath(name)
+        outside = not name or path.is_absolute() or ".." in path.parts or "\\" in name
+        if outside or not plain:
+            what = "a path outside its folder" if outside else "a link or a device"
+            raise DataError(
+                f"{archive} holds {what}, {name[:80]!r}: nothing was unpacked; remove the archive"
+            )
+        if not name.endswith("/"):
+            sizes[name] = size
+    return sizes

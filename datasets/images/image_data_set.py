@@ -1,0 +1,264 @@
+"""Silos that are images: a site's listed files, split by patient or lesion, decoded and cached.
+
+Images of one group (a patient, a lesion) are in one part only. A public part, where there is one,
+is chosen by a hash of the group's name, so that a group which two sites share is public at both.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.locations import Places
+from fedsilo.core.files.sealed_folders import json_digest
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import as_mapping
+from fedsilo.datasets.images.decoding import (
+    Decoded,
+    Fault,
+    ImageHeader,
+    check_faults,
+    decode_each,
+    decode_image,
+    header_measures,
+    picture_header,
+)
+from fedsilo.datasets.images.index import (
+    ImageIndex,
+    check_copies,
+    join_copies,
+    join_indices,
+    split_public,
+)
+from fedsilo.datasets.silo.measures import Measure
+from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, RowSplit, cut_fold, split_rows
+from fedsilo.datasets.silo.silos import (
+    SPLITS,
+    DataSet,
+    ImageReader,
+    Silo,
+    Split,
+    cached_silo,
+    save_silo,
+)
+
+SMALLEST_IMAGE = 16  # pixels of a side
+_MAKER = 2  # raise it when the same settings make other arrays, so that no old cache is read
+
+Classes = Mapping[str, Sequence[str]]
+Reader = Callable[[str], npt.NDArray[Any]]
+
+
+class ImageDataSet(DataSet):
+    """A data set whose sites list images of the same classes.
+
+    Class attributes:
+        size: side of an image in pixels, unless the settings name one.
+        share: share of test images if there are no test folds.
+        channels, dtype: channels and type of an image.
+    """
+
+    settings = frozenset(SPLIT_KEYS).union(
+        (
+            "data.image-size",
+            "data.colour-constancy",
+            "data.broken-images",
+            "split.sample-share",
+            "split.public-share",
+        )
+    )
+    headline = ("balanced-accuracy", "accuracy", "auc", "calibration-error")
+    size: ClassVar[int] = 224
+    share: ClassVar[float] = 0.25
+    channels: ClassVar[int] = 3
+    dtype: ClassVar[type[np.generic]] = np.uint8
+
+    @abstractmethod
+    def classes(self, settings: CommonSettings, places: Places) -> Classes:
+        """Return the labels of each class by its name, in class order."""
+
+    @abstractmethod
+    def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
+        """List the images of an existing site, thinned to 'split.sample-share'.
+
+        Raises:
+            DataError: the listing cannot be used.
+        """
+
+    def own_size(self, places: Places) -> int:
+        """Return the side of an image in pixels, unless the settings name one."""
+        return self.size
+
+    def own_share(self, places: Places) -> float:
+        """Return the share of test images if there are no folds."""
+        return self.share
+
+    def content(self, index: ImageIndex) -> list[Any]:
+        """Return the facts that decide the pixels, for the key of a cached silo.
+
+        They are the folder, and the size and time of change of each file.
+        """
+        return [str(index.folder.resolve()), [file_stamp(index.folder / n) for n in index.names]]
+
+    def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
+        """Return a function: name of an image -> pixels (channels, size, size).
+
+        The function raises a ``BrokenImageError`` for an image that cannot be used.
+        """
+        return lambda name: decode_image(index.folder / name, size, settings.colour_constancy)
+
+    def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
+        """Decode the images of ``index`` at ``size`` pixels per side."""
+        from threadpoolctl import threadpool_limits
+
+        shape, read = (self.channels, size, size), self.reader(index, size, settings)
+        # Several threads wait for each other in small products, and may round differently
+        with threadpool_limits(1):
+            return decode_each(index.names, shape, self.dtype, read)
+
+    def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
+        """Return a function that decodes a new file like the files of a silo."""
+        size = settings.image_size or self.own_size(places)
+        folder = self.files_folder(places)
+
+        def read(path: Path) -> npt.NDArray[Any]:
+            name = str(path.resolve())
+            lone = ImageIndex("", folder, (name,), np.zeros(1, np.int64), (name,), (name,))
+            return self.reader(lone, size, settings)(name)
+
+        return read
+
+    def files_folder(self, places: Places) -> Path:
+        """Return the folder of the files; empty if the data set has none."""
+        return Path()
+
+    def header(self, path: Path) -> ImageHeader:
+        """Read width, height and bits of a file from its header."""
+        return picture_header(path)
+
+    def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
+        """Return the histograms of width, height and depth of a site's files."""
+        own, _ = split_public(self.index(name, settings, places), settings.public_share)
+        return header_measures([own.folder / file for file in own.names], self.header)
+
+    def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
+        """List, split, decode and cache a site's images."""
+        own, _ = split_public(self.index(name, settings, places), settings.public_share)
+
+        def rows() -> RowSplit:
+            check_copies(own)
+            groups = join_copies(own).groups
+            if own.parts:
+                return _given_split(own, groups, settings)
+            share, seed = self.own_share(places), settings.fold_seed
+            return split_rows(own.labels, settings, share, seed, own.where, groups)
+
+        return self._open_cached("silo", name, own, rows, settings, places)
+
+    def public(self, settings: CommonSettings, places: Places) -> Split:
+        """Return the public images of all sites, which no silo holds.
+
+        Raises:
+            SettingError: 'split.public-share' is 0.
+            DataError: no image is in it, or some cannot be decoded.
+        """
+        if settings.public_share == 0:
+            raise SettingError("setting 'split.public-share' is 0: name a share above 0")
+        sites = self.silo_names(settings, places)
+        indices = [self.index(site, settings, places) for site in sites]
+        parts = [split_public(index, settings.public_share)[1] for index in indices]
+        public = join_indices(f"{self.name}, public part", parts)
+        if not len(public):
+            raise DataError(f"{public.where}: no image is in it: raise 'split.public-share'")
+        every = np.arange(len(public))
+        rows = RowSplit(every, every[:0], every[:0])
+        return self._open_cached("public", "public", public, lambda: rows, settings, places).train
+
+    def _open_cached(
+        self,
+        kind: str,
+        name: str,
+        index: ImageIndex,
+        rows: Callable[[], RowSplit],
+        settings: CommonSettings,
+        places: Places,
+    ) -> Silo:
+        """Open a silo, or the public part as a silo, in the cache; make it first if it is missing.
+
+        ``kind`` is 'silo' or 'public'. ``rows`` computes the split of the images, only when needed.
+        """
+        size = settings.image_size or self.own_size(places)
+        classes = self.classes(settings, places)
+        listed = [[label, sorted(values)] for label, values in classes.items()]
+
+        def fill(target: Path) -> None:
+            parts, faults = self._parts(index, rows(), size, settings)
+            if kind == "silo" and len(parts["train"]) < 2:
+                raise DataError(
+                    f"{index.where}: {len(parts['train'])} training images are left "
+                    f"({faults} were left out as broken); at least 2 are needed: add images, or "
+                    "lower the test, validation or public share"
+                )
+            facts = {"name": name, "distribution": name, "classes": list(classes)}
+            schema = json_digest([listed, size])
+            save_silo(target, parts, {**facts, "dropped": faults, "schema": schema})
+
+        values = as_mapping(settings)
+        read = self.settings - frozenset(SPLIT_KEYS if kind == "public" else ())
+        key = [
+            *(_MAKER, self.name, name, kind, size, self.own_share(places)),
+            *(listed, {key: values[key] for key in sorted(read)}),
+            [index.names, index.labels.tolist(), index.groups, index.parts],
+            self.content(index),
+        ]
+        folder = f"{name}-silo" if kind == "silo" else "all-public"
+        return cached_silo(places.cache / f"{self.name}-silos", folder, key, len(classes), fill)
+
+    def _parts(
+        self, index: ImageIndex, rows: RowSplit, size: int, settings: CommonSettings
+    ) -> tuple[dict[str, Split], int]:
+        """Decode each part; return the parts and the number of images left out."""
+        parts: dict[str, Split] = {}
+        faults: list[Fault] = []
+        for part, own in vars(rows).items():
+            chosen = index.take(own)
+            decoded = self.decode(chosen, size, settings)
+            faults += decoded.faults
+            parts[part] = Split.of(decoded.images, chosen.labels[decoded.kept])
+        count = sum(map(len, vars(rows).values()))
+        safe_names = dict(zip(index.names, index.safe_names, strict=True))
+        check_faults(faults, count, safe_names, settings.broken_images, index.where)
+        return parts, len(faults)
+
+
+def file_stamp(path: Path) -> tuple[int, int] | None:
+    """Return size in bytes and time of change in ns of a file; None if there is no file."""
+    try:
+        stamp = path.stat()
+    except OSError:
+        return None
+    return stamp.st_size, stamp.st_mtime_ns
+
+
+def _given_split(index: ImageIndex, groups: Sequence[str], settings: CommonSettings) -> RowSplit:
+    """Return the split that the user gave; folds cut missing parts out of the training images.
+
+    ``groups`` has the group of each image, with copies joined.
+    """
+    places = {part: np.flatnonzero([p == part for p in index.parts]) for part in SPLITS}
+    for kind, folds in (("test", settings.test_folds), ("val", settings.val_folds)):
+        if folds and len(places[kind]):
+            raise DataError(
+                f"{index.where} gives {kind} images itself: set 'split.{kind}-folds' to 0, or put "
+                "them into 'train' in its column 'split'"
+            )
+        if folds:
+            places["train"], places[kind] = cut_fold(
+                kind, places["train"], index.labels, settings, index.where, groups
+            )
+    test = places["test"] if settings.use_test else places["test"][:0]
+    return RowSplit(places["train"], places["val"], test)

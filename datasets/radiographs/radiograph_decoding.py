@@ -1,0 +1,131 @@
+"""Decode radiographs of 8 to 16 bits into pictures of one channel and one size.
+
+As in the Fed-Align-CL paper (section IV), empty rows and columns at the edges are cut off. The rest
+is resized to the wanted height and padded on the right to a square.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsilo.core.seeding import derive_seed
+from fedsilo.datasets.images.decoding import BrokenImageError, opened_image
+from fedsilo.datasets.radiographs.vendor_profiles import Grey, Profile
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_FORMATS = ("PNG", "TIFF")
+_DEPTHS = {"L": 8, "I;16": 16, "I;16B": 16, "I;16L": 16, "I": 16}  # Pillow's modes of grey
+_EMPTY = 1 / 256  # pixels below this share of the span from darkest to brightest are air
+_LEVELS = 65535  # the largest number of 16 bits
+_INT16_ZERO = 32768
+_PHOTOMETRIC = 262  # TIFF's tag that says whether 0 is white
+
+
+def read_grey(path: Path, bits: int) -> Grey:
+    """Return a grey PNG or TIFF of ``bits`` a pixel (8 to 16) as (height, width), 0..1.
+
+    Raises:
+        BrokenImageError: the file is missing, damaged, not grey, of several pages or of another
+            depth.
+    """
+    with opened_image(path, _FORMATS) as image:
+        values, depth = _grey_values(image)
+        white_is_zero = getattr(image, "tag_v2", {}).get(_PHOTOMETRIC) == 0
+    top = check_depth(depth, int(values.max()), bits)
+    # Pillow inverts files of 8 bits itself, but not those of 16
+    if white_is_zero and depth > 8:
+        values = top - values
+    picture: Grey = values.astype(np.float32)
+    # The division is in place, because a picture may have 89 million pixels
+    picture /= np.float32(top)
+    return picture
+
+
+def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
+    """Return the pixels (height, width) and the bits in which the file holds each."""
+    pages = getattr(image, "n_frames", 1)
+    if pages > 1:
+        raise BrokenImageError(f"has {pages} pages: save one image a file")
+    if image.mode not in _DEPTHS:
+        raise BrokenImageError(
+            f"is not grey of 8 or 16 bits (it is Pillow's mode {image.mode}): save it as such"
+        )
+    # The file's own type is kept; int64 would take 8 times the memory
+    values = np.asarray(image)
+    if values.min() < 0 or values.max() > _LEVELS:
+        raise BrokenImageError("has values that need more than 16 bits a pixel")
+    return values, _DEPTHS[image.mode]
+
+
+def check_depth(depth: int, largest: int, bits: int) -> int:
+    """Return the largest value of ``bits`` bits, the depth that the files are declared to have.
+
+    Raises:
+        BrokenImageError: the file has another ``depth``, 8 or 16 bits a pixel, or its ``largest``
+            value needs more bits.
+    """
+    top: int = 2**bits - 1
+    if depth != (8 if bits <= 8 else 16):
+        raise BrokenImageError(f"has {depth} bits a pixel, and {bits} are declared")
+    if largest > top:
+        raise BrokenImageError(f"has values above {top}, and {bits} bits a pixel are declared")
+    return top
+
+
+def fit_square(picture: Grey, size: int) -> Grey:
+    """Return ``picture`` (height, width) without its empty edges, as (size, size).
+
+    A row or column is empty if nothing in it is brighter than the darkest pixel by more than a
+    256th of the span from the darkest to the brightest. What is left is resized (bilinear,
+    antialiased) to the height ``size``, or to that width if it would be wider, and padded on the
+    right, or below, with the darkest value.
+
+    Raises:
+        BrokenImageError: all pixels are equal, before or after that.
+    """
+    darkest, brightest = picture.min(), picture.max()
+    within = picture > darkest + (brightest - darkest) * np.float32(_EMPTY)
+    rows, columns = np.flatnonzero(within.any(axis=1)), np.flatnonzero(within.any(axis=0))
+    if not len(rows):
+        raise BrokenImageError("is empty: all its pixels are equal")
+    cropped = picture[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+    height, width = (max(1, round(side * (size / max(cropped.shape)))) for side in cropped.shape)
+    square = np.full((size, size), darkest, dtype=np.float32)
+    square[:height, :width] = resize(cropped, height, width)
+    if square.min() == square.max():
+        raise BrokenImageError("is empty: all its pixels are equal but for its edges")
+    return square
+
+
+def resize(picture: Grey, height: int, width: int) -> Grey:
+    """Return ``picture`` at another size: bilinear, antialiased, in float32."""
+    from PIL import Image
+    from PIL.Image import Resampling
+
+    # Pillow reads the buffer as it lies in memory, so that a view with strides would be garbled
+    image = Image.fromarray(np.ascontiguousarray(picture, dtype=np.float32))
+    return np.asarray(image.resize((width, height), Resampling.BILINEAR))
+
+
+def as_rendered(picture: Grey, profile: Profile | None, *key: str | int) -> npt.NDArray[np.int16]:
+    """Render a picture by a vendor's profile, if any, and convert it to int16 (1, height, width).
+
+    ``key`` has the names and numbers that decide the noise, so that it is the same in every run.
+    """
+    if profile:
+        rng = np.random.default_rng(derive_seed(0, "vendor-noise", *key))
+        picture = profile.render(picture, rng)
+    return as_int16(picture)[None]
+
+
+def as_int16(picture: Grey) -> npt.NDArray[np.int16]:
+    """Convert a picture of 0..1 to 16-bit values less 32768, so that they fit into int16."""
+    levels = np.rint(picture.clip(0, 1) * np.float32(_LEVELS))
+    shifted: npt.NDArray[np.int16] = (levels - _INT16_ZERO).astype(np.int16)
+    return shifted

@@ -1,0 +1,291 @@
+"""Applies the model of a finished run: fine-tune, predict, calibrate, monitor, export, card."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from fedsilo.api.options import (
+    CalibrationFile,
+    DataDir,
+    MaybePath,
+    ModelSite,
+    Option,
+    OwnPlugin,
+    RunDir,
+    Sites,
+    Split,
+    StateDir,
+    command,
+)
+from fedsilo.core.arguments import (
+    AnyPath,
+    Settings,
+    Tell,
+    Watch,
+    folder_of,
+    path_of,
+    plugin_texts,
+    refuse_below,
+    refuse_target,
+    several,
+    silent,
+    texts_of,
+)
+from fedsilo.server_app.config.trusted_plugins import name_plugins
+
+if TYPE_CHECKING:
+    from fedsilo.finetuning.finetune_results import FinetuneResult
+    from fedsilo.inference.export.export import Export
+    from fedsilo.inference.monitor.monitor import Monitored
+    from fedsilo.inference.predict.answers import Predictions
+    from fedsilo.inference.predict.calibration import Calibration
+    from fedsilo.inference.predict.predicted_masks import MaskPredictions
+
+
+@command
+def finetune(
+    *,
+    task: Annotated[Literal["classification", "segmentation"], "the task to learn"],
+    weights: Annotated[
+        Sequence[str],
+        "a starting point: a run directory, scratch, a ViT's file, or timm:NAME; may be "
+        "repeated for a table with a row for each",
+    ],
+    out: Annotated[AnyPath, "folder to write; must not exist"],
+    dataset: Annotated[str | None, "the data set (default: the first run's)"] = None,
+    site: Sites = (),
+    network: Annotated[
+        str | None,
+        "segmentation: unet, vit, swin, transunet, swinunet; classification: conv, vgg16-bn, "
+        "resnet22, vit (default: the one that takes the run's weights)",
+    ] = None,
+    epochs: Annotated[int, "passes over the training data"] = 20,
+    seeds: Annotated[int, "number of seeds"] = 3,
+    distil_epochs: Annotated[
+        int, "epochs in which unet, swin or swinunet first learns the tokens of a run's ViT"
+    ] = 0,
+    settings: Annotated[
+        Settings | None,
+        Option(
+            "a setting of data, network or training that replaces the run's",
+            name="--set",
+            value="KEY=VALUE",
+        ),
+    ] = None,
+    device: Annotated[str | None, "auto, cpu, cuda or cuda:N (default: auto)"] = None,
+    data_dir: DataDir = None,
+    from_site: Annotated[
+        str | None, Option("start from a site's own model of the run", value="SITE")
+    ] = None,
+    state_dir: StateDir = None,
+    images: Annotated[int, "test images to draw"] = 4,
+    plugin: OwnPlugin = None,
+    tell: Tell = silent,
+) -> FinetuneResult:
+    """Fine-tune a finished run's model for a task.
+
+    Each of ``weights`` is trained over the seeds. If one fails, nothing is written.
+    """
+    from fedsilo.finetuning import finetune_request as request
+    from fedsilo.finetuning.finetune import (
+        open_study,
+        refuse_equal_labels,
+        train_starts,
+    )
+    from fedsilo.finetuning.finetune_settings import network_of, read_changes, settings_of
+
+    name_plugins(plugin_texts(plugin))
+    for option, number in {"seeds": seeds, "epochs": epochs, "images": images}.items():
+        refuse_below(1, option, number)
+    refuse_below(0, "distil-epochs", distil_epochs)
+    names = several(weights)
+    request.check_starts(names, from_site)
+    folder, data, state = Path(out), path_of(data_dir), path_of(state_dir)
+    refuse_target(folder, "another --out")
+    starts = [request.open_start(name, data, from_site, state) for name in names]
+    sources = [source for source in starts if source is not None]
+    refuse_equal_labels(sources)
+    chosen = network_of(task, network, sources, distil=distil_epochs > 0)
+    changes = read_changes(texts_of(settings), device, data)
+    run_models = [source for source in sources if isinstance(source, request.RunModel)]
+    common = settings_of(task, chosen, run_models, dataset, changes)
+    study = open_study(task, chosen, common, several(site), seeds, epochs, distil_epochs)
+    return train_starts(study, starts, folder, images, tell)
+
+
+@command
+def predict(
+    run_dir: RunDir,
+    *,
+    out: Annotated[
+        MaybePath,
+        Option("CSV file to write, with a JSON file next to it; must not exist", required=True),
+    ] = None,
+    site: ModelSite = None,
+    images: Annotated[MaybePath, "predict the image files in this folder"] = None,
+    manifest: Annotated[MaybePath, "predict the files in the column 'path' of this table"] = None,
+    table: Annotated[
+        MaybePath, "predict the rows of a CSV, Excel or Parquet file; columns by name, in any order"
+    ] = None,
+    id: Annotated[str | None, "the table's column with the patients' ids"] = None,
+    split: Annotated[Split | None, "predict this split of the site"] = None,
+    coverage: Annotated[
+        float | None, "also give prediction sets of this coverage; needs 'calibrate'"
+    ] = None,
+    calibration: CalibrationFile = None,
+    answer_all: Annotated[bool, "also answer cases that are unlike the training samples"] = False,
+    html: Annotated[
+        MaybePath, "also write a page of the cases, the most doubtful first; must not exist"
+    ] = None,
+    data_dir: DataDir = None,
+    state_dir: StateDir = None,
+    best: Annotated[
+        bool, "use the model of the best round ('server.early-stopping-metric'), not of the last"
+    ] = False,
+    plugin: OwnPlugin = None,
+    watch: Watch = lambda done, total: None,
+) -> Predictions | MaskPredictions:
+    """Predict new cases with a finished run's model.
+
+    Give exactly one of ``images``, ``manifest``, ``table`` and ``split``. For predicted classes,
+    ``frame()`` of the result has the rows of the CSV file: ``predicted``, ``p.<class>``,
+    ``entropy`` and so on.
+    """
+    from fedsilo.inference.predict import predict_request as request
+    from fedsilo.inference.predict import predicted_masks as masks
+    from fedsilo.inference.predict import prediction
+    from fedsilo.inference.predict.calibration import open_calibration
+    from fedsilo.inference.predict.case_novelty import reference_of
+    from fedsilo.inference.predict.inputs import open_inputs
+    from fedsilo.runs.finished_run import FinishedRun
+
+    name_plugins(plugin_texts(plugin))
+    run, data = folder_of(run_dir), path_of(data_dir)
+    written, page = path_of(out), path_of(html)
+    files = {"images": path_of(images), "manifest": path_of(manifest), "table": path_of(table)}
+    source = request.choose_source(id, **files, split=split)
+    if masks.is_finetuned(run):
+        return masks.predict_masks(run, source, written, data, watch)
+    request.check_coverage(coverage)
+    request.check_outputs(written, page)
+    finished = FinishedRun.open(run)
+    model = finished.model(site, data_dir=data, state_dir=state_dir, best=best)
+    calibrated = None
+    if coverage is not None or calibration is not None:
+        calibrated = open_calibration(model, path_of(calibration))
+    inputs = open_inputs(model, source)
+    reference = reference_of(model, site)
+    found = prediction.predict_inputs(
+        model, inputs, calibrated, coverage, reference, answer_all, watch
+    )
+    prediction.write_predictions(finished, model, found, written, page)
+    return found
+
+
+@command
+def calibrate(
+    run_dir: RunDir,
+    site: Annotated[str, Option("the site whose validation rows are used", name="--site")],
+    *,
+    coverage: Annotated[float, "coverage of the prediction sets"] = 0.9,
+    out: Annotated[MaybePath, "JSON file to write (default: in the run directory)"] = None,
+    data_dir: DataDir = None,
+    state_dir: StateDir = None,
+    plugin: OwnPlugin = None,
+) -> Calibration:
+    """Calibrate a finished run's model at a site.
+
+    ``coverage`` is the highest that prediction sets will be asked for: it decides how many
+    validation rows are needed. Without ``out`` an earlier file in the run directory is replaced.
+    """
+    from fedsilo.inference.predict.calibration import (
+        calibrate_model,
+        calibration_path,
+        write_calibration,
+    )
+    from fedsilo.inference.predict.predict_request import check_coverage
+    from fedsilo.runs.finished_run import FinishedRun
+
+    name_plugins(plugin_texts(plugin))
+    run, target = folder_of(run_dir), path_of(out)
+    check_coverage(coverage)
+    if target is not None:
+        refuse_target(target, "another --out")
+    model = FinishedRun.open(run).model(site, data_dir=data_dir, state_dir=state_dir)
+    found = calibrate_model(model, coverage)
+    write_calibration(found, target or calibration_path(run, site))
+    return found
+
+
+@command
+def monitor(
+    run_dir: RunDir,
+    *,
+    data: Annotated[
+        AnyPath,
+        "new cases: a table, a manifest of images, or a folder of images; with labels or without",
+    ],
+    site: Annotated[
+        str | None,
+        "the site with the model and the training data to compare with (default: the first)",
+    ] = None,
+    coverage: Annotated[float, "promised coverage of the prediction sets; needs 'calibrate'"] = 0.9,
+    calibration: CalibrationFile = None,
+    data_dir: DataDir = None,
+    plugin: OwnPlugin = None,
+) -> Monitored:
+    """Check whether new cases still resemble the training data of a run.
+
+    ``alarms`` of the result lists the checks that are beyond their limit.
+    """
+    from fedsilo.inference.monitor.monitor import monitor
+
+    name_plugins(plugin_texts(plugin))
+    return monitor(
+        folder_of(run_dir),
+        Path(data),
+        site,
+        coverage=coverage,
+        calibration=path_of(calibration),
+        data_dir=path_of(data_dir),
+    )
+
+
+@command
+def export(
+    run_dir: RunDir,
+    form: Annotated[
+        Literal["pt2", "onnx"], Option("pt2 (torch.export) or onnx", name="--format")
+    ] = "pt2",
+    *,
+    site: ModelSite = None,
+    out: Annotated[MaybePath, "folder to write (default: in the run directory)"] = None,
+    data_dir: DataDir = None,
+    state_dir: StateDir = None,
+    plugin: OwnPlugin = None,
+) -> Export:
+    """Write a run's model as a program that needs no fedsilo."""
+    from fedsilo.inference.export.export import export
+
+    name_plugins(plugin_texts(plugin))
+    folders = (path_of(out), path_of(data_dir), path_of(state_dir))
+    return export(folder_of(run_dir), form, site, *folders)
+
+
+@command
+def card(
+    run_dir: RunDir,
+    *,
+    site: Annotated[str | None, "the site, for its own model"] = None,
+    out: Annotated[MaybePath, "file to write (default: model-card.md in the run directory)"] = None,
+    plugin: OwnPlugin = None,
+) -> Path:
+    """Write the model card of a run; return its path."""
+    from fedsilo.inference.export.card import card
+
+    name_plugins(plugin_texts(plugin))
+    path = path_of(out) or folder_of(run_dir) / "model-card.md"
+    card(folder_of(run_dir), site, path)
+    return path

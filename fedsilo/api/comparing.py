@@ -1,0 +1,190 @@
+"""Many runs: comparisons over seeds, tuning, cross-validation, and pictures of finished runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Unpack
+
+from fedsilo.api.options import (
+    AnyEngine,
+    ExperimentName,
+    ExperimentNames,
+    Jobs,
+    MeasuredSplit,
+    Option,
+    Sampler,
+    SlurmParameters,
+    Sources,
+    Supernodes,
+    TunedMetric,
+    command,
+    run_sources,
+)
+from fedsilo.core.arguments import Tell, refuse_below, several, silent
+from fedsilo.core.errors import SettingError
+from fedsilo.core.one_line import counted
+
+if TYPE_CHECKING:
+    from fedsilo.comparison.crossvalidate import CrossValidation
+    from fedsilo.comparison.over_seeds import Comparison
+    from fedsilo.comparison.tune import Tuned
+
+
+@command
+def compare(
+    experiments: ExperimentNames,
+    *,
+    engine: AnyEngine = "inline",
+    supernodes: Supernodes = None,
+    seeds: Annotated[int, "number of seeds"] = 3,
+    jobs: Jobs = 0,
+    slurm: SlurmParameters = (),
+    split: Annotated[
+        MeasuredSplit, "test data, or val: the validation data, for choosing settings"
+    ] = "test",
+    own_splits: Annotated[
+        bool, Option("give each seed its own split of the data (fold-seed)", name="--splits")
+    ] = False,
+    metrics: Annotated[
+        Sequence[str],
+        Option("names or patterns of metrics (default: the data set's)", value="M,..."),
+    ] = (),
+    tests: Annotated[
+        Sequence[str],
+        Option("metrics to test for differences between the experiments", value="M,..."),
+    ] = (),
+    paired: Annotated[bool, "test the differences seed by seed"] = False,
+    unequal: Annotated[
+        bool, "compare and mark rows that differ in rounds, steps, start or tuning"
+    ] = False,
+    tell: Tell = silent,
+    **sources: Unpack[Sources],
+) -> Comparison:
+    """Run experiments over seeds and compare them.
+
+    The seeds are 0 to ``seeds - 1``. Finished runs in ``<out>/<experiment>-seed<n>`` are used
+    again, and stay if a later run fails. The comparison's ``results`` are a frame with a row per
+    experiment, group, metric and seed; ``tested`` has the tests, and ``budgets`` the rounds, steps,
+    samples, bytes and seconds of each row.
+    """
+    from fedsilo.comparison import over_seeds as study
+    from fedsilo.comparison.slurm import read_jobs
+
+    refuse_below(1, "seeds", seeds)
+    names, given = _read_names(experiments), run_sources(sources)
+    at_once = read_jobs(str(jobs), several(slurm))
+    tested = ",".join(several(tests)) or None
+    planned = []
+    for name in names:
+        for number in range(seeds):
+            job = study.plan_job(name, number, given, engine, supernodes, own_splits)
+            planned.append(job)
+    study.check_jobs(planned, tested, paired, seeds)
+    budgets = study.plan_budgets(planned, given)
+    if not unequal:
+        budgets.refuse_unequal("give all the same budget, or mark the row by --unequal")
+    if own_splits:
+        study.refuse_one_split(planned)
+    study.run_all([job for job in planned if not job.is_finished()], at_once, tell)
+    budgets = budgets.with_costs(study.runs_of(planned))
+    if not unequal:
+        budgets.refuse_unequal("all runs are kept; repeat with --unequal to mark the row")
+    shown = ",".join(several(metrics)) or None
+    return study.compare_runs(planned, split, shown, tested, paired, budgets)
+
+
+@command
+def tune(
+    experiment: ExperimentName,
+    *,
+    sampler: Annotated[
+        Sampler, "grid draws points of the grid; tpe searches the ranges that the grid spans"
+    ] = "grid",
+    metric: Annotated[
+        TunedMetric | None,
+        "the deciding metric: a mean over the sites that have it, or pooled over all validation "
+        "samples (default: the first of the data set's headline metrics)",
+    ] = None,
+    trials: Annotated[
+        int | None, "points to try, for all methods (default: the simulation file's)"
+    ] = None,
+    folds: Annotated[
+        int | None,
+        "validation folds for each seed (default: the simulation file's); 1 for a data set with "
+        "its own validation part",
+    ] = None,
+    seeds: Annotated[int | None, "seeds for each point (default: the simulation file's)"] = None,
+    jobs: Jobs = 0,
+    slurm: SlurmParameters = (),
+    tell: Tell = silent,
+    **sources: Unpack[Sources],
+) -> Tuned:
+    """Choose an experiment's settings by validation on its training data.
+
+    The choice and all trials are written to ``<out>/tune-<experiment>``; trials that are there are
+    used again.
+    """
+    from fedsilo.comparison.slurm import read_jobs
+    from fedsilo.comparison.tune import plan_search, search
+
+    budget = {"trials": trials, "folds": folds, "seeds": seeds}
+    for option, number in budget.items():
+        refuse_below(1, option, number)
+    at_once = read_jobs(str(jobs), several(slurm))
+    plan = plan_search(experiment, run_sources(sources), sampler, budget)
+    return search(plan, sampler, metric, at_once, tell)
+
+
+@command
+def crossvalidate(
+    experiments: ExperimentNames,
+    *,
+    folds: Annotated[int, "folds of each site"] = 5,
+    repeats: Annotated[int, "number of repetitions, each with its own folds"] = 5,
+    unequal: Annotated[
+        bool, "compare and mark experiments that differ in rounds, start or tuning"
+    ] = False,
+    jobs: Jobs = 0,
+    slurm: SlurmParameters = (),
+    tell: Tell = silent,
+    **sources: Unpack[Sources],
+) -> CrossValidation:
+    """Repeat cross-validation within each site.
+
+    The other experiments are compared with the first. Budgets are compared by settings and
+    finished rounds, because trials record no optimiser steps. Finished runs are used again.
+    """
+    from fedsilo.comparison import budgets as compared
+    from fedsilo.comparison import crossvalidate as study
+    from fedsilo.comparison.slurm import read_jobs
+    from fedsilo.datasets.registry import data_set
+    from fedsilo.engines.planning import plan_run
+
+    refuse_below(2, "folds", folds)
+    refuse_below(1, "repeats", repeats)
+    given, at_once = run_sources(sources), read_jobs(str(jobs), several(slurm))
+    plans = {name: plan_run(name, given)[0] for name in _read_names(experiments)}
+    commons = {name: settings.common for name, settings in plans.items()}
+    first, *_ = commons.values()
+    compared.refuse_mixed_optimisers(commons)
+    planned = study.plan_folds(plans, folds, repeats)
+    what = f"{counted(len(plans), 'experiment')}, {folds} folds, {counted(repeats, 'repeat')}"
+    tell(f"{what}: {counted(len(plans) * folds * repeats, 'run')}")
+    budgets = compared.planned_budgets(plans, given)
+    if not unequal:
+        budgets.refuse_unequal("give all the same budget, or mark the row by --unequal")
+    summaries = study.run_folds(planned, Path(first.out), at_once)
+    rounds = {name: [int(run["rounds"]) for run in runs] for name, runs in summaries.items()}
+    budgets = budgets.with_rounds(rounds)
+    if not unequal:
+        budgets.refuse_unequal("all runs are kept; repeat with --unequal to mark the row")
+    return study.compare_folds(summaries, data_set(first.dataset).headline, folds, budgets)
+
+
+def _read_names(experiments: Sequence[str]) -> list[str]:
+    """Return the names of experiments; a name that is given twice counts once."""
+    names = list(dict.fromkeys(several(experiments)))
+    if not names:
+        raise SettingError("no experiment is named: name at least one experiment")
+    return names

@@ -1,0 +1,153 @@
+"""A deployment: a server, hospitals as processes of this machine, kits for other machines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Unpack
+
+from fedsilo.api.options import (
+    DeploymentFolder,
+    ExperimentName,
+    MaybePath,
+    NodeConfig,
+    RunName,
+    Seed,
+    SimulationFile,
+    Sources,
+    command,
+    run_sources,
+)
+from fedsilo.core.arguments import Tell, path_of, refuse_below, several, silent
+from fedsilo.core.one_line import counted
+
+if TYPE_CHECKING:
+    from fedsilo.deployment.commands import MemberStatus
+    from fedsilo.deployment.deployment import Deployment
+    from fedsilo.deployment.joining import MadeKit
+
+_FOLDER = "deployment"
+
+
+@command
+def up(
+    experiment: Annotated[str, "the experiment whose silos become the sites"] = "uefl-digits",
+    *,
+    deployment: DeploymentFolder = _FOLDER,
+    sites: Annotated[int | None, "number of silos into which the experiment's data are cut"] = None,
+    site: Annotated[Sequence[str], "the name of a site, instead of --sites"] = (),
+    host: Annotated[
+        str | None, "HOST or HOST:PORT by which hospitals on other machines reach the server"
+    ] = None,
+    data_dir: Annotated[MaybePath, "the folder of the sites' data"] = None,
+    device: Annotated[str | None, "device of all sites (default: cpu)"] = None,
+    file: SimulationFile = None,
+    node_config: NodeConfig = (),
+    tell: Tell = silent,
+) -> Deployment:
+    """Start the server and all sites of this machine that do not run."""
+    from fedsilo.deployment.commands import up
+    from fedsilo.deployment.making import DeploymentRequest
+
+    request = DeploymentRequest(
+        experiment=experiment,
+        site_count=sites,
+        sites=tuple(several(site)),
+        data_dir=path_of(data_dir),
+        device=device,
+        node_config=tuple(several(node_config)),
+        file=path_of(file),
+        host=host,
+    )
+    return up(Path(deployment), request, tell)
+
+
+@command
+def add(
+    names: Annotated[Sequence[str], "a name for each hospital"],
+    *,
+    deployment: DeploymentFolder = _FOLDER,
+    tell: Tell = silent,
+) -> Sequence[MadeKit]:
+    """Register hospitals on other machines, and make a kit for each."""
+    from fedsilo.deployment.joining import add
+
+    return add(Path(deployment), several(names), tell)
+
+
+@command
+def renew(
+    member: Annotated[str, "a hospital or server"],
+    *,
+    deployment: DeploymentFolder = _FOLDER,
+    tell: Tell = silent,
+) -> MadeKit | str:
+    """Replace a hospital's key and kit, or the certificate of the server."""
+    from fedsilo.deployment.joining import renew
+
+    return renew(Path(deployment), member, tell)
+
+
+@command
+def revoke(
+    member: Annotated[str, "a site"], *, deployment: DeploymentFolder = _FOLDER, tell: Tell = silent
+) -> str:
+    """Exclude a hospital for good."""
+    from fedsilo.deployment.joining import revoke
+
+    revoke(Path(deployment), member, tell)
+    return f"{member} is revoked"
+
+
+@command
+def status(*, deployment: DeploymentFolder = _FOLDER) -> list[MemberStatus]:
+    """List the members of a deployment, and whether each one runs."""
+    from fedsilo.deployment.commands import status
+
+    return status(Path(deployment))
+
+
+@command
+def logs(
+    member: Annotated[
+        str, "server or a site"
+    ] = "server",  # deploy.deployment.SERVER, which imports what runs
+    *,
+    deployment: DeploymentFolder = _FOLDER,
+    lines: Annotated[int, "number of lines"] = 40,
+) -> str:
+    """Print the last lines of a member's log."""
+    from fedsilo.deployment.commands import logs
+
+    refuse_below(1, "lines", lines)
+    return logs(Path(deployment), member, lines)
+
+
+@command
+def run(
+    experiment: ExperimentName,
+    *,
+    deployment: DeploymentFolder = _FOLDER,
+    seed: Seed = None,
+    name: RunName = None,
+    tell: Tell = silent,
+    **sources: Unpack[Sources],
+) -> Path:
+    """Run an experiment on the deployment, and wait for its end."""
+    from fedsilo.deployment.deployed_run import run
+    from fedsilo.pictures.learning_curves import draw_pictures
+    from fedsilo.server_app.records.run_directory import RunDirectory
+
+    folder = run(experiment, Path(deployment), run_sources(sources), tell, seed=seed, name=name)
+    # The server draws nothing
+    draw_pictures(RunDirectory(folder), tell)
+    return folder
+
+
+@command
+def down(*, deployment: DeploymentFolder = _FOLDER) -> str:
+    """Stop all processes; the folder stays."""
+    from fedsilo.deployment.commands import down
+
+    there, ended = down(Path(deployment))
+    return f"ended {counted(len(ended), 'process')}; the folder {there.folder} stays"

@@ -1,0 +1,280 @@
+"""Draws pictures and writes pages about finished runs, and explains predictions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from fedsilo.api.options import (
+    DataDir,
+    Layer,
+    MaybePath,
+    Option,
+    OwnPlugin,
+    Reader,
+    RunDir,
+    RunDirs,
+    Sites,
+    SplitOfSamples,
+    StateDir,
+    command,
+)
+from fedsilo.core.arguments import (
+    AnyPath,
+    AnyRun,
+    Tell,
+    folder_of,
+    folders_of,
+    path_of,
+    plugin_texts,
+    refuse_below,
+    several,
+    silent,
+)
+from fedsilo.core.errors import SettingError
+from fedsilo.server_app.config.trusted_plugins import name_plugins
+
+if TYPE_CHECKING:
+    from fedsilo.explanations.sample import Explanation
+    from fedsilo.reports.clinic import Examination
+    from fedsilo.runs.finished_run import Shown
+
+
+@command
+def plot(run_dir: RunDir) -> Iterator[Path]:
+    """Draw the learning curves of a finished run again."""
+    from fedsilo.pictures.learning_curves import draw_run
+    from fedsilo.server_app.records.run_directory import RunDirectory
+
+    return draw_run(RunDirectory(folder_of(run_dir)))
+
+
+@command
+def explain(
+    run_dir: RunDir,
+    *,
+    site: Annotated[str, "the site of the patient"],
+    row: Annotated[int, "row of the split or of --table, counted from 0"] = 0,
+    split: SplitOfSamples = "test",
+    table: Annotated[MaybePath, "a new case: a row of a CSV, Excel or Parquet file"] = None,
+    image: Annotated[MaybePath, "a new case: an image file"] = None,
+    data_dir: DataDir = None,
+    state_dir: StateDir = None,
+    json_file: Annotated[MaybePath, "also write the explanation as JSON"] = None,
+    picture: Annotated[MaybePath, "also draw the explanation as PNG"] = None,
+    plugin: OwnPlugin = None,
+) -> Explanation:
+    """Explain a prediction for one patient of the site, or for a new one."""
+    from fedsilo.core.files.atomic_files import write_atomically
+    from fedsilo.explanations.sample import explain_sample
+    from fedsilo.pictures.learning_curves import write_picture
+    from fedsilo.runs.finished_run import FinishedRun
+
+    name_plugins(plugin_texts(plugin))
+    run, folders = folder_of(run_dir), (path_of(data_dir), path_of(state_dir))
+    if table is not None or image is not None:
+        from fedsilo.inference.predict.explain_new import explain_new
+
+        explanation = explain_new(run, site, path_of(table), row, path_of(image), *folders)
+    else:
+        lab = FinishedRun.open(run).lab(site, *folders, split=split)
+        explanation = explain_sample(lab, split, row)
+    if json_file:
+        write_atomically(Path(json_file), json.dumps(explanation.document(), indent=2) + "\n")
+    if picture:
+        write_picture(Path(picture), explanation.figure())
+    return explanation
+
+
+@command
+def attention(
+    run_dir: RunDir,
+    *,
+    site: Sites = (),
+    split: SplitOfSamples = "test",
+    images: Annotated[int, "images per class"] = 5,
+    data_dir: DataDir = None,
+    state_dir: StateDir = None,
+    pictures: Annotated[MaybePath, "folder of the pictures (default: the run's)"] = None,
+    plugin: OwnPlugin = None,
+) -> Iterator[Path | str]:
+    """Draw the attention of a run's ViT, a sheet per site.
+
+    Returns:
+        The path of each sheet, or a line about a site that has no images.
+    """
+    from fedsilo.explanations.attention_pictures import attention
+
+    name_plugins(plugin_texts(plugin))
+    refuse_below(1, "images", images)
+    folders = (path_of(data_dir), path_of(state_dir), path_of(pictures))
+    yield from attention(folder_of(run_dir), several(site), split, images, *folders)
+
+
+@command
+def histograms(
+    run_dir: RunDir,
+    *,
+    site: Sites = (),
+    split: SplitOfSamples = "train",
+    picture: Annotated[MaybePath, "PNG to write (default: in the run directory)"] = None,
+    data_dir: DataDir = None,
+    plugin: OwnPlugin = None,
+    tell: Tell = silent,
+) -> Path:
+    """Draw the brightness of images at each site."""
+    from fedsilo.explanations import intensity_histograms as intensity
+    from fedsilo.pictures.learning_curves import write_picture
+
+    name_plugins(plugin_texts(plugin))
+    measured = intensity.histograms(
+        folder_of(run_dir), several(site), split, path_of(data_dir), tell
+    )
+    path = path_of(picture) or folder_of(run_dir) / "histograms.png"
+    write_picture(path, intensity.draw_histograms(measured))
+    return path
+
+
+@command
+def embeddings(
+    run_dirs: RunDirs,
+    *,
+    site: Sites = (),
+    split: SplitOfSamples = "test",
+    picture: Annotated[MaybePath, "PNG to write (default: in the first run directory)"] = None,
+    data_dir: DataDir = None,
+    layer: Annotated[Layer, "the layer whose output is drawn"] = "embedding",
+    limit: Annotated[int | None, Option("samples per site (default: all)", value="N")] = None,
+    seed: Annotated[int, "seed of t-SNE and of the folds"] = 0,
+    state_dir: StateDir = None,
+    csv: Annotated[MaybePath, "also write the numbers as CSV"] = None,
+    plugin: OwnPlugin = None,
+    tell: Tell = silent,
+) -> Iterator[Path | str]:
+    """Draw the embeddings of all sites' samples.
+
+    Returns:
+        For each run the JSON file and its numbers, then the picture and the CSV file.
+    """
+    import pandas as pd
+
+    from fedsilo.comparison.tables import csv_text
+    from fedsilo.core.files.atomic_files import write_atomically
+    from fedsilo.explanations import embedding_pictures as embedding
+    from fedsilo.pictures.learning_curves import write_picture
+    from fedsilo.server_app.records.run_directory import RunDirectory
+
+    name_plugins(plugin_texts(plugin))
+    refuse_below(1, "limit", limit)
+    runs = folders_of(run_dirs)
+    selection = embedding.Selection(several(site), split, layer, limit, seed)
+    panels = embedding.embeddings(runs, selection, path_of(data_dir), path_of(state_dir), tell)
+    for run, panel in zip(runs, panels, strict=True):
+        RunDirectory(run).write_json("embeddings.json", embedding.document(panel, selection))
+        yield "\n  ".join([str(run / "embeddings.json"), *panel.lines()])
+    path = path_of(picture) or runs[0] / "embeddings.png"
+    write_picture(path, embedding.draw_panels(panels, f"{split} samples, {layer} layer"))
+    yield path
+    if csv:
+        rows = [{"run": run.name} | panel.numbers for run, panel in zip(runs, panels, strict=True)]
+        write_atomically(Path(csv), csv_text(pd.DataFrame(rows)))
+        yield Path(csv)
+
+
+@command
+def gradcam(
+    run_dirs: RunDirs,
+    *,
+    site: Annotated[str, "the site of the images"],
+    rows: Annotated[str, "rows of the split, counted from 0, as 0,3,7"] = "",
+    scenarios: Annotated[
+        int | None,
+        "instead of --rows: this many images per class that all runs, no run, only the first "
+        "run, or the second but not the first run predict correctly",
+    ] = None,
+    split: SplitOfSamples = "test",
+    picture: Annotated[MaybePath, "PNG to write (default: in the first run directory)"] = None,
+    data_dir: DataDir = None,
+    label: Annotated[
+        str | None,
+        Option("the class (default: each network's prediction)", name="--class", value="NAME"),
+    ] = None,
+    state_dir: StateDir = None,
+    plugin: OwnPlugin = None,
+) -> Path:
+    """Draw the image regions by which convolutional networks find a class (Grad-CAM)."""
+    from fedsilo.explanations import gradcam_pictures as grad_cam
+    from fedsilo.pictures.learning_curves import write_picture
+
+    name_plugins(plugin_texts(plugin))
+    if bool(rows) == (scenarios is not None):
+        raise SettingError("choose images either by --rows or by --scenarios")
+    refuse_below(1, "scenarios", scenarios)
+    wanted = [] if scenarios else parse_rows(rows)
+    runs, folders = folders_of(run_dirs), (path_of(data_dir), path_of(state_dir))
+    sheet = grad_cam.gradcam(runs, site, wanted, scenarios or 0, split, label, *folders)
+    path = path_of(picture) or runs[0] / f"gradcam-{site}.png"
+    write_picture(path, grad_cam.draw_sheet(sheet))
+    return path
+
+
+@command
+def report(
+    run_dirs: Annotated[Sequence[AnyRun], "run directories, or folders with run directories"],
+    out: Annotated[AnyPath, Option("HTML file to write", name="--out")] = "report.html",
+    *,
+    reader: Annotated[
+        Reader,
+        Option(
+            "research: settings, curves, tests, cost; clinic: hits and misses by class; dpo: "
+            "the data that left each site",
+            name="--for",
+        ),
+    ] = "research",
+    audit_log: Annotated[MaybePath, "for dpo: the hospital's own audit log"] = None,
+    site_file: Annotated[MaybePath, "for dpo: the hospital's own site file"] = None,
+    overwrite: Annotated[bool, "replace an existing file"] = False,
+    by: Annotated[
+        Sequence[str],
+        "for clinic, on a machine with the data: results by this column, such as age; may be "
+        "repeated",
+    ] = (),
+    decisions: Annotated[
+        bool, "for clinic, on a machine with the data: the decision curve of two classes"
+    ] = False,
+    data_dir: DataDir = None,
+    plugin: OwnPlugin = None,
+) -> list[Path]:
+    """Write a page about finished runs; return its file.
+
+    ``by`` and ``decisions`` predict the test samples again, so they need the sites' data.
+    """
+    from fedsilo.reports.report import ReportOptions, write_report
+
+    name_plugins(plugin_texts(plugin))
+
+    def examine_run(run: Shown) -> Sequence[Examination]:
+        from fedsilo.inference.monitor.examined import examine
+
+        return examine(run, several(by), decisions, path_of(data_dir))
+
+    options = ReportOptions(
+        reader=reader,
+        audit_log=path_of(audit_log),
+        site_file=path_of(site_file),
+        examine=examine_run if by or decisions else None,
+    )
+    runs = folders_of(run_dirs)
+    return [write_report(runs, Path(out), options, overwrite=overwrite)]
+
+
+def parse_rows(text: str) -> list[int]:
+    """Parse ``--rows``, such as '0,3,7', into row numbers, counted from 0."""
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() for part in parts):
+        raise SettingError(
+            f"--rows must be row numbers counted from 0, such as 0,3,7, but is '{text}'"
+        )
+    return [int(part) for part in parts]

@@ -1,0 +1,245 @@
+"""Lists the experiments of a simulation file by method, a line each, and shows one in full."""
+
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fedsilo.core.errors import FedsiloError, SettingError
+from fedsilo.core.methods import METHODS, about
+from fedsilo.core.one_line import counted, one_line
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import build, unknown_key, unknown_name
+from fedsilo.datasets.registry import DATA_SETS, data_set, silo_count
+from fedsilo.engines.experiments import (
+    Experiment,
+    SimulationFile,
+    find_experiment,
+    open_simulation,
+)
+from fedsilo.engines.matrix import write_braces
+from fedsilo.server_app.config.resources import check_resources
+from fedsilo.server_app.config.settings import declared_defaults
+
+_LONGEST_NAMES = 48  # characters of the column of names; longer names move their line to the right
+_LONGEST_LINE = 160
+_FEW = 3  # values that a line lists; of more numbers it has the range
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """The facts about an experiment that its line shows.
+
+    Attributes:
+        data: the data set, with the size of its download.
+        silos: the number of silos; 0 if only the sites know it.
+        rounds: the number of rounds.
+        cost: the measured minutes, else whether a site takes a GPU.
+    """
+
+    data: str
+    silos: int
+    rounds: int
+    cost: str
+
+
+def list_experiments(path: Path, method: str | None = None) -> Iterator[str]:
+    """List the experiments by method: a line about the method, then one for each entry.
+
+    The experiments of a matrix share a line, as ``a-{x,y}``, which a shell expands to their names.
+
+    Args:
+        path: the simulation file.
+        method: list only the experiments with this method; None for all.
+
+    Raises:
+        SettingError: the file or an experiment is malformed, or the method is unknown.
+    """
+    file = open_simulation(path)
+    by_method = _group_by_method(file)
+    methods = sorted(by_method)
+    if method is not None:
+        if method not in METHODS and method not in by_method:
+            raise unknown_name("method", method, {*METHODS, *by_method})
+        methods = [method]
+    for name in methods:
+        yield _describe_method(name)
+        if name not in by_method:
+            yield f"  no experiment here; by its defaults: fedsilo simulate {name}"
+            continue
+        rows: dict[str, str] = {}
+        for found in by_method[name].values():
+            rows |= _describe_entry(file, found)
+        width = min(max(map(len, rows)), _LONGEST_NAMES)
+        for names, text in rows.items():
+            yield _line(names, text, width)
+
+
+def _describe_method(name: str) -> str:
+    """Write a method's name with a line about it; a plugin is not imported only for that."""
+    if name not in METHODS:
+        return f"{name}: a plugin"
+    return f"{name}: {about(name)}"
+
+
+def _line(names: str, text: str, width: int) -> str:
+    """Write a line of the list: the names, padded to ``width`` characters, then the text."""
+    start = f"  {names:{width}}  "
+    return start + one_line(text, max(_LONGEST_LINE - len(start), 40))
+
+
+def _group_by_method(file: SimulationFile) -> dict[str, dict[str, dict[str, Experiment]]]:
+    """Group the experiments: method -> entry -> name -> experiment."""
+    by_method: dict[str, dict[str, dict[str, Experiment]]] = {}
+    for name, cell in file.cells.items():
+        experiment = file.find(name)
+        method = str(experiment.values.get("method", CommonSettings.method))
+        by_method.setdefault(method, {}).setdefault(cell.entry, {})[name] = experiment
+    return by_method
+
+
+def _describe_entry(file: SimulationFile, found: Mapping[str, Experiment]) -> dict[str, str]:
+    """Describe the experiments of one entry and method: names of a line -> its text."""
+    cells = [file.cells[name] for name in found]
+    entry = cells[0].entry
+    together = write_braces(entry, cells)
+    if together is None:
+        return {name: _describe([one], one.about) for name, one in found.items()}
+    purposes = {str(one.about or ""): None for one in found.values()}
+    purpose = next(iter(purposes))
+    # If each cell is for something else, the line says what the whole entry is for
+    if len(purposes) > 1:
+        purpose = file.entry(entry).about
+    return {together: _describe(list(found.values()), purpose)}
+
+
+def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
+    """Describe the data, silos, rounds and cost of experiments, and what they are for."""
+    # Dictionaries without values keep each text once and in order, which sets do not
+    data: dict[str, None] = {}
+    costs: dict[str, None] = {}
+    silos: set[int] = set()
+    rounds: set[int] = set()
+    for experiment in experiments:
+        try:
+            facts = _facts(experiment)
+        except FedsiloError as error:
+            return f"cannot run: {error}"
+        data[facts.data] = None
+        costs[facts.cost] = None
+        silos.add(facts.silos)
+        rounds.add(facts.rounds)
+    parts = [f"{len(data)} data sets"]
+    if len(data) <= _FEW:
+        parts = list(data)
+    parts += [_count(silos, "silo"), _count(rounds, "round")]
+    if list(costs) != ["CPU"]:
+        parts.append(" or ".join(costs))
+    text = ", ".join(parts)
+    if purpose:
+        text += f"; {purpose}"
+    return text
+
+
+def _facts(experiment: Experiment) -> _Facts:
+    """Find the facts about an experiment; FedsiloError if a setting or a file of silos is wrong."""
+    common = build(CommonSettings, experiment.values)
+    known = declared_defaults()
+    for key in experiment.values:
+        if key not in known and common.method in METHODS:  # a plugin declares its keys itself
+            raise unknown_key(key, known)
+    cost = "CPU"
+    if experiment.minutes:
+        cost = f"about {experiment.minutes} min on two cores"
+    elif experiment.resources.get("client-resources-num-gpus"):
+        cost = "GPU"
+    if common.dataset not in DATA_SETS:  # listing experiments must not execute a plugin
+        return _Facts(f"{common.dataset} of a plugin", 0, common.rounds, cost)
+    data = common.dataset
+    public = data_set(data).licence
+    if public and public.files and public.bytes():
+        data += f" ({public.size_text()})"
+    return _Facts(data, silo_count(common) or 0, common.rounds, cost)
+
+
+def _count(numbers: Set[int], noun: str) -> str:
+    """Write the numbers of a noun: "3 or 9 silos", "10 to 600 rounds"; 0 is "own"."""
+    different = sorted(numbers)
+    if len(different) == 1 and different[0]:
+        return counted(different[0], noun)
+    if len(different) > _FEW:
+        return f"{different[0] or 'own'} to {different[-1]} {noun}s"
+    texts = [str(number or "own") for number in different]
+    return f"{' or '.join(texts)} {noun}s"
+
+
+def show_experiment(path: Path, name: str) -> Iterator[str]:
+    """Show an experiment in full, with its base's settings, as a simulation file of its own.
+
+    Raises:
+        SettingError: there is no such experiment, or it is malformed.
+    """
+    import yaml
+
+    experiment = find_experiment(path, name)
+    method = str(experiment.values.get("method", CommonSettings.method))
+    yield f"# {_describe([experiment], None)}"
+    yield f"# {_describe_method(method)}"
+    content: dict[str, Any] = {
+        "about": experiment.about,
+        "config": experiment.values,
+        "grid": experiment.grid,
+        "resources": experiment.resources,
+        "trials": experiment.trials,
+        "minutes": experiment.minutes,
+    }
+    for key in [key for key, value in content.items() if not value]:
+        del content[key]
+    text = yaml.safe_dump({"experiments": {name: content}}, sort_keys=False, allow_unicode=True)
+    yield from text.splitlines()
+
+
+def check_experiments(path: Path) -> dict[str, str]:
+    """Check that every experiment of a simulation file could run, up to its data.
+
+    Its plugins are executed, as a run executes them.
+
+    Returns:
+        Name of each experiment -> what is wrong with it; an empty text if nothing is.
+
+    Raises:
+        SettingError: the file is missing or is no YAML, or a name or a matrix is wrong.
+    """
+    # Imported here, because planning imports PyTorch and a list needs no planning
+    from fedsilo.core.arguments import RunSources
+    from fedsilo.engines.planning import planned_settings
+
+    file = open_simulation(path)
+    sources = RunSources(file=path)
+    found = {}
+    for name in file.cells:
+        try:
+            planned_settings(name, sources)
+            check_resources(file.find(name).resources)
+            found[name] = ""
+        except FedsiloError as error:
+            found[name] = str(error)
+    return found
+
+
+def check_all(path: Path) -> Iterator[str]:
+    """Check every experiment of a simulation file; yield a line for each that cannot run.
+
+    Raises:
+        SettingError: an experiment cannot run, or the file is malformed.
+    """
+    faults = check_experiments(path)
+    wrong = 0
+    for name, fault in faults.items():
+        if fault:
+            wrong += 1
+            yield f"{name}: {fault}"
+    number = counted(len(faults), "experiment")
+    if wrong:
+        raise SettingError(f"{path}: {wrong} of {number} cannot run: correct each line above")
+    yield f"{path}: {number}, no mistake found"

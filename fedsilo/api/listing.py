@@ -1,0 +1,192 @@
+"""Lists data sets, settings, methods and experiments, and surveys the data of the sites."""
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Unpack
+
+from fedsilo.api.options import (
+    ExperimentName,
+    MaybePath,
+    NewPlugin,
+    OptionalDeployment,
+    RunName,
+    SimulationFile,
+    Sources,
+    Supernodes,
+    command,
+    run_sources,
+)
+from fedsilo.core.arguments import AnyPath, Tell, path_of, plugin_texts, silent
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.one_line import counted, one_line
+from fedsilo.core.settings.schema import unknown_name
+
+_HUGGING_FACE = "hf:"
+
+
+@command
+def fetch(
+    dataset: Annotated[str, "a name that 'fedsilo datasets' lists, or hf:NAME of Hugging Face"],
+    *,
+    data_dir: Annotated[MaybePath, "folder to write to (default: $FEDSILO_DATA)"] = None,
+    base_url: Annotated[str, "another place with the same files"] = "",
+    accept_licence: Annotated[bool, "you agree to the data set's terms"] = False,
+) -> Iterator[str]:
+    """Download a data set's files and verify their checksums; yield lines about each file.
+
+    ``hf:NAME`` is a data set of Hugging Face, which has no checksums to compare.
+    """
+    from fedsilo.core.files.locations import find_places
+    from fedsilo.datasets.downloads.download import fetch
+    from fedsilo.datasets.registry import data_set
+
+    if (folder := find_places(str(data_dir or ""), "").data) is None:
+        raise SettingError("no data directory is named: give --data-dir, or set $FEDSILO_DATA")
+    if dataset.startswith(_HUGGING_FACE):
+        from fedsilo.api.hugging_face import fetch_named
+
+        yield from fetch_named(dataset.removeprefix(_HUGGING_FACE), folder)
+        return
+    public = data_set(dataset).licence
+    yield from public.lines() if public else ()
+    if public is None or not public.files:
+        by_hand = f"; get them from {public.url}" if public and public.terms else ""
+        raise DataError(f"data set '{dataset}' has no public files: nothing to fetch{by_hand}")
+    public.refuse_unaccepted(accept_licence)
+    yield from fetch(public, folder, base_url)
+
+
+@command
+def datasets(
+    *, data_dir: Annotated[MaybePath, "the folder to look in (default: $FEDSILO_DATA)"] = None
+) -> list[dict[str, str]]:
+    """List the data sets with their licences, and whether their files are on this machine."""
+    from fedsilo.datasets.registry import overview
+
+    return overview(str(data_dir or ""))
+
+
+@command
+def manifest(
+    recipe: Annotated[str, "folder, of images in SITE/CLASS/"],
+    folder: Annotated[AnyPath, "the folder of the sites"],
+) -> Iterator[str]:
+    """Write the manifests of images that are sorted into folders."""
+    from fedsilo.datasets.images.folders import FOLDER, write_folder_manifests
+
+    if recipe != FOLDER.name:
+        raise unknown_name("recipe", recipe, [FOLDER.name])
+    folder = Path(folder)
+    for path, labels in write_folder_manifests(folder).items():
+        yield from _counts(path, labels)
+    yield f"{folder / 'images.yaml'}: sites and classes; to use it: --set dataset=images"
+
+
+def _counts(path: Path, labels: Counter[str]) -> Iterator[str]:
+    """Yield a line with a manifest's number of images, then a line for each label."""
+    yield f"{path}: {counted(labels.total(), 'image')}"
+    for label, count in sorted(labels.items()):
+        yield f"  {one_line(label, 60)}: {count}"
+
+
+@command
+def survey(
+    experiment: ExperimentName,
+    *,
+    deployment: OptionalDeployment = None,
+    supernodes: Supernodes = None,
+    name: RunName = None,
+    tell: Tell = silent,
+    **sources: Unpack[Sources],
+) -> Path:
+    """Survey the data of the sites; return the path of the page.
+
+    With ``deployment`` the sites are its hospitals; otherwise they are simulated.
+    """
+    from fedsilo.reports.survey.survey_command import survey
+
+    return survey(
+        experiment,
+        run_sources(sources),
+        tell,
+        deployment=path_of(deployment),
+        supernodes=supernodes,
+        name=name,
+    )
+
+
+@command
+def settings(
+    word: Annotated[str, "a group, or a word of a setting's name or description"] = "",
+    *,
+    pyproject: Annotated[
+        bool, "print the run-config section of pyproject.toml, built from the code"
+    ] = False,
+) -> Iterator[str]:
+    """List the settings in groups, with default and range.
+
+    Args:
+        word: a group, or a text that the key or the help of a setting must have; empty for all.
+        pyproject: build the section of pyproject.toml from the code instead, where Flower finds
+            the defaults.
+    """
+    from fedsilo.api.listed_settings import list_settings, project_lines
+
+    yield from project_lines() if pyproject else list_settings(word)
+
+
+@command
+def methods(*, plugin: NewPlugin = None) -> Iterator[str]:
+    """List the methods: built-in ones, and those of installed packages and of plugins."""
+    from fedsilo.core.methods import METHODS, about, load_plugin_files
+    from fedsilo.core.plugins import file_digests, find_plugins, module_of
+    from fedsilo.server_app.config.trusted_plugins import remember_plugins
+
+    entries = plugin_texts(plugin)
+    load_plugin_files(", ".join(entries))
+    remember_plugins(file_digests(entries))
+    for name in [
+        *sorted(METHODS),
+        *sorted(find_plugins("method", METHODS)),
+        *map(module_of, entries),
+    ]:
+        yield f"{name}: {about(name)}"
+
+
+@command
+def experiments(
+    experiment: Annotated[
+        str | None, "the experiment to show in full; without it, all are listed by method"
+    ] = None,
+    *,
+    method: Annotated[str | None, "list only the experiments with this method"] = None,
+    check: Annotated[bool, "check all experiments; list those that cannot run"] = False,
+    file: SimulationFile = None,
+) -> Iterator[str]:
+    """List the experiments by method; or show one in full, or check all of them.
+
+    Args:
+        experiment: the experiment to show in full, as a simulation file of its own; None to list.
+        method: list only the experiments with this method.
+        check: check all experiments of the file, and list only those that cannot run.
+        file: the simulation file; None for the working folder's or, without one, fedsilo's own.
+
+    Raises:
+        SettingError: a name is unknown, the file is malformed, or ``check`` finds a mistake.
+    """
+    from fedsilo.api.experiment_list import (
+        check_all,
+        list_experiments,
+        show_experiment,
+    )
+    from fedsilo.engines.experiments import simulation_file
+
+    if sum([experiment is not None, method is not None, check]) > 1:
+        raise SettingError("give only one of an experiment, --method and --check")
+    path = simulation_file(path_of(file))
+    if check:
+        return check_all(path)
+    if experiment is not None:
+        return show_experiment(path, experiment)
+    return list_experiments(path, method)

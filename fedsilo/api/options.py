@@ -1,0 +1,294 @@
+"""The arguments of the commands: their types, and the help that the command line shows.
+
+A command is a function, decorated with ``command``. Its parameters are the arguments and options of
+the command line, and ``Annotated`` gives each one its help:
+
+    @command
+    def calibrate(
+        run_dir: Annotated[AnyRun, "the run directory"],
+        *,
+        coverage: Annotated[float, "coverage of the prediction sets"] = 0.9,
+    ) -> Calibration:
+
+A parameter before the ``*`` is given by its place, one after it as ``--coverage``. ``Option`` says
+where a command line differs from that. A parameter without help exists only in Python.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import wraps
+from numbers import Integral, Real
+from types import UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    ParamSpec,
+    TypedDict,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
+
+from fedsilo.core.arguments import (
+    AnyPath,
+    AnyRun,
+    Plugins,
+    RunSources,
+    Settings,
+    path_of,
+    plugin_texts,
+    texts_of,
+)
+from fedsilo.core.errors import SettingError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Option:
+    """The help of an option, and what differs from the rule for its parameter.
+
+    Attributes:
+        help: what the option does.
+        name: its name, such as ``--set``; empty for the parameter's own.
+        value: what the usage shows in place of a value; None for the type's name.
+        required: whether the command line requires it although Python has a default.
+        default: the command line's default if it is not Python's, or None.
+    """
+
+    help: str
+    name: str = ""
+    value: str | None = None
+    required: bool = False
+    default: object = None
+
+
+Engine = Literal["auto", "processes", "ray", "inline"]
+Layer = Literal["embedding", "penultimate"]
+Reader = Literal["research", "clinic", "dpo"]
+Split = Literal["train", "val", "test"]
+MeasuredSplit = Literal["test", "val"]
+Sampler = Literal["grid", "tpe"]
+TunedMetric = Literal["accuracy", "balanced-accuracy", "pooled-balanced-accuracy", "auc"]
+Track = Literal["none", "tensorboard", "mlflow", "wandb"]
+
+MaybePath = AnyPath | None
+
+# Parameters that several commands have
+RunDir = Annotated[AnyRun, "the run directory"]
+RunDirs = Annotated[Sequence[AnyRun], "run directories"]
+ExperimentName = Annotated[str, "an experiment ('fedsilo experiments' lists them), or a method"]
+ExperimentNames = Annotated[Sequence[str], "experiments, or methods"]
+Supernodes = Annotated[int | None, "number of simulated sites (default: all silos)"]
+Seed = Annotated[int | None, "a seed that replaces the experiment's"]
+RunName = Annotated[str | None, "name of the run directory; a number is added if it exists"]
+RayAddress = Annotated[
+    str | None,
+    Option("a running Ray cluster (default: Ray starts one for this run)", value="auto|HOST:PORT"),
+]
+Tracker = Annotated[Track | None, "the tracker that also gets the metrics after each round"]
+ENGINE_HELP = (
+    "where sites train: inline in this process, processes in one process per core, ray with Flower "
+    "and Ray, also on a cluster; auto takes the quicker one"
+)
+AnyEngine = Annotated[Engine, ENGINE_HELP]
+Jobs = Annotated[int | str, Option("number of runs at once, 0 for one per core", value="N|slurm")]
+SlurmParameters = Annotated[
+    Sequence[str],
+    Option(
+        "with --jobs slurm: slurm_partition, timeout_min, cpus_per_task, mem_gb ...",
+        value="KEY=VALUE",
+    ),
+]
+Sites = Annotated[Sequence[str], "a site (default: all)"]
+ModelSite = Annotated[str | None, "the site whose model is used (default: the model of all sites)"]
+CalibrationFile = Annotated[MaybePath, "the file that 'calibrate' wrote (default: the run's)"]
+SplitOfSamples = Annotated[Split, "the split with the samples"]
+DataDir = Annotated[MaybePath, "the data directory (default: the run's)"]
+StateDir = Annotated[MaybePath, "the site's state (default: the run's)"]
+OwnPlugin = Annotated[
+    Plugins,
+    Option("your own copy FILE.py of the run's plugin, or its installed module", value="FILE.py"),
+]
+NewPlugin = Annotated[
+    Plugins,
+    Option(
+        "a file FILE.py or a module with a network, method, data set or partition of your own",
+        value="FILE.py",
+    ),
+]
+DeploymentFolder = Annotated[AnyPath, "the folder of a 'fedsilo deploy'"]
+OptionalDeployment = Annotated[MaybePath, "the folder of a 'fedsilo deploy'"]
+NodeConfig = Annotated[
+    Sequence[str],
+    Option("settings of the SuperNode, for example allow-folds=true", value="KEY=VALUE"),
+]
+SimulationFile = Annotated[MaybePath, "the simulation.yaml to read"]
+
+
+class Changes(TypedDict, total=False):
+    """The sources of settings: ``settings`` override ``config``, and both override the experiment.
+
+    ``file`` is the simulation.yaml with the experiment; by default the working folder's or, if
+    there is none, fedsilo's own. ``plugin`` lists files and modules of plugins.
+    """
+
+    settings: Annotated[
+        Settings | None,
+        Option("a setting that replaces the experiment's", name="--set", value="KEY=VALUE"),
+    ]
+    plugin: NewPlugin
+    config: Annotated[MaybePath, Option("a file of settings", value="FILE.toml")]
+    file: SimulationFile
+
+
+class Sources(Changes, total=False):
+    """The sources of a run's settings, and the folder in which its run directory is created."""
+
+    out: Annotated[MaybePath, "folder of run directories (default: the settings' own, else runs)"]
+
+
+def run_sources(given: Changes) -> RunSources:
+    """Convert the ``Changes`` or ``Sources`` of a command to ``RunSources``."""
+    entries = plugin_texts(given.get("plugin"))
+    plugins = [f"plugin={', '.join(entries)}"] if entries else []
+    return RunSources(
+        file=path_of(given.get("file")),
+        config=path_of(given.get("config")),
+        changes=(*plugins, *texts_of(given.get("settings"))),
+        out=path_of(cast(Sources, given).get("out")),
+    )
+
+
+@overload
+def command(function: Callable[P, Iterator[T]]) -> Callable[P, list[T]]: ...
+@overload
+def command(function: Callable[P, R]) -> Callable[P, R]: ...
+def command(function: Callable[P, Any]) -> Callable[P, Any]:
+    """Make a function a command of fedsilo, which Python can call too.
+
+    In Python its arguments are checked first, so that a wrong one is an error of one line. What the
+    function yields is returned as a list, so that the work is done when the call returns. The
+    command line calls the function itself, and prints each line as soon as it is yielded.
+    """
+
+    @wraps(function)
+    def check_and_call(*args: P.args, **kwargs: P.kwargs) -> Any:
+        bound = inspect.signature(function).bind(*args, **kwargs)
+        check_arguments(function, bound.arguments)
+        result = function(*args, **kwargs)
+        return list(result) if inspect.isgenerator(result) else result
+
+    return check_and_call
+
+
+def parameters_of(function: Callable[..., Any], skip: int = 0) -> dict[str, inspect.Parameter]:
+    """Return a function's parameters by name, each with its resolved ``Annotated`` type.
+
+    The first ``skip`` parameters are left out. The keys of ``**sources``, a typed dictionary, are
+    one optional parameter each. The result's type is not resolved, because the module that has it
+    is imported only when the command runs.
+    """
+    function = inspect.unwrap(function)
+    found: dict[str, inspect.Parameter] = {}
+    for parameter in list(inspect.signature(function).parameters.values())[skip:]:
+        hint = _resolve(parameter.annotation, function.__globals__)
+        if parameter.kind is not parameter.VAR_KEYWORD:
+            found[parameter.name] = parameter.replace(annotation=hint)
+            continue
+        keys = get_type_hints(get_args(hint)[0], include_extras=True)
+        for name, own in keys.items():
+            found[name] = inspect.Parameter(
+                name, parameter.KEYWORD_ONLY, default=None, annotation=own
+            )
+    return found
+
+
+def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
+    """Return the type that an annotation, perhaps still a text, stands for in a module."""
+
+    def holder() -> None: ...
+
+    holder.__annotations__ = {"it": annotation}
+    return get_type_hints(holder, names, include_extras=True)["it"]
+
+
+def option_of(hint: Any) -> Option | None:
+    """Return the help in an annotation as an ``Option``; None if the parameter has no help."""
+    for entry in getattr(hint, "__metadata__", ()):
+        if isinstance(entry, str):
+            return Option(entry)
+        if isinstance(entry, Option):
+            return entry
+    return None
+
+
+def members_of(hint: Any) -> list[Any]:
+    """Return the types that a parameter accepts: the members of a union, or its only type."""
+    if get_origin(hint) is Annotated:
+        hint = get_args(hint)[0]
+    if isinstance(hint, UnionType) or get_origin(hint) is Union:
+        return list(get_args(hint))
+    return [hint]
+
+
+_WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: "a text"}
+
+
+def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Check numbers, texts and choices against the types of a function's parameters.
+
+    Paths, runs and settings are checked where they are read.
+
+    Raises:
+        SettingError: an argument has another type, or is none of its choices.
+    """
+    for name, parameter in parameters_of(function).items():
+        if name in given:
+            _check_argument(name, members_of(parameter.annotation), given[name])
+
+
+def _check_argument(name: str, members: list[Any], value: object) -> None:
+    words: list[str] = []
+    for member in members:
+        choices = get_args(member) if get_origin(member) is Literal else ()
+        if member is type(None):
+            choices = (None,)
+        if value in choices:
+            return
+        if choices:
+            words += [str(choice) for choice in choices]
+        elif member not in _WORDS or _is_a(member, value):
+            return
+        else:
+            words.append(_WORDS[member])
+    raise SettingError(f"{name!r} must be {_one_of(words)}, but is {value!r}")
+
+
+def _is_a(kind: type, value: object) -> bool:
+    # True is an int in Python, but a number of seeds is not True
+    if isinstance(value, bool):
+        return kind is bool
+    # NumPy's numbers count too
+    if kind is int:
+        return isinstance(value, Integral)
+    if kind is float:
+        return isinstance(value, Real)
+    return isinstance(value, kind)
+
+
+def _one_of(words: Sequence[str]) -> str:
+    """Join words as 'a text', 'a whole number or None' or 'one of auto, inline, ray'."""
+    if len(words) > 2:
+        return f"one of {', '.join(words)}"
+    return " or ".join(words)

@@ -1,0 +1,242 @@
+"""Writes a caller's own data as silos into the cache, where every run finds them again.
+
+Frames become tables with a schema, arrays the data set 'arrays', and pictures the data set
+'images'. The folder's name is a digest of its files, so the same data give the same silos.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.atomic_files import scratch_folder
+from fedsilo.core.files.sealed_folders import file_sha256, json_digest
+from fedsilo.core.one_line import one_line, shown
+from fedsilo.datasets.silo.declared_silos import site_name_fault
+from fedsilo.datasets.silo.silos import SPLITS
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+ALONE = "data"  # the name of the silo if the data are not sorted by site
+_FOLDER = "own-silos"  # in the cache directory, but kept for good: fedsilo cannot make it again
+_DIGITS = 16
+_LONGEST_NAME = 255  # bytes of a folder's name
+_TAKEN = "a DataFrame, a pair (X, y), a Dataset of PyTorch or one of Hugging Face"
+
+
+def write_to_cache(silos: object, label: str, missing: str, cache: Path) -> tuple[str, Path]:
+    """Write silos into the cache; return the data set that reads them, and the data directory.
+
+    Args:
+        silos: site -> its data; or data without sites, which a partition cuts.
+        label: the column of the labels in frames and in data sets of Hugging Face.
+        missing: 'drop' or 'impute' rows of frames that have a missing value.
+        cache: the cache directory.
+
+    Raises:
+        FedsiloError: the data have an unknown kind or several kinds, or cannot be used.
+    """
+    folder = cache / _FOLDER
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    with scratch_folder(folder, "written") as scratch:
+        work = scratch / "files"
+        work.mkdir(mode=0o700)
+        dataset = write_silos(work, silos, label, missing)
+        files = [path for path in sorted(work.rglob("*")) if path.is_file()]
+        parts = [[str(path.relative_to(work)), file_sha256(path)] for path in files]
+        target = folder / json_digest(parts)[:_DIGITS]
+        try:
+            work.rename(target)
+        except OSError:  # the same data were written before
+            if not target.is_dir():
+                raise
+    return dataset, target
+
+
+def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
+    """Write silos into an empty folder; return the name of the data set that reads them.
+
+    Arguments and errors are those of ``write_to_cache``.
+    """
+    given = silos if isinstance(silos, Mapping) else {ALONE: silos}
+    named = {str(site): data for site, data in given.items()}
+    if missing not in ("drop", "impute"):
+        raise SettingError(f"missing must be 'drop' or 'impute', but is '{missing}'")
+    if not named:
+        raise SettingError(f"silos is empty: give at least one silo, each {_TAKEN}")
+    if fault := next(filter(None, map(site_name_fault, named)), None):
+        raise SettingError(fault)
+    if len(named) < len(given):
+        raise SettingError("silos has a name twice, as a number and as a text: rename one")
+    read = {site: _plain(site, data, label) for site, data in named.items()}
+    kinds = {kind: site for site, (kind, _) in read.items()}
+    if len(kinds) > 1:
+        (one, first), (two, second) = list(kinds.items())[:2]
+        raise SettingError(f"silo '{first}' is {one} and '{second}' is {two}: give all in one form")
+    if kinds.keys() != {"pictures"} and set(read) <= set(SPLITS):  # pictures may come in parts
+        raise SettingError(
+            f"silos are named {', '.join(read)}, but these are parts of a data set and no "
+            "hospitals: join the parts of each hospital, and fedsilo splits them again"
+        )
+    plain = {site: data for site, (_, data) in read.items()}
+    if "tables" in kinds:
+        from fedsilo.datasets.tables.frames import write_frames
+
+        write_frames(folder, plain, str(label), missing)
+        return "table"
+    if "arrays" in kinds:
+        from fedsilo.datasets.images.arrays import write_arrays
+
+        write_arrays(folder, plain)
+        return "arrays"
+    _write_pictures(folder, plain)
+    return "images"
+
+
+def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
+    from fedsilo.datasets.images.folders import write_folder_manifests
+
+    for site, pictures in silos.items():
+        if not pictures:
+            raise DataError(f"silo '{site}' is empty: leave it out")
+        for number, (picture, name) in enumerate(pictures):
+            odd = "/" in name or name.startswith(".") or not name.isprintable()
+            if odd or not 0 < len(name.encode()) <= _LONGEST_NAME:
+                raise DataError(f"class {shown(name)} is not a folder's name: rename it")
+            own = folder / ("" if site == ALONE else site) / name
+            own.mkdir(parents=True, exist_ok=True)
+            _make_upright(picture, f"silo '{site}', sample {number}").save(own / f"{number:06}.png")
+    if len(classes := {name for pictures in silos.values() for _, name in pictures}) == 1:
+        raise DataError(f"silos have one class, {shown(*classes)}: a classifier needs two")
+    write_folder_manifests(folder)
+
+
+def _make_upright(picture: Any, where: str) -> Any:
+    """Convert a picture as decoding its file would: upright by its EXIF data, in RGB.
+
+    Raises:
+        DataError: the object is no picture with 8 bits per channel.
+    """
+    from PIL import Image, ImageOps
+
+    from fedsilo.datasets.images.decoding import is_wide
+
+    if not isinstance(picture, Image.Image) or is_wide(picture):
+        raise DataError(
+            f"{where} is not a picture of 8 bits per channel: convert it or leave it out"
+        )
+    return ImageOps.exif_transpose(picture).convert("RGB")
+
+
+def _plain(site: str, data: Any, label: str) -> tuple[str, Any]:
+    """Return the kind of a silo's data (tables, arrays or pictures), and the data to write."""
+    import pandas as pd
+
+    if isinstance(data, pd.DataFrame):
+        return "tables", data
+    if hasattr(data, "features") and hasattr(data, "to_pandas"):
+        return _of_hugging_face(site, data, label)
+    if isinstance(data, tuple | list) and len(data) == 2:
+        samples, labels = data
+        return _pair(site, samples, labels, label)
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str):
+        return _of_torch(site, data, label)
+    raise SettingError(f"silo '{site}' is of type {type(data).__name__}: give {_TAKEN}")
+
+
+def _of_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
+    """Convert a PyTorch ``Dataset`` of (sample, label) pairs to pictures, arrays or a frame."""
+    items = [data[place] for place in range(len(data))]
+    if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
+        raise SettingError(
+            f"silo '{site}' must have pairs of a sample and its label, but is empty or has other "
+            "items"
+        )
+    samples, labels = zip(*items, strict=True)
+    if not hasattr(samples[0], "save"):  # no picture of Pillow
+        return _pair(site, samples, labels, label)
+    called = _class_names(site, labels, getattr(data, "classes", None))
+    return "pictures", list(zip(samples, called, strict=True))
+
+
+def _class_names(site: str, labels: Iterable[Any], names: Any) -> list[str]:
+    """Return the class name of each label; DataError if a sample has no label."""
+    called = [_class_name(label, names) for label in labels]
+    found = [name for name in called if name is not None]
+    if len(found) < len(called):
+        place = called.index(None)
+        raise DataError(
+            f"silo '{site}', sample {place} must have a label of one class: leave the sample out"
+        )
+    return found
+
+
+def _class_name(label: Any, names: Any) -> str | None:
+    """Return the class name of a label; None if the label is missing or is no single class.
+
+    ``names`` are the classes' names by number; without them, the label itself is the name.
+    """
+    try:
+        value = np.asarray(label).item()
+        if isinstance(value, str):
+            return value.strip()
+        # NaN differs from itself; on the Hub, -1 means an unknown label
+        if value is None or value != value or (names and value < 0):
+            return None
+        return str(names[int(value)]).strip() if names else str(value)
+    except (ValueError, IndexError, RuntimeError):  # several labels, or a number without a name
+        return None
+
+
+def _pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
+    """Convert samples and labels to a frame if a sample is a row of numbers, else to arrays.
+
+    Arrays of samples have shape (n, height, width) or (n, channels, height, width).
+    """
+    import pandas as pd
+
+    try:
+        x = list(map(np.asarray, x)) if isinstance(x, tuple) else x
+        samples = x if isinstance(x, pd.DataFrame) else np.asarray(x)
+        labels = np.atleast_1d(np.asarray(y))
+    except (ValueError, TypeError, RuntimeError) as error:  # rows differ in length, for example
+        raise SettingError(f"silo '{site}' is not an array ({one_line(error, 200)})") from None
+    labels = labels.reshape(-1) if labels.size == len(labels) else labels
+    if len(samples) != len(labels) or samples.ndim not in (2, 3, 4) or labels.ndim != 1:
+        raise SettingError(
+            f"silo '{site}' has samples {samples.shape} and labels {labels.shape}: samples are "
+            "rows or images, and each needs a label"
+        )
+    if samples.ndim > 2:
+        _class_names(site, labels, None)  # raises an error if a label is missing
+        return "arrays", (samples, labels.astype(str) if labels.dtype == object else labels)
+    if not isinstance(samples, pd.DataFrame):
+        samples = pd.DataFrame(samples, columns=[f"x{at}" for at in range(samples.shape[1])])
+    return "tables", samples.assign(**{label: labels})
+
+
+def _of_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
+    """Convert a ``datasets.Dataset`` to pictures if it has a column of images, else to a frame."""
+    features = data.features
+    if label not in features:
+        shown = ", ".join(features)
+        raise DataError(
+            f"silo '{site}' has no column '{label}' of labels, but {shown}: name it by label="
+        )
+    names = getattr(features[label], "names", None)
+    images = [name for name, kind in features.items() if type(kind).__name__ == "Image"]
+    if images:
+        rows = [(row[images[0]], row[label]) for row in data]
+        called = _class_names(site, (one for _, one in rows), names)
+        return "pictures", [
+            (picture, name) for (picture, _), name in zip(rows, called, strict=True)
+        ]
+    frame: DataFrame = data.to_pandas()
+    if names:
+        frame[label] = [_class_name(one, names) for one in frame[label]]
+    return "tables", frame

@@ -1,0 +1,103 @@
+"""Plans differential privacy before a run: the noise that a budget of epsilon needs."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Unpack
+
+from fedsilo.api.options import Changes, ExperimentName, command, run_sources
+from fedsilo.core.arguments import several
+from fedsilo.core.errors import SettingError
+from fedsilo.core.one_line import counted
+
+if TYPE_CHECKING:
+    from fedsilo.core.settings.common_settings import CommonSettings
+    from fedsilo.models.privacy.accountant import Releases
+
+
+@command
+def plan(
+    experiment: ExperimentName,
+    *,
+    samples: Annotated[Sequence[int], "training samples of a site; may be repeated"],
+    epsilon: Annotated[Sequence[float], "the budget per patient; may be repeated"] = (
+        1.0,
+        2.0,
+        5.0,
+        10.0,
+    ),
+    delta: Annotated[float, "the delta at which the budget holds"] = 1e-5,
+    counts_noise: Annotated[
+        float, "the hospital's 'counts-noise' (0: a noise that costs a quarter of the budget)"
+    ] = 0.0,
+    **sources: Unpack[Changes],
+) -> Iterator[str]:
+    """Compute the noise that an experiment needs for a budget.
+
+    A site spends epsilon for each optimiser step, for the metrics of each measured round and of the
+    end, and for its sample counts. The smallest site needs the most noise.
+
+    Args:
+        experiment: an experiment's name, or a method.
+        samples: the number of training samples of each site to plan for.
+        epsilon: the budgets per patient.
+        delta: the delta at which the budgets hold, above 0 and below 1.
+        counts_noise: the hospital's noise for its sample counts; 0 for a noise that costs a quarter
+            of the budget.
+        sources: changes of the experiment.
+
+    Yields:
+        A line for each number of samples and each budget, with the settings to set.
+
+    Raises:
+        SettingError: the experiment is unknown, or a number is out of its range.
+    """
+    from fedsilo.engines.planning import planned_settings
+
+    common = planned_settings(experiment, run_sources(sources)).common
+    samples, epsilon = several(samples), several(epsilon)
+    possible = min(samples, default=0) > 0 and all(0 < one < math.inf for one in epsilon)
+    if not possible or not epsilon:
+        raise SettingError("--samples and --epsilon must be numbers above 0: name at least one")
+    if not 0 < delta < 1:
+        raise SettingError(f"--delta must be above 0 and below 1, such as 1e-05, but is {delta:g}")
+    for count in sorted(set(samples), reverse=True):
+        yield from _plan_of(common, count, epsilon, delta, counts_noise)
+
+
+def _plan_of(
+    common: CommonSettings,
+    count: int,
+    budgets: Sequence[float],
+    delta: float,
+    counts_noise: float,
+) -> Iterator[str]:
+    from fedsilo.models.privacy.accountant import counts_noise_for, noise_for
+
+    rate = min(1.0, common.batch_size / count)
+    steps = common.rounds * (common.local_steps or common.local_epochs * math.ceil(1 / rate))
+    measured = sum(map(common.measures_in, range(1, common.rounds + 1)))
+    statistics = 1 + measured  # one more for the metrics at the end
+    yield (
+        f"{counted(count, 'training sample')}: {counted(steps, 'step')} in "
+        f"{counted(common.rounds, 'round')}, each with "
+        f"{'all samples' if rate == 1 else f'{rate:.1%} of the samples'}; {statistics} releases of "
+        "metrics and, at a hospital, one of sample counts"
+    )
+
+    for budget in budgets:
+        of_counts = counts_noise or counts_noise_for(budget, delta)
+
+        def made(noise: float, of_counts: float = of_counts) -> Releases:
+            spent = Counter({(noise, rate): steps})
+            spent[common.statistics_noise or noise, 1.0] += statistics
+            spent[of_counts, 1.0] += 1
+            return spent
+
+        noise = noise_for(budget, delta, made)
+        yield (
+            f"  epsilon {budget:g} at delta {delta:g}: --set privacy.sample-clip-norm=1 --set "
+            f"privacy.noise-multiplier={math.ceil(noise * 100) / 100:g}"
+        )

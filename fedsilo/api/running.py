@@ -1,0 +1,222 @@
+"""Starts, resumes and watches one run; also makes projects and pretrains backbones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from shutil import copytree, ignore_patterns
+from typing import TYPE_CHECKING, Annotated, Unpack
+
+from fedsilo.api.options import (
+    ENGINE_HELP,
+    Engine,
+    ExperimentName,
+    MaybePath,
+    Option,
+    OptionalDeployment,
+    OwnPlugin,
+    RayAddress,
+    RunDir,
+    RunName,
+    Seed,
+    Sources,
+    Supernodes,
+    Tracker,
+    command,
+    run_sources,
+)
+from fedsilo.core.arguments import (
+    AnyPath,
+    Tell,
+    folder_of,
+    path_of,
+    plugin_texts,
+    silent,
+    texts_of,
+)
+from fedsilo.core.errors import RunDirectoryError, SettingError
+from fedsilo.core.one_line import as_word
+from fedsilo.core.settings.schema import Value
+from fedsilo.runs.finished_run import FinishedRun, load_run
+from fedsilo.server_app.config.trusted_plugins import name_plugins
+
+if TYPE_CHECKING:
+    from fedsilo.reports.watch.view import View
+    from fedsilo.server_app.records.run_directory import RunDirectory
+
+
+@command
+def new(project: Annotated[AnyPath, "the folder to create"]) -> Iterator[str]:
+    """Make a folder for experiments of your own; its README has commands that run as they are.
+
+    Raises:
+        RunDirectoryError: the folder exists and has files in it.
+    """
+    folder = Path(project)
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise RunDirectoryError(f"{folder} already has files in it: choose another name")
+    made = Path(__file__).with_name("project")
+    copytree(made, folder, ignore=ignore_patterns("__pycache__"), dirs_exist_ok=True)
+    for path in sorted(folder.iterdir()):
+        yield str(path)
+    yield f"next:  cd {as_word(folder)} && fedsilo simulate first"
+
+
+@command
+def simulate(
+    experiment: ExperimentName,
+    *,
+    silos: object = None,
+    label: str = "label",
+    missing: str = "drop",
+    network: object = None,
+    engine: Annotated[Engine, Option(ENGINE_HELP, default="auto")] = "inline",
+    ray_address: RayAddress = None,
+    supernodes: Supernodes = None,
+    seed: Seed = None,
+    name: RunName = None,
+    track: Tracker = None,
+    no_pictures: Annotated[bool, "do not draw pictures at the end"] = False,
+    **sources: Unpack[Sources],
+) -> FinishedRun:
+    """Run an experiment of simulation.yaml, or a method.
+
+    Args:
+        experiment: the experiment's name, or a method.
+        silos: the caller's own data: site -> a ``DataFrame``, a pair (X, y), a ``Dataset`` of
+            PyTorch or of Hugging Face; or one of these, which the setting 'split.partition' cuts.
+        label: the column of the labels in frames and in data sets of Hugging Face.
+        missing: 'drop' or 'impute' rows of frames that have a missing value.
+        network: the setting 'network.name', or a function or class of a module that builds one.
+        engine: 'inline', 'processes', 'ray' or 'auto'.
+        ray_address: the address of a running Ray cluster.
+        supernodes: number of simulated sites; None for all silos.
+        seed: the seed; None for the experiment's.
+        name: name of the run directory; if it exists, a number is appended.
+        track: the tracker that also gets the metrics.
+        no_pictures: do not draw pictures at the end.
+        sources: changes of the experiment.
+    """
+    from fedsilo.engines.planning import plan_run, start
+    from fedsilo.server_app.records.run_directory import with_free_name
+
+    overrides: dict[str, Value] = {} if seed is None else {"seed": seed}
+    overrides |= {"run.name": name} if name else {}
+    overrides |= {"run.track": track} if track else {}
+    overrides |= {"network.name": _network_name(network)} if network is not None else {}
+    if silos is not None:
+        overrides |= _write_silos(silos, label, missing, sources)
+    settings, resources = plan_run(
+        experiment,
+        run_sources(sources),
+        supernodes=supernodes,
+        overrides=overrides,
+        engine=engine,
+    )
+    directory = start(with_free_name(settings), resources, engine, ray_address)
+    return _finish(directory, draw=not no_pictures)
+
+
+def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
+    """Add what the server leaves to the command that started the run; return the run.
+
+    The server knows no picture and no paper: it has written and printed its own numbers.
+    """
+    from fedsilo.datasets.registry import data_set
+    from fedsilo.pictures.learning_curves import draw_pictures
+    from fedsilo.runs.published.table import print_published
+    from fedsilo.server_app.run.terminal import make_console, printer
+
+    run, console = load_run(directory.path), make_console()
+    if draw:
+        draw_pictures(directory, printer(console))
+    headline = data_set(run.summary["dataset"]).headline
+    print_published(run.summary, run.published, headline, console)
+    return run
+
+
+def _network_name(network: object) -> str:
+    """Return the setting 'network.name' for a name, or for a function or class of a module."""
+    if isinstance(network, str):
+        return network
+    module, name = (getattr(network, key, "<") for key in ("__module__", "__qualname__"))
+    if module == "__main__":
+        raise SettingError(
+            f"network '{name}' is defined in the running script, which sites cannot import: move "
+            f"it to a module, or give network='SCRIPT:{name}' and plugin=__file__"
+        )
+    if "<" not in f"{module}{name}":
+        return f"{module}:{name}"
+    raise SettingError(
+        "network must be a name, or a function or class of a module, because each site builds its "
+        "own network: give the function that builds it"
+    )
+
+
+def _write_silos(silos: object, label: str, missing: str, sources: Sources) -> dict[str, Value]:
+    """Write the caller's data into the cache, and return the settings that read them."""
+    from fedsilo.api.own_silos import write_to_cache
+    from fedsilo.core.files.locations import find_places
+    from fedsilo.server_app.config.settings import parse_assignment
+
+    given = dict(map(parse_assignment, texts_of(sources.get("settings"))))
+    places = find_places("", str(given.get("data.cache-dir", "")))
+    dataset, folder = write_to_cache(silos, label, missing, places.cache.resolve())
+    return {"dataset": dataset, "data.dir": str(folder)}
+
+
+@command
+def resume(
+    run_dir: RunDir,
+    *,
+    engine: Annotated[Engine | None, "processes, ray or inline (default: as before)"] = None,
+    supernodes: Annotated[int | None, "number of simulated sites (default: as before)"] = None,
+    ray_address: RayAddress = None,
+    track: Tracker = None,
+    plugin: OwnPlugin = None,
+) -> FinishedRun:
+    """Continue an interrupted run."""
+    from fedsilo.engines.planning import plan_resumed_run, start
+
+    name_plugins(plugin_texts(plugin))
+    settings, resources, before = plan_resumed_run(
+        folder_of(run_dir), supernodes=supernodes, track=track
+    )
+    directory = start(settings, resources, engine or before, ray_address)
+    return _finish(directory)
+
+
+@command
+def watch(
+    run_dir: Annotated[MaybePath, "the run directory"] = None,
+    *,
+    deployment: OptionalDeployment = None,
+) -> Callable[[], View]:
+    """Show the progress of a run or a deployment.
+
+    Each call of the returned function reads the progress again.
+    """
+    from fedsilo.reports.watch.view import look_at_deployment, look_at_run
+
+    if run_dir is not None and deployment is None:
+        return partial(look_at_run, Path(run_dir))
+    if deployment is not None and run_dir is None:
+        return partial(look_at_deployment, Path(deployment))
+    raise SettingError("name either a run directory, or a deployment by --deployment")
+
+
+@command
+def pretrain(
+    experiment: ExperimentName,
+    *,
+    save_as: Annotated[
+        MaybePath, "file to write (default: the file of the setting backbone-weights)"
+    ] = None,
+    tell: Tell = silent,
+    **sources: Unpack[Sources],
+) -> Path:
+    """Train an experiment's ViT on public images; return the file of its weights."""
+    from fedsilo.finetuning.pretrain import pretrain
+
+    return pretrain(experiment, run_sources(sources), path_of(save_as), tell)

@@ -1,0 +1,275 @@
+"""Shows the results of commands: on the terminal, and in files that options name.
+
+Each function takes the result of the command of the same name first. Its other arguments are
+options of the command line; an argument that the command has too is passed to both.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedsilo.api.options import MaybePath, Option
+from fedsilo.core.arguments import AnyPath, path_of
+from fedsilo.core.errors import SettingError
+from fedsilo.core.one_line import as_word, counted, terminal_text
+
+if TYPE_CHECKING:
+    from fedsilo.comparison.crossvalidate import CrossValidation
+    from fedsilo.comparison.over_seeds import Comparison
+    from fedsilo.deployment.commands import MemberStatus
+    from fedsilo.deployment.deployment import Deployment
+    from fedsilo.deployment.doctor.findings import Finding
+    from fedsilo.deployment.joining import MadeKit
+    from fedsilo.finetuning.finetune_results import FinetuneResult
+    from fedsilo.inference.monitor.monitor import Monitored
+    from fedsilo.inference.predict.answers import Predictions
+    from fedsilo.inference.predict.calibration import Calibration
+    from fedsilo.inference.predict.predicted_masks import MaskPredictions
+    from fedsilo.reports.watch.view import View
+    from fedsilo.runs.finished_run import FinishedRun
+
+AsJson = Annotated[bool, Option("print JSON", name="--json")]
+
+
+def line(text: object) -> None:
+    """Print a line and flush it, so that a pipe or a log shows it while the command runs.
+
+    Control characters are removed first, because the line may quote a run of somebody else.
+    """
+    print(terminal_text(str(text)), flush=True)
+
+
+def print_result(result: Any) -> None:
+    """Print a text, a path, a table, an object that has ``lines()``, or a sequence of these."""
+    if hasattr(result, "lines"):
+        result = result.lines()
+    if isinstance(result, str | Path):
+        line(result)
+    elif isinstance(result, Iterable):
+        for one in result:
+            print_result(one)
+    elif hasattr(result, "__rich_console__"):
+        from fedsilo.server_app.run.terminal import make_console, print_table
+
+        print_table(make_console(), result)
+
+
+def _print_labelled(label: str) -> Callable[[object], None]:
+    return lambda result: line(f"{label}: {result}")
+
+
+pretrain, survey, deploy_run = map(_print_labelled, ("weights", "page", "run directory"))
+
+
+def watch(
+    look: Callable[[], View],
+    *,
+    once: Annotated[bool, "print one line and end"] = False,
+    port: Annotated[
+        int | None, "serve a page on this port of 127.0.0.1, 0 for any free port"
+    ] = None,
+) -> None:
+    """Print one line, serve a page on ``port``, or redraw the terminal until the run ends."""
+    if once and port is not None:
+        raise SettingError(
+            "--once prints one line and ends, but --port serves a page: give only one of them"
+        )
+    view = look()  # called once here, so that an error is a line on the terminal and not a page
+    if once:
+        line(view.line())
+    elif port is not None:
+        from fedsilo.reports.watch.serve import WatchServer
+
+        with WatchServer(port, look) as server:
+            line(f"{view.line()}\n{server.address} (interrupt to end; the run continues)")
+            with suppress(KeyboardInterrupt):  # Ctrl-C ends the page; the run continues
+                server.serve_forever()
+    else:
+        from fedsilo.reports.watch.view import follow
+        from fedsilo.server_app.run.terminal import make_console
+
+        with suppress(KeyboardInterrupt):
+            follow(look, make_console())
+
+
+def simulate(run: FinishedRun) -> None:
+    """Print the commands that a user usually runs next on a finished run."""
+    path, page = as_word(run.path), as_word(Path(f"{run.path.name}.html"))
+    line(f"next:  fedsilo report {path} --out {page}   write a page of the results")
+    line(f"       fedsilo card {path}   write a model card")
+    line(f"       fedsilo predict {path} --help   predict new samples")
+
+
+resume = simulate
+
+
+def compare(
+    found: Comparison,
+    *,
+    median: Annotated[bool, "show median and range over seeds instead of mean and sd"] = False,
+    csv: Annotated[
+        MaybePath,
+        "also write the table as CSV, with NAME-budgets.csv and NAME-tests.csv next to it",
+    ] = None,
+    markdown: Annotated[MaybePath, "also write table and tests as Markdown"] = None,
+    picture: Annotated[MaybePath, "also draw each metric by site or distribution, as PNG"] = None,
+) -> None:
+    """Print the table and the tests of a comparison; write files and draw a picture if asked."""
+    print_result(found.lines(median))
+    found.write(path_of(csv), path_of(markdown), median)
+    if picture is not None:
+        found.draw(Path(picture))
+        line(f"picture: {picture}")
+
+
+def crossvalidate(
+    found: CrossValidation,
+    *,
+    csv: Annotated[MaybePath, "also write the numbers as CSV"] = None,
+    markdown: Annotated[MaybePath, "also write the tables as Markdown"] = None,
+) -> None:
+    """Print a table for each metric, and write the tables if asked."""
+    print_result(found)
+    found.write(path_of(csv), path_of(markdown))
+
+
+def finetune(found: FinetuneResult, *, out: AnyPath) -> None:
+    """Print a table with a row for each starting point, then the output folder."""
+    from fedsilo.finetuning.finetune_results import result_table
+
+    print_result([result_table(found), str(out)])
+
+
+def predict(
+    found: Predictions | MaskPredictions,
+    *,
+    out: AnyPath | None = None,
+    html: AnyPath | None = None,
+) -> None:
+    """Print a summary and the written files; exit with code 3 if a sample has no prediction."""
+    print_result(found)
+    if hasattr(found, "inputs"):
+        print_result([path for path in (out, html) if path is not None])
+    if found.faults:
+        raise typer.Exit(3)
+
+
+def calibrate(
+    found: Calibration, *, run_dir: AnyPath, coverage: float, out: AnyPath | None = None
+) -> None:
+    """Print a summary of a calibration, then its file."""
+    from fedsilo.inference.predict.calibration import calibration_path
+
+    print_result([*found.lines(coverage), out or calibration_path(Path(run_dir), found.site)])
+
+
+def monitor(
+    found: Monitored,
+    *,
+    out: Annotated[MaybePath, "also write a page"] = None,
+    overwrite: Annotated[bool, "replace existing files"] = False,
+) -> None:
+    """Print the checks, write a page if asked, and exit with code 3 if a check is an alarm."""
+    from fedsilo.inference.monitor.monitor import ALARM
+    from fedsilo.pages.written import write_page
+
+    print_result(found)
+    if out is not None:
+        print_result(write_page(Path(out), found.page, overwrite=overwrite))
+    if found.alarms:
+        raise typer.Exit(ALARM)
+
+
+def deploy_up(deployment: Deployment) -> None:
+    """Print the sites that are online, and how to add a hospital if the server has an address."""
+    if deployment.sites:
+        line(f"{counted(len(deployment.sites), 'site')} online: {', '.join(deployment.sites)}")
+    if deployment.address:
+        line(
+            f"hospitals reach the server at {deployment.address}; to add one: "
+            "fedsilo deploy add NAME"
+        )
+
+
+def deploy_add(made: Iterable[MadeKit]) -> None:
+    """Print each kit that the operator hands over, with the code to compare by telephone."""
+    for one in made:
+        line(f"{one.site}: {one.path} (code {one.code})")
+    line("a kit holds a private key: hand it over encrypted, compare the code by telephone")
+
+
+def deploy_renew(made: MadeKit | str) -> None:
+    """Print the new kit, or the text that says what was renewed."""
+    if isinstance(made, str):
+        line(made)
+    else:
+        deploy_add([made])
+
+
+def deploy_status(members: list[MemberStatus], *, deployment: AnyPath) -> None:
+    """Print a table of a deployment's members, then the progress of its newest run."""
+    from fedsilo.reports.watch.view import look_at_deployment
+
+    rows = [(one.member, str(one.pid or "-"), one.seen, str(one.log or "-")) for one in members]
+    _table(("member", "process", "seen by the server", "log"), rows)
+    if run := look_at_deployment(Path(deployment)).run:
+        line(run.line())
+
+
+def _findings(target: str) -> Callable[..., None]:
+    def show(found: Iterable[Finding], *, as_json: AsJson = False) -> None:
+        from fedsilo.deployment.doctor.findings import document, exit_code, last_line, lines_of
+
+        seen: list[Finding] = []
+        for finding in found:
+            seen.append(finding)
+            if not as_json:
+                print_result(lines_of(finding))
+        line(json.dumps(document(target, seen), indent=2) if as_json else last_line(seen))
+        if code := exit_code(seen):
+            raise typer.Exit(code)
+
+    return show
+
+
+doctor_site, doctor_server, doctor_run = map(_findings, ("site", "server", "run"))
+
+
+def datasets(rows: list[dict[str, str]], *, as_json: AsJson = False) -> None:
+    """Print a table of the data sets, or JSON."""
+    if as_json:
+        line(json.dumps(rows, indent=2))
+        return
+    keys = ("name", "kind", "licence", "terms", "size", "here")
+    _table(("data set", *keys[1:]), ([row[key] for key in keys] for row in rows))
+
+
+def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    from rich.table import Table
+
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*row)
+    print_result(table)
+
+
+@contextmanager
+def progress_bar(what: str) -> Iterator[Callable[[int, int], None]]:
+    """Draw a progress bar on a terminal's standard error while the block runs.
+
+    Yields:
+        A function that moves the bar; it takes the amount done and the total amount.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    console = Console(stderr=True)
+    with Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

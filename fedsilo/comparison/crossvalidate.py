@@ -1,0 +1,279 @@
+"""``fedsilo crossvalidate``: repeated stratified cross-validation over each site's rows.
+
+Every experiment runs on the same splits, so that methods are compared run by run. The other
+experiments are compared with the first one.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import statistics
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pandas as pd
+from rich.table import Table
+
+from fedsilo.comparison.budgets import (
+    MARK,
+    Budgets,
+)
+from fedsilo.comparison.pooled import POOLED
+from fedsilo.comparison.slurm import Jobs
+from fedsilo.comparison.tables import csv_text, markdown_table, rich_table
+from fedsilo.comparison.trials import Trial, run_groups, trial_settings
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.datasets.registry import data_fingerprint, data_set
+from fedsilo.server_app.config.settings import RunSettings
+
+COLUMNS = ("experiment", "compared_with", "group", "metric", "mean", "low", "high", "p", "runs")
+
+Summaries = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class CrossValidation:
+    """The result of a cross-validation.
+
+    ``intervals`` has the columns ``COLUMNS``: first the metrics of each experiment, then the
+    differences, whose ``compared_with`` names the subtracted experiment. ``budgets`` has the budget
+    of each experiment, with the finished rounds.
+    """
+
+    intervals: pd.DataFrame
+    metrics: Sequence[str]
+    budgets: Budgets = field(default_factory=Budgets)
+
+    def lines(self) -> Iterator[Table | str]:
+        """Yield a table per metric, then a line for each experiment with another budget."""
+        marked = self.budgets.mark_unequal(self.intervals)
+        yield from (metric_table(marked, metric) for metric in self.metrics)
+        yield from (f"{MARK.strip()} {remark}" for remark in self.budgets.remarks())
+
+    def write(self, csv: Path | None, markdown: Path | None) -> None:
+        """Write the intervals as CSV and the tables as Markdown; None for no file."""
+        if csv:
+            write_atomically(csv, csv_text(self.intervals))
+        if markdown:
+            text = markdown_text(self.budgets.mark_unequal(self.intervals), self.metrics)
+            text += "".join(f"\n{MARK.strip()} {remark}\n" for remark in self.budgets.remarks())
+            write_atomically(markdown, text)
+
+
+def plan_folds(
+    plans: Mapping[str, RunSettings], folds: int, repeats: int
+) -> Mapping[str, Sequence[Trial]]:
+    """Plan the trials of each experiment: every fold of every repetition's shuffling.
+
+    Raises:
+        SettingError: the data set has no folds, or the experiments' data differ.
+    """
+    trials = {name: _trials(settings, folds, repeats) for name, settings in plans.items()}
+    _refuse_other_data(plans)
+    return trials
+
+
+def run_folds(
+    trials: Mapping[str, Sequence[Trial]], out: Path, jobs: Jobs
+) -> Mapping[str, Summaries]:
+    """Run the trials of each experiment; return the summaries of its runs.
+
+    ``out`` is the folder of run directories. ``jobs`` is the number of runs at once, 0 for one per
+    core, or Slurm's parameters.
+
+    Raises:
+        RunFailedError: a run failed. Finished runs are kept, and are used again.
+    """
+    found = run_groups(list(trials.values()), out / "crossvalidation", jobs)
+    return dict(zip(trials, found, strict=True))
+
+
+def compare_folds(
+    summaries: Mapping[str, Summaries], headline: Sequence[str], folds: int, budgets: Budgets
+) -> CrossValidation:
+    """Compute the intervals of each metric, and of the differences from the first experiment."""
+    pooled = all(POOLED in run["mean"] for runs in summaries.values() for run in runs)
+    metrics = (*headline, *([POOLED] if pooled else []))
+    means = metric_intervals(summaries, metrics, folds)
+    differences = difference_intervals(summaries, metrics, folds)
+    return CrossValidation(pd.concat([means, differences]), metrics, budgets)
+
+
+def _refuse_other_data(plans: Mapping[str, RunSettings]) -> None:
+    first, *_ = plans
+    common = plans[first].common
+    for name, settings in plans.items():
+        if (settings.common.dataset, settings.common.data_dir) != (common.dataset, common.data_dir):
+            raise SettingError(
+                f"experiment '{name}' uses other data than '{first}', but methods are compared on "
+                "the same splits: name experiments on one data set"
+            )
+
+
+def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
+    base, data = settings.as_mapping(), data_fingerprint(settings.common)
+    if "split.test-folds" not in data_set(str(base["dataset"])).settings:
+        raise SettingError(
+            f"data set '{base['dataset']}' has a fixed split, so it cannot be cut into folds: use "
+            "'fedsilo compare' with several seeds"
+        )
+    trials = []
+    for repeat, fold in product(range(repeats), range(folds)):
+        cut = {
+            "split.test-folds": folds,
+            "split.test-fold": fold,
+            "split.fold-seed": repeat,
+            "seed": repeat,
+        }
+        trials.append(
+            Trial(trial_settings({**base, **cut}), {"repeat": repeat, "fold": fold}, data)
+        )
+    return trials
+
+
+def metric_intervals(
+    summaries: Mapping[str, Summaries], metrics: Sequence[str], folds: int
+) -> pd.DataFrame:
+    """Return the intervals of each experiment's metrics, per site and for the mean over sites.
+
+    If a site's test rows leave a metric undefined in some run (AUC with one class), its interval is
+    over the other runs, and the site is left out of the mean over sites.
+    """
+    return interval_frame(
+        (name, "", group, metric, interval.within(0.0, 1.0))  # all these metrics lie in [0, 1]
+        for name, runs in summaries.items()
+        for metric in metrics
+        for group, interval in _intervals(_by_group(runs, metric), folds)
+    )
+
+
+def difference_intervals(
+    summaries: Mapping[str, Summaries], metrics: Sequence[str], folds: int
+) -> pd.DataFrame:
+    """Return the intervals of the first experiment's metrics minus each other experiment's.
+
+    Values are subtracted run by run, on the same split.
+    """
+    first, *others = summaries
+    records = []
+    for other, metric in product(others, metrics):
+        mine, theirs = (_by_group(summaries[name], metric) for name in (first, other))
+        # Without reindexing, pandas would sort the columns if they differ
+        differences = mine - theirs.reindex(columns=mine.columns)
+        found = _intervals(differences, folds)
+        records += [(first, other, group, metric, interval) for group, interval in found]
+    return interval_frame(records)
+
+
+def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, CorrectedInterval]]:
+    for group, values in by_group.items():
+        if known := values.dropna().tolist():
+            yield str(group), corrected_interval(known, folds)
+
+
+def interval_frame(records: Iterable[tuple[str, str, str, str, CorrectedInterval]]) -> pd.DataFrame:
+    """Build a table of intervals with the columns ``COLUMNS``."""
+    frame = pd.DataFrame([(*names, *found) for *names, found in records], columns=list(COLUMNS))
+    return frame.astype(dict.fromkeys(("mean", "low", "high", "p"), float) | {"runs": int})
+
+
+def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
+    """Return a metric as a table: a row per run, a column per site and ``all``; NaN if undefined.
+
+    ``all`` is the mean over the sites that have the metric in every run. ``POOLED`` has only the
+    column ``all``, because no single site has it.
+    """
+    if metric == POOLED:
+        return pd.DataFrame({"all": [summary["mean"][POOLED] for summary in runs]})
+    sites = sorted({site for summary in runs for site in summary["sites"]})
+    rows = [[run["sites"].get(site, {}).get(metric) for site in sites] for run in runs]
+    values = pd.DataFrame(rows, columns=sites, dtype=float)
+    complete = values.dropna(axis="columns").to_numpy().tolist()
+    return values.assign(all=[sum(run) / len(run) if run else math.nan for run in complete])
+
+
+def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
+    """Build the table of one metric: a line per experiment, then the paired differences."""
+    columns, *lines = _lines(intervals, metric)
+    narrow = [[re.sub(r" (?=\[|p=|\(\d+ runs)", "\n", cell) for cell in line] for line in lines]
+    title = f"test {metric}: mean and 95 % interval"
+    return rich_table(title, [columns, *narrow], ends=lambda _: True)
+
+
+def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
+    """Return the column titles for one metric, then a line per experiment and per difference."""
+    chosen = intervals[intervals["metric"] == metric]
+    groups = list(chosen.loc[chosen["compared_with"] == "", "group"].unique())
+    most = intervals["runs"].max()
+    cells: dict[str, dict[str, str]] = {}
+    for interval in chosen.itertuples():
+        taken_off = str(interval.compared_with)
+        label = f"{interval.experiment} - {taken_off}" if taken_off else str(interval.experiment)
+        cells.setdefault(label, {})[str(interval.group)] = _cell(interval, most)
+    body = [[label, *(row.get(group, "") for group in groups)] for label, row in cells.items()]
+    return [["experiment", *groups], *body]
+
+
+def _cell(interval: Any, most: int) -> str:
+    """Format a mean with its interval; if it has fewer than ``most`` runs, add their number."""
+    sign = "+" if interval.compared_with else ""
+    if pd.isna(interval.low):
+        return f"{interval.mean:{sign}.3f} (1 run)"
+    p = f" p={interval.p:.3f}" if interval.compared_with else ""
+    few = f" ({interval.runs} runs)" if interval.runs < most else ""
+    return (
+        f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]{p}{few}"
+    )
+
+
+def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:
+    """Build the tables as Markdown, one per metric."""
+    parts = []
+    for metric in metrics:
+        body = markdown_table(_lines(intervals, metric))
+        parts.append(f"**{metric}**, mean and 95 % interval\n\n{body}")
+    return "\n".join(parts)
+
+
+class CorrectedInterval(NamedTuple):
+    """A mean over runs with its 95 % interval, and the p value for a true mean of 0.
+
+    For a single run, the interval and the p value are None.
+    """
+
+    mean: float
+    low: float | None
+    high: float | None
+    p: float | None
+    runs: int
+
+    def within(self, lowest: float, highest: float) -> CorrectedInterval:
+        """Return the interval clipped to the range from ``lowest`` to ``highest``."""
+        if self.low is None or self.high is None:
+            return self
+        return self._replace(low=max(self.low, lowest), high=min(self.high, highest))
+
+
+def corrected_interval(values: Sequence[float], folds: int) -> CorrectedInterval:
+    """Compute the corrected resampled t interval of ``values``, one per run.
+
+    The variance of the mean is (1/J + n_test/n_train) s^2 over J runs, where n_test/n_train is
+    1 / (folds - 1). The plain 1/J would treat runs as independent although they share training
+    rows. A value is a run's metric, or the difference between two methods on the same split.
+    """
+    from scipy import stats
+
+    mean, runs = statistics.fmean(values), len(values)
+    if runs == 1:
+        return CorrectedInterval(mean, None, None, None, runs)
+    error = math.sqrt(1 / runs + 1 / (folds - 1)) * statistics.stdev(values)
+    if error == 0:
+        return CorrectedInterval(mean, mean, mean, 1.0 if mean == 0 else 0.0, runs)
+    half = float(stats.t.ppf(0.975, runs - 1)) * error
+    p = 2 * float(stats.t.sf(abs(mean) / error, runs - 1))
+    return CorrectedInterval(mean, mean - half, mean + half, p, runs)

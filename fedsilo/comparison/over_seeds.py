@@ -1,0 +1,375 @@
+"""``fedsilo compare``: means and deviations of experiments over seeds, with published numbers.
+
+A run is in ``<out>/<experiment>-seed<n>``. A finished run with the same settings is used again, and
+an interrupted run is resumed.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.table import Table
+
+from fedsilo.comparison.budgets import (
+    Budgets,
+    planned_budgets,
+    refuse_mixed_optimisers,
+)
+from fedsilo.comparison.results import (
+    chosen_metrics,
+    constant_results,
+    experiment_results,
+    shared_metrics,
+    shared_summaries,
+    values_by_seed,
+)
+from fedsilo.comparison.significance import (
+    Tested,
+    check_tests,
+    lines_of_tests,
+    markdown_tests,
+    notes,
+    significance,
+    significance_csv,
+)
+from fedsilo.comparison.slurm import Jobs
+from fedsilo.comparison.tables import (
+    comparison_lines,
+    comparison_table,
+    csv_text,
+    markdown_table,
+    over_seeds,
+    rich_table,
+)
+from fedsilo.comparison.trials import (
+    Failure,
+    make_pool,
+    run_missing,
+    runs_at_once,
+)
+from fedsilo.core.arguments import RunSources
+from fedsilo.core.errors import (
+    DataError,
+    FedsiloError,
+    RunDirectoryError,
+    RunFailedError,
+    SettingError,
+)
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.locations import find_places
+from fedsilo.core.one_line import counted
+from fedsilo.core.settings.schema import Value
+from fedsilo.datasets.registry import data_set, load_silo, silo_names
+from fedsilo.engines.planning import plan_run, start
+from fedsilo.pages.notebook import html_of_lines
+from fedsilo.runs.finished_run import FinishedRun, same_split
+from fedsilo.server_app.config.settings import RunSettings, differences, resolve
+from fedsilo.server_app.records.run_directory import CONFIG, RunDirectory
+
+# experiment -> seed -> summary of the split
+Summaries = Mapping[str, Mapping[int, Mapping[str, Any]]]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The result of a comparison: tidy results (see tables.py), tests, and remarks on them.
+
+    ``budgets`` has the budget of each row.
+    """
+
+    results: pd.DataFrame
+    split: str
+    tested: Sequence[Tested] = ()
+    notes: Sequence[str] = ()
+    budgets: Budgets = field(default_factory=Budgets)
+
+    def lines(self, median: bool = False) -> Iterator[Table | str]:
+        """Yield the table for a terminal, then the budgets, each test and the remarks."""
+        yield comparison_table(self.budgets.mark_unequal(self.results), self.split, median)
+        yield rich_table(self.budgets.title(), self.budgets.lines())
+        yield from lines_of_tests(self.tested, self.split, self.notes)
+
+    def _repr_html_(self) -> str:
+        """Convert the lines of the terminal to HTML for a notebook."""
+        return html_of_lines(self.lines())
+
+    def draw(self, path: Path) -> None:
+        """Draw the mean over seeds for each metric and site, as PNG."""
+        from fedsilo.comparison.picture import draw_comparison
+        from fedsilo.pictures.learning_curves import write_picture
+
+        write_picture(path, draw_comparison(self.results, self.split))
+
+    def markdown(self, median: bool = False) -> str:
+        """Build the table, the budgets and the tests as Markdown."""
+        lines = comparison_lines(self.budgets.mark_unequal(self.results), self.split, median)
+        text = f"{markdown_table(lines)}\n{self.budgets.title()}\n\n"
+        text += markdown_table(self.budgets.lines())
+        return text + markdown_tests(self.tested, self.split, self.notes)
+
+    def write(self, csv: Path | None, markdown: Path | None, median: bool = False) -> None:
+        """Write CSV files (NAME, NAME-budgets, NAME-tests) and one Markdown file; None for none."""
+        if csv:
+            frames = {"": over_seeds(self.results), "-budgets": self.budgets.frame()}
+            texts = {name: csv_text(frame) for name, frame in frames.items()}
+            texts |= {"-tests": significance_csv(self.tested)} if self.tested else {}
+            for name, text in texts.items():
+                write_atomically(csv.with_name(f"{csv.stem}{name}{csv.suffix}"), text)
+        if markdown:
+            write_atomically(markdown, self.markdown(median))
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of the comparison, with the resources of its sites and its engine."""
+
+    experiment: str
+    settings: RunSettings
+    resources: Mapping[str, Value]
+    engine: str = "inline"
+
+    @property
+    def sites(self) -> int:
+        """The number of sites that the run simulates."""
+        return int(self.resources["num-supernodes"])
+
+    @property
+    def directory(self) -> FinishedRun:
+        """The run's directory, which may not exist yet."""
+        common = self.settings.common
+        return FinishedRun(Path(common.out) / common.run_name)
+
+    def is_finished(self) -> bool:
+        """Tell whether the run is finished; RunDirectoryError if it has other settings or data."""
+        run = self.directory
+        if not (run.path / CONFIG).is_file():
+            return False
+        other: str | None = differences(run.settings.decisive(), self.settings.decisive())
+        silos = run.silos
+        if len(silos) != self.sites:
+            other = f"{len(silos)} sites took part, but {self.sites} are wanted"
+        elif not other:
+            other = self._other_data(silos)
+        if other:
+            raise RunDirectoryError(
+                f"{run.path} holds a run with other settings: {other}; "
+                "choose another --out, or remove that run"
+            )
+        return RunDirectory(run.path).has_ended()
+
+    def _other_data(self, silos: Mapping[str, Any]) -> str | None:
+        """Name the sites whose data have changed since the run; None if none has.
+
+        Without data on this machine there is nothing to compare, so the answer is None too.
+        """
+        common = self.settings.common
+        try:
+            today = [load_silo(site, common) for site in silos]
+        except DataError as error:
+            folder = find_places(common.data_dir, common.cache_dir).data
+            exists = folder is not None and folder.is_dir()
+            return f"the data cannot be read now ({error})" if exists else None
+        differing = [
+            silo.name
+            for silo in today
+            if silos[silo.name]["fingerprints"] not in ({}, silo.fingerprints)
+            or silos[silo.name].get("schema", "") != silo.schema
+        ]
+        return f"the data of {', '.join(differing)} have changed" if differing else None
+
+
+@dataclass(frozen=True)
+class _Work:
+    """One run for a worker process: its settings by key, its resources and its engine."""
+
+    values: Mapping[str, Value]
+    resources: Mapping[str, Value]
+    engine: str
+
+
+def _run_or_resume(work: _Work) -> Failure | None:
+    """Run or resume an experiment and draw its pictures; return its failure, or None."""
+    from fedsilo.pictures.learning_curves import draw_pictures
+
+    try:
+        # The settings travel by key, because a plugin's class is unknown in a new process
+        directory = start(resolve(work.values), work.resources, work.engine)
+    except FedsiloError as error:
+        return Failure(error.code, str(error))
+    draw_pictures(directory, print)
+    return None
+
+
+def check_jobs(jobs: Sequence[Job], tests: str | None, paired: bool, seeds: int) -> None:
+    """Check that planned runs can be compared, and their differences tested.
+
+    Raises:
+        SettingError: optimisers differ, or a test is not possible.
+    """
+    commons = {job.experiment: job.settings.common for job in jobs}
+    data_sets = {name: common.dataset for name, common in commons.items()}
+    refuse_mixed_optimisers(commons)
+    check_tests(data_sets, tests=tests, paired=paired, seeds=seeds)
+
+
+def plan_budgets(jobs: Sequence[Job], sources: RunSources) -> Budgets:
+    """Return the budget of each experiment, as planned; see budgets.py."""
+    return planned_budgets({job.experiment: job.settings for job in jobs}, sources)
+
+
+def compare_runs(
+    jobs: Sequence[Job],
+    split: str,
+    metrics: str | None,
+    tests: str | None,
+    paired: bool,
+    budgets: Budgets,
+) -> Comparison:
+    """Compare finished runs.
+
+    Args:
+        jobs: the runs, which have ended.
+        split: ``test`` or ``val``.
+        metrics: names and patterns, separated by commas; None for the data set's headline metrics.
+        tests: names and patterns of metrics to test for differences; None for no tests.
+        paired: whether to test the differences seed by seed.
+        budgets: the budget of each experiment, with the costs of its runs.
+
+    Raises:
+        SettingError: no site has samples in the split, or no metric has such a name.
+    """
+    summaries = _summaries(jobs, split)
+    results = _results(jobs, summaries, split, metrics)
+    tested = []
+    if tests:
+        for metric in chosen_metrics(tests, _all(summaries), "--tests"):
+            tested.append(significance(metric, values_by_seed(summaries, metric), paired))
+    remarks = _left_out([job.directory for job in jobs], split)
+    if tested:
+        seeds = len({job.settings.common.seed for job in jobs})
+        same = {same_split(runs) for runs in runs_of(jobs).values()}
+        cut = None if None in same else False not in same
+        remarks += notes(tested[0], seeds, paired, cut)
+    return Comparison(results, split, tested, remarks, budgets)
+
+
+def runs_of(jobs: Sequence[Job]) -> dict[str, list[FinishedRun]]:
+    """Return the directories of the runs of each experiment, in the order of the seeds."""
+    runs: dict[str, list[FinishedRun]] = {}
+    for job in jobs:
+        runs.setdefault(job.experiment, []).append(job.directory)
+    return runs
+
+
+def _all(summaries: Summaries) -> list[Mapping[str, Any]]:
+    return [summary for by_seed in summaries.values() for summary in by_seed.values()]
+
+
+def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
+    """Return the runs' summaries for ``split``: experiment -> seed -> summary.
+
+    Raises:
+        SettingError: no site has samples in the split.
+    """
+    summaries: dict[str, dict[int, dict[str, Any]]] = {}
+    found = shared_summaries([job.directory for job in jobs], split)
+    for job, summary in zip(jobs, found, strict=True):
+        summaries.setdefault(job.experiment, {})[job.settings.common.seed] = summary
+    if not any(summary["mean"] for summary in _all(summaries)):
+        raise SettingError(
+            f"no site has {split} samples, so there is nothing to compare: set 'split.val-folds', "
+            "or use 'fedsilo tune'"
+        )
+    return summaries
+
+
+def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
+    """Describe the sites that are left out of some means because a run lacks their metrics.
+
+    At most one sentence; none if no site is left out.
+    """
+    ends = [run.last_metrics(split) for run in runs]
+    pairs = zip(ends, shared_metrics(runs, ends), strict=True)
+    sites = sorted({site for own, shared in pairs for site in own if own[site] != shared[site]})
+    said = "means and tests leave out metrics that some runs lack, at"
+    return [f"{said} {', '.join(sites)}"] if sites else []
+
+
+def _results(
+    jobs: Sequence[Job], summaries: Summaries, split: str, wanted: str | None
+) -> pd.DataFrame:
+    """Return the results of each experiment, then those of always predicting one class."""
+    metrics = chosen_metrics(wanted, _all(summaries), "--metrics") if wanted else None
+    data_sets = {job.experiment: job.settings.common.dataset for job in jobs}
+    frames = [
+        experiment_results(name, runs, metrics or data_set(data_sets[name]).headline)
+        for name, runs in summaries.items()
+    ]
+    for name in dict(zip(data_sets.values(), data_sets, strict=True)).values():  # one a data set
+        own = [job.directory for job in jobs if job.experiment == name]
+        cuts = own if same_split(own) is False else own[:1]
+        frames += [constant_results(r.silos, split, metrics, seed) for seed, r in enumerate(cuts)]
+    return pd.concat(frames, ignore_index=True)
+
+
+def refuse_one_split(jobs: Sequence[Job]) -> None:
+    """Raise a SettingError for --splits if the first two seeds of an experiment share a split."""
+    for one, other in pairwise(job.settings.common for job in jobs):
+        if (one.seed, other.seed) != (0, 1):
+            continue
+        with suppress(DataError):  # without data, finished runs can still be shown
+            cuts = [[load_silo(s, c).fingerprints for s in silo_names(c)] for c in (one, other)]
+            if cuts[0] == cuts[1]:
+                raise SettingError(
+                    f"--splits: '{one.run_name}' and '{other.run_name}' have the same split, which "
+                    "'split.fold-seed' does not change: set 'split.test-folds', or remove --splits"
+                )
+
+
+def plan_job(
+    experiment: str,
+    seed: int,
+    sources: RunSources,
+    engine: str,
+    supernodes: int | None,
+    own_splits: bool,
+) -> Job:
+    """Plan the run of an experiment with a seed; SettingError if a setting is wrong."""
+    # The names differ, because otherwise a run with another split would be used in its place
+    own_split: dict[str, Value] = {"split.fold-seed": seed} if own_splits else {}
+    name = f"{experiment}-{'split' if own_splits else 'seed'}{seed}"
+    overrides = {"seed": seed, **own_split, "run.name": name}
+    settings, resources = plan_run(experiment, sources, supernodes=supernodes, overrides=overrides)
+    return Job(experiment, settings, resources, engine)
+
+
+def run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> None:
+    """Run or resume all jobs, several at once; RunFailedError if one failed."""
+    if not jobs:
+        return
+    workers, width = 0, "with Slurm"
+    if isinstance(at_once, int):
+        workers = runs_at_once(at_once, max(job.settings.common.threads for job in jobs))
+        width = f"{workers} at once"
+    tell(f"{counted(len(jobs), 'run')}, {width}")
+    ended: list[str] = []
+
+    def report_end(work: _Work, failure: Failure | None) -> None:
+        name = str(work.values["run.name"])
+        if failure:
+            raise RunFailedError(f"{name} failed: {failure.text}")
+        ended.append(name)
+        tell(f"{len(ended)}/{len(jobs)} {name}")
+
+    # A new process for each run, because a run leaves memory and caches behind
+    with make_pool(at_once, jobs[0].directory.path.parent, workers, runs_per_worker=1) as pool:
+        run_missing(pool, _run_or_resume, [_work_of(job) for job in jobs], report_end)
+
+
+def _work_of(job: Job) -> _Work:
+    values = job.settings.as_mapping() | {"resume": job.directory.path.is_dir()}
+    return _Work(values, job.resources, job.engine)

@@ -1,0 +1,184 @@
+"""Collects the metrics of runs from their summaries into the tidy table of tables.py."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import pandas as pd
+
+from fedsilo.comparison.tables import tidy
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.schema import unknown_name
+from fedsilo.runs.finished_run import FinishedRun
+from fedsilo.server_app.records.summary import by_distribution, means
+
+Summary = Mapping[str, Any]
+SiteMetrics = Mapping[str, Mapping[str, float]]  # site -> metric -> value
+
+CONSTANT = "always positive (class 1)"
+
+
+def of_split(summary: Summary, split: str) -> dict[str, Any]:
+    """Return ``summary`` with the metrics of ``split``, ``test`` or ``val``.
+
+    For ``val`` there are no published numbers, because papers publish test metrics.
+    """
+    if split == "test":
+        return dict(summary)
+    return {**summary, **summary["validation"], "published": None}
+
+
+def shared_metrics(
+    runs: Sequence[FinishedRun], metrics: Sequence[SiteMetrics]
+) -> list[SiteMetrics]:
+    """Remove from each run a site's metric if another run on the same data set lacks it.
+
+    Otherwise means would differ only because they are over different sites. A run that has a metric
+    at no site, such as a metric of another method, is ignored for that metric. So are runs that
+    have no site in common.
+
+    Args:
+        runs: the finished runs.
+        metrics: the metrics of each run: site -> metric -> value.
+
+    Returns:
+        The metrics that remain, in the order of ``runs``.
+    """
+    data_sets = [run.summary["dataset"] for run in runs]
+    sites_of: dict[str, list[set[str]]] = {}
+    for run, data in zip(runs, data_sets, strict=True):
+        sites_of.setdefault(data, []).append(set(run.silos))
+    lacking: set[tuple[str, str, str]] = set()
+    for run, data, by_site in zip(runs, data_sets, metrics, strict=True):
+        measured = {metric for site in run.silos for metric in by_site.get(site, {})}
+        comparable = set.intersection(*sites_of[data])
+        for site in set.union(*sites_of[data]) if comparable else run.silos:
+            lacking |= {(data, site, metric) for metric in measured - by_site.get(site, {}).keys()}
+    return [
+        {
+            site: {metric: v for metric, v in row.items() if (data, site, metric) not in lacking}
+            for site, row in by_site.items()
+        }
+        for data, by_site in zip(data_sets, metrics, strict=True)
+    ]
+
+
+def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, Any]]:
+    """Return the runs' summaries for a split, with means over the sites of ``shared_metrics``.
+
+    A distribution of a single site keeps all metrics of that site. Those for ``test`` also have
+    ``published``, the paper's numbers.
+    """
+    ends = [run.last_metrics(split) for run in runs]
+    summaries = []
+    for run, own, shared in zip(runs, ends, shared_metrics(runs, ends), strict=True):
+        summary = of_split(run.summary, split)
+        if split == "test":
+            summary["published"] = run.published.numbers
+        if shared != own:
+            groups = {site: str(facts["distribution"]) for site, facts in run.silos.items()}
+            sizes = Counter(groups.values())
+            alone = {s: row for s, row in own.items() if s in groups and sizes[groups[s]] == 1}
+            distributions = by_distribution({**shared, **alone}, groups)
+            summary |= {"mean": means(shared), "distributions": distributions}
+        summaries.append(summary)
+    return summaries
+
+
+def chosen_metrics(wanted: str, summaries: Sequence[Summary], option: str) -> list[str]:
+    """Return the metrics in the runs' summaries that ``wanted`` names, see ``matching``."""
+    known = {metric for summary in summaries for metric in summary["mean"]}
+    return matching(wanted, sorted(known), option)
+
+
+def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
+    """Return the known metrics that ``wanted`` names, in its order.
+
+    ``wanted`` has names and shell-style patterns, separated by commas.
+
+    Raises:
+        SettingError: a name or pattern fits no metric of any run. The message begins with
+            ``option``.
+    """
+    chosen: dict[str, None] = {}
+    for pattern in [part.strip() for part in wanted.split(",")]:
+        fitting = [metric for metric in known if metric == pattern or fnmatchcase(metric, pattern)]
+        if not fitting:
+            raise SettingError(f"{option}: {unknown_name('metric', pattern, known)}")
+        chosen |= dict.fromkeys(fitting)
+    return list(chosen)
+
+
+def metric_of(summary: Summary, group: str, metric: str) -> float | None:
+    """Return a run's metric for a distribution or ``all``; None if it is undefined."""
+    values = summary["mean"] if group == "all" else summary["distributions"].get(group, {})
+    return float(values[metric]) if metric in values else None
+
+
+def values_by_seed(
+    runs: Mapping[str, Mapping[int, Summary]], metric: str
+) -> dict[str, dict[int, float]]:
+    """Return a metric's mean over sites: experiment -> seed -> mean, if defined."""
+    return {
+        name: {
+            seed: value
+            for seed, summary in by_seed.items()
+            if (value := metric_of(summary, "all", metric)) is not None
+        }
+        for name, by_seed in runs.items()
+    }
+
+
+def experiment_results(
+    experiment: str, summaries: Mapping[int, Summary], metrics: Sequence[str]
+) -> pd.DataFrame:
+    """Return the tidy results of one experiment: its distributions, then ``all``, by seed.
+
+    A metric that is undefined for a group (AUC with one class) has no row.
+    """
+    first = next(iter(summaries.values()))
+    published = first.get("published") or {}
+    records = []
+    groups = dict.fromkeys(name for one in summaries.values() for name in one["distributions"])
+    for group in [*groups, "all"]:
+        paper = published.get(group, {})
+        for metric in metrics:
+            for seed, summary in summaries.items():
+                value = metric_of(summary, group, metric)
+                if value is not None:
+                    as_published = (paper.get(metric), paper.get(f"{metric}-sd"))
+                    cells = (experiment, first["method"], seed, group, metric, value, *as_published)
+                    records.append(cells)
+    return tidy(records)
+
+
+def constant_results(
+    silos: Mapping[str, Any], split: str, metrics: Sequence[str] | None = None, seed: int = 0
+) -> pd.DataFrame:
+    """Return the tidy results of always predicting the second of two classes.
+
+    They are a baseline that has learned nothing. With more than two classes there are no rows.
+
+    Args:
+        silos: the content of ``silos.json``.
+        split: ``test`` or ``val``.
+        metrics: the metrics to return; None for all.
+        seed: the seed of the rows.
+    """
+    scores: dict[str, dict[str, float]] = {}
+    for site, facts in silos.items():
+        counts = facts["label_counts"].get(split, [])
+        if len(counts) == 2 and sum(counts):
+            scores[site] = {"accuracy": counts[1] / sum(counts)}
+            if all(counts):
+                scores[site] |= {"balanced-accuracy": 0.5, "auc": 0.5}
+    if not scores:
+        return tidy([])
+    groups = by_distribution(scores, {site: silos[site]["distribution"] for site in scores})
+    return tidy(
+        (CONSTANT, "constant", seed, group, metric, value, None, None)
+        for group, values in [*groups.items(), ("all", means(scores))]
+        for metric, value in values.items()
+        if metrics is None or metric in metrics
+    )

@@ -1,0 +1,255 @@
+"""Tests whether experiments differ by more than their seeds: ANOVA, then t-tests of all pairs.
+
+As in table V of Fed-Align-CL: one-way ANOVA over the runs of each method, then two-sided Student
+t-tests of all pairs with Bonferroni's correction.
+"""
+
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pandas as pd
+from rich.table import Table
+
+from fedsilo.comparison.tables import markdown_table, rich_table
+from fedsilo.core.errors import SettingError
+
+_ROUNDING = 1e-12  # relative spread below which values count as equal up to rounding
+
+Samples = Mapping[str, Mapping[int, float]]  # experiment -> seed -> metric
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A test's statistic and p value; if no test is possible, ``p`` is None and ``why`` explains.
+
+    ``freedom`` holds the degrees of freedom of an F test; ``uncorrected`` is the p value before the
+    correction for the number of pairs.
+    """
+
+    p: float | None
+    statistic: float | None = None
+    why: str = ""
+    freedom: tuple[int, int] = (0, 0)
+    uncorrected: float | None = None
+
+    def cell(self) -> str:
+        """Return the p value as text with three digits, or "n/a"."""
+        return "n/a" if self.p is None else f"{self.p:.2e}"
+
+
+@dataclass(frozen=True)
+class Tested:
+    """The tests of one metric; ``pairs`` maps (later, earlier) experiment to corrected outcome."""
+
+    metric: str
+    experiments: tuple[str, ...]
+    anova: Outcome
+    pairs: Mapping[tuple[str, str], Outcome]
+
+    def heading(self, split: str) -> str:
+        """Return the result of the ANOVA in one line."""
+        anova, start = self.anova, f"{split} {self.metric}, mean over sites: one-way ANOVA"
+        if anova.p is None:
+            return f"{start} n/a: {anova.why}"
+        freedom = ", ".join(map(str, anova.freedom))
+        return f"{start} F({freedom}) = {anova.statistic:.3g}, p = {anova.cell()}"
+
+    def lines(self) -> list[list[str]]:
+        """Return the triangle of p values: column titles, then a line per later experiment."""
+        columns, later = self.experiments[:-1], self.experiments[1:]
+        cells = {pair: outcome.cell() for pair, outcome in self.pairs.items()}
+        body = [[name, *(cells.get((name, other), "-") for other in columns)] for name in later]
+        return [["p", *columns], *body]
+
+    def records(self) -> list[dict[str, Any]]:
+        """Return a row per test, the ANOVA first; a missing p value is None."""
+        named = [("ANOVA", "all", "all", self.anova)]
+        named += [("t", *pair, outcome) for pair, outcome in self.pairs.items()]
+        return [
+            {
+                "metric": self.metric,
+                "test": test,
+                "experiment": experiment,
+                "compared with": other,
+                "statistic": outcome.statistic,
+                "p": outcome.uncorrected,
+                "p corrected": outcome.p,
+            }
+            for test, experiment, other, outcome in named
+        ]
+
+    def reasons(self) -> list[str]:
+        """Return a line with the reason for each pair that could not be tested."""
+        return [
+            f"n/a, {later} against {earlier}: {outcome.why}"
+            for (later, earlier), outcome in self.pairs.items()
+            if outcome.p is None
+        ]
+
+
+def significance(metric: str, samples: Samples, paired: bool) -> Tested:
+    """Test ``metric`` over two or more experiments, over the seeds that have it.
+
+    Raises:
+        SettingError: tests are paired, but the experiments have different seeds.
+    """
+    names = tuple(samples)
+    if paired:
+        _refuse_other_seeds(metric, samples)
+    pairs = [(later, earlier) for earlier, later in itertools.combinations(names, 2)]
+    outcomes = {pair: two_sided(*pair, samples, paired) for pair in pairs}
+    corrected = {
+        pair: found if found.p is None else replace(found, p=min(1.0, found.p * len(pairs)))
+        for pair, found in outcomes.items()
+    }
+    anova = one_way({name: list(by_seed.values()) for name, by_seed in samples.items()})
+    return Tested(metric, names, anova, corrected)
+
+
+def one_way(samples: Mapping[str, Sequence[float]]) -> Outcome:
+    """Run a one-way ANOVA: do the experiments' means differ by more than the spread over seeds?"""
+    from scipy import stats
+
+    if why := _too_few(samples):
+        return Outcome(None, why=why)
+    if all(_constant(values) for values in samples.values()):
+        return Outcome(None, why="no value varies over seeds")
+    within = sum(map(len, samples.values())) - len(samples)
+    return _outcome(lambda: stats.f_oneway(*samples.values()), (len(samples) - 1, within))
+
+
+def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outcome:
+    """Run the two-sided t-test of two experiments, without correction for several pairs."""
+    from scipy import stats
+
+    chosen = {name: list(samples[name].values()) for name in (later, earlier)}
+    if why := _too_few(chosen):
+        return Outcome(None, why=why)
+    if not paired:
+        if all(_constant(values) for values in chosen.values()):
+            return Outcome(None, why="neither varies over seeds")
+        return _outcome(lambda: stats.ttest_ind(*chosen.values()))
+    ones, others = ([samples[name][seed] for seed in sorted(samples[later])] for name in chosen)
+    differences = [a - b for a, b in zip(ones, others, strict=True)]
+    if _constant(differences, max(map(abs, [*ones, *others]))):
+        return Outcome(None, why="the difference is the same for every seed")
+    return _outcome(lambda: stats.ttest_rel(ones, others))
+
+
+def _outcome(test: Callable[[], Any], freedom: tuple[int, int] = (0, 0)) -> Outcome:
+    """Run a test without scipy's warnings, because the outcome already explains their causes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        result = test()
+    p, statistic = float(result.pvalue), float(result.statistic)
+    if math.isnan(p):
+        return Outcome(None, why="these values leave the test undefined")
+    return Outcome(p, statistic, freedom=freedom, uncorrected=p)
+
+
+def _too_few(samples: Mapping[str, Sequence[float]]) -> str | None:
+    few = [name for name, values in samples.items() if len(values) < 2]
+    return f"fewer than two seeds of {', '.join(few)} have this metric" if few else None
+
+
+def _constant(values: Sequence[float], scale: float = 0.0) -> bool:
+    """Tell whether values, computed from numbers as large as ``scale``, are all the same."""
+    largest = max(scale, *map(abs, values))
+    return max(values) - min(values) <= _ROUNDING * largest
+
+
+def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> list[str]:
+    """Return the remarks that a reader of the p values needs, a line each.
+
+    ``same_split`` tells whether all seeds share one split; None if the sites do not report it.
+    """
+    kind = "paired t-tests, by seed," if paired else "t-tests"
+    lines = [
+        f"p: two-sided {kind} over {seeds} seeds, multiplied by the number of pairs, "
+        f"{len(tested.pairs)} (Bonferroni); not corrected for several metrics"
+    ]
+    if not paired:
+        lines.append(
+            "runs with the same seed share split and initial weights, which these tests ignore; "
+            "'--paired' tests the differences seed by seed"
+        )
+    vary = "seeds vary initial weights and the order of batches"
+    of_split = {
+        True: ", but not the split, so p says nothing about other patients",
+        False: ", and the split; training data overlap between splits, so p is too small",
+        None: "; these sites do not report whether the split varies too",
+    }
+    return [*lines, vary + of_split[same_split]]
+
+
+def check_tests(
+    data_sets: Mapping[str, str], *, tests: str | None, paired: bool, seeds: int
+) -> None:
+    """Check before any run that the wanted tests are possible.
+
+    ``data_sets`` has the data set of each experiment.
+
+    Raises:
+        SettingError: there are fewer than two experiments or seeds, or the data sets differ.
+    """
+    first, *others = data_sets
+    if not tests:
+        if paired:
+            raise SettingError("--paired has no effect without --tests: name metrics to test")
+        return
+    if not others:
+        raise SettingError(
+            "--tests compares experiments with one another: name at least two different ones"
+        )
+    if seeds < 2:
+        raise SettingError(f"--tests needs at least 2 seeds, but --seeds is {seeds}: raise --seeds")
+    for other in others:
+        if data_sets[other] != data_sets[first]:
+            raise SettingError(
+                f"--tests: experiment '{other}' uses data set '{data_sets[other]}', but '{first}' "
+                f"uses '{data_sets[first]}': name experiments on one data set"
+            )
+
+
+def _refuse_other_seeds(metric: str, samples: Samples) -> None:
+    first, *others = samples
+    for other in others:
+        if samples[other].keys() != samples[first].keys():
+            parts = [
+                f"'{name}' has it for seeds {', '.join(map(str, sorted(samples[name]))) or 'none'}"
+                for name in (first, other)
+            ]
+            raise SettingError(
+                f"--paired needs metric '{metric}' for the same seeds, but "
+                f"{' and '.join(parts)}: remove '--paired' or this metric"
+            )
+
+
+def lines_of_tests(
+    tested: Sequence[Tested], split: str, remarks: Sequence[str]
+) -> Iterator[Table | str]:
+    """Yield each metric's ANOVA and table of p values, the reasons for "n/a", then ``remarks``."""
+    for test in tested:
+        yield rich_table(test.heading(split), test.lines())
+        yield from test.reasons()
+    yield from remarks
+
+
+def markdown_tests(tested: Sequence[Tested], split: str, remarks: Sequence[str]) -> str:
+    """Build the output of ``lines_of_tests`` as Markdown; empty without tests and remarks."""
+    parts = []
+    for test in tested:
+        parts += [f"{test.heading(split)}\n", markdown_table(test.lines())]
+        parts += [f"- {reason}\n" for reason in test.reasons()]
+    parts += ["".join(f"- {line}\n" for line in remarks)] if remarks else []
+    return "".join(f"\n{part}" for part in parts)
+
+
+def significance_csv(tested: Sequence[Tested]) -> str:
+    """Build a CSV text with a row per test and six significant digits."""
+    rows = [row for test in tested for row in test.records()]
+    return pd.DataFrame(rows).to_csv(index=False, float_format="%.6g", lineterminator="\n")

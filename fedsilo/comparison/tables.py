@@ -1,0 +1,221 @@
+"""Puts the results of many runs into one tidy table, and formats it.
+
+A tidy table has a row per experiment, group, metric and seed; a group is a site, a distribution or
+``all``. ``over_seeds`` reduces it to a row per experiment, group and metric. From either a table
+for the terminal, Markdown and CSV are made here and nowhere else.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import pandas as pd
+from rich.table import Table
+
+from fedsilo.core.one_line import counted, markdown_cell
+
+TIDY = ("experiment", "method", "seed", "group", "metric", "value", "published", "published_sd")
+KEY = ["experiment", "group", "metric"]  # the columns that identify a value over seeds
+COMPARISON = (
+    *("experiment", "method", "group", "metric", "mean", "sd", "seeds"),
+    *("published", "published_sd", "median", "min", "max"),
+)
+_AS_PUBLISHED = ("published", "published_sd")
+
+
+def tidy(records: Iterable[Sequence[Any]]) -> pd.DataFrame:
+    """Build a table from records of the columns ``TIDY``; None stands for unpublished numbers."""
+    frame = pd.DataFrame(list(records), columns=list(TIDY), dtype=object)
+    typed: pd.DataFrame = frame.astype({"seed": int, "value": float})
+    return typed
+
+
+def mean(values: Iterable[float]) -> float:
+    """Return the exactly rounded mean, because pandas' mean depends on the order of the values."""
+    return statistics.mean([float(value) for value in values])
+
+
+def deviation(values: Iterable[float]) -> float:
+    """Return the sample standard deviation, 0 for a single value."""
+    known = [float(value) for value in values]
+    return statistics.stdev(known) if len(known) > 1 else 0.0
+
+
+class Spread(NamedTuple):
+    """A metric's value over seeds."""
+
+    mean: float
+    sd: float
+    seeds: int
+    median: float
+    min: float
+    max: float
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Spread:
+        """Compute the spread of one or more values."""
+        centre, sd = mean(values), deviation(values)
+        middle = float(statistics.median(values))
+        return cls(centre, sd, len(values), middle, min(values), max(values))
+
+
+def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
+    """Summarise over seeds: a row per experiment, group and metric, with columns ``COMPARISON``."""
+    rows = [
+        (*key, *Spread.of(values.tolist()))
+        for key, values in results.groupby(KEY, sort=False)["value"]
+    ]
+    spreads = pd.DataFrame(rows, columns=[*KEY, *Spread._fields])
+    facts = results.drop_duplicates(KEY)[[*KEY, "method", *_AS_PUBLISHED]]
+    return spreads.merge(facts, on=KEY)[list(COMPARISON)]
+
+
+def spread_cell(spread: Any, median: bool = False) -> str:
+    """Format mean and standard deviation, or median and range; for one seed, only the value.
+
+    ``spread`` is a ``Spread``, or a row of ``over_seeds``.
+    """
+    if spread.seeds == 1:
+        return f"{spread.mean:.3f}"
+    if median:
+        return f"{spread.median:.3f} ({spread.min:.3f} to {spread.max:.3f})"
+    return f"{spread.mean:.3f} ± {spread.sd:.3f}"
+
+
+def _next_to_published(spread: Any, median: bool) -> str:
+    """Format a cell; next to a published deviation, add our population standard deviation.
+
+    Papers print population deviations here (PICSR's cannot be anything else), so the two compare.
+    """
+    cell = spread_cell(spread, median)
+    if median or spread.seeds == 1 or pd.isna(spread.published_sd):
+        return cell
+    population_sd = spread.sd * math.sqrt((spread.seeds - 1) / spread.seeds)  # divided by n
+    return f"{cell} ({population_sd:.3f})"
+
+
+def published_cell(spread: Any) -> str:
+    """Format the published number, with its deviation if that is known; empty if there is none."""
+    if pd.isna(spread.published):
+        return ""
+    sd = "" if pd.isna(spread.published_sd) else f" ± {spread.published_sd:.3f}"
+    return f"{spread.published:.3f}{sd}"
+
+
+def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = False) -> Table:
+    """Build the comparison's table for a terminal, with a rule below each experiment."""
+    seeds = results.groupby(KEY).size().max()
+    shown = "median (min to max)" if median else "mean ± sample sd"
+    known = results["published_sd"].notna().any() and seeds > 1 and not median
+    as_papers = " (population sd, as published)" if known else ""
+    title = f"{shown}{as_papers} over {counted(seeds, 'seed')}"
+    lines = comparison_lines(results, split, median)
+    return rich_table(title, lines, left=2, ends=lambda line: line[1] == "all")
+
+
+def comparison_lines(
+    results: pd.DataFrame, split: str = "test", median: bool = False
+) -> list[list[str]]:
+    """Return the column titles, then a line per experiment and group.
+
+    A metric has a column of published numbers if there are any.
+    """
+    spreads = over_seeds(results)
+    known = spreads.loc[spreads["published"].notna(), "metric"]
+    deviating = spreads.loc[spreads["published_sd"].notna(), "metric"]
+    published = dict.fromkeys(known, "published")
+    published |= dict.fromkeys(deviating, "published ± population sd")
+    titles = {metric: f"{split} {metric}" for metric in spreads["metric"].unique()}
+    lines = group_lines(spreads, titles, published, lambda row: _next_to_published(row, median))
+    return [["experiment", "group", *lines[0]], *lines[1:]]
+
+
+def group_lines(
+    spreads: pd.DataFrame,
+    titles: Mapping[str, str],
+    published: Mapping[str, str],
+    cell: Callable[[Any], str],
+    missing: str = "",
+) -> list[list[str]]:
+    """Return the column titles, then a line per experiment and group, which begins with the two.
+
+    A cell over fewer seeds than the experiment has states their number.
+
+    Args:
+        spreads: rows of ``over_seeds``.
+        titles: metric -> title of its column.
+        published: metric -> title of its column of published numbers; only metrics that have one.
+        cell: formats a row of ``spreads``.
+        missing: the cell of a group that lacks a metric.
+    """
+    columns = []
+    for metric, title in titles.items():
+        columns += [title, *([published[metric]] if metric in published else [])]
+    lines, most = [columns], spreads.groupby("experiment")["seeds"].max().to_dict()
+    for (experiment, group), part in spreads.groupby(["experiment", "group"], sort=False):
+        by_metric = {spread.metric: spread for spread in part.itertuples()}
+        line = [str(experiment), str(group)]
+        for metric in titles:
+            spread: Any = by_metric.get(metric)
+            line.append(cell(spread) if spread else missing)
+            if spread and spread.seeds < most[experiment]:
+                line[-1] += f" ({spread.seeds} of {most[experiment]} seeds)"
+            if metric in published:
+                line.append(published_cell(spread) if spread else "")
+        lines.append(line)
+    return lines
+
+
+def rich_table(
+    title: str,
+    lines: Sequence[Sequence[str]],
+    left: int = 1,
+    ends: Callable[[Sequence[str]], bool] = lambda _: False,
+) -> Table:
+    """Build a terminal table from lines of cells, of which the first has the column titles.
+
+    The first ``left`` columns are aligned left. If ``ends`` is true for a line, a rule follows it.
+    """
+    table = Table(title=title, title_justify="left")
+    columns, *body = lines
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number < left else "right")
+    for line in body:
+        table.add_row(*line, end_section=ends(line))
+    return table
+
+
+def markdown_table(lines: Sequence[Sequence[str]]) -> str:
+    """Build a Markdown table from lines of cells, of which the first has the column titles."""
+    columns, *body = [[markdown_cell(cell) for cell in line] for line in lines]
+    rows = [columns, ["---"] * len(columns), *body]
+    return "".join(f"| {' | '.join(line)} |\n" for line in rows)
+
+
+def seconds_text(seconds: float) -> str:
+    """Format a duration: ``12.3 s``, ``4 min 05 s``, ``3 h 07 min``."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60} h {minutes % 60:02d} min"
+
+
+def csv_text(frame: pd.DataFrame) -> str:
+    """Format a table as CSV: numbers with six decimals, but published numbers unchanged.
+
+    A column's title is its name with spaces for underscores. A missing value is an empty cell.
+    """
+    texts = frame.astype(object)
+    for name in frame.columns:
+        rounded = frame[name].dtype.kind == "f" and name not in _AS_PUBLISHED
+        texts[name] = [
+            "" if pd.isna(value) else f"{value:.6f}" if rounded else str(value)
+            for value in frame[name]
+        ]
+    titles = [name.replace("_", " ") for name in frame.columns]
+    return texts.to_csv(index=False, header=titles, lineterminator="\n")

@@ -1,0 +1,293 @@
+"""Runs many trials at once, except those that already have a summary.
+
+A trial is a short run with the inline engine in a worker process. Only its summary is kept, in
+``<folder>/<key>.json``, with a digest of its metrics. The key is a hash of everything that decides
+the result, so a trial whose file exists is not run again. ``make_pool`` and ``run_missing`` also
+run the whole runs of a comparison.
+"""
+
+import contextlib
+import hashlib
+import json
+import multiprocessing
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+from rich.progress import Progress
+
+from fedsilo.comparison.pooled import pooled_metric
+from fedsilo.comparison.slurm import Jobs, Slurm, SlurmPool
+from fedsilo.core.errors import (
+    FedsiloError,
+    RunDirectoryError,
+    RunFailedError,
+    SiteError,
+)
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.text_files import file_fault
+from fedsilo.core.one_line import one_line
+from fedsilo.core.processes import end_with, without_main
+from fedsilo.core.settings.schema import Value
+from fedsilo.core.versions import git_revision
+from fedsilo.datasets.registry import silo_names
+from fedsilo.runs.finished_run import FinishedRun
+from fedsilo.server_app.config.settings import RunSettings, resolve
+from fedsilo.server_app.records.forms import Summary, check
+from fedsilo.server_app.run.terminal import make_console
+
+Missing = TypeVar("Missing")
+Outcome = TypeVar("Outcome")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One run: its settings, a label that tells it from others, and a digest of its data."""
+
+    settings: RunSettings
+    label: Mapping[str, Value]
+    data: str
+
+    def key(self) -> str:
+        """Return the stem of its summary's file, which also depends on fedsilo's revision."""
+        text = json.dumps([self.settings.decisive(), self.data, git_revision()], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:20]
+
+
+def trial_settings(values: Mapping[str, Value]) -> RunSettings:
+    """Build the settings of a trial: only the last round is measured, unless it may stop early."""
+    stops = values["server.early-stopping-metric"] != "none"
+    seldom = {} if stops else {"server.evaluate-every": 0}
+    return resolve({**values, **seldom, "run.name": ""})
+
+
+FAILED = "failed"  # in place of a summary's content: why there is none
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The error of a run in a worker process: its code, and the text for the user."""
+
+    code: str
+    text: str
+
+
+@dataclass(frozen=True)
+class _Work:
+    """A trial for a worker process: its settings by key, and the file of its summary."""
+
+    values: Mapping[str, Value]
+    path: Path
+
+
+def runs_at_once(jobs: int, threads: int = 1) -> int:
+    """Return the number of runs at once: ``jobs``, or if that is 0, one per ``threads`` cores."""
+    return jobs or max(1, (os.cpu_count() or 1) // threads)
+
+
+def run_missing(
+    pool: Executor,
+    work: Callable[[Missing], Outcome],
+    missing: Sequence[Missing],
+    ended: Callable[[Missing, Outcome], None],
+) -> None:
+    """Run all missing work in a pool, and call ``ended`` after each; its exception ends all.
+
+    Raises:
+        RunFailedError: a worker process died.
+        Exception: raised by ``work`` or ``ended``; started runs finish, but no other begins.
+    """
+    run_of = {pool.submit(work, run): run for run in missing}
+    try:
+        for future in as_completed(run_of):
+            ended(run_of[future], future.result())
+    except BrokenProcessPool:
+        raise RunFailedError(
+            "a worker process died, perhaps for lack of memory: run this again with fewer --jobs; "
+            "finished runs are kept"
+        ) from None
+    except BaseException:  # Ctrl-C too must cancel the waiting runs
+        pool.shutdown(cancel_futures=True)
+        raise
+
+
+def run_groups(
+    groups: Sequence[Sequence[Trial]], folder: Path, jobs: Jobs, go_on: bool = False
+) -> list[list[dict[str, Any]]]:
+    """Run groups of trials side by side and return their summaries, as ``run_trials`` does."""
+    trials = [trial for group in groups for trial in group]
+    summaries = iter(run_trials(trials, folder, jobs, go_on))
+    return [[next(summaries) for _ in group] for group in groups]
+
+
+def run_trials(
+    trials: Sequence[Trial], folder: Path, jobs: Jobs, go_on: bool = False
+) -> list[dict[str, Any]]:
+    """Run the trials that have no summary, and return all summaries in the order of ``trials``.
+
+    With ``go_on``, the other trials continue after a trial failed, for example because it diverged.
+    The failed trial's summary has only the key ``FAILED``, with the reason. No file is kept of it,
+    so it runs again next time.
+
+    Raises:
+        FedsiloError: a trial failed without ``go_on``, or could not begin. Finished trials are kept
+            and used again.
+    """
+    paths = [folder / f"{trial.key()}.json" for trial in trials]
+    missing: dict[Path, Trial] = {}
+    for path, trial in zip(paths, trials, strict=True):
+        if not path.is_file():
+            missing[path] = trial
+    console = make_console()
+    with (
+        Progress(console=console, disable=not console.is_terminal) as bar,
+        make_pool(jobs, folder, runs_at_once(jobs) if isinstance(jobs, int) else 0) as pool,
+    ):
+        task = bar.add_task("runs", total=len(missing))
+        failures: dict[Path, str] = {}
+
+        def note_end(work: _Work, failure: Failure | None) -> None:
+            if failure:
+                failures[work.path] = failure.text
+                if not go_on or failure.code != SiteError.code:
+                    label = dict(missing[work.path].label)
+                    raise RunFailedError(f"trial {label} failed: {failure.text}")
+            bar.advance(task)
+
+        works = [_Work(trial.settings.as_mapping(), path) for path, trial in missing.items()]
+        run_missing(pool, _run_trial, works, note_end)
+    return [
+        {FAILED: failures[path]} if path in failures else _read_summary(path) | {"file": path.name}
+        for path in paths
+    ]
+
+
+def _read_summary(path: Path) -> dict[str, Any]:
+    """Read the kept summary of a trial.
+
+    Raises:
+        RunDirectoryError: the file is damaged, or no search has written it.
+    """
+    if fault := file_fault(path):  # a pipe would be waited for
+        raise RunDirectoryError(f"{path} {fault}: remove it, and the trial is run again")
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise RunDirectoryError(
+            f"{path} is damaged ({one_line(error, 100)}): remove it, and the trial is run again"
+        ) from None
+    check(Summary, content, str(path))
+    return dict(content)
+
+
+class WorkerPool(ProcessPoolExecutor):
+    """A pool of silent worker processes, which end with this command, even if that is killed.
+
+    Ctrl-C interrupts the runs that have started.
+
+    Args:
+        workers: number of processes, at least 1.
+        runs_per_worker: number of runs after which a process is replaced by a new one, so that the
+            system gets its memory back; None for no limit.
+    """
+
+    def __init__(self, workers: int, runs_per_worker: int | None = None) -> None:
+        super().__init__(
+            workers,
+            # A forked process would lack PyTorch's threads and could hang
+            mp_context=multiprocessing.get_context("spawn"),
+            initializer=_begin_worker,
+            initargs=(os.getpid(),),
+            max_tasks_per_child=runs_per_worker,
+        )
+
+    def __enter__(self) -> Self:
+        """Begin to use the pool; until its end no new process imports the caller's script."""
+        self._hiding = without_main()
+        self._hiding.__enter__()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        """End the pool; started runs finish."""
+        try:
+            return super().__exit__(*error)
+        finally:
+            self._hiding.__exit__(*error)
+
+    def submit(self, work: Callable[..., Outcome], /, *args: Any, **kwargs: Any) -> Future[Outcome]:
+        """Submit ``work``, whose arguments and result are pickled."""
+        return super().submit(_in_worker, work, *args, **kwargs)
+
+
+def make_pool(
+    jobs: Jobs, folder: Path, workers: int, runs_per_worker: int | None = None
+) -> Executor:
+    """Return a pool of ``workers`` processes, or of Slurm jobs whose logs are in ``folder``."""
+    if isinstance(jobs, Slurm):
+        return SlurmPool(jobs, folder)
+    return WorkerPool(workers, runs_per_worker)
+
+
+def _begin_worker(command: int) -> None:
+    """Make a worker silent, and make it end with the command.
+
+    The signal for the end is not SIGTERM, because a pool uses SIGTERM to end workers at once.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # until a run begins
+    signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
+    end_with(command, signal.SIGUSR1)
+    # The processes that a run starts write to these descriptors too
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.dup2(nowhere, sys.stderr.fileno())
+
+
+def _in_worker(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
+    """Do the work of a pool; end this process if the command has ended."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        return work(*args, **kwargs)
+    except SystemExit:
+        os._exit(1)  # the pool would treat the exception as a failed run and continue
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
+def _run_trial(work: _Work) -> Failure | None:
+    """Run a trial and write its summary; return its failure, or None."""
+    try:
+        # The settings travel by key, because a plugin's class is unknown in a new process
+        with run_and_forget(resolve(work.values)) as run:
+            # Two trials have equal digests only if their settings make no difference: metrics.csv
+            # has all digits and no times
+            digest = hashlib.sha256((run.path / "metrics.csv").read_bytes()).hexdigest()
+            summary = {**run.summary, "digest": digest}
+            summary["mean"] |= pooled_metric(run, "test")
+            summary["validation"]["mean"] |= pooled_metric(run, "val")
+            write_atomically(work.path, json.dumps(summary))
+    except FedsiloError as error:
+        return Failure(error.code, str(error))
+    return None
+
+
+@contextlib.contextmanager
+def run_and_forget(settings: RunSettings) -> Iterator[FinishedRun]:
+    """Run settings in this process without output, in a folder that is removed at the end.
+
+    Raises:
+        FedsiloError: the run failed.
+    """
+    from fedsilo.engines.inline_engine import run_inline
+
+    with tempfile.TemporaryDirectory(prefix="fedsilo-trial-") as out:
+        common = replace(settings.common, out=out, run_name="trial", resume=False)
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            directory = run_inline(replace(settings, common=common), len(silo_names(common)))
+        yield FinishedRun(directory.path)

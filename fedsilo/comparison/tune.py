@@ -1,0 +1,331 @@
+"""``fedsilo tune``: chooses an experiment's settings on validation folds of the training data.
+
+simulation.yaml declares the grid of an experiment and the budget for all experiments: the number of
+points, folds and seeds. Optuna draws the points (search.py). If sites are cut into folds, no trial
+reads a test row. A data set with its own validation part has no folds, and its test metrics are not
+used. The deciding metric is the first of the data set's headline metrics that all runs have.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, product
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+from rich.table import Table
+
+from fedsilo.comparison.pooled import POOLED
+from fedsilo.comparison.search import (
+    Search,
+    at_an_edge,
+    refuse_small,
+    without_effect,
+)
+from fedsilo.comparison.slurm import Jobs
+from fedsilo.comparison.tables import deviation, mean, rich_table
+from fedsilo.comparison.trials import FAILED, Trial, run_groups, trial_settings
+from fedsilo.core.arguments import RunSources
+from fedsilo.core.errors import RunFailedError, SettingError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.one_line import counted
+from fedsilo.core.settings.schema import SettingRule, Value, as_mapping, rule_of, setting
+from fedsilo.datasets.registry import data_fingerprint, data_set
+from fedsilo.engines.experiments import find_experiment, read_section, simulation_file
+from fedsilo.engines.planning import plan_run
+from fedsilo.server_app.config.settings import RunSettings
+
+Summaries = Sequence[Sequence[Mapping[str, Any]]]  # the summaries of each point's runs
+
+SHOWN = 5  # points in the table on the screen
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """The budget of tuning, the same for every experiment: 'tuning' in simulation.yaml."""
+
+    trials: int = setting(16, "points of the grid that are tried", ge=1)
+    folds: int = setting(5, "validation folds of the training data", ge=2)
+    seeds: int = setting(3, "seeds, each with another shuffling into folds", ge=1)
+
+
+@dataclass(frozen=True)
+class Point:
+    """A point of the grid with its scores over the folds of all seeds."""
+
+    settings: Mapping[str, Value]  # the values that were tried
+    score: float  # mean of the deciding metric over sites, folds and seeds
+    error: float  # its standard error over folds and seeds
+    loss: float  # mean validation loss, which decides between equal scores
+    sites: Mapping[str, float]  # the score of each site
+    digest: str = ""  # digest over all metrics of its runs
+    failed: str = ""  # the reason why a run failed, or empty; the scores are 0 then
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The result of a search: its points, best first, the content of chosen.json, its folder."""
+
+    metric: str
+    ranked: Sequence[Point]
+    document: Mapping[str, Any]
+    folder: Path
+
+    def lines(self) -> Iterator[Table | str]:
+        """Yield the table of the best points, the reason for the choice, and its settings."""
+        chosen = ", ".join(f"{k}: {json.dumps(v)}" for k, v in self.ranked[0].settings.items())
+        yield self._table()
+        yield str(self.document["why"])
+        yield from (f"warning: {warning}" for warning in self.document["warnings"])
+        tried = self.document["budget"]["trials"]
+        yield f"for simulation.yaml: {{{chosen}}}, and next to 'config' trials: {tried}"
+        yield f"written to {self.folder}"
+
+    def _table(self) -> Table:
+        best = [point for point in self.ranked[:SHOWN] if not point.failed]
+        lines = [[*best[0].settings, f"val {self.metric}", "val loss"]]
+        for point in best:
+            cells = (f"{point.score:.4f} ± {point.error:.4f}", f"{point.loss:.4f}")
+            lines.append([*map(str, point.settings.values()), *cells])
+        return rich_table("the best " + counted(len(best), "point"), lines, left=0)
+
+
+def search(
+    plan: Plan, sampler: str, metric: str | None, jobs: Jobs, tell: Callable[[str], None]
+) -> Tuned:
+    """Try the points of a plan, choose the best, and write the choice and all trials.
+
+    If training fails at a point, for example because it diverges, the point is reported and not
+    chosen; the sampler gets score 0 for it.
+
+    Args:
+        plan: the settings, the grid and the budget.
+        sampler: ``grid`` or ``tpe``.
+        metric: the deciding metric, of which a higher value is better: a mean over the sites that
+            have it, or ``POOLED`` over all samples. None for the data set's.
+        jobs: number of runs at once; 0 for one per core; or Slurm's parameters.
+        tell: takes a line about the progress.
+
+    Raises:
+        FedsiloError: a run failed at every point, or Optuna is missing.
+    """
+    ranked, decides = _run_search(plan, sampler, metric, jobs, tell)
+    if ranked[0].failed:
+        raise RunFailedError(f"all {len(ranked)} points failed; the first one: {ranked[0].failed}")
+    document = chosen_document(plan, ranked, decides, sampler)
+    write_atomically(plan.folder / "chosen.json", json.dumps(document, indent=2) + "\n")
+    return Tuned(decides, ranked, document, plan.folder)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a search: the experiment's settings, its grid, and the budget."""
+
+    experiment: str
+    base: RunSettings
+    grid: Mapping[str, Sequence[Value]]
+    budget: Tuning
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the choice and of all trials."""
+        return Path(self.base.common.out) / f"tune-{self.experiment}"
+
+    @property
+    def rules(self) -> dict[str, SettingRule]:
+        """The rule of each setting in the grid: its type and range."""
+        parts = (self.base.common, self.base.own)
+        return {k: rule_of(type(p), k) for p in parts for k in as_mapping(p) if k in self.grid}
+
+
+def plan_search(
+    experiment: str, sources: RunSources, sampler: str, given: Mapping[str, int | None]
+) -> Plan:
+    """Plan a search; the parts of the budget in ``given`` override the simulation file's.
+
+    Raises:
+        SettingError: the grid is too small, or a setting is wrong or set twice.
+    """
+    file = simulation_file(sources.file)
+    own = {key: value for key, value in given.items() if value is not None}
+    budget = replace(read_section(file, "tuning", Tuning), **own)
+    grid = find_experiment(file, experiment).grid
+    refuse_small(grid, sampler, budget.trials, experiment)
+    base, _ = plan_run(experiment, sources)
+    budget = _fit_folds(budget, base.common.dataset)
+    if twice := [text for text in sources.changes if text.partition("=")[0].strip() in grid]:
+        raise SettingError(
+            f"--set {', '.join(twice)}: the grid of this experiment has this setting; remove --set"
+        )
+    return Plan(experiment, base, grid, budget)
+
+
+def _fit_folds(budget: Tuning, dataset: str) -> Tuning:
+    """Return the budget with one fold for a data set that has its own validation part."""
+    if "split.val-folds" not in data_set(dataset).settings:
+        return replace(budget, folds=1)
+    if budget.folds < 2:
+        raise SettingError(
+            f"--folds must be at least 2, because data set '{dataset}' has no validation part of "
+            f"its own, but is {budget.folds}"
+        )
+    return budget
+
+
+def _run_search(
+    plan: Plan, sampler: str, metric: str | None, jobs: Jobs, tell: Callable[[str], None]
+) -> tuple[list[Point], str]:
+    """Run the search and write trials.csv; return the points, best first, and their metric."""
+    base, budget, data = plan.base, plan.budget, data_fingerprint(plan.base.common)
+    search = Search(plan.grid, sampler, budget.trials)
+    points: list[dict[str, Value]] = []
+    groups: list[list[Trial]] = []
+    summaries: list[list[dict[str, Any]]] = []
+    for batch in search.batches():
+        tried = [_trials(base.as_mapping(), point, budget, data) for point in batch]
+        if not points:
+            runs = counted(budget.trials * len(tried[0]), "run")
+            of = f"{counted(budget.trials, 'point')}, {_pieces(budget)}"
+            tell(f"{plan.experiment}: {of}: {runs} on training data")
+        found = run_groups(tried, plan.folder / "trials", jobs, go_on=True)
+        points, groups, summaries = [*points, *batch], [*groups, *tried], [*summaries, *found]
+        decides = metric or deciding_metric(data_set(base.common.dataset).headline, summaries)
+        _refuse_unmeasured(decides, summaries)
+        search.tell([point.score for point in _score_points(batch, found, decides)])
+        write_atomically(plan.folder / "trials.csv", _csv(groups, summaries, decides))
+    return ranking(points, summaries, decides), decides
+
+
+def _trials(
+    base: Mapping[str, Value], point: Mapping[str, Value], budget: Tuning, data: str
+) -> list[Trial]:
+    """Build the trials of one point: every fold of every seed's shuffling."""
+    trials = []
+    for seed, fold in product(range(budget.seeds), range(budget.folds)):
+        folds = {
+            "split.val-folds": budget.folds,
+            "split.val-fold": fold,
+            "split.fold-seed": seed,
+            "split.use-test": False,
+        }
+        cut = folds if budget.folds > 1 else {}
+        try:
+            settings = trial_settings({**base, **point, **cut, "seed": seed})
+        except SettingError as error:
+            raise SettingError(f"grid point {dict(point)}: {error}") from None
+        trials.append(Trial(settings, {**point, "seed": seed, "fold": fold}, data))
+    return trials
+
+
+def _refuse_unmeasured(metric: str, summaries: Summaries) -> None:
+    means = _validation_means(summaries)
+    if lacking := sum(metric not in values for values in means):
+        why = "it needs two classes, with different numbers of validation samples at every site"
+        raise SettingError(
+            f"--metric {metric}: {lacking} of {len(means)} runs lack this validation metric"
+            f"{f' ({why})' if metric == POOLED else ''}: name another metric; all runs are kept"
+        )
+
+
+def _validation_means(summaries: Summaries) -> list[Mapping[str, float]]:
+    """Return the mean validation metrics of each run that did not fail."""
+    ran = [summary for summary in chain(*summaries) if FAILED not in summary]
+    return [summary["validation"]["mean"] for summary in ran]
+
+
+def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
+    """Return the first metric in ``headline`` that every run has, else accuracy.
+
+    A run may lack a metric; for example, a fold with one class has no AUC.
+    """
+    means = _validation_means(summaries)
+    return next(
+        (metric for metric in headline if all(metric in values for values in means)), "accuracy"
+    )
+
+
+def ranking(
+    points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
+) -> list[Point]:
+    """Sort the points, best first: by score with six decimals, then by loss; failed ones last."""
+    scored = _score_points(points, summaries, metric)
+    return sorted(scored, key=lambda p: (bool(p.failed), -round(p.score, 6), p.loss))
+
+
+def _score_points(
+    points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
+) -> list[Point]:
+    """Return the points with their scores, in the given order."""
+    scored = []
+    for settings, runs in zip(points, summaries, strict=True):
+        if failed := [run[FAILED] for run in runs if FAILED in run]:
+            scored.append(Point(settings, 0.0, 0.0, 0.0, {}, failed=failed[0]))
+            continue
+        means = [run["validation"]["mean"] for run in runs]
+        scores = [float(values[metric]) for values in means]
+        error, loss = deviation(scores) / len(scores) ** 0.5, mean(f["loss"] for f in means)
+        by_site = _by_site([run["validation"]["distributions"] for run in runs], metric)
+        bits = hashlib.sha256("".join(run["digest"] for run in runs).encode()).hexdigest()
+        scored.append(Point(settings, mean(scores), error, loss, by_site, bits))
+    return scored
+
+
+def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> dict[str, float]:
+    by_site = {
+        site: [run[site][metric] for run in runs if metric in run.get(site, {})] for site in runs[0]
+    }
+    return {site: mean(values) for site, values in by_site.items() if values}
+
+
+def _pieces(budget: Tuning) -> str:
+    folds = f"{budget.folds} folds" if budget.folds > 1 else "the data set's own validation part"
+    return f"{folds}, {counted(budget.seeds, 'seed')}"
+
+
+def chosen_document(
+    plan: Plan, ranked: Sequence[Point], metric: str, sampler: str = "grid"
+) -> dict[str, Any]:
+    """Build chosen.json: the choice with its reason, all points, and warnings."""
+    best, second = ranked[0], next((p for p in ranked[1:] if not p.failed), None)
+    of = "pooled validation balanced-accuracy" if metric == POOLED else ""
+    why = (
+        f"best {of or f'mean validation {metric} over sites'}, {best.score:.4f} (standard error "
+        f"{best.error:.4f}), of {counted(len(ranked), 'point')} on {_pieces(plan.budget)}; "
+        "no test metric was used"
+    )
+    if second is not None:
+        why += f"; the next one has {second.score:.4f}"
+    same = without_effect([point.digest for point in ranked], [point.settings for point in ranked])
+    edges = at_an_edge(plan.grid, best.settings, sampler, plan.rules)
+    failed = [f"point {dict(p.settings)} failed: {p.failed}" for p in ranked if p.failed]
+    return {
+        "experiment": plan.experiment,
+        "chosen": dict(best.settings),
+        "why": why,
+        "warnings": [*edges, *same, *failed],
+        "sampler": sampler,
+        "metric": metric,
+        "budget": vars(plan.budget),
+        "grid": {key: list(values) for key, values in plan.grid.items()},
+        "ranking": [vars(point) for point in ranked],
+    }
+
+
+def _csv(groups: Sequence[Sequence[Trial]], summaries: Summaries, metric: str) -> str:
+    """Build trials.csv: a row per run with its label and metrics, or the reason of its failure."""
+    records = []
+    for trial, summary in zip(chain(*groups), chain(*summaries), strict=True):
+        cells = dict(trial.label)
+        if FAILED in summary:
+            cells[FAILED] = summary[FAILED]
+        else:
+            values = summary["validation"]["mean"]
+            cells |= {key: repr(values[key]) for key in (metric, "loss")}
+            cells |= {"seconds": summary["seconds"]["total"], "digest": summary["digest"]}
+            cells |= {"run": f"trials/{summary['file']}"}
+        records.append({key: str(value) for key, value in cells.items()})
+    return pd.DataFrame(records).to_csv(index=False, lineterminator="\n")

@@ -1,0 +1,118 @@
+"""The types of the API's arguments: paths, runs and settings in every form that it accepts."""
+
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from fedsilo.core.errors import SettingError
+from fedsilo.core.settings.schema import Value
+
+
+class HasPath(Protocol):
+    """A run, such as the ``Run`` of the API."""
+
+    @property
+    def path(self) -> Path:
+        """The run directory."""
+
+
+AnyPath = Path | str
+AnyRun = HasPath | Path | str  # a run, or its directory
+Plugins = Sequence[AnyPath] | AnyPath | None  # files FILE.py, or modules of installed packages
+Settings = Mapping[str, Value] | Sequence[str]  # by key, {"uefl.gamma": 0.2}, or as key=value
+Tell = Callable[[str], None]  # takes a line about the progress
+Watch = Callable[[int, int], None]  # takes the amount done and the total amount
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSources:
+    """The sources of a run's settings, as paths and texts.
+
+    Attributes:
+        file: the simulation file, or None for the usual one.
+        config: a TOML file of settings that override the experiment's.
+        changes: settings that override both, each ``key=value``.
+        out: folder of run directories, or None for the settings' own or ``runs``.
+    """
+
+    file: Path | None = None
+    config: Path | None = None
+    changes: tuple[str, ...] = ()
+    out: Path | None = None
+
+
+def path_of(given: AnyPath | None) -> Path | None:
+    """Convert a path or a text to a path; None stays None.
+
+    Raises:
+        SettingError: the value is anything else, such as a pandas frame.
+    """
+    try:
+        return None if given is None else Path(given)
+    except TypeError:
+        kind = type(given).__name__
+        raise SettingError(
+            f"expected a path, but got a {kind}: write it to a file, and give the file's path"
+        ) from None
+
+
+def several(given: Any) -> list[Any]:
+    """Return a list: a sequence's members, a single text, path or run alone, or none for None."""
+    if isinstance(given, Path | str) or not isinstance(given, Iterable):
+        return [] if given is None else [given]
+    return list(given)
+
+
+def folder_of(run: AnyRun) -> Path:
+    """Return the run directory of a run.
+
+    Raises:
+        SettingError: it is neither a path nor a run.
+    """
+    folder = run if isinstance(run, Path | str) else getattr(run, "path", None)
+    if folder is None:
+        kind = type(run).__name__
+        raise SettingError(f"expected a run or its directory, but got a {kind}: name one")
+    return Path(folder)
+
+
+def folders_of(runs: Sequence[AnyRun]) -> list[Path]:
+    """Return the run directories of runs."""
+    return [folder_of(run) for run in several(runs)]
+
+
+def texts_of(settings: Settings | None) -> tuple[str, ...]:
+    """Return settings as texts ``key=value``, whose values are JSON if given as a mapping."""
+    if isinstance(settings, Mapping):
+        return tuple(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in settings.items())
+    return tuple(several(settings))
+
+
+def plugin_texts(plugin: Plugins) -> list[str]:
+    """Return the files and modules of plugins as texts."""
+    return [str(entry) for entry in several(plugin)]
+
+
+def silent(line: str) -> None:
+    """Ignore a line: the ``Tell`` of callers that want no output."""
+
+
+def refuse_below(minimum: int, option: str, value: int | None) -> None:
+    """Raise a SettingError if an option's value is below ``minimum``; None passes."""
+    if value is not None and value < minimum:
+        raise SettingError(f"--{option} must be at least {minimum}, but is {value}")
+
+
+def refuse_target(target: Path, instead: str) -> None:
+    """Raise a SettingError if a target exists or its folder cannot be written.
+
+    ``instead`` names the option by which the user can choose another target.
+    """
+    if target.exists():
+        raise SettingError(f"{target} already exists: remove it, or give {instead}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(target.parent, os.W_OK):
+        raise SettingError(f"{target.parent} cannot be written to: give {instead}")

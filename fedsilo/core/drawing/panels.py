@@ -1,0 +1,96 @@
+"""Shared parts of panels: heat maps, frameless images, one legend for all panels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fedsilo.core.drawing.palette import AMOUNTS, SIGNED
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fedsilo.core.drawing.palette import LineStyle
+
+_DARK = 0.5  # share of white's luma below which black letters cannot be read
+_LUMA = (0.299, 0.587, 0.114)  # weights for red, green and blue (ITU-R BT.601)
+
+
+def literal(text: str) -> str:
+    """Escape a text so that matplotlib does not read it as a formula."""
+    return text.replace("\\", "/").replace("$", r"\$")
+
+
+def without_frame(axes: Axes) -> None:
+    """Remove ticks and frame of a panel that shows an image; titles and labels stay."""
+    axes.set_xticks([])
+    axes.set_yticks([])
+    axes.set_frame_on(False)
+
+
+def line_legend(
+    figure: Figure, styles: Mapping[str, LineStyle], title: str = "", columns: int = 0
+) -> None:
+    """Add one legend of lines (name -> style) for all panels; without lines there is none.
+
+    The legend is right of the panels, or below them in so many ``columns`` if that is not 0.
+    """
+    from matplotlib.lines import Line2D
+
+    if not styles:
+        return
+    handles = [
+        Line2D([], [], markersize=4, label=name, **style.options())
+        for name, style in styles.items()
+    ]
+    figure.legend(
+        handles=handles,
+        title=title or None,
+        loc="outside lower center" if columns else "outside right upper",
+        ncols=min(columns or 1, len(handles)),
+        fontsize="small",
+    )
+
+
+def annotated_heat_map(
+    axes: Axes,
+    values: Sequence[Sequence[float | None]],
+    rows: Sequence[str],
+    columns: Sequence[str],
+    title: str,
+    *,
+    top: float | None = None,
+    signed: bool = False,
+) -> None:
+    """Draw a table (rows, columns) as a heat map with two decimals in each cell.
+
+    A value of None is drawn as "-". The darkest colour stands for ``top``, or for the largest value
+    if ``top`` is None. ``signed`` colours run from ``-top`` to ``top`` with white at 0; others run
+    from 0 to ``top``.
+    """
+    table = np.array([[np.nan if value is None else value for value in row] for row in values])
+    # A table of zeros or empty cells has no scale. Any number but 0 will do, because the ends of
+    # the scale must differ
+    limit = top or float(np.nan_to_num(np.abs(table)).max(initial=0.0)) or 1.0
+    lowest = -limit if signed else 0.0
+    drawn = axes.imshow(
+        table, cmap=SIGNED if signed else AMOUNTS, vmin=lowest, vmax=limit, aspect="auto"
+    )
+    for (y, x), value in np.ndenumerate(table):
+        missing = np.isnan(value)
+        dark = not missing and float(np.dot(drawn.to_rgba(value)[:3], _LUMA)) < _DARK
+        axes.text(
+            x,
+            y,
+            "-" if missing else f"{value:.2f}",
+            ha="center",
+            va="center",
+            fontsize="small",
+            color="white" if dark else "black",
+        )
+    axes.set_xticks(range(len(columns)), columns, fontsize="small", rotation=40, ha="right")
+    axes.set_yticks(range(len(rows)), rows, fontsize="small")
+    axes.set_title(title, fontsize="small")

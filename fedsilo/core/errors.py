@@ -1,0 +1,189 @@
+"""The errors that fedsilo raises on purpose: one line that says the fault, its place and the fix.
+
+Each class has a ``code`` by which programs recognise it. For the codes in ``ERROR_CODES`` a site's
+error also carries a number. The page on errors shows the docstrings of the classes.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import ClassVar
+
+from fedsilo.core.one_line import abbreviate
+
+# Flower sends its own numbers in the same field, from 0 upwards: ours must not meet them
+ERROR_CODES = {"epsilon-spent": 1001, "refused": 1002, "withheld": 1003}
+
+
+_LONGEST = 1500  # characters of a message
+# The end of a message says what to do, so that these characters are never cut off
+_END = 400
+
+
+class FedsiloError(Exception):
+    """Base of every error whose message is meant for the user and needs no traceback.
+
+    The message is always one printable line, whatever it quotes. If the message is too long, its
+    middle is left out.
+    """
+
+    code: ClassVar[str] = ""
+
+    def __init__(self, text: object = "") -> None:
+        super().__init__(abbreviate(text, _LONGEST, _END))
+
+    def _render_traceback_(self) -> list[str]:
+        """Build the line that IPython and notebooks print in place of a traceback."""
+        return [error_line(self)]
+
+
+class SettingError(FedsiloError):
+    """A setting or an option is unknown, of the wrong type, out of range or contradicts another.
+
+    Fix: change the setting that the message names. ``fedsilo settings`` lists all of them with
+    their ranges, ``fedsilo COMMAND --help`` the options. Nothing has been trained or written.
+    """
+
+    code = "setting"
+
+
+class DataError(FedsiloError):
+    """A data file or a silo's content cannot be used.
+
+    Fix: correct the file, line or column that the message names, or name another folder by
+    ``--data-dir``. ``fedsilo datasets --data-dir DATA`` says which files are missing, and
+    ``fedsilo fetch`` downloads those of public data sets.
+    """
+
+    code = "data"
+
+
+class FileNamesError(DataError):
+    """As ``data``; the message quotes names of files that were found, which may be patients'.
+
+    Fix: read the whole message at the hospital, in the site's own log. The server learns only
+    that the site's data cannot be used.
+    """
+
+    code = "file-names"
+
+
+class SiteError(FedsiloError):
+    """A site failed or sent an unusable answer, or too few sites are left.
+
+    Fix: follow the reason that the message gives for each site; ``fedsilo doctor site`` finds most
+    of them before a run. Then ``fedsilo resume RUN-DIR`` continues from the last checkpoint.
+    With ``min-sites`` a run continues without a failed site.
+    """
+
+    code = "site"
+
+
+class RefusedError(SiteError):
+    """The hospital's own rules, not a fault, keep an answer at the site.
+
+    Fix: ask the hospital to allow what the message names in its site file, or ask for less: fewer
+    rounds, another method, a stricter ``trust``. No setting of a run overrides a site file.
+    """
+
+    code = "refused"
+
+
+class WithheldError(SiteError):
+    """A hospital could not answer, and does not say why to a server that it does not trust.
+
+    Fix: ask the hospital to read its own log, which has the whole message. Even the text of an
+    error can say something of one patient, so at ``trust: sums`` and ``trust: nobody`` it is the
+    same for every fault that comes after the data were opened.
+    """
+
+    code = "withheld"
+
+
+class EpsilonSpentError(RefusedError):
+    """One more noisy message would bring epsilon above a cap.
+
+    Fix: the run ends here by design. Plan the next one with ``fedsilo privacy plan``: more noise,
+    fewer rounds or larger batches. Only the hospital can raise its ``max-epsilon``.
+    """
+
+    code = "epsilon-spent"
+
+
+class CheckpointError(FedsiloError):
+    """A stored state is cut short, altered, or belongs to another run.
+
+    Fix: restore the file that the message names from a copy, or start the run again under another
+    ``--name``. A resumed run must have the settings with which it began.
+    """
+
+    code = "checkpoint"
+
+
+class RunDirectoryError(FedsiloError):
+    """A run directory exists already, is missing, has no finished run, or a file has another form.
+
+    Fix: check the path; ``fedsilo resume RUN-DIR`` finishes an interrupted run, and ``--name``
+    chooses another directory. If the message names a file, restore it from the run's own copy; if
+    it names a plugin, give your copy by ``--plugin``.
+    """
+
+    code = "run-directory"
+
+
+class RunFailedError(FedsiloError):
+    """One of the runs that a command started did not end well.
+
+    Fix: correct what the message says of that run, and give the command again: finished runs stay
+    and are used. If a process died, memory may be short: start fewer at once by ``--jobs``.
+    """
+
+    code = "run-failed"
+
+
+class ExportError(FedsiloError):
+    """A model cannot be exported, or the exported one gives other answers.
+
+    Fix: choose another ``--format``; the message says which part of the network is at fault. A
+    program that gives other answers than the model is not written.
+    """
+
+    code = "export"
+
+
+def error_line(error: FedsiloError) -> str:
+    """Build the line that a command prints; it has the code that the page on errors explains."""
+    return f"fedsilo: error{f'[{error.code}]' if error.code else ''}: {error}"
+
+
+def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
+    """Build the sentence that says which extra ``what`` needs and how to install the extra.
+
+    Args:
+        what: the feature, as the subject of the sentence.
+        extra: the name of the extra in pyproject.toml.
+        otherwise: another way out, as an imperative such as "leave it out"; empty for none.
+    """
+    command = f"{what} needs the extra '{extra}': pip install 'fedsilo[{extra}]'"
+    return f"{command}, or {otherwise}" if otherwise else command
+
+
+@contextmanager
+def needs_extra(what: str, extra: str, otherwise: str = "") -> Iterator[None]:
+    """Turn an ImportError in the block into a SettingError that names the extra to install.
+
+    Arguments are those of ``missing_extra``.
+    """
+    try:
+        yield
+    except ImportError:
+        raise SettingError(missing_extra(what, extra, otherwise)) from None
+
+
+class ProcessError(FedsiloError):
+    """A process could not be started, or did not end well.
+
+    Fix: run the command again with ``fedsilo --verbose`` to see what Flower or Ray printed, or use
+    ``--engine inline``, which starts no process.
+    """
+
+    code = "process"

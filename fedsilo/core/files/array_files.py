@@ -1,0 +1,113 @@
+"""Archives of arrays (npz), read without pickles and without more memory than a file may take.
+
+Each member's size is known before any is inflated, and each array's header before its numbers are:
+an array is read only if its numbers are as many bytes as its member has.
+"""
+
+import io
+import math
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib import format as npy
+
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.unpacked_size import check_members
+from fedsilo.core.one_line import one_line
+
+# Errors for damaged files: numpy does not catch those of zipfile and of Python's tokenizer
+DAMAGES = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, ValueError, KeyError, TypeError, MemoryError),
+    *(RecursionError, SyntaxError, tokenize.TokenError),
+)
+_READERS = {(1, 0): npy.read_array_header_1_0, (2, 0): npy.read_array_header_2_0}
+_LONGEST_HEADER = 2**16  # bytes
+_PART = 2**20  # bytes that are inflated at once
+
+
+def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.NDArray[Any]]:
+    """Read arrays from an npz file, each of at most ``most`` bytes.
+
+    Raises:
+        DataError: the file is missing or damaged, or an array is missing or too large.
+    """
+    try:
+        with zipfile.ZipFile(path) as archive:
+            entries = _entries(path, archive, names)
+            for entry in entries.values():
+                if entry.file_size > most:
+                    raise DataError(f"{path}: {entry.filename} is larger than {most} bytes")
+            check_members(path, entries.values())
+            return {name: _array(path, archive, entry) for name, entry in entries.items()}
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+    except DAMAGES as error:
+        raise DataError(f"{path} is damaged or not an npz file ({one_line(error, 100)})") from None
+    except (NotImplementedError, RuntimeError):  # other compressions, a password
+        raise DataError(f"{path} is packed in a way that numpy does not write") from None
+
+
+def _entries(
+    path: Path, archive: zipfile.ZipFile, names: Sequence[str]
+) -> dict[str, zipfile.ZipInfo]:
+    """Find the archive's member of each array; numpy calls it ``<name>.npy``."""
+    entries: dict[str, zipfile.ZipInfo] = {}
+    for name in names:
+        try:
+            entries[name] = archive.getinfo(f"{name}.npy")
+        except KeyError:
+            raise DataError(f"{path}: array '{name}' is missing") from None
+    return entries
+
+
+def _array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> npt.NDArray[Any]:
+    """Read an array; its header must fit the size of its member."""
+    # Memory is reserved only after this check, so that a false header cannot exhaust it
+    with archive.open(entry) as member:
+        start = member.read(npy.MAGIC_LEN)
+        if start[: npy.MAGIC_LEN - 2] != npy.MAGIC_PREFIX:
+            raise DataError(f"{path}: {entry.filename.removesuffix('.npy')} is not an array")
+        shape, fortran, dtype = _header(member, start)
+        count = math.prod(shape)
+        if dtype.hasobject or member.tell() + count * dtype.itemsize != entry.file_size:
+            raise ValueError(f"the header of {entry.filename} does not fit its size")
+        flat = np.empty(count, dtype)
+        _fill(flat, member)
+    return flat.reshape(shape, order="F" if fortran else "C")
+
+
+def _header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    version = npy.read_magic(io.BytesIO(start))
+    if version not in _READERS:
+        raise ValueError(f"its npy version is {version}")
+    shape, fortran, dtype = _READERS[version](member, max_header_size=_LONGEST_HEADER)
+    if not all(type(length) is int and length >= 0 for length in shape):
+        raise ValueError(f"no array is {shape}")
+    return shape, fortran, dtype
+
+
+def _fill(flat: npt.NDArray[Any], member: IO[bytes]) -> None:
+    """Read an array's numbers into place, in parts, so that they are not in memory twice."""
+    if not flat.nbytes:
+        return
+    into = flat.view(np.uint8).data
+    done = 0
+    while done < len(into):
+        part = member.read(min(_PART, len(into) - done))
+        if not part:
+            raise EOFError("it is cut short")
+        into[done : done + len(part)] = part
+        done += len(part)
+    if member.read(1):
+        raise ValueError("it is longer than its header says")
+
+
+def kind_of(array: npt.NDArray[Any]) -> str:
+    """Describe type and shape of an array, for errors."""
+    return one_line(f"{array.dtype} {array.shape}", 100)

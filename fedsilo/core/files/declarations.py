@@ -1,0 +1,178 @@
+"""Check declaration files by pydantic models; an error is one line that names the place.
+
+The line names the place by its keys and never quotes a value, which may be that of a patient.
+pydantic takes 75 ms to import, so that modules with models are imported only to read a file.
+"""
+
+import difflib
+import unicodedata
+from collections.abc import Callable
+from datetime import date
+from typing import Annotated, Any
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from fedsilo.core.errors import FedsiloError
+from fedsilo.core.one_line import one_line, quote_value
+from fedsilo.core.settings.schema import key_of
+
+_MOST_DIGITS = 300
+_LONGEST_KEY = 60  # characters of a key in an error
+
+
+class FileModel(BaseModel):
+    """Base of models for files: kebab-case keys, no unknown keys, and YAML's types unchanged.
+
+    Errors name a model by the ``title`` in its config, or by its place if it has none.
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        frozen=True,
+        strict=True,
+        hide_input_in_errors=True,
+        alias_generator=key_of,
+        arbitrary_types_allowed=True,
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _has_its_keys(cls, content: Any) -> Any:
+        """Refuse content that is not a mapping, then unknown keys, then missing keys."""
+        keys = {str(field.alias): field.is_required() for field in cls.model_fields.values()}
+        if not isinstance(content, dict):
+            raise cls._fault(f"must be a mapping with the keys {', '.join(keys)}")
+        for key in content:
+            if key not in keys:
+                near = difflib.get_close_matches(str(key), keys, n=1)
+                hint = f"did you mean '{near[0]}'?" if near else f"allowed: {', '.join(keys)}"
+                raise cls._fault(f"has the unknown key '{one_line(key, _LONGEST_KEY)}'; {hint}")
+        for key, required in keys.items():
+            if required and key not in content:
+                raise cls._fault(f"lacks the key '{key}'")
+        return content
+
+    @classmethod
+    def _fault(cls, predicate: str) -> PydanticCustomError:
+        title = cls.model_config.get("title")
+        return fault(f"{title} {predicate}") if title else misfit(predicate)
+
+    def stated_fields(self) -> dict[str, Any]:
+        """Return the fields that the file sets, by their Python names."""
+        return {name: getattr(self, name) for name in self.model_fields_set}
+
+
+def fault(sentence: str) -> PydanticCustomError:
+    """Build a validator's error from a complete sentence that names the place itself."""
+    return PydanticCustomError("fault", "{sentence}", {"sentence": sentence})
+
+
+def misfit(predicate: str) -> PydanticCustomError:
+    """Build a validator's error from a predicate; its place is put before it."""
+    return PydanticCustomError("misfit", "{sentence}", {"sentence": predicate})
+
+
+def within(sentence: str) -> PydanticCustomError:
+    """Build a validator's error from a sentence; its place and a colon are put before it."""
+    return PydanticCustomError("within", "{sentence}", {"sentence": sentence})
+
+
+def check_content(
+    kind: Any, content: Any, refuse: Callable[[str], FedsiloError], quoted: bool = False
+) -> Any:
+    """Check a file's content against ``kind``, a model or another type that pydantic knows.
+
+    Args:
+        kind: the type.
+        content: the content, as YAML gives it.
+        refuse: builds the error from a sentence about the first fault.
+        quoted: whether the sentence may quote the value.
+
+    Returns:
+        The content as ``kind``.
+
+    Raises:
+        FedsiloError: the error that ``refuse`` builds.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(content)
+    except ValidationError as error:
+        sentence = _sentence(error.errors(include_url=False)[0], quoted)
+    raise refuse(sentence)
+
+
+_WORDS = {
+    "dict_type": "must be a mapping",
+    "bool_type": "must be true or false",
+    "string_type": "must be a text",
+    "int_type": "must be a whole number",
+    "float_type": "must be a number",
+}
+
+
+def _sentence(error: ErrorDetails, quoted: bool) -> str:
+    said = str(error.get("ctx", {}).get("sentence", ""))
+    if error["type"] == "fault":
+        return said
+    usual = error["msg"].replace("Input should be", "must be").replace("a valid", "a")
+    place = place_of(error["loc"]) or "it"
+    if quoted and not isinstance(error["input"], dict):  # which would be long and say little
+        place += f" is {quote_value(error['input'])}: it"
+    between = ": " if error["type"] == "within" else " "
+    return f"{place}{between}{said or _WORDS.get(error['type'], usual)}"
+
+
+def place_of(path: tuple[int | str, ...]) -> str:
+    """Describe a place in words: "'columns', item 2, 'mean'"."""
+    steps = [*path[:-2], str(path[-2])] if path[-1:] == ("[key]",) else path  # a key that is wrong
+    return ", ".join(
+        f"item {step + 1}" if isinstance(step, int) else f"'{one_line(step, _LONGEST_KEY)}'"
+        for step in steps
+    )
+
+
+def as_text(value: Any) -> str:
+    """Convert a scalar to text, or raise a ``misfit`` if YAML read it as another type."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float | date):
+        raise misfit(
+            "must be a text or a number; of words such as yes, no and null YAML makes something "
+            "else: write it in quotes"
+        )
+    if isinstance(value, int) and abs(value) >= 10**_MOST_DIGITS:
+        raise misfit(f"must have at most {_MOST_DIGITS} digits")
+    text = str(value)
+    if not text.isprintable() and text != "\t":  # which parts the columns of a table
+        raise misfit("must be one line of characters that can be printed")
+    # Columns, levels and labels are compared in this form wherever they are read
+    return unicodedata.normalize("NFC", text)
+
+
+Text = Annotated[str, BeforeValidator(as_text)]
+
+
+def number(least: float, most: float) -> BeforeValidator:
+    """Build a validator for a number within bounds, for ``Annotated[float, ...]``."""
+    return _within(least, most, f"a number from {least} to {most}", (int, float))
+
+
+def whole(least: int, most: int, in_words: str = "") -> BeforeValidator:
+    """Build a validator for a whole number within bounds, for ``Annotated[int, ...]``."""
+    return _within(least, most, f"a whole number from {least} to {in_words or most}", (int,))
+
+
+def _within(least: float, most: float, wanted: str, types: tuple[type, ...]) -> BeforeValidator:
+    def check(value: Any) -> Any:
+        # isinstance would accept True as the number 1
+        if type(value) in types and least <= value <= most:
+            return value
+        raise misfit(f"must be {wanted}")
+
+    return BeforeValidator(check)

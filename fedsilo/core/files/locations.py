@@ -1,0 +1,46 @@
+"""The places of files: the data directory, the cache, and weights in both."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from fedsilo.core.errors import DataError
+
+BACKBONES = "backbones"  # in the cache directory, where `fedsilo pretrain` writes
+
+
+@dataclass(frozen=True)
+class Places:
+    """The folder of data files, None if no folder is named, and the folder of derived files."""
+
+    data: Path | None
+    cache: Path
+
+
+def find_places(data_dir: str, cache_dir: str) -> Places:
+    """Resolve the two folders from settings, else from FEDSILO_DATA and FEDSILO_CACHE."""
+    data = data_dir or os.environ.get("FEDSILO_DATA", "")
+    cache = cache_dir or os.environ.get("FEDSILO_CACHE", "") or "~/.cache/fedsilo"
+    return Places(Path(data).expanduser() if data else None, Path(cache).expanduser())
+
+
+def data_folder(places: Places, name: str, needs: str) -> Path:
+    """Return the data directory, or raise a ``DataError`` if none is named.
+
+    The error says that the data set ``name`` ``needs`` such a folder.
+    """
+    if places.data is None:
+        raise DataError(
+            f"data set '{name}' needs a folder {needs}: set 'data.dir' or $FEDSILO_DATA"
+        )
+    return places.data
+
+
+def weight_paths(named: str, places: Places) -> list[Path]:
+    """Return the possible paths of a weights file: in the cache, then in the data directory.
+
+    If ``named`` is an absolute path, it is the only one.
+    """
+    given = Path(named).expanduser()
+    folders = [places.cache / BACKBONES] + ([places.data] if places.data else [])
+    return [given] if given.is_absolute() else [folder / given for folder in folders]

@@ -1,0 +1,158 @@
+"""Folders of derived files under a seal: altered ones are made again and never used.
+
+The seal holds a SHA-256 of each file, and the folder's name, so that another folder's files are not
+taken for its own. It is written when the folder is made and compared at each opening. Files are
+hashed again only if one changed since the last comparison, by size, times and inode; a disk that
+loses bits by itself changes none of those.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeVar
+
+from fedsilo.core.errors import DataError
+from fedsilo.core.files.atomic_files import build_folder, write_atomically
+from fedsilo.core.one_line import one_line
+
+SEAL = "seal.json"
+STAMP = "checked.json"
+
+_ATTEMPTS = 10
+_SETTLED = 2 * 10**9  # ns: files changed within a tick of the clock have the same times
+
+Read = TypeVar("Read")
+Stamps = dict[str, list[int]]
+
+
+def json_digest(facts: Any) -> str:
+    """Return a SHA-256 of JSON-serialisable ``facts``, in hexadecimal digits."""
+    return hashlib.sha256(json.dumps(facts).encode()).hexdigest()
+
+
+def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path], Read]) -> Read:
+    """Open a sealed folder by ``read``; if there is no folder, ``fill`` writes its files first.
+
+    Opening sets the folder's time, by which the cache removes the longest unused folders. ``read``
+    need not check the content, because the seal has a digest of each file.
+
+    Raises:
+        DataError: the folder was altered and cannot be made again, or ``read`` or ``fill`` fails.
+    """
+    for _ in range(_ATTEMPTS):
+        _ensure_sealed(target, fill)
+        with suppress(OSError):  # a cache that is mounted read-only
+            os.utime(target)
+        opened = _inode(target)
+        try:
+            return read(target)
+        except (OSError, ValueError, EOFError) as error:
+            # Else another process removed it to keep the cache small, and a third may have made it
+            if opened is not None and _inode(target) == opened:
+                raise DataError(
+                    f"the cached data in {target} are damaged ({one_line(error, 100)}): remove "
+                    "that folder to have them made again"
+                ) from None
+    raise DataError(f"the cached data in {target} are removed as soon as they are made")
+
+
+def _inode(folder: Path) -> int | None:
+    """Return the folder's inode, by which a later folder of that name differs; None without one."""
+    with suppress(OSError):
+        return folder.stat().st_ino
+    return None
+
+
+def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
+    """Make the folder if it is missing, was altered or has no seal."""
+
+    def make(work: Path) -> None:
+        fill(work)
+        seal(work, target.name)
+
+    if not target.is_dir():
+        try:
+            build_folder(target, make)
+        except OSError as error:
+            fact = f"{target} cannot be written ({one_line(error.strerror or error)})"
+            raise DataError(f"{fact}: set 'data.cache-dir' or $FEDSILO_CACHE to another") from None
+    elif reason := fault(target):
+        log = logging.getLogger("flwr")
+        log.warning("fedsilo: the cached data in %s %s: they are made again", target, reason)
+        try:
+            build_folder(target, make, replace=True)
+        except (DataError, OSError) as error:
+            raise DataError(
+                f"the cached data in {target} {reason} and cannot be made again ({error}): remove "
+                "that folder, and check the data that it is made from"
+            ) from None
+
+
+def seal(folder: Path, name: str) -> None:
+    """Write the seal of a folder's files; the folder is about to be called ``name``."""
+    files = {file: file_sha256(folder / file) for file in sorted(_files(folder))}
+    write_atomically(folder / SEAL, json.dumps({"folder": name, "files": files}), 0o600)
+
+
+def fault(folder: Path) -> str | None:
+    """Say what is wrong with a sealed folder, such as 'have no seal'; None if it is unaltered."""
+    try:
+        sealed = _sealed_files(folder)
+        if sealed.keys() != _files(folder):
+            return "lack files of their seal, or hold others"
+        stamps = _stamps(folder, [*sealed, SEAL])
+        if _last_stamps(folder) == stamps:
+            return None
+        began = time.time_ns()
+        if any(file_sha256(folder / name) != digest for name, digest in sealed.items()):
+            return "were altered"
+        # A file that changed within a tick of the clock could change again without a new time, so
+        # that such a comparison is not remembered
+        if all(max(facts[1:3]) < began - _SETTLED for facts in stamps.values()):
+            with suppress(OSError):  # a cache that is mounted read-only
+                write_atomically(folder / STAMP, json.dumps(stamps), 0o600)
+    except FileNotFoundError:
+        return "have no seal"
+    except (OSError, ValueError):
+        return "cannot be read, or their seal is damaged"
+    return None
+
+
+def _sealed_files(folder: Path) -> dict[str, str]:
+    """Return the digests of a folder's files; a ``ValueError`` if the seal is damaged."""
+    content = json.loads((folder / SEAL).read_text())
+    if not isinstance(content, dict) or content.get("folder") != folder.name:
+        raise ValueError("the seal of another folder")
+    files = content.get("files")
+    if not isinstance(files, dict) or not files:
+        raise ValueError("a seal of no files")
+    return files
+
+
+def _files(folder: Path) -> set[str]:
+    """Return the names of a folder's own files; hidden ones are unfinished."""
+    names = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
+    return names - {SEAL, STAMP}
+
+
+def _stamps(folder: Path, names: Iterable[str]) -> Stamps:
+    facts = {name: (folder / name).stat() for name in names}
+    return {n: [f.st_size, f.st_mtime_ns, f.st_ctime_ns, f.st_ino] for n, f in facts.items()}
+
+
+def _last_stamps(folder: Path) -> Any:
+    """Return the stamps of the last comparison, or None if there was none."""
+    with suppress(OSError, ValueError):
+        return json.loads((folder / STAMP).read_text())
+    return None
+
+
+def file_sha256(path: Path) -> str:
+    """Return the SHA-256 of a file, as hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

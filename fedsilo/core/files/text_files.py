@@ -1,0 +1,136 @@
+"""Text files: their decoding, the lines of a CSV file by its header, and values in one form."""
+
+import csv
+import io
+import re
+import stat
+import unicodedata
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fedsilo.core.errors import DataError
+
+_MOST_BYTES = 2**30
+_DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)")
+# Tells whether a text without outer blanks is a plain decimal number, such as '-4.50'
+is_plain_number = _DECIMAL.fullmatch
+
+
+def read_text(path: Path) -> str:
+    """Return a UTF-8 file's text without a byte-order mark, or raise a ``DataError``."""
+    if fault := file_fault(path):
+        raise DataError(f"{path} {fault}")
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path} is not UTF-8 text ({error.reason}): save it as UTF-8") from None
+
+
+def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
+    """Say why a path must not be read as a whole, such as a pipe or a gigabyte; None if it may.
+
+    It is None for a missing or forbidden file too, because reading reports that.
+    """
+    try:
+        found = path.stat()
+    except (OSError, ValueError):
+        return None
+    if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
+        return "is not a file"
+    return f"has {found.st_size} bytes, more than {most}" if found.st_size > most else None
+
+
+def normalise_name(name: str) -> str:
+    """Remove outer blanks of a name, and compose its Unicode (NFC).
+
+    A Mac writes an umlaut as a letter and a separate accent (NFD), which looks the same.
+    """
+    return unicodedata.normalize("NFC", name.strip())
+
+
+def same_text(token: str) -> str:
+    """Return the text of a value in one form, so that equal values are equal texts.
+
+    Outer blanks go, Unicode is composed (NFC), and a plain decimal number loses its zeros: '4.0'
+    and '4' are the same level. Exponents are no plain decimals: ward '1E1' is not ward '10'.
+    """
+    text = normalise_name(token)
+    if text.lower() == "nan":
+        return "nan"
+    if not _DECIMAL.fullmatch(text):
+        return text
+    number = float(text)
+    # Beyond 2^53 neighbouring whole numbers are the same float, and different ids would become
+    # equal
+    if abs(number) >= 2**53:
+        return text
+    return str(int(number)) if number.is_integer() else repr(number)
+
+
+class Marks:
+    """Texts that mean something else than a value, such as '?' or '-9' for a missing one.
+
+    A table has many cells and few marks, so that the answers for odd texts are remembered and
+    plain numbers are looked up only if one of the marks is a number.
+    """
+
+    _REMEMBERED = 10_000  # texts; a column of free text must not fill the memory
+
+    def __init__(self, marks: Iterable[str]) -> None:
+        self._marks = frozenset(same_text(mark) for mark in marks)
+        self.has_numbers = any(is_plain_number(mark) for mark in self._marks)
+        self._known: dict[str, bool] = {}
+
+    def __contains__(self, token: str) -> bool:
+        if not self._marks or (not self.has_numbers and is_plain_number(token)):
+            return False
+        known = self._known.get(token)
+        if known is None:
+            known = same_text(token) in self._marks
+            if len(self._known) < self._REMEMBERED:
+                self._known[token] = known
+        return known
+
+
+def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, list[str]]]:
+    """Return the lines of a CSV text that are not empty, each with its number in the file.
+
+    Raises:
+        DataError: it is no CSV; names the file, ``where``, and the line.
+    """
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
+    try:
+        return [(reader.line_num, line) for line in reader if line]
+    except csv.Error as error:
+        raise DataError(f"{where}, line {reader.line_num}: not valid CSV ({error})") from None
+
+
+def read_rows(
+    path: Path, needed: Sequence[str], optional: Sequence[str] | None = None, delimiter: str = ","
+) -> list[tuple[int, dict[str, str]]]:
+    """Return the lines of a CSV file with a header: line number, and values by column.
+
+    It must have the ``needed`` columns, and may have the ``optional`` ones besides, or any if None.
+
+    Raises:
+        DataError: the file is missing or no CSV, or a column is missing, unknown or named twice.
+    """
+    lines = csv_lines(read_text(path), str(path), delimiter)
+    header = [normalise_name(name) for name in lines[0][1]] if lines else []
+    missing = [name for name in needed if name not in header]
+    # Surplus names are only counted: without a header they would be a patient's values
+    surplus = 0 if optional is None else len(set(header) - {*needed, *optional})
+    if missing or surplus or len(header) != len(set(header)):
+        known = ", ".join([*needed, *(f"{name} (optional)" for name in optional or ())])
+        raise DataError(
+            f"{path}, line 1: the columns must be {known}: missing {missing}, {surplus} unknown"
+            f"{'' if len(header) == len(set(header)) else ', a name appears twice'}"
+        )
+    for number, line in lines[1:]:
+        if len(line) != len(header):
+            raise DataError(
+                f"{path}, line {number}: {len(line)} values, and line 1 names {len(header)} columns"
+            )
+    return [(n, dict(zip(header, map(str.strip, line), strict=True))) for n, line in lines[1:]]

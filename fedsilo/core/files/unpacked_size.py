@@ -1,0 +1,120 @@
+"""How large a packed file may become: one limit for every packed form that a command reads.
+
+A few kB can unpack to gigabytes of memory or of disk. Each reader of a packed form asks
+``check_unpacked`` before it reads, with the size that the file's header says; and because a header
+may lie, ``read_member`` counts the bytes of a zip's member while they are inflated.
+
+The limit is a GiB, or 16 times what the file takes on disk if that is more: honest large files are
+hardly packed. What a sparse file does not take on the disk does not count. Whoever trusts a file
+that is packed tighter raises the limit by the environment variable ``FEDSILO_MOST_UNPACKED``.
+"""
+
+import os
+import zipfile
+from collections.abc import Iterable
+from pathlib import Path
+
+from fedsilo.core.errors import DataError, SettingError
+
+VARIABLE = "FEDSILO_MOST_UNPACKED"
+USUAL = 2**30  # bytes
+TIMES = 16  # the limit in multiples of the file's size on disk
+CELL_BYTES = 100  # least memory of a table's cell: a text and two references
+_PART = 2**20  # bytes that are inflated at once
+_BLOCK = 512  # bytes, in which st_blocks counts whatever the file system does
+# Packings of a member that is taken: others are inflated all at once
+PACKINGS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
+
+
+def most_unpacked(path: Path) -> int:
+    """Return the largest size in bytes to which a file may unpack.
+
+    Raises:
+        SettingError: the environment variable is no whole number of bytes.
+    """
+    given = os.environ.get(VARIABLE, "")
+    if given and not (given.isdecimal() and int(given)):
+        raise SettingError(f"{VARIABLE} is '{given[:40]}', but it must be a whole number of bytes")
+    limit = int(given or USUAL)
+    try:
+        on_disk = path.stat().st_blocks * _BLOCK
+    except OSError:  # whoever reads the file says what is wrong with it
+        on_disk = 0
+    return max(limit, TIMES * on_disk)
+
+
+def unpacked_fault(path: Path, size: int) -> str | None:
+    """Say why a file must not be unpacked to ``size`` bytes, if it must not; without its name."""
+    most = most_unpacked(path)
+    if size <= most:
+        return None
+    return (
+        f"would take {size:,} bytes once it is unpacked, but at most {most:,} are taken: if you "
+        f"trust it, set the environment variable {VARIABLE} to more bytes"
+    )
+
+
+def check_unpacked(path: Path, size: int) -> None:
+    """Refuse to unpack a file to more bytes than ``most_unpacked``.
+
+    Args:
+        path: the packed file.
+        size: bytes that it would take, of memory or of disk; as its header says, or as counted.
+
+    Raises:
+        DataError: it names the file, the size and the limit, and how to raise it.
+    """
+    fault = unpacked_fault(path, size)
+    if fault:
+        raise DataError(f"{path} {fault}")
+
+
+def check_members(path: Path, entries: Iterable[zipfile.ZipInfo]) -> None:
+    """Refuse a zip whose members together unpack to too much, or in an unusual way.
+
+    zipfile never inflates more of a member than its entry says; only with 'deflate' does it also
+    inflate no more at once than it is asked for.
+
+    Raises:
+        DataError: as ``check_unpacked``, or a member is packed by another method than 'deflate'.
+    """
+    size = 0
+    for entry in entries:
+        if entry.compress_type not in PACKINGS:
+            raise DataError(
+                f"{path}: '{entry.filename[:80]}' is packed by another method than 'deflate': "
+                "pack it again"
+            )
+        size += entry.file_size
+    check_unpacked(path, size)
+
+
+def read_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> bytes:
+    """Return the content of a zip's member; its bytes are counted while they are inflated.
+
+    Raises:
+        DataError: there are more than ``most_unpacked``.
+    """
+    content = bytearray()
+    with archive.open(entry) as member:
+        # The size in the entry may be false, so that the bytes are counted part by part
+        for part in iter(lambda: member.read(_PART), b""):
+            content += part
+            check_unpacked(path, len(content))
+    return bytes(content)
+
+
+def copy_member(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo, to: Path) -> int:
+    """Write a zip's member to a file and return its bytes, counted while they are inflated.
+
+    Raises:
+        DataError: there are more than ``most_unpacked``.
+    """
+    size = 0
+    with archive.open(entry) as member, to.open("wb") as file:
+        # The size in the entry may be false, so that the bytes are counted part by part
+        for part in iter(lambda: member.read(_PART), b""):
+            size += len(part)
+            check_unpacked(path, size)
+            file.write(part)
+    return size

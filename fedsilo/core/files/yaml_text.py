@@ -1,0 +1,208 @@
+"""Read YAML without ambiguity, or refuse it in one line that names no value.
+
+PyYAML alone silently takes the last of two equal keys, and needs seconds or all memory for some
+texts.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedsilo.core.errors import FedsiloError, SettingError
+from fedsilo.core.files.text_files import file_fault
+from fedsilo.core.one_line import one_line, quote_value
+
+_DEEPEST = 32  # lists and mappings within one another
+_LONGEST = 300  # characters of a name, a path, a sentence; errors quote them
+_LARGEST = 1_000_000  # values, each as often as aliases repeat it
+_LONGEST_TEXT = 2**19  # characters of a whole text: PyYAML takes seconds for more
+_LONGEST_KEY = 60  # characters of a key in an error
+_NUMBER = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
+_UNWRITABLE = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+
+# libyaml's loader is ten times as fast, but PyYAML may be built without it
+_Loader: type[yaml.SafeLoader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+# PyYAML raises all of these for explicit tags, wrong dates and deep nesting
+_YAML_FAULTS = (
+    *(yaml.YAMLError, ValueError, LookupError, AttributeError, TypeError),
+    *(ArithmeticError, RecursionError),
+)
+
+
+class YamlError(ValueError):
+    """A text is no YAML, or ambiguous; ``detail`` holds PyYAML's words, which may quote it."""
+
+    def __init__(self, sentence: str, detail: str = "") -> None:
+        super().__init__(sentence)
+        self.detail = detail
+
+
+def read_yaml(
+    path: Path, error: type[FedsiloError], parse: Callable[[str, str], Any] | None = None
+) -> Any:
+    """Return the content of a YAML file.
+
+    Args:
+        path: the file.
+        error: the class of the error about a file that cannot be used.
+        parse: parses the text of the file with this path; None for ``parse_yaml``.
+
+    Raises:
+        FedsiloError: an ``error``, if the file cannot be read or ``parse_yaml`` refuses its text.
+    """
+    if fault := file_fault(path):
+        raise error(f"{path} {fault}")
+    try:
+        return (parse or parse_yaml)(path.read_text(encoding="utf-8"), str(path))
+    except OSError as reason:
+        raise error(f"{path} cannot be read: {reason.strerror}") from None
+    except UnicodeDecodeError:
+        raise error(f"{path} is not valid UTF-8 text") from None
+    except YamlError as refused:
+        raise error(str(refused)) from None
+
+
+def read_own_yaml(path: Path) -> Any:
+    """Return the content of a YAML file that belongs to fedsilo.
+
+    Nobody else writes it, so it is not checked here: a test reads all of them by ``read_yaml``.
+    """
+    return yaml.load(path.read_text(encoding="utf-8"), Loader=_Loader)
+
+
+def parse_yaml(text: str, file: str = "it") -> Any:
+    """Return the content of a YAML text, or None if it is empty.
+
+    Raises:
+        YamlError: ``file`` is no YAML, has a key twice in a mapping, refers to itself, or is deeper
+            or larger than any declaration.
+    """
+    try:
+        if len(text) > _LONGEST_TEXT:
+            raise YamlError(f"has {len(text)} characters, more than {_LONGEST_TEXT}")
+        _refuse_deep(text)
+        loader = _Loader(text)
+        root = loader.get_single_node()
+        if root is None:
+            return None
+        _check(root, loader, {})
+        return loader.construct_document(root)
+    except YamlError as error:
+        raise YamlError(f"{file} {error}") from None
+    except _YAML_FAULTS as error:
+        mark = getattr(error, "problem_mark", None)
+        where = "" if mark is None else f" (line {mark.line + 1})"
+        detail = " ".join(str(error).split())
+        raise YamlError(f"{file} is not valid YAML{where}", detail) from None
+
+
+def _refuse_deep(text: str) -> None:
+    """Refuse deep nesting before nodes are made: libyaml would overflow the stack."""
+    depth = 0
+    for event in _events(text):
+        if isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.NodeEvent) and depth > _DEEPEST:
+            raise YamlError(f"is nested deeper than {_DEEPEST} levels (line {_line(event)})")
+        elif isinstance(event, yaml.CollectionStartEvent):
+            depth += 1
+
+
+def _events(text: str) -> Iterator[yaml.Event]:
+    try:
+        yield from yaml.parse(text, Loader=_Loader)
+    except yaml.MarkedYAMLError as error:
+        # Newer versions of libyaml refuse a depth of their own before any event
+        if "nesting depth" in str(error.problem) and error.problem_mark:
+            line = error.problem_mark.line + 1
+            raise YamlError(f"is nested deeper than {_DEEPEST} levels (line {line})") from None
+        raise
+
+
+def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
+    """Check a node and all below it once, and return how many values they are with aliases.
+
+    ``sizes`` has 0 for a node that is being checked, so that a node within itself is noticed.
+    """
+    if id(node) not in sizes:
+        sizes[id(node)] = 0
+        below: Iterable[yaml.Node] = ()
+        if isinstance(node, yaml.ScalarNode):
+            _check_scalar(node)
+        elif isinstance(node, yaml.MappingNode):
+            _check_keys(node, loader)
+            below = chain.from_iterable(node.value)
+        else:
+            below = node.value
+        sizes[id(node)] = 1 + sum(_check(child, loader, sizes) for child in below)
+        if sizes[id(node)] > _LARGEST:
+            raise YamlError(f"has more than {_LARGEST} values")
+    elif not sizes[id(node)]:
+        raise YamlError(f"refers to itself (line {_line(node)})")
+    return sizes[id(node)]
+
+
+def _check_scalar(node: yaml.ScalarNode) -> None:
+    """Refuse a text that no name, path or line can hold."""
+    if _UNWRITABLE.search(node.value):
+        raise YamlError(f"contains a character that is not text (line {_line(node)})")
+    if len(node.value) > _LONGEST:
+        raise YamlError(
+            f"contains a text of more than {_LONGEST} characters (line {_line(node)}): shorten it"
+        )
+
+
+def _check_keys(node: yaml.MappingNode, loader: yaml.SafeLoader) -> None:
+    keys = set()
+    for key_node, _ in node.value:
+        if not isinstance(key_node, yaml.ScalarNode):
+            continue  # PyYAML refuses it
+        plain = key_node.tag in ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
+        key = key_node.value if plain else loader.construct_object(key_node)
+        if key in keys:
+            shown = one_line(key_node.value, _LONGEST_KEY)
+            raise YamlError(f"has the key '{shown}' twice (line {_line(key_node)})")
+        keys.add(key)
+
+
+def _line(node: yaml.Node | yaml.NodeEvent) -> int:
+    line: int = node.start_mark.line  # type: ignore[union-attr]  # whatever was read has one
+    return line + 1
+
+
+def parse_structure(key: str, text: str, example: str) -> Any:
+    """Parse a setting's text into a mapping or a list, whichever the text ``example`` is.
+
+    An empty text is an empty mapping or list. YAML 1.1 reads 1e-3, which has no point, as a text;
+    here it is a number.
+
+    Raises:
+        SettingError: the text is no YAML, or something else; it names ``key``.
+    """
+    kind: type = type(parse_yaml(example))
+    try:
+        content = parse_yaml(text)
+    except YamlError as error:
+        raise SettingError(
+            f"setting '{key}' is {quote_value(text)}: {error}; write {example}"
+        ) from None
+    if content is not None and not isinstance(content, kind):
+        what = "a mapping" if kind is dict else "a list"
+        raise SettingError(
+            f"setting '{key}' is {quote_value(text)}; it must be {what}, as {example}"
+        )
+    return with_numbers(kind() if content is None else content)
+
+
+def with_numbers(content: Any) -> Any:
+    """Replace each text such as '1e-3' in parsed YAML by the number that it writes."""
+    if isinstance(content, dict):
+        return {key: with_numbers(value) for key, value in content.items()}
+    if isinstance(content, list):
+        return [with_numbers(value) for value in content]
+    return float(content) if isinstance(content, str) and _NUMBER.fullmatch(content) else content

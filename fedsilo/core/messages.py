@@ -1,0 +1,213 @@
+"""The names of records, keys and metrics that server and sites exchange.
+
+Every message carries a ConfigRecord ``config`` (an ``Instruction``) and, where a method sends
+arrays, an ArrayRecord ``arrays``. Every reply carries a MetricRecord ``metrics`` with
+``num-examples``, ``seconds`` and measurements named ``<model>.<split>.<metric>``, where the model
+is ``incoming`` (the model as it was when the message came) or ``trained`` (after local training).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from fedsilo.core.errors import SiteError
+from fedsilo.core.one_line import quote_value
+from fedsilo.core.settings.schema import Value
+
+ARRAYS = "arrays"
+# The statistics (mean and std, float64) that a table is standardised by. The key is older than
+# the word, and earlier versions read it
+STANDARDISED = "figures"
+CONFIG = "config"
+METRICS = "metrics"
+SURVEYED = "survey"  # a site's answer to a survey
+# A simulation names the site that is to answer by this record, because a SuperNode has several. It
+# has the keys by which Flower tells its own SuperNodes apart: 'partition-id' and 'num-partitions'
+SIMULATED_SITE = "simulated-site"
+
+NUM_EXAMPLES = "num-examples"
+SECONDS = "seconds"
+PEAK_MEMORY = "peak-memory-bytes"
+STEPS = "steps"  # optimiser steps that the site took for this reply
+SAMPLES = "samples"  # samples in those steps; a sample in two steps counts twice
+KEPT_STATE = "kept-state"  # 1 where the site has stored private state for this phase
+DP_EPSILON = "dp-epsilon"  # epsilon that the site has spent in this run so far
+
+# Prefix of an operation's name: the operation ran and is not deterministic
+UNREPEATABLE = "unrepeatable."
+# Prefix of an array that a site starts from, if the site then keeps its own network
+START = "start/"
+INCOMING = "incoming"
+TRAINED = "trained"
+
+_NOTE = "note."
+
+# A run's name becomes a folder at the server and at every site. Without a '/' and without a '.' at
+# the start it cannot lead out of the folder of runs
+RUN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._+-]{,127}")
+RUN_NAME_WORDS = (
+    "a plain name of at most 128 letters, digits, '.', '_', '+' and '-', the first of them a "
+    "letter, a digit or '_'"
+)
+
+# A site's name becomes a folder, a column and a part of metrics' names
+SITE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")
+
+HELLO = "query.hello"
+SURVEY = "query.survey"
+TRAIN = "train"
+DISTIL = "distil"
+EVALUATE = "evaluate"
+SECURE_KEYS = "secure-keys"  # phases around one whose weights are summed in secret
+SECURE_SHARES = "secure-shares"
+SECURE_AGREE = "secure-agree"
+SECURE_UNMASK = "secure-unmask"
+SECURING = frozenset({SECURE_KEYS, SECURE_SHARES, SECURE_AGREE, SECURE_UNMASK})
+TRAINING = frozenset({TRAIN, DISTIL})  # phases in which a site trains and measures its own model
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """One request from the server to a site.
+
+    Attributes:
+        round: the round that this message belongs to, from 1.
+        phase: the phase of the round, one of the names above or a method's own.
+        step: position of the phase in its round, from 0; orders a site's stored states.
+        run_name: name of the run, under which the site keeps its private state.
+        run_dir: run directory in a simulation, where sites without a state-dir keep their state;
+            empty in a deployment.
+        evaluate: whether to measure the incoming model.
+        expects_state: ``state_key`` of the newest private state that the site has reported in
+            this run, or 0 for none.
+        returns: whether the reply must carry arrays.
+        notes: further values from the method, by name.
+    """
+
+    round: int
+    phase: str
+    step: int = 0
+    run_name: str = ""
+    run_dir: str = ""
+    evaluate: bool = True
+    expects_state: int = 0
+    returns: bool = True
+    notes: Mapping[str, Value] = field(default_factory=dict)
+
+    def to_config(self) -> dict[str, Value]:
+        """Convert the instruction to the keys and values of a ConfigRecord."""
+        said = {name.replace("_", "-"): value for name, value in vars(self).items()}
+        del said["notes"]
+        return said | {f"{_NOTE}{name}": value for name, value in self.notes.items()}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any], final: bool = False) -> Instruction:
+        """Build the instruction from the keys and values of a ConfigRecord.
+
+        Args:
+            config: the keys and values.
+            final: whether the message asks for the final evaluation, whatever phase it names.
+
+        Raises:
+            SiteError: the run's name is not allowed, or a key is missing, which means that server
+                and site run different versions.
+        """
+        # The name is checked first, because a hospital uses it in paths
+        name = str(config.get("run-name", "_"))
+        if not RUN_NAME.fullmatch(name):
+            raise SiteError(
+                f"a message's 'run-name' is {quote_value(name)}; it must be {RUN_NAME_WORDS}"
+            )
+        try:
+            return cls(
+                round=int(str(config["round"])),
+                phase=EVALUATE if final else str(config["phase"]),
+                step=int(str(config["step"])),
+                run_name=str(config["run-name"]),
+                run_dir=str(config["run-dir"]),
+                evaluate=bool(config["evaluate"]),
+                expects_state=int(config["expects-state"]),
+                returns=bool(config["returns"]),
+                notes={
+                    key.removeprefix(_NOTE): value
+                    for key, value in config.items()
+                    if key.startswith(_NOTE)
+                },
+            )
+        except KeyError as error:
+            raise SiteError(
+                f"a message lacks {error}: server and site run different versions of fedsilo"
+            ) from None
+
+
+# A round has far fewer phases than this, so that the keys of two rounds never overlap
+ROUND_KEYS = 10**6
+
+
+def state_key(round_: int, step: int) -> int:
+    """Return the number of a phase's private state; a later phase has a larger number."""
+    return ROUND_KEYS * round_ + step
+
+
+def measurement(model: str, split: str, metric: str) -> str:
+    """Return the MetricRecord key of a measurement."""
+    return f"{model}.{split}.{metric}"
+
+
+def measurements(metrics: Mapping[str, object]) -> Iterable[tuple[str, str, str, float]]:
+    """Yield (model, split, metric, value) for each measurement in ``metrics``, sorted by key.
+
+    Every key with two dots counts as a measurement, even if ``metric_names`` does not know it,
+    because a hospital uses this function to decide which metrics may not leave.
+    """
+    for key in sorted(metrics):
+        model, _, rest = key.partition(".")
+        split, _, metric = rest.partition(".")
+        if metric:
+            yield model, split, metric, float(str(metrics[key]))
+
+
+@dataclass(frozen=True)
+class Notes:
+    """Typed values that a method's server sends its sites besides arrays; this class has none.
+
+    A method derives a class with one field per note, next to its settings, and both ends use that
+    class. A field with a default may be missing. On the wire a note is a plain value or JSON.
+    """
+
+    def to_values(self) -> dict[str, Value]:
+        """Convert the notes to plain values, as ``Instruction.notes`` carries them."""
+        return {
+            name: value if isinstance(value, Value) else json.dumps(value, sort_keys=True)
+            for name, value in dataclasses.asdict(self).items()
+        }
+
+    @classmethod
+    def from_values(cls, values: Mapping[str, Value]) -> Self:
+        """Build the notes from ``Instruction.notes``; a missing note takes its default.
+
+        Raises:
+            SiteError: a missing note has no default, or a note cannot be read. Server and site
+                then run different versions.
+        """
+        plain = ("bool", "int", "float", "str")
+        try:
+            return cls(
+                **{
+                    field.name: values[field.name]
+                    if getattr(field.type, "__name__", field.type) in plain  # a class, or its name
+                    else json.loads(str(values[field.name]))
+                    for field in dataclasses.fields(cls)
+                    if field.name in values
+                }
+            )
+        except (TypeError, ValueError) as error:
+            raise SiteError(
+                f"a message's notes cannot be read ({type(error).__name__}): server and site run "
+                "different versions of fedsilo"
+            ) from None

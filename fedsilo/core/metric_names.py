@@ -1,0 +1,161 @@
+"""The grammar of metric names: which keys a reply's MetricRecord may have, and how to read them.
+
+A key is one of three kinds::
+
+    seconds                         a number about the reply itself: one word
+    unrepeatable.<operation>        an operation that ran and is not deterministic
+    <model>.<split>.<metric>        a measurement; the model is 'incoming' or 'trained'
+
+A measurement's metric is one word (``accuracy``), perhaps of another site's model
+(``accuracy-from-<site>``), or a member of a family, ``<family>.<place>.<part>``:
+
+    class.<label>.<right, false or auc>
+    confidence.<bin>.<count, right or mean>     and so uncertainty, reliability and certainty
+    routing.<site>.<mean, or q05 to q95>
+
+The server refuses a reply with any other key, with the site's name (``strategies.loop.plausible``).
+Whoever reads metrics afterwards (records, pictures, reports) reads them by ``read_metric``, so that
+no reader can meet a name that the check let through and the reader does not know.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fedsilo.core.messages import INCOMING, SITE_NAME, TRAINED, UNREPEATABLE
+from fedsilo.core.site_facts import SPLITS
+
+CLASS = "class"
+# The largest class probability and the entropy of the class probabilities
+CONFIDENCE, UNCERTAINTY = "confidence", "uncertainty"
+# The same two for an evidential network
+RELIABILITY, CERTAINTY = "reliability", "certainty"
+ROUTING = "routing"
+BIN_FAMILIES = (CONFIDENCE, UNCERTAINTY, RELIABILITY, CERTAINTY)
+BINS = 10  # bins in each of these families
+BIN_PARTS = ("count", "right", "mean")
+FROM = "-from-"  # between a metric and the site whose model was measured
+TRAINED_PREFIX = "trained-"  # metrics.csv puts it before metrics of a site's own trained model
+
+_PARTS: Mapping[str, tuple[str, ...]] = {
+    CLASS: ("right", "false", "auc"),
+    ROUTING: ("mean", "q05", "q25", "q50", "q75", "q95"),
+    **dict.fromkeys(BIN_FAMILIES, BIN_PARTS),
+}
+_LONGEST_WORD, _LONGEST_OPERATION = 64, 200
+_WORD = re.compile(rf"[A-Za-z0-9_][A-Za-z0-9_-]{{0,{_LONGEST_WORD - 1}}}")
+_OPERATION = re.compile(rf"[A-Za-z0-9_.][A-Za-z0-9_.-]{{0,{_LONGEST_OPERATION - 1}}}")
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,5}")
+GRAMMAR = (
+    "it must be one word of letters, digits, '_' and '-', "
+    f"'{UNREPEATABLE}<operation>', or '<incoming or trained>.<train, val or test>.<metric>' "
+    "(docs/plugs.md lists the forms of a metric)"
+)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric's name, taken apart.
+
+    Attributes:
+        word: the word before ``-from-``, or the name of the family.
+        place: the label, bin or site of a family's member; otherwise empty.
+        part: the quantity that a family's member counts for this class, bin or site; empty if the
+            metric covers all samples.
+        site: the other site in the name, whose model was measured (``-from-``) or whose expert was
+            routed to; otherwise empty.
+    """
+
+    word: str
+    place: str = ""
+    part: str = ""
+    site: str = ""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A measurement's key, taken apart."""
+
+    model: str  # INCOMING or TRAINED
+    split: str  # one of SPLITS
+    name: str  # the metric as it is written
+    metric: Metric  # the same, taken apart
+
+
+def read_metric(name: str) -> Metric | None:
+    """Parse a metric's name; None if the grammar has no such name."""
+    family, dot, rest = name.partition(".")
+    if dot and family in _PARTS:
+        return _member(family, rest)
+    word, between, source = name.partition(FROM)
+    if not _WORD.fullmatch(word) or word.startswith(TRAINED_PREFIX) or word in _PARTS:
+        return None
+    if between and not SITE_NAME.fullmatch(source):
+        return None
+    return Metric(word, site=source)
+
+
+def _member(family: str, rest: str) -> Metric | None:
+    """Parse the name of a family's member; None if it has no such member."""
+    # The part follows the last dot, because the name of a site may have dots itself
+    place, _, part = rest.rpartition(".")
+    if part not in _PARTS[family]:
+        return None
+    if family == ROUTING:
+        known = bool(SITE_NAME.fullmatch(place))
+    else:
+        known = bool(_NUMBER.fullmatch(place))
+    if family in BIN_FAMILIES and known:
+        known = int(place) < BINS
+    if not known:
+        return None
+    return Metric(family, place, part, site=place if family == ROUTING else "")
+
+
+def read_measurement(key: str) -> Measurement | None:
+    """Parse a measurement's key, ``<model>.<split>.<metric>``; None if it is not one."""
+    model, _, rest = key.partition(".")
+    split, dot, name = rest.partition(".")
+    if model not in (INCOMING, TRAINED) or split not in SPLITS or not dot:
+        return None
+    metric = read_metric(name)
+    return Measurement(model, split, name, metric) if metric else None
+
+
+def is_metric_key(key: str) -> bool:
+    """Tell whether the grammar allows ``key`` as the name of a metric in a reply."""
+    if _WORD.fullmatch(key):
+        return True
+    if key.startswith(UNREPEATABLE):
+        return bool(_OPERATION.fullmatch(key.removeprefix(UNREPEATABLE)))
+    return read_measurement(key) is not None
+
+
+@dataclass(frozen=True)
+class BinCounts:
+    """The samples in a bin: their number, how many are classified right, and their mean value.
+
+    All three are floats, as metrics are; the mean is from 0 to 1.
+    """
+
+    count: float
+    right: float
+    mean: float
+
+
+def read_bins(values: Mapping[str, float], family: str) -> dict[int, BinCounts]:
+    """Collect a family's bins by number, in rising order, without bins that lack a part.
+
+    Args:
+        values: metric -> value, for one site and split.
+        family: one of BIN_FAMILIES.
+    """
+    bins: dict[int, BinCounts] = {}
+    for number in range(BINS):
+        parts = [values.get(f"{family}.{number}.{part}") for part in BIN_PARTS]
+        count, right, mean = parts
+        if count is not None and right is not None and mean is not None:
+            bins[number] = BinCounts(count, right, mean)
+    return bins

@@ -1,0 +1,363 @@
+"""Plugins: networks, methods, data sets and partitions from other packages or from a file.
+
+A plugin is named ``module:object``, or by an entry point of an installed package (groups
+``fedsilo.networks``, ``fedsilo.methods``, ``fedsilo.datasets``, ``fedsilo.partitioners``). A file
+that the setting 'plugin' names becomes a module with the file's name without ``.py``. A plugin is
+imported only if a run names it.
+"""
+
+import hashlib
+import importlib
+import json
+import re
+import sys
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from fedsilo.core.errors import SettingError
+from fedsilo.core.one_line import quote_value, reason_of
+from fedsilo.core.settings.schema import Value, unknown_name
+
+# Setting -> the noun for its plugins in errors, and the group of their entry points
+_KINDS = {"network": "network", "method": "method", "dataset": "data set", "partition": "partition"}
+_GROUPS = {key: f"fedsilo.{key}s" for key in _KINDS} | {"partition": "fedsilo.partitioners"}
+# The object has no dots: a server could otherwise reach a package that the plugin imports
+_NAME = re.compile(r"([A-Za-z_][\w.]*):([A-Za-z_]\w*)")
+_TIMM = re.compile(r"timm:[\w.]+")
+_DIGEST = "__fedsilo_digest__"  # attribute of a module that was made from a file of 'plugin'
+PINS, _CARRIER = "plugin-digests", "plugin-settings"
+PLUGIN = "module:object"  # the form of a plugin's name, in words
+# Text files that decide a package's digest, the same endings as in a Flower bundle
+_COMPARED = {".py", ".toml", ".md", ".yaml", ".yml", ".json", ".jsonl"}
+
+
+def plugin_entries(named: str) -> list[str]:
+    """Split the setting 'plugin' at its commas into entries, which are files and modules."""
+    return [entry.strip() for entry in named.split(",") if entry.strip()]
+
+
+def module_of(entry: str) -> str:
+    """Return the name of the module for one entry of 'plugin'."""
+    return Path(entry).stem if entry.endswith(".py") else entry
+
+
+def load_plugins(named: str, taken: Collection[str], pins: Mapping[str, str] = {}) -> None:
+    """Execute the files in the setting 'plugin'; a file that is loaded already runs only once.
+
+    Args:
+        named: the setting's value.
+        taken: names that no file may have.
+        pins: module -> the only SHA-256 that its file may have. The compared bytes are the bytes
+            that are executed.
+
+    Raises:
+        SettingError: a file cannot be read or executed, has another digest than its pin, or has
+            a name in ``taken`` or the name of another module.
+    """
+    for entry in plugin_entries(named):
+        if entry.endswith(".py"):
+            _load_file(Path(entry).expanduser().absolute(), taken, pins)
+
+
+def read_plugin(path: Path) -> bytes:
+    """Read the bytes of a plugin's file.
+
+    Raises:
+        SettingError: the file is missing, or is a pipe, device or folder.
+    """
+    if path.exists() and not path.is_file():
+        raise SettingError(f"plugin {path} is not a file: name a file FILE.py")
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise SettingError(f"plugin {path} cannot be read: {error.strerror}") from None
+
+
+def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> None:
+    name = path.stem
+    content = read_plugin(path)
+    digest = hashlib.sha256(content).hexdigest()
+    if pins.get(name, digest) != digest:
+        raise other_version([name])
+    loaded = sys.modules.get(name)
+    if getattr(loaded, _DIGEST, "") == digest and getattr(loaded, "__file__", "") == str(path):
+        return
+    if not name.isidentifier():
+        raise SettingError(f"plugin {path}: '{name}' is not a module name; rename the file")
+    if name in taken or (not hasattr(loaded, _DIGEST) and _is_other_module(name, path)):
+        raise SettingError(f"plugin {path}: the name '{name}' is taken; rename the file")
+    module = ModuleType(name)
+    module.__dict__.update({"__file__": str(path), _DIGEST: digest})
+    # Dataclasses look up their module while it is being executed, so that it is registered before
+    sys.modules[name] = module
+    try:
+        # importlib could run a cached .pyc instead of the bytes whose digest was compared
+        exec(compile(content, str(path), "exec"), module.__dict__)
+    except (Exception, SystemExit) as error:
+        del sys.modules[name]
+        raise SettingError(f"plugin {path} does not import ({reason_of(error)})") from None
+
+
+def _is_other_module(name: str, path: Path) -> bool:
+    """Tell whether ``name`` already is a module from another file than ``path``."""
+    try:
+        spec = find_spec(name)
+    except (ImportError, ValueError):
+        # Modules without a spec, such as __main__, are in sys.modules all the same
+        return True
+    return spec is not None and spec.origin != str(path)
+
+
+def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
+    """Find the plugins that installed packages offer for the setting ``key``.
+
+    Args:
+        key: the setting, such as 'method'.
+        ours: names of fedsilo itself, which no package may take.
+
+    Returns:
+        Name of the plugin -> ``module:object``.
+
+    Raises:
+        SettingError: a package offers a name in ``ours``, or the name of another package's plugin.
+    """
+    found: dict[str, str] = {}
+    for entry in entry_points(group=_GROUPS[key]):
+        if entry.name in ours or found.get(entry.name, entry.value) != entry.value:
+            package = entry.dist.name if entry.dist else "unknown"
+            raise SettingError(
+                f"package '{package}' offers {_KINDS[key]} '{entry.name}', but that name is taken: "
+                "uninstall it, or ask its author to rename it"
+            )
+        found[entry.name] = entry.value
+    return found
+
+
+def is_plug(key: str, name: str) -> bool:
+    """Tell whether ``name`` has the form of a plugin's name for the setting ``key``."""
+    timm = key == "network" and _TIMM.fullmatch(name)
+    return bool(timm or _NAME.fullmatch(name)) or name in find_plugins(key)
+
+
+@dataclass(frozen=True)
+class Plug:
+    """The place of a plugin.
+
+    Attributes:
+        module: the module that holds the plugin.
+        name: the object in that module; empty if the plugin is a method's whole module.
+        invited: whether its package offers it to fedsilo by an entry point.
+    """
+
+    module: str
+    name: str
+    invited: bool
+
+
+def plugin_name(key: str, name: str) -> str:
+    """Return ``name`` if it has the form of a plugin's name for the setting ``key``.
+
+    Raises:
+        ValueError: it has not, which pydantic reports.
+    """
+    if not is_plug(key, name):
+        raise ValueError(f"no name of a plugin for '{key}'")
+    return name
+
+
+def locate_plugin(key: str, name: str, ours: Collection[str]) -> Plug:
+    """Find the place of the plugin ``name`` without importing the plugin.
+
+    ``key`` is the setting, and ``ours`` are the names of fedsilo itself, which the error lists.
+
+    Raises:
+        SettingError: no plugin has that name.
+    """
+    entries = {} if ":" in name else find_plugins(key, ours)
+    value = entries.get(name, name)
+    if match := _NAME.fullmatch(value):
+        return Plug(match[1], match[2], name in entries)
+    is_module = name in entries or "." in name or hasattr(sys.modules.get(name), _DIGEST)
+    if key == "method" and is_module:
+        return Plug(value, "", name in entries)
+    raise unknown_name(_KINDS[key], name, [*ours, *entries])
+
+
+def plug(key: str, name: str, ours: Collection[str]) -> Any:
+    """Import and return the object that the setting ``key`` names.
+
+    For a method without an object it is the module.
+
+    Raises:
+        SettingError: no plugin has that name, its module does not import, or lacks the object.
+    """
+    place = locate_plugin(key, name, ours)
+    found = _import_module(place.module, f"{_KINDS[key]} '{name}'")
+    if place.name and not hasattr(found, place.name):
+        raise SettingError(
+            f"{_KINDS[key]} '{name}': module '{place.module}' has no '{place.name}'; correct the "
+            "name"
+        )
+    return getattr(found, place.name) if place.name else found
+
+
+def _import_module(module: str, what: str) -> ModuleType:
+    """Import ``module``, or raise a ``SettingError``; ``what`` names the plugin in errors."""
+    try:
+        return importlib.import_module(module)
+    except (Exception, SystemExit) as error:
+        # Foreign code may raise anything, and a plugin may even call sys.exit()
+        raise SettingError(
+            f"{what}: module '{module}' does not import ({reason_of(error)}); install its package, "
+            "or name its file by --plugin"
+        ) from None
+
+
+def wrong(key: str, name: str, found: Any, wanted: str) -> SettingError:
+    """Build the error for a plugin, ``found``, that is not the ``wanted`` kind of object."""
+    is_ = getattr(found, "__name__", type(found).__name__)
+    return SettingError(f"{_KINDS[key]} '{name}' must be a {wanted}, but is '{is_}'")
+
+
+def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -> dict[str, Value]:
+    """Replace a run config's 'plugin-settings' by the settings that it carries as JSON.
+
+    Only a method's own settings, ``group.key``, may be carried. A common setting would replace a
+    value that a site has checked already: sites compare settings by the digests of private states
+    and of secure sums.
+
+    Raises:
+        SettingError: the value is not a JSON object of a method's settings.
+    """
+    rest = {key: value for key, value in values.items() if key != _CARRIER}
+    try:
+        carried = json.loads(str(values[_CARRIER]))
+    except (ValueError, RecursionError):
+        carried = None
+    if not isinstance(carried, dict) or not all(
+        isinstance(value, bool | int | float | str) for value in carried.values()
+    ):
+        raise SettingError(f"setting '{_CARRIER}' is no JSON object of single values")
+    for key in carried:
+        # Every key without a group is a common setting, also the names that common ones once had
+        if key in common or "." not in key:
+            raise SettingError(
+                f"setting '{_CARRIER}' may have a method's settings only, but has "
+                f"{quote_value(key)}: set it by its name"
+            )
+    return rest | carried
+
+
+def import_plugin(module: str) -> None:
+    """Import a top-level module, or raise a ``SettingError``."""
+    _import_module(module, f"plugin '{module}'")
+
+
+def is_offered(module: str) -> bool:
+    """Tell whether an installed package offers plugins from this top-level module."""
+    groups = (entry_points(group=group) for group in _GROUPS.values())
+    values = (entry.value for entries in groups for entry in entries)
+    return any(re.split("[.:]", value)[0] == module for value in values)
+
+
+@contextmanager
+def without_working_folder() -> Iterator[None]:
+    """Take the working folder off the import path while a block runs.
+
+    ``python -m`` puts the working folder on the path, and a user may work inside a folder that
+    somebody else sent.
+    """
+    before = list(sys.path)
+    here = Path.cwd()
+    sys.path[:] = [entry for entry in before if Path(entry).absolute() != here]
+    kept = list(sys.path)
+    try:
+        yield
+    finally:
+        # Paths that the block added must survive, or its modules could not import any more
+        added = [entry for entry in sys.path if entry not in kept]
+        sys.path[:] = [*before, *added]
+
+
+def plug_digests(plugs: Iterable[Plug]) -> dict[str, str]:
+    """Return top-level module -> SHA-256, for the files or packages that hold ``plugs``.
+
+    Raises:
+        SettingError: a module does not import, or has no file.
+    """
+    tops = sorted({plug.module.partition(".")[0] for plug in plugs})
+    return {top: _digest(top) for top in tops}
+
+
+def file_digests(entries: Iterable[str]) -> dict[str, str]:
+    """Return module -> SHA-256 for the files among the entries of 'plugin', once executed."""
+    modules = [module_of(entry) for entry in entries if entry.endswith(".py")]
+    return {module: module_digest(module) for module in modules}
+
+
+def digests_text(digests: Mapping[str, str]) -> str:
+    """Write digests as the setting 'plugin-digests' has them: 'module=digest, ...'."""
+    return ", ".join(f"{module}={digest}" for module, digest in digests.items())
+
+
+def stated_digests(text: str) -> dict[str, str]:
+    """Parse the setting 'plugin-digests' into module -> SHA-256."""
+    return {part.partition("=")[0]: part.partition("=")[2] for part in text.split(", ") if part}
+
+
+def other_plugs(digests: Mapping[str, str], text: str) -> list[str]:
+    """Return the modules whose digests differ between ``digests`` and 'plugin-digests', sorted.
+
+    A module that only one of the two names counts too.
+    """
+    return sorted({module for module, _ in digests.items() ^ stated_digests(text).items()})
+
+
+def other_version(modules: Iterable[str]) -> SettingError:
+    """Build the error for plugins whose bytes differ from those at the start of the run."""
+    return SettingError(
+        f"plugin {' and '.join(modules)} is not the one of 'plugin-digests', which the run began "
+        "with: bring that version back, or start a new run"
+    )
+
+
+def _digest(module: str) -> str:
+    """Import a module, then compute its digest; a ``SettingError`` if it has no file."""
+    if not getattr(sys.modules.get(module), _DIGEST, ""):
+        _import_module(module, f"plugin '{module}'")
+    digest = module_digest(module)
+    if not digest:
+        raise SettingError(f"plugin '{module}' has no file that hospitals could compare")
+    return digest
+
+
+def module_digest(module: str) -> str:
+    """Compute the SHA-256 of a top-level module without importing the module.
+
+    Returns:
+        The digest of its file, or of all text files of its package with their relative paths. It
+        is empty if there is no such module, or if the module has no file.
+    """
+    if known := getattr(sys.modules.get(module), _DIGEST, ""):
+        return str(known)
+    try:
+        spec = find_spec(module)
+    except (ImportError, ValueError):
+        # The module is in sys.modules without a spec
+        return ""
+    if spec and spec.submodule_search_locations:
+        total = hashlib.sha256()
+        for folder in map(Path, spec.submodule_search_locations):
+            for path in sorted(p for p in folder.rglob("*") if p.suffix in _COMPARED):
+                total.update(f"{path.relative_to(folder).as_posix()}\0".encode())
+                total.update(hashlib.sha256(path.read_bytes()).digest())
+        return total.hexdigest()
+    if spec and spec.origin and (path := Path(spec.origin)).is_file():
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+    return ""

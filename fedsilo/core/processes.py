@@ -1,0 +1,150 @@
+"""Starts and ends the processes of a run: paths of commands, free ports, process trees."""
+
+import os
+import shutil
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from threading import Thread
+from types import ModuleType
+
+import psutil
+
+from fedsilo.core.errors import ProcessError
+
+VERBOSE = "FEDSILO_VERBOSE"  # set by --verbose: show what Flower and Ray print
+LAUNCH = "FEDSILO_LAUNCH"  # engine and resources as JSON, for the app in a Flower run
+RUN_MARK = "FLWR_HOME"  # each run has its own folder, so this variable marks all its processes
+_PASSES = 5
+_EVERY = 0.5  # seconds between two looks at the process
+_UNWINDING = 5.0  # seconds that a process has after a signal
+
+
+def tool(name: str) -> str:
+    """Find a command next to this Python, else on the PATH; ProcessError if it is in neither."""
+    own = Path(sys.executable).parent / name
+    path = str(own) if own.is_file() else shutil.which(name)
+    if not path:
+        raise ProcessError(
+            f"'{name}' is not installed with {sys.executable}: install fedsilo's "
+            "dependencies, or use --engine inline"
+        )
+    return path
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ``count`` different ports of the loopback interface that are free now."""
+    with ExitStack() as stack:  # all are held at once, because one port could otherwise come twice
+        free = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+        return [int(stack.enter_context(one).getsockname()[1]) for one in free]
+
+
+def app_folder() -> Path:
+    """Return the folder of pyproject.toml, which ``flwr run`` bundles; ProcessError without one."""
+    folder = Path(__file__).resolve().parents[2]
+    if not (folder / "pyproject.toml").is_file():
+        raise ProcessError(
+            f"{folder} has no pyproject.toml: Flower's engines need fedsilo's "
+            "checkout (pip install -e .); or use --engine inline"
+        )
+    return folder
+
+
+def end_trees(roots: Iterable[psutil.Process]) -> None:
+    """End processes and their descendants: by TERM, and after 10 seconds by KILL.
+
+    Flower and Ray start their children in sessions of their own, so a signal to the process group
+    would miss them; the tree of parents does not.
+    """
+    members: dict[psutil.Process, None] = {}  # a set in order
+    for root in roots:
+        with suppress(psutil.NoSuchProcess):
+            members |= dict.fromkeys([root, *root.children(recursive=True)])
+    tree = list(members)
+    for patience, end in ((10.0, psutil.Process.terminate), (5.0, psutil.Process.kill)):
+        for process in tree:
+            with suppress(psutil.NoSuchProcess):
+                end(process)
+        limit = time.monotonic() + patience
+        while tree and time.monotonic() < limit:
+            time.sleep(0.1)
+            tree = [process for process in tree if runs(process)]
+
+
+def end_run(home: Path) -> None:
+    """End all processes of the run whose folder is ``home``, except this one.
+
+    They are found by their environment, because a process whose parent has ended is in no tree. A
+    process that started while others were ended is found in the next pass.
+    """
+    for _ in range(_PASSES):
+        marked = []
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):  # it has ended, or is another user's
+                marks = process.environ().get(RUN_MARK) == str(home)
+                if marks and process.pid != os.getpid() and runs(process):
+                    marked.append(process)
+        if not marked:
+            return
+        end_trees(marked)
+
+
+@contextmanager
+def without_main() -> Iterator[None]:
+    """Hide the caller's script from new processes, because importing it could start a run again."""
+    main, sys.modules["__main__"] = sys.modules["__main__"], ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
+def runs(process: psutil.Process) -> bool:
+    """Return whether a process is running; a zombie is not."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def process_of(pid: int, started: float) -> psutil.Process | None:
+    """Return a running process by its id and start time; None if it has ended.
+
+    The start time, in seconds since 1970, must agree within a second, because ids are reused.
+    """
+    try:
+        process = psutil.Process(pid)
+        same = abs(process.create_time() - started) < 1.0
+        return process if same and runs(process) else None
+    except psutil.NoSuchProcess:
+        return None
+
+
+def end_with(process_id: int, by: signal.Signals | None = None) -> None:
+    """End this process soon after the process with the given id, however that one ends.
+
+    Args:
+        process_id: the process to watch.
+        by: a signal that this process first sends to itself; it exits if that fails. None: it exits
+            at once.
+    """
+    try:
+        process = psutil.Process(process_id)
+    except psutil.NoSuchProcess:
+        os._exit(1)
+
+    def watch() -> None:
+        with suppress(psutil.NoSuchProcess):
+            while process.is_running() and process.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(_EVERY)
+        if by:
+            os.kill(os.getpid(), by)
+            time.sleep(_UNWINDING)
+        sys.stderr.flush()
+        os._exit(1)
+
+    Thread(target=watch, name=f"end-with-{process_id}", daemon=True).start()

@@ -1,0 +1,54 @@
+"""The base class of every method's settings, with the facts that a method states about itself."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.site_facts import SiteFacts
+
+
+class OwnSettings:
+    """A method's own settings, and facts about the method.
+
+    A subclass is a frozen dataclass whose fields are the settings. The class attributes are facts
+    that server and hospitals must read in the same way, so they stand where both import them.
+
+    Attributes:
+        title: the method's name as people write it.
+        server: ``module:Class`` of the server side.
+        site: ``module:Class`` of the site side.
+        why_not_private: the reason why the method cannot be differentially private per patient,
+            as a predicate, or None if it can.
+        sums_suffice: whether the server needs only the sum of the sites' arrays, weighted by
+            samples, so that secure aggregation can hide each site's arrays.
+    """
+
+    title: ClassVar[str] = ""
+    server: ClassVar[str] = ""
+    site: ClassVar[str] = ""
+    why_not_private: ClassVar[str | None] = None
+    sums_suffice: ClassVar[bool] = False
+
+    def check(self, common: CommonSettings, is_table: bool) -> None:
+        """Check that the settings do not contradict each other or the common settings.
+
+        Args:
+            common: the run's common settings.
+            is_table: whether the data set is a table.
+
+        Raises:
+            SettingError: two settings contradict each other.
+        """
+
+    def why_unfit(self, facts: SiteFacts) -> str | None:
+        """Say in one line why the method cannot use a site with these facts; None if it can.
+
+        An unfit site is left out before training begins. 'run.min-sites' decides whether the run
+        continues without that site.
+        """
+        return None
+
+
+@dataclass(frozen=True)
+class NoSettings(OwnSettings):
+    """The settings of a plugin that has none of its own."""

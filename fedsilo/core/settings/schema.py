@@ -1,0 +1,381 @@
+"""Settings as frozen dataclasses, whose values pydantic checks.
+
+A class of settings has a ``group``, and its field ``batch_size`` is the run-config key
+``train.batch-size``. A method's group is the name of its file, unless its class says another one.
+Keys without a group stand for themselves. Values come as Flower's run config gives them (bool, int,
+float, str); it knows no lists, and so we do not.
+"""
+
+import dataclasses
+import difflib
+import inspect
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
+
+from fedsilo.core.errors import SettingError
+from fedsilo.core.one_line import join_names, one_line, quote_value
+
+Value = bool | int | float | str
+S = TypeVar("S")
+
+_LARGEST = 2**63 - 1  # the largest whole number that Flower's run config can hold
+_LONGEST, _QUOTED = 4096, 100  # characters of a value, and of a value in an error
+_LISTED = 30  # the most names in an error
+_TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+# pydantic's bounds of a number, in the order in which they are read
+_BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
+# pydantic's names for a value of another type; every other fault is outside the allowed range
+_OTHER_TYPES = {"bool_type", "int_type", "float_type", "string_type"}
+
+
+@dataclass(frozen=True)
+class SettingRule:
+    """What a field of settings says about itself, for lists of settings and for errors.
+
+    Attributes:
+        help: one line that describes the setting.
+        kind: bool, int, float or str.
+        roles: further lists of settings that it belongs to, see ``fedsilo.core.settings.common_settings``.
+        allowed: the allowed values in words; empty if every value of the kind is allowed.
+        choices: the texts that the field's ``Literal`` allows; empty without one.
+        minimum, maximum: the bounds of a number, themselves allowed or not.
+        is_internal: whether fedsilo sets it, and no user.
+    """
+
+    help: str
+    kind: type
+    roles: tuple[str, ...] = ()
+    allowed: str = ""
+    choices: tuple[str, ...] = ()
+    minimum: float = -math.inf
+    maximum: float = math.inf
+    is_internal: bool = False
+
+
+def setting(
+    default: Value,
+    help: str,
+    *,
+    roles: str | tuple[str, ...] = (),
+    wording: str = "",
+    is_internal: bool = False,
+    gt: float | None = None,
+    ge: float | None = None,
+    lt: float | None = None,
+    le: float | None = None,
+    pattern: str | None = None,
+) -> Any:
+    """Declare a dataclass field with its default, its help and the bounds of its values.
+
+    The field's type may be a ``Literal`` of the allowed texts.
+
+    Args:
+        default: the default; its type is the only one that is taken, but a whole number is a float.
+        help: one line that describes the setting.
+        roles: further lists of settings that it belongs to; ``keys_with`` selects by them.
+        wording: describes the allowed texts that no ``Literal`` lists.
+        is_internal: whether fedsilo sets it, and no user; lists of settings leave it out.
+        gt: the number must be greater.
+        ge: the number must be greater or equal.
+        lt: the number must be less.
+        le: the number must be less or equal.
+        pattern: a regular expression that the text must match.
+    """
+    named = (roles,) if isinstance(roles, str) else roles
+    said = {"roles": named, "wording": wording, "is_internal": is_internal}
+    # pydantic reads its own names in a field's metadata, so the class stays a plain dataclass
+    checked: dict[str, Any] = {"description": help}
+    bounds = {"gt": gt, "ge": ge, "lt": lt, "le": le, "pattern": pattern}
+    checked |= {name: bound for name, bound in bounds.items() if bound is not None}
+    if not isinstance(default, str):
+        checked["strict"] = True  # true is no number here, and 3.0 no whole number
+    if isinstance(default, float):
+        checked["allow_inf_nan"] = False
+    return dataclasses.field(default=default, metadata={**said, **checked})
+
+
+def key_of(field_name: str) -> str:
+    """Return a field's name as users write it: ``_`` becomes ``-``."""
+    return field_name.replace("_", "-")
+
+
+# Types of a class's fields. Reading them takes 2 ms, and each message builds settings
+@cache
+def _types(cls: type) -> dict[str, Any]:
+    return get_type_hints(cls, include_extras=True)
+
+
+@cache
+def _adapter(cls: type) -> TypeAdapter[Any]:
+    return TypeAdapter(cls)
+
+
+def _owner_of(cls: type, field_name: str) -> type:
+    """Return the class that declares a field: the first one in the order of lookup."""
+    return next(c for c in cls.__mro__ if field_name in inspect.get_annotations(c))
+
+
+def _group_of(cls: type) -> str:
+    """Return a class's group: its ``group``, or the method whose file declares it, or empty."""
+    folder, _, name = cls.__module__.rpartition(".")
+    return str(vars(cls).get("group", key_of(name) if folder == "fedsilo.models.methods" else ""))
+
+
+def _grouped(group: str, field_name: str) -> str:
+    """Return the key of a field in a group, which does not say the group's name twice."""
+    key = key_of(field_name)
+    if not group:
+        return key
+    # 'network' in the group 'network' is its name; 'run_name' in the group 'run' is 'run.name'
+    return f"{group}.name" if key == group else f"{group}.{key.removeprefix(f'{group}-')}"
+
+
+@cache
+def _names_by_key(cls: type) -> Mapping[str, str]:
+    """Return key -> name of the field, in declaration order.
+
+    A field belongs to the group of the class that declares it, even if a subclass inherits it.
+    """
+    names = {}
+    for field in dataclasses.fields(cls):
+        names[_grouped(_group_of(_owner_of(cls, field.name)), field.name)] = field.name
+    return names
+
+
+def keys_of(cls: type) -> dict[str, str]:
+    """Return name of the field -> run-config key, in declaration order."""
+    return {name: key for key, name in _names_by_key(cls).items()}
+
+
+@cache
+def groups_of(cls: type) -> dict[str, type]:
+    """Return group -> the class that declares it, for the groups among the bases of ``cls``."""
+    found: dict[str, type] = {}
+    for field in dataclasses.fields(cls):
+        owner = _owner_of(cls, field.name)
+        found.setdefault(_group_of(owner), owner)
+    return found
+
+
+@cache
+def _rules(cls: type) -> Mapping[str, SettingRule]:
+    rules = {}
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    for key, name in _names_by_key(cls).items():
+        if "description" in fields[name].metadata:
+            rules[key] = _rule(fields[name], _types(cls)[name])
+    return rules
+
+
+def _rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
+    """Read the rule of a field from its metadata and its type."""
+    said = field.metadata
+    choices = _choices(hint)
+    if choices or said["wording"]:
+        words = [f"one of {', '.join(choices)}"] if choices else []
+        allowed = ", ".join([*words, *filter(None, [said["wording"]])])
+    else:
+        allowed = " and ".join(f"{word} {said[b]:g}" for b, word in _BOUNDS.items() if b in said)
+    return SettingRule(
+        help=said["description"],
+        kind=type(field.default),
+        roles=said["roles"],
+        allowed=allowed,
+        choices=choices,
+        minimum=said.get("ge", said.get("gt", -math.inf)),
+        maximum=said.get("le", said.get("lt", math.inf)),
+        is_internal=said["is_internal"],
+    )
+
+
+def _choices(hint: Any) -> tuple[str, ...]:
+    """Return the texts that a type lists in a ``Literal``, which may be part of a union."""
+    if get_origin(hint) is Literal:
+        return get_args(hint)
+    for part in get_args(hint):
+        if get_origin(part) is Literal:
+            return get_args(part)
+    return ()
+
+
+def rule_of(cls: type, key: str) -> SettingRule:
+    """Return the rule of the setting ``key``, a run-config key of ``cls``."""
+    return _rules(cls)[key]
+
+
+def rules_of(cls: type) -> Mapping[str, SettingRule]:
+    """Return key -> rule of every setting of ``cls``, in declaration order."""
+    return _rules(cls)
+
+
+def keys_in(cls: type, *groups: str) -> tuple[str, ...]:
+    """Return the keys of groups, in declaration order.
+
+    Raises:
+        ValueError: there is no such group.
+    """
+    if unknown := set(groups) - groups_of(cls).keys():
+        raise ValueError(f"{cls.__name__} has no group '{min(unknown)}'")
+    found = []
+    for name, key in keys_of(cls).items():
+        if _group_of(_owner_of(cls, name)) in groups:
+            found.append(key)
+    return tuple(found)
+
+
+def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
+    """Return the keys of the fields that have any of ``roles``, in declaration order.
+
+    Raises:
+        ValueError: no field has one of the roles, which is misspelt then.
+    """
+    rules = _rules(cls)
+    if unknown := set(roles).difference(*(rule.roles for rule in rules.values())):
+        raise ValueError(f"no field of {cls.__name__} has the role '{min(unknown)}'")
+    return tuple(key for key, rule in rules.items() if not set(roles).isdisjoint(rule.roles))
+
+
+def defaults(cls: type) -> dict[str, Value]:
+    """Return key -> default of every setting of ``cls``, in declaration order."""
+    return {key: getattr(cls, name) for key, name in _names_by_key(cls).items()}
+
+
+def as_mapping(settings: Any) -> dict[str, Value]:
+    """Return key -> value of a settings object, in declaration order."""
+    cls: type = type(settings)
+    return {key: getattr(settings, name) for key, name in _names_by_key(cls).items()}
+
+
+def without_groups(settings: Any) -> dict[str, Value]:
+    """Return key without its group -> value of a settings object."""
+    cls: type = type(settings)
+    return {key_of(name): getattr(settings, name) for name in _names_by_key(cls).values()}
+
+
+def unknown_key(key: str, known: Iterable[str]) -> SettingError:
+    """Build the error for an unknown key, with the nearest valid one."""
+    names, key = sorted(known), one_line(key, _QUOTED)
+    # A method's setting without its group is the commonest mistake: 'gamma' for 'uefl.gamma'
+    near = [name for name in names if name.endswith(f".{key}")]
+    near = near or difflib.get_close_matches(key.replace("_", "-"), names, n=1, cutoff=0.5)
+    guess = " or ".join(f"'{name}'" for name in near)
+    hint = f"; did you mean {guess}?" if near else f"; known keys: {join_names(names)}"
+    group = key.partition(".")[0]
+    groups = sorted({name.partition(".")[0] for name in names if "." in name})
+    if group != key and group not in groups:
+        what = f"setting '{key}': no group '{group}' exists (groups: {', '.join(groups)})"
+        return SettingError(what + (hint if near else ""))
+    return SettingError(f"unknown setting '{key}'{hint}")
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
+    """Build the error for an unknown name of ``what``, such as 'method', with the nearest name."""
+    names, name = sorted(map(str, known)), one_line(name, _QUOTED)
+    # This cutoff is low enough that 'acc' finds 'accuracy'; difflib's default of 0.6 does not
+    if near := difflib.get_close_matches(name, names, n=1, cutoff=0.54):
+        hint = f"; did you mean '{near[0]}'?"
+    elif len(names) > _LISTED and what in ("experiment", "method"):
+        hint = f": 'fedsilo {what}s' lists all {len(names)}"
+    else:
+        hint = f": known are {join_names(names)}"
+    return SettingError(f"unknown {what} '{name}'{hint}")
+
+
+def build(cls: type[S], values: Mapping[str, Value]) -> S:
+    """Build a ``cls`` from the keys of ``values`` that it declares; other keys are ignored.
+
+    Raises:
+        SettingError: a value has the wrong type or is not allowed.
+    """
+    # mypy does not accept type[S] as the key of a cache
+    plain: type = cls
+    names, rules = _names_by_key(plain), _rules(plain)
+    chosen = {}
+    for key in rules:
+        if key in values:
+            chosen[names[key]] = _readable(key, values[key], rules[key])
+    try:
+        built: S = _adapter(plain).validate_python(chosen)
+    except ValidationError as error:
+        fault = error.errors(include_url=False)[0]
+        key = keys_of(plain)[str(fault["loc"][0])]
+        raise _wrong_value(key, values[key], rules[key], str(fault["type"])) from None
+    return built
+
+
+def build_from_file(
+    cls: type[S], content: Mapping[Any, Any], *, place: str = "", more: Iterable[str] = ()
+) -> S:
+    """Build a ``cls`` from a mapping in a file; unknown keys are refused.
+
+    Args:
+        cls: the class of settings.
+        content: the mapping.
+        place: prefix of the keys in errors, such as the group; empty for none.
+        more: keys that the mapping may have besides, and that are not settings of ``cls``.
+
+    Raises:
+        SettingError: a key is unknown, or a value has the wrong type or is not allowed.
+    """
+    plain: type = cls
+    rules = _rules(plain)
+    known = [f"{place}{key}" for key in (*rules, *more)]
+    for key, value in content.items():
+        if f"{place}{key}" not in known:
+            raise unknown_key(f"{place}{key}", known)
+        if key in rules and isinstance(value, list | dict | set | tuple | bytes):
+            raise SettingError(f"setting '{key}' must be one value, no list and no mapping")
+    return build(cls, content)
+
+
+def _readable(key: str, value: Value, rule: SettingRule) -> Value:
+    """Return a value as pydantic takes it; SettingError for a text or number of no use anywhere."""
+    if rule.kind is str and isinstance(value, bool) and str(value).lower() in rule.choices:
+        # TOML and YAML read a bare 'deterministic=true' as a bool
+        return str(value).lower()
+    if isinstance(value, int) and abs(value) > _LARGEST:
+        raise _wrong_value(key, value, rule, "too_large")
+    fault = _text_fault(value) if rule.kind is str and isinstance(value, str) else None
+    if fault:
+        raise SettingError(f"'{key}' {fault}, but is {quote_value(value)}")
+    return value
+
+
+def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> SettingError:
+    """Build the error for a value that a rule does not allow.
+
+    Args:
+        key: the setting.
+        value: the value as it was given.
+        rule: the setting's rule.
+        fault: pydantic's name of the fault, such as 'greater_than'.
+    """
+    # A number's range needs no type: 'must be above 0'. A text's range says what the text may be
+    wanted = rule.allowed
+    is_number = rule.kind is float and type(value) is int
+    if fault == "too_large":
+        wanted = f"at most {_LARGEST}"
+    elif fault in _OTHER_TYPES or not (type(value) is rule.kind or is_number) or not wanted:
+        wanted = ", ".join(filter(None, [_TYPE_NAMES[rule.kind], rule.allowed]))
+    given = quote_value(value)
+    if type(value) is not rule.kind and not is_number:
+        given = f"{given} ({type(value).__name__})"
+    # A key of a site file has no group, and no place in the list of settings
+    where = f"; 'fedsilo settings {key}' describes it" if "." in key else ""
+    return SettingError(f"'{key}' must be {wanted}, but is {given}{where}")
+
+
+def _text_fault(text: str) -> str | None:
+    """Say why a text cannot be the value of any setting; None if it can."""
+    if len(text) > _LONGEST or not text.isprintable():
+        return f"must have at most {_LONGEST} characters, all of which can be printed"
+    # Python leaves '~name' unchanged if there is no such user, and would make a folder of that name
+    if text.startswith("~") and os.path.expanduser(text) == text:
+        return "must name a user whose home folder is on this machine"
+    return None

@@ -1,0 +1,67 @@
+"""Settings as files have them: groups as mappings, and texts of YAML as mappings or lists."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from fedsilo.core.errors import SettingError
+from fedsilo.core.one_line import one_line, shown
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.removed import RENAMED, SETTINGS, with_current_keys
+from fedsilo.core.settings.schema import Value, keys_with
+
+_TODAY = frozenset(keys_with(CommonSettings, "structured"))
+# Settings whose text is YAML; a removed setting may have been one
+_STRUCTURED = (
+    _TODAY | {former for former, key in RENAMED.items() if key in _TODAY} | SETTINGS.keys()
+)
+
+
+def flat_values(
+    content: Mapping[str, Any], where: str = "", *, quietly: bool = False
+) -> dict[str, Value]:
+    """Flatten settings: each key of a group, a mapping, gets the group's name and a dot before it.
+
+    A setting that holds YAML text may be given as the mapping or list itself; it becomes JSON.
+    Names of earlier versions are replaced by today's.
+
+    Args:
+        content: the content of a file, or a part of it.
+        where: the source, with which errors begin; empty for none.
+        quietly: no note about former names, see ``with_current_keys``.
+
+    Raises:
+        SettingError: a value is a list, or a mapping within a group, or a setting is given under
+            a former name as well.
+    """
+    flat: dict[str, Value] = {}
+    for key, declared in content.items():
+        if isinstance(declared, dict) and key not in _STRUCTURED:
+            members = {f"{key}.{name}": value for name, value in declared.items()} or {key: {}}
+        else:
+            members = {key: declared}
+        for name, value in members.items():
+            flat[name] = _single_value(name, value, where)
+    return with_current_keys(flat, where, quietly=quietly)
+
+
+def _single_value(key: str, value: Any, where: str) -> Value:
+    """Return a value of a file as Flower's run config can have it; SettingError if it cannot."""
+    if key in _STRUCTURED and isinstance(value, dict | list):
+        return json.dumps(value)
+    if not isinstance(value, bool | int | float | str):
+        raise SettingError(
+            f"{where and f'{where}: '}setting '{one_line(key, 100)}' must be true or false, a "
+            f"number or a text, but is {shown(value)}"
+        )
+    return value
+
+
+def group_settings(values: Mapping[str, Value]) -> dict[str, Any]:
+    """Group flat settings: the keys ``group.key`` become a mapping per group, as TOML's tables."""
+    tables: dict[str, Any] = {key: value for key, value in values.items() if "." not in key}
+    for key, value in values.items():
+        group, dot, rest = key.partition(".")
+        if dot:
+            tables.setdefault(group, {})[rest] = value
+    return tables

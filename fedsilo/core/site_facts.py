@@ -1,0 +1,169 @@
+"""The facts that a site reports about itself at the start of a run, and statistics of features."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsilo.core.settings.schema import key_of
+
+SPLITS = ("train", "val", "test")
+Vector = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Sums over the known values of each feature, (features,) float64 each.
+
+    Attributes:
+        count: the number of values that are not missing.
+        total: the sum of these values.
+        squares: the sum of their squares.
+    """
+
+    # SiteFacts, which hold sums, are validated by pydantic, and pydantic knows no arrays
+    __pydantic_config__: ClassVar = {"arbitrary_types_allowed": True}
+
+    count: Vector
+    total: Vector
+    squares: Vector
+
+
+@dataclass(frozen=True)
+class FeatureStatistics:
+    """Mean and standard deviation of each feature, (features,) float64 each; ``std`` is above 0."""
+
+    mean: Vector
+    std: Vector
+
+
+@dataclass(frozen=True)
+class SiteFacts:
+    """A site's identity and the content of its silo in numbers, never a row of its data.
+
+    Attributes:
+        site: the site's name.
+        distribution: the group of similar sites that its data belong to.
+        input_shape: shape of one input, without the batch.
+        classes: number of classes.
+        label_counts: split -> samples of each class; empty if the site reveals sums only.
+        fingerprints: split -> SHA-256 of its samples.
+        simulated: whether the site is simulated, and keeps its private state in the run directory.
+        features: names of a table's features; empty for images.
+        sums: sums over a table's training rows, if its features are standardised over all sites.
+        dropped: number of samples that no split holds.
+        schema: digest of a table's schema, or of images' classes and size.
+        backbone: digest of the weights that the network starts from; empty if these are random.
+        class_names: names of the classes; empty if they have none.
+        floor: the site's 'sums-min-count': no mean over fewer samples leaves the site.
+        software: versions, revision and device of a hospital, by name.
+        measured: the splits for which the site sends measurements; a hospital may withhold some.
+    """
+
+    site: str
+    distribution: str
+    input_shape: tuple[int, ...]
+    classes: int
+    label_counts: dict[str, list[int]]
+    fingerprints: dict[str, str]
+    simulated: bool = False
+    features: tuple[str, ...] = ()
+    sums: Sums | None = None
+    dropped: int = 0
+    schema: str = ""
+    backbone: str = ""
+    class_names: tuple[str, ...] = ()
+    floor: int = 1
+    measured: tuple[str, ...] = SPLITS
+    software: dict[str, str] = field(default_factory=dict)
+
+    def sizes(self) -> dict[str, int]:
+        """Return split -> number of samples; empty if the site reveals sums only."""
+        return {split: sum(counts) for split, counts in self.label_counts.items()}
+
+    def held(self) -> list[str]:
+        """Return the splits that have samples and for which the site sends measurements."""
+        if not self.label_counts:
+            return list(self.measured)
+        return [split for split, size in self.sizes().items() if size and split in self.measured]
+
+    def to_config(self) -> dict[str, Any]:
+        """Convert the facts to the keys and values of a ConfigRecord."""
+        said = {key_of(name): getattr(self, name) for name in _PLAIN}
+        said |= {key_of(name): json.dumps(getattr(self, name)) for name in _AS_JSON}
+        if not self.software:
+            said.pop("software")
+        if self.sums is not None:
+            said |= {f"sums-{part}": values.tolist() for part, values in vars(self.sums).items()}
+        return said | {"input-shape": list(self.input_shape)}
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> SiteFacts:
+        """Build the facts from the keys and values of a ConfigRecord.
+
+        Raises:
+            ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError: the
+                record holds no facts; server and site then run different versions.
+        """
+        config = {"software": "{}", **config}
+        said = {name: config[key_of(name)] for name in _PLAIN}
+        said |= {name: json.loads(config[key_of(name)]) for name in _AS_JSON}
+        read = _validate_facts(cls, json.dumps(said))
+        facts = replace(read, sums=_sums(config, len(read.features)))
+        _check_splits(facts)
+        return facts
+
+
+_PLAIN = (
+    *("site", "distribution", "input_shape", "classes", "simulated", "dropped", "schema"),
+    *("backbone", "floor"),
+)
+_AS_JSON = ("label_counts", "fingerprints", "features", "class_names", "measured", "software")
+
+
+def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
+    """Build facts from JSON, or raise a ``ValueError`` that names the first wrong place."""
+    # pydantic takes 75 ms to import, and only the server reads facts
+    from pydantic import TypeAdapter, ValidationError
+
+    try:
+        return TypeAdapter(cls).validate_json(text, strict=True)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        place = ", ".join(f"'{key_of(str(step))}'" for step in first["loc"])
+    raise ValueError(f"{place}: {first['msg']}")
+
+
+def _check_splits(facts: SiteFacts) -> None:
+    for split, counts in facts.label_counts.items():
+        if len(counts) != facts.classes:
+            raise ValueError(
+                f"'label-counts' of {split} are {len(counts)} of {facts.classes} classes"
+            )
+        if min(counts, default=0) < 0:
+            raise ValueError(f"'label-counts' of {split} are not whole numbers of 0 or more")
+    if facts.label_counts:
+        # Every reply's weight is checked against these counts: a KeyError here refuses the site
+        facts.label_counts["train"]
+    if not set(facts.measured) <= set(SPLITS):
+        raise ValueError(f"'measured' names other splits than {', '.join(SPLITS)}")
+
+
+def _sums(config: Mapping[str, Any], features: int) -> Sums | None:
+    if "sums-count" not in config:
+        return None
+    parts = {
+        part: np.array([float(value) for value in config[f"sums-{part}"]])
+        for part in ("count", "total", "squares")
+    }
+    for part, values in parts.items():
+        if len(values) != features or not np.isfinite(values).all():
+            raise ValueError(f"'sums-{part}' are not {features} finite numbers")
+        if part != "total" and (values < 0).any():
+            raise ValueError(f"'sums-{part}' has a number below 0")
+    return Sums(**parts)

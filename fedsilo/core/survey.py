@@ -1,0 +1,210 @@
+"""A site's answer to a survey, which pydantic checks at the site and again at the server.
+
+A suppressed count is None. The cells of a histogram are in the order of its edges (below the first
+edge, between two edges, above the last one), or there is one cell per level. If samples can lack a
+value, one more cell at the end counts these samples.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from itertools import pairwise
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
+
+from fedsilo.core.site_facts import SPLITS
+
+VERSION = 1
+ABOUT = "about"
+_MOST = 10**9  # samples
+_NAMES, _CELLS, _LENGTH = 2000, 200, 200  # features or classes; cells of one; characters
+
+
+def _plain(text: str) -> str:
+    if not text.isprintable():
+        raise ValueError("it is not printable text")
+    return text
+
+
+def _split(name: str) -> str:
+    if name not in SPLITS:
+        raise ValueError(f"a split is not one of {', '.join(SPLITS)}")
+    return name
+
+
+Text = Annotated[str, Field(max_length=_LENGTH), AfterValidator(_plain)]
+Count = Annotated[int, Field(ge=0, le=_MOST)] | None
+Cells = Annotated[list[Count], Field(max_length=_NAMES)]
+Number = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
+SplitName = Annotated[str, AfterValidator(_split)]
+
+
+class Part(BaseModel):
+    """Base of the parts of an answer: values are not converted, and unknown keys are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True)
+
+
+class MeasuredFeature(Part):
+    """A feature that is counted, with the edges or levels that its data set declares.
+
+    Attributes:
+        name: the feature's name.
+        edges: rising edges of a number's cells.
+        levels: the levels of a category. Without edges and levels there is no histogram.
+        lacking: whether one more cell counts the samples without a value.
+    """
+
+    name: Text
+    edges: Annotated[list[Number], Field(max_length=_CELLS)] = []
+    levels: Annotated[list[Text], Field(max_length=_NAMES)] = []
+    lacking: bool = False
+
+    @model_validator(mode="after")
+    def _orderly(self) -> MeasuredFeature:
+        if self.edges and self.levels:
+            raise ValueError("a feature has edges or levels, not both")
+        if any(low >= high for low, high in pairwise(self.edges)):
+            raise ValueError("the edges do not rise")
+        return self
+
+    @property
+    def cells(self) -> int:
+        """The number of cells in the histogram, or 0 if there is no histogram."""
+        # k edges make k + 1 cells, because values below the first and above the last count too
+        known = len(self.levels) or (len(self.edges) + 1 if self.edges else 0)
+        return known + self.lacking if known else 0
+
+
+class About(Part):
+    """The origin of an answer, and the classes and features that its other parts count.
+
+    Attributes:
+        version: version of this form.
+        site: the site's name.
+        simulated: whether the site is simulated.
+        dataset: the data set's name.
+        on: day of the answer, YYYY-MM-DD. A hospital repeats its first answer, with that day.
+        changed: whether the data have changed since that day.
+        floor: counts below it are suppressed.
+        classes: names of the classes.
+        features: the features in ``histograms``, ``means`` and ``percentiles``.
+        file_features: the features in ``files`` and ``file_percentiles``.
+    """
+
+    version: int = VERSION
+    site: Text
+    simulated: bool
+    dataset: Text
+    on: Annotated[str, Field(pattern=r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$")]
+    changed: bool = False
+    floor: Annotated[int, Field(ge=1, le=_MOST)]
+    classes: Annotated[list[Text], Field(min_length=2, max_length=_NAMES)]
+    features: Annotated[list[MeasuredFeature], Field(max_length=_NAMES)]
+    file_features: Annotated[list[MeasuredFeature], Field(max_length=20)] = []
+
+
+class MeanAndDeviation(Part):
+    """Mean and standard deviation."""
+
+    mean: Number
+    sd: Annotated[Number, Field(ge=0)]
+
+
+class LeftOut(Part):
+    """Samples that no split holds.
+
+    Attributes:
+        count: number of rows without a value, or of files that cannot be decoded.
+        missing: column -> rows without a value in this column; empty for images.
+    """
+
+    count: Count
+    missing: Annotated[dict[Text, Count], Field(max_length=_NAMES)] = {}
+
+
+ByFeature = Annotated[dict[Text, Cells], Field(max_length=_NAMES)]
+
+
+class Survey(Part):
+    """A site's answer; a part that the hospital withholds is None.
+
+    Attributes:
+        about: the origin of the answer, see ``About``.
+        samples: split -> number of samples.
+        labels: split -> samples of each class.
+        left_out: the samples that no split holds.
+        histograms: split -> feature -> counts of the cells.
+        means: split -> feature -> mean and standard deviation.
+        percentiles: split -> feature -> 5th and 95th percentile.
+        files: feature of the files -> counts of the cells, over all splits.
+        file_percentiles: feature of the files -> 5th and 95th percentile, over all splits.
+    """
+
+    about: About
+    samples: dict[SplitName, Count] | None = None
+    labels: dict[SplitName, Cells] | None = None
+    left_out: LeftOut | None = None
+    histograms: dict[SplitName, ByFeature] | None = None
+    means: dict[SplitName, dict[Text, MeanAndDeviation]] | None = None
+    percentiles: dict[SplitName, dict[Text, tuple[Number, Number]]] | None = None
+    files: ByFeature | None = None
+    file_percentiles: dict[Text, tuple[Number, Number]] | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Survey:
+        classes, about = len(self.about.classes), self.about
+        if any(len(cells) != classes for cells in (self.labels or {}).values()):
+            raise ValueError("'labels' are not one count a class")
+        for by_name in (self.histograms or {}).values():
+            _check_cells("histograms", by_name, about.features)
+        _check_cells("files", self.files or {}, about.file_features)
+        known = {feature.name for feature in about.features}
+        by_split: list[Mapping[str, Any]] = [*(self.means or {}).values()]
+        by_split += [*(self.percentiles or {}).values()]
+        of_files = {feature.name for feature in about.file_features}
+        odd = not (self.file_percentiles or {}).keys() <= of_files
+        if odd or any(not by_name.keys() <= known for by_name in by_split):
+            raise ValueError("it has a statistic of a feature that 'about' does not name")
+        return self
+
+    def to_config(self) -> dict[str, str]:
+        """Convert the answer to the keys and values of a ConfigRecord; each value is JSON."""
+        content = self.model_dump(mode="json", exclude_none=False)
+        return {
+            key.replace("_", "-"): json.dumps(value)
+            for key, value in content.items()
+            if value is not None
+        }
+
+    @classmethod
+    def from_config(cls, config: Mapping[str, Any]) -> Survey:
+        """Build the answer from the keys and values of a ConfigRecord.
+
+        Raises:
+            ValueError, RecursionError: the record holds no answer to a survey; server and site
+                may run different versions.
+        """
+        content = {}
+        for key, value in config.items():
+            if type(value) is not str:
+                raise ValueError(f"'{key:.40}' is not text")
+            content[key.replace("-", "_")] = json.loads(value, parse_constant=_no_number)
+        return cls.model_validate_json(json.dumps(content))
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is not a number")
+
+
+def _check_cells(
+    part: str, by_name: Mapping[str, list[Count]], measured: list[MeasuredFeature]
+) -> None:
+    cells = {one.name: one.cells for one in measured}
+    if len(cells) != len(measured):
+        raise ValueError("two features have one name")
+    for name, counts in by_name.items():
+        if len(counts) != cells.get(name):
+            raise ValueError(f"'{part}' does not fit the features that 'about' names")

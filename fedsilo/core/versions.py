@@ -1,0 +1,70 @@
+"""The versions of fedsilo and Flower in a process: the server sends them, the sites compare."""
+
+import os
+import subprocess
+from collections.abc import Mapping
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from fedsilo.core.errors import SiteError
+
+# release/version.py writes this version here and in pyproject.toml, because a Flower bundle has no
+# metadata of a package that could be read
+FEDSILO = "0.1.0"
+
+# The protocol between SuperNode and worker is known for this version; pyproject.toml pins it
+WORKER_FLOWER = "1.39"
+TRIED_FLOWER = "1.42"  # the newest version that simulations were tested with
+
+_APP, _FLOWER = "fedsilo-version", "flower-version"
+
+
+def own_versions() -> dict[str, str]:
+    """Return the versions in this process, as the keys and values of a ConfigRecord."""
+    return {_APP: FEDSILO, _FLOWER: version("flwr")}
+
+
+def installed_software() -> dict[str, str]:
+    """Return the versions of fedsilo, Flower and PyTorch and the revision that a hospital runs."""
+    return {
+        "fedsilo": FEDSILO,
+        "revision": git_revision(),
+        "flower": version("flwr"),
+        "torch": version("torch"),
+    }
+
+
+def git_revision() -> str:
+    """Return the git revision of the checkout.
+
+    Outside a checkout it is $FEDSILO_REVISION, which the container images set, or 'unknown'.
+    """
+    folder = Path(__file__).resolve().parent
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(folder), "rev-parse", "HEAD"],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return os.environ.get("FEDSILO_REVISION", "unknown")
+    return done.stdout.strip()
+
+
+def refuse_other_versions(server: Mapping[str, Any]) -> None:
+    """Refuse a server that runs another fedsilo, or a Flower of other first two numbers.
+
+    A server that does not send its versions is accepted.
+
+    Raises:
+        SiteError: the versions differ.
+    """
+    own = own_versions()
+    for what, key, parts in (("fedsilo", _APP, None), ("Flower", _FLOWER, 2)):
+        here, there = own[key], str(server.get(key, own[key]))
+        if here.split(".")[:parts] != there.split(".")[:parts]:
+            raise SiteError(
+                f"the site runs {what} {here}, but the server {there}: install the same version"
+            )

@@ -1,0 +1,143 @@
+"""The secrets of a deployment: its authority, the server's certificate, and a key per hospital.
+
+All keys are EC P-384; a hospital's key is in OpenSSH's format, because Flower reads that. Only the
+owner can read the files. The module is imported only when keys are made, because importing
+cryptography takes time.
+"""
+
+import ipaddress
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric.ec import (
+    SECP384R1,
+    EllipticCurvePrivateKey,
+    generate_private_key,
+)
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+    load_pem_private_key,
+)
+
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.deployment.deployment import DeploymentError
+
+_AUTHORITY_DAYS, _SERVER_DAYS = 3650, 365
+_LOCAL = ("localhost", "127.0.0.1")  # names by which the server's own processes reach it
+
+
+def hospital_key() -> tuple[bytes, bytes]:
+    """Make a private key and its public key, both in OpenSSH's format."""
+    key = generate_private_key(SECP384R1())
+    private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+    public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+    return private, public + b"\n"
+
+
+def make_authority(secrets: Path) -> None:
+    """Make an authority; write its ``ca.crt`` and ``ca.key``, and a new ``server.key``."""
+    key = generate_private_key(SECP384R1())
+    signing = x509.KeyUsage(*(index in (5, 6) for index in range(9)))  # certificates and lists
+    made = (
+        _builder("fedsilo certificate authority", key, _AUTHORITY_DAYS)
+        .issuer_name(_name("fedsilo certificate authority"))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .add_extension(signing, critical=True)
+        .sign(key, hashes.SHA384())
+    )
+    _write_key(secrets / "ca.key", key)
+    _write_certificate(secrets / "ca.crt", made)
+    _write_key(secrets / "server.key", generate_private_key(SECP384R1()))
+
+
+def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
+    """Sign ``server.crt`` for ``server.key`` by the authority; return the date of its expiry.
+
+    ``hosts`` are names or addresses by which hospitals reach the server; if empty, they are taken
+    from the existing certificate.
+
+    Raises:
+        DeploymentError: the authority's key, or another of the files, is missing or damaged.
+    """
+    try:
+        authority = x509.load_pem_x509_certificate((secrets / "ca.crt").read_bytes())
+        signer, key = _read_key(secrets / "ca.key"), _read_key(secrets / "server.key")
+        names = _names(hosts) if hosts else _names_of(secrets / "server.crt")
+    except (OSError, ValueError, TypeError) as error:
+        raise DeploymentError(
+            f"cannot make a certificate, because a file in {secrets} cannot be read ({error}): "
+            "put ca.crt, ca.key, server.crt and server.key there"
+        ) from None
+    builder = _builder("fedsilo server", key, _SERVER_DAYS).issuer_name(authority.subject)
+    made = (
+        builder.add_extension(names, critical=False)
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.KeyUsage(True, *(False,) * 8), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([x509.OID_SERVER_AUTH]), critical=False)
+        .add_extension(
+            x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False
+        )
+        .sign(signer, hashes.SHA384())
+    )
+    if made.not_valid_after_utc > authority.not_valid_after_utc:
+        raise DeploymentError(
+            f"{secrets / 'ca.crt'} expires on {authority.not_valid_after_utc:%Y-%m-%d}, before the "
+            "new certificate would: make a new deployment"
+        )
+    _write_certificate(secrets / "server.crt", made)
+    return made.not_valid_after_utc
+
+
+def _read_key(path: Path) -> EllipticCurvePrivateKey:
+    key = load_pem_private_key(path.read_bytes(), None)
+    if not isinstance(key, EllipticCurvePrivateKey):
+        raise TypeError(f"{path} is no EC key")
+    return key
+
+
+def _name(text: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, text)])
+
+
+def _builder(name: str, key: EllipticCurvePrivateKey, days: int) -> x509.CertificateBuilder:
+    begin = datetime.now(UTC)
+    return (
+        x509.CertificateBuilder()
+        .subject_name(_name(name))
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(begin)
+        .not_valid_after(begin + timedelta(days=days))
+        .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+    )
+
+
+def _names(hosts: Sequence[str]) -> x509.SubjectAlternativeName:
+    """Build the certificate's alternative names: localhost and ``hosts``, names or addresses."""
+    names: list[x509.GeneralName] = []
+    for host in dict.fromkeys((*_LOCAL, *hosts)):
+        try:
+            names.append(x509.IPAddress(ipaddress.ip_address(host)))
+        except ValueError:
+            names.append(x509.DNSName(host))
+    return x509.SubjectAlternativeName(names)
+
+
+def _names_of(certificate: Path) -> x509.SubjectAlternativeName:
+    found = x509.load_pem_x509_certificate(certificate.read_bytes())
+    return found.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+
+
+def _write_key(path: Path, key: EllipticCurvePrivateKey) -> None:
+    pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+    write_atomically(path, pem, mode=0o600)
+
+
+def _write_certificate(path: Path, certificate: x509.Certificate) -> None:
+    write_atomically(path, certificate.public_bytes(Encoding.PEM), mode=0o600)

@@ -1,0 +1,138 @@
+"""``fedsilo deploy run``: runs an experiment on a deployment and waits for its summary."""
+
+import dataclasses
+import shlex
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import tomli_w
+
+from fedsilo.core.arguments import RunSources
+from fedsilo.core.processes import app_folder, tool
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.deployment import (
+    FEDERATION,
+    SERVER,
+    Deployment,
+    DeploymentError,
+    read_deployment,
+)
+from fedsilo.deployment.flower_commands import Say, flwr, offline, tell
+from fedsilo.engines.planning import planned_settings
+from fedsilo.engines.ray_engine import stream
+from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.records.run_directory import open_run_directory
+from fedsilo.server_app.run.meeting import Meeting, meeting_file, read_meeting
+from fedsilo.server_app.run.terminal import make_console
+
+_AWAY = 5.0  # seconds; a meeting waits only briefly for an absent site, because nothing is trained
+_PAUSE = 3.0  # seconds between two questions for the state of a run whose log has broken off
+_COMPLETED = "finished:completed"
+
+
+def run(
+    experiment: str,
+    folder: Path,
+    sources: RunSources,
+    say: Say,
+    *,
+    seed: int | None = None,
+    name: str | None = None,
+    overrides: Mapping[str, Value] | None = None,
+) -> Path:
+    """Run an experiment on a deployment, wait for its end, and return the run directory.
+
+    The run directory is in the server's folder, not in the ``out`` of ``sources``. ``overrides``
+    override all other settings; ``say`` prints each command.
+
+    Raises:
+        FedsiloError: a member is down, the run directory cannot be used, or the run failed.
+    """
+    deployment = read_deployment(folder)
+    given: dict[str, Value | None] = {"seed": seed, "run.name": name}
+    chosen = {key: value for key, value in given.items() if value is not None}
+    at_server = dataclasses.replace(sources, out=deployment.runs)
+    settings = planned_settings(experiment, at_server, chosen | dict(overrides or {}))
+    run_name, resume = settings.common.run_name, settings.common.resume
+    directory = open_run_directory(str(deployment.runs), run_name, resume).path
+    _refuse_incomplete(deployment)
+    number = _start(deployment, settings, deployment.home(SERVER) / f"{run_name}.toml", say)
+    log = [tool("flwr"), "log", number, FEDERATION, "--stream"]
+    tell(log, say)
+    error, _ = stream(log, deployment.environment(SERVER), make_console())
+    status = _end(deployment, number)
+    if status != _COMPLETED:
+        again = resume_command(experiment, folder, sources, seed, run_name)
+        after = f"; once that is fixed: {again}" if directory.is_dir() else ""
+        logs = f"'fedsilo deploy logs server --deployment {deployment.folder}'"
+        why = f"failed: {error}" if error else f"ended as {status}: read {logs}"
+        raise DeploymentError(f"run {number} {why}{after}")
+    return directory
+
+
+def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int | None) -> Meeting:
+    """Let the deployment's server ask the sites for their facts, as for a run, but train nothing.
+
+    Raises:
+        FedsiloError: the server is down, or the sites could not be asked.
+    """
+    with tempfile.TemporaryDirectory(dir=deployment.home(SERVER), prefix="meeting-") as folder:
+        overrides: dict[str, Value] = {"run.purpose": "meet", "run.away-timeout": _AWAY}
+        overrides |= {} if seed is None else {"seed": seed}
+        at_folder = dataclasses.replace(sources, out=Path(folder))
+        settings = planned_settings(experiment, at_folder, overrides)
+        status = _end(deployment, _start(deployment, settings, Path(folder) / "config.toml", None))
+        if status != _COMPLETED:
+            raise DeploymentError(
+                f"the sites could not be asked ({status}): for the reason, read 'fedsilo deploy "
+                f"logs server --deployment {deployment.folder}'"
+            )
+        return read_meeting(meeting_file(settings.common))
+
+
+def _start(deployment: Deployment, settings: RunSettings, config: Path, say: Say | None) -> str:
+    """Write the settings to the file ``config``, start a run with them, and return its run id."""
+    config.write_text(tomli_w.dumps(settings.run_config()), encoding="utf-8")
+    command = ("run", str(app_folder()), FEDERATION, "--run-config", str(config))
+    return str(flwr(deployment, *command, say=say)["run-id"])
+
+
+def _refuse_incomplete(deployment: Deployment) -> None:
+    gone = [member for member in deployment.members if not deployment.process(member)]
+    if missing := gone or offline(deployment):
+        raise DeploymentError(
+            f"members of {deployment.folder} are {'down' if gone else 'offline'}: "
+            f"{', '.join(missing)}; start them by 'fedsilo deploy up', and read the reason by "
+            "'fedsilo deploy logs'"
+        )
+
+
+def _end(deployment: Deployment, number: str) -> str:
+    """Wait until a run has ended and return its status; its log may break off earlier."""
+    while True:
+        try:
+            (listed,) = flwr(deployment, "list", FEDERATION, "--run-id", number)["runs"]
+        except DeploymentError as error:
+            return f"lost, because the server does not answer ({error})"
+        status = str(listed["status"])
+        if status.startswith("finished"):
+            details = str(listed["status-details"])
+            return status if details in ("", "N/A") else f"{status} ({details})"
+        time.sleep(_PAUSE)
+
+
+def resume_command(
+    experiment: str, folder: Path, sources: RunSources, seed: int | None, name: str
+) -> str:
+    """Build the command that resumes the run ``name`` with the options of its start."""
+    words = ["fedsilo", "deploy", "run", experiment, "--deployment", str(folder)]
+    if sources.config:
+        words += ["--config", str(sources.config)]
+    if seed is not None:
+        words += ["--seed", str(seed)]
+    for change in sources.changes:
+        if not change.startswith("resume="):
+            words += ["--set", change]
+    return shlex.join([*words, "--name", name, "--set", "run.resume=true"])

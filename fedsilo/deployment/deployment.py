@@ -1,0 +1,360 @@
+"""A deployment: its folder, its processes, and the Flower commands that start them.
+
+``<folder>/deployment.json`` names sites, ports and processes. ``secrets/`` has certificates and
+keys, ``kits/`` the kits for hospitals on other machines, ``server/`` the files of the server, and
+``sites/<site>/`` the files of each site on this machine.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import tomli_w
+from pydantic import TypeAdapter
+
+from fedsilo.core.errors import FedsiloError, SettingError, SiteError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.one_line import one_line
+from fedsilo.core.processes import app_folder, process_of, tool
+from fedsilo.core.settings.schema import Value, unknown_name
+from fedsilo.core.versions import git_revision
+from fedsilo.datasets.silo.declared_silos import LONGEST, site_name_fault
+from fedsilo.server_app.config.operator_files import REGISTRY
+from fedsilo.server_app.config.trusted_plugins import refuse_unknown_files, remember_files
+
+SERVER = "server"
+FEDERATION = "fedsilo"  # the name of the connection in Flower's configuration
+_FILE, _REGISTRY = "deployment.json", "registry.json"
+_FORMER = ("signing-key", "site-registry")  # node config keys of versions with server-made keys
+_LARGEST_PORT = 65_535
+_TAKEN = {SERVER, "ca", "http", "fleet"}  # names of files and ports
+
+
+class DeploymentError(FedsiloError):
+    """A deployment does not exist, already exists, or does not start.
+
+    Fix: ``fedsilo deploy status`` shows which members run, ``fedsilo deploy logs MEMBER`` shows why
+    one has ended, and ``fedsilo doctor server`` finds what prevents a start.
+    """
+
+    code = "deployment"
+
+
+@dataclass(frozen=True)
+class Started:
+    """A started process: its id, and its start in seconds since 1970, because ids are reused."""
+
+    pid: int
+    at: float
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """A deployment's plan and its processes."""
+
+    folder: Path  # absolute
+    ports: dict[str, int]  # http (Control and Runtime API), fleet, and each site's Runtime API
+    node_config: dict[str, dict[str, Value]]  # each site's, for its SuperNode
+    started: dict[str, Started] = field(default_factory=dict)  # member (server or site) -> process
+    nodes: dict[str, str] = field(default_factory=dict)  # site -> its node id at the server
+    address: str = ""  # the server's address for hospitals on other machines; empty without any
+
+    @property
+    def sites(self) -> list[str]:
+        """The sites whose processes run on this machine, in alphabetical order."""
+        return sorted(self.node_config)
+
+    @property
+    def hospitals(self) -> list[str]:
+        """The sites that have a kit and their own machine, in alphabetical order."""
+        return sorted(self.nodes.keys() - self.node_config.keys())
+
+    @property
+    def fleet(self) -> str:
+        """The address, host:port, by which hospitals reach the server."""
+        return self.address or f"127.0.0.1:{self.ports['fleet']}"
+
+    @property
+    def members(self) -> list[str]:
+        """The server and the sites."""
+        return [SERVER, *self.sites]
+
+    @property
+    def secrets(self) -> Path:
+        """The folder of certificates and keys."""
+        return self.folder / "secrets"
+
+    @property
+    def runs(self) -> Path:
+        """The folder of run directories, at the server."""
+        return self.folder / SERVER / "runs"
+
+    @property
+    def registry(self) -> Path:
+        """The file at the server that binds sites to keys."""
+        return self.folder / SERVER / _REGISTRY
+
+    @property
+    def interface(self) -> str:
+        """The address on which the server listens: 0.0.0.0 if hospitals are on other machines."""
+        host = self.fleet.rpartition(":")[0]
+        return "127.0.0.1" if host in ("127.0.0.1", "localhost") else "0.0.0.0"
+
+    def home(self, member: str) -> Path:
+        """Return the folder of the server or of a site."""
+        return self.folder / SERVER if member == SERVER else self.folder / "sites" / member
+
+    def log(self, member: str) -> Path:
+        """Return the path of a member's log; an error if the member has no log on this machine."""
+        if member in self.hospitals:
+            raise DeploymentError(f"{member} runs on another machine: read its log on that machine")
+        if member not in self.members:
+            raise unknown_name("member of the deployment", member, self.members)
+        return self.home(member) / f"{member}.log"
+
+    def process(self, member: str) -> psutil.Process | None:
+        """Return a member's process, or None if it does not run."""
+        known = self.started.get(member)
+        return process_of(known.pid, known.at) if known else None
+
+    def running(self) -> list[str]:
+        """Return the members whose process runs."""
+        return [member for member in self.members if self.process(member)]
+
+    def with_started(self, member: str, pid: int) -> Deployment:
+        """Record ``pid`` as the process of ``member``; write and return the changed deployment."""
+        started = Started(pid, psutil.Process(pid).create_time())
+        return replace(self, started=self.started | {member: started}).write()
+
+    def with_node(self, site: str, node: str) -> Deployment:
+        """Record ``node`` as the node id of ``site``; write and return the changed deployment."""
+        return replace(self, nodes=self.nodes | {site: node}).write()
+
+    def without(self, site: str) -> Deployment:
+        """Remove ``site``; write and return the changed deployment."""
+        left: dict[str, Any] = {}
+        for part in ("ports", "node_config", "started", "nodes"):
+            left[part] = {key: own for key, own in getattr(self, part).items() if key != site}
+        return replace(self, **left).write()
+
+    def write(self) -> Deployment:
+        """Write deployment.json, and return this deployment."""
+        content = TypeAdapter(Deployment).dump_json(self, indent=2).decode()
+        write_atomically(self.folder / _FILE, content + "\n")
+        return self
+
+    def write_registry(self) -> None:
+        """Write the node and key of each site, so that no other node can use a site's name."""
+        entries = {
+            site: {"node-id": node, "key": key_fingerprint(self.secrets / f"{site}.pub")}
+            for site, node in sorted(self.nodes.items())
+        }
+        write_atomically(self.registry, json.dumps(entries, indent=2) + "\n")
+
+    def superlink_command(self) -> list[str]:
+        """Build the command that starts the server."""
+        secrets = self.secrets
+        return [
+            tool("flower-superlink"),
+            *("--ssl-ca-certfile", str(secrets / "ca.crt")),
+            *("--ssl-certfile", str(secrets / "server.crt")),
+            *("--ssl-keyfile", str(secrets / "server.key")),
+            "--enable-supernode-auth",
+            *("--database", str(self.home(SERVER) / "superlink.db")),
+            *("--fleet-api-address", f"{self.interface}:{self.ports['fleet']}"),
+            *("--host", "127.0.0.1", "--port", str(self.ports["http"])),
+            "--disable-runtime-dependency-installation",
+        ]
+
+    def supernode_command(self, site: str) -> list[str]:
+        """Build the command that starts a site.
+
+        Raises:
+            SettingError: deployment.json names a plugin that this user has not given or run.
+        """
+        named = str(self.node_config[site].get("plugin", ""))
+        refuse_unknown_files(named, str(self.folder / _FILE))
+        superlink, own = f"127.0.0.1:{self.ports['fleet']}", ("127.0.0.1", self.ports[site])
+        files = self.secrets / "ca.crt", self.secrets / f"{site}.key"
+        return node_command(superlink, *files, *own, self.node_config[site])
+
+    def command(self, member: str) -> list[str]:
+        """Build the command that starts the server or a site."""
+        return self.superlink_command() if member == SERVER else self.supernode_command(member)
+
+    def environment(self, member: str) -> dict[str, str]:
+        """Build the environment of a member's process, in which it has its own FLWR_HOME."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "FEDSILO_"))}
+        variables = {
+            "FLWR_HOME": str(self.home(member) / "flwr"),
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "PYTHONUNBUFFERED": "1",
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        }
+        if member == SERVER:
+            variables |= {
+                "FEDSILO_RUNS": str(self.runs),
+                REGISTRY: str(self.registry),
+                "FEDSILO_REVISION": git_revision(),
+            }
+        else:
+            variables["PYTHONPATH"] = str(app_folder())  # a site runs its own installed app
+        return inherited | variables
+
+    def write_connection(self) -> None:
+        """Write the server's address and certificate for ``flwr``, in the server's FLWR_HOME."""
+        connection = {
+            "address": f"127.0.0.1:{self.ports['http']}",
+            "root-certificates": str(self.secrets / "ca.crt"),
+        }
+        content = {"superlink": {"default": FEDERATION, FEDERATION: connection}}
+        write_atomically(self.home(SERVER) / "flwr" / "config.toml", tomli_w.dumps(content))
+
+
+def node_command(
+    superlink: str,
+    authority: Path,
+    key: Path,
+    host: str,
+    port: int,
+    node_config: Mapping[str, Value],
+) -> list[str]:
+    """Build the command that starts a hospital's node."""
+    config = " ".join(f"{name}={json.dumps(value)}" for name, value in node_config.items())
+    return [
+        *(sys.executable, "-m", "fedsilo.deployment.worker.hospital"),
+        *("--superlink", superlink),
+        *("--root-certificates", str(authority)),
+        *("--auth-supernode-private-key", str(key)),
+        *("--host", host, "--port", str(port)),
+        *("--node-config", config),
+    ]
+
+
+def key_fingerprint(public_key: Path) -> str:
+    """Return the fingerprint of an OpenSSH public key, as ``ssh-keygen -l`` prints it."""
+    from fedsilo.strategies.wire.signatures import fingerprint
+
+    try:
+        return fingerprint(public_key.read_bytes())
+    except (OSError, SiteError):
+        raise DeploymentError(
+            f"{public_key} cannot be read, or is no public key in OpenSSH's format: restore it "
+            "from the machine that made the keys"
+        ) from None
+
+
+def refuse_name(site: str) -> None:
+    """Raise a SettingError if no site can have this name."""
+    if site_name_fault(site) or site in _TAKEN:
+        raise SettingError(
+            f"'{site}' cannot be the name of a site: use at most {LONGEST} letters, digits, '.', "
+            "'_' and '-', not beginning with '.' or '-', and none of "
+            f"{', '.join(sorted({'all', *_TAKEN}))}"
+        )
+
+
+def refuse_twice(names: Sequence[str]) -> None:
+    """Raise a SettingError if two sites have one name."""
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise SettingError(f"site '{twice[0]}' is named twice: give each hospital its own name")
+
+
+def plan(
+    folder: Path,
+    sites: Sequence[str],
+    ports: Sequence[int],
+    shared: Mapping[str, Value],
+    address: str = "",
+) -> Deployment:
+    """Plan a new deployment; nothing is written yet.
+
+    Args:
+        folder: the absolute path of the deployment's folder.
+        sites: names of the sites on this machine.
+        ports: two ports for the server, then one for each site.
+        shared: keys of every site's node config, in addition to its name and state folder.
+        address: the server's address for hospitals on other machines; empty if there are none.
+
+    Raises:
+        SettingError: there is no site and no address, two sites have the same name, a name is not
+            allowed, or ``shared`` has a key that differs between sites.
+    """
+    for site in sites:
+        refuse_name(site)
+    if own := sorted({"site", "state-dir"} & shared.keys()):
+        raise SettingError(
+            f"node config '{own[0]}' differs between sites, so it cannot be shared: remove it"
+        )
+    if not sites and not address:
+        raise SettingError("a deployment needs at least one site, but none is named")
+    names = sorted(sites)  # a site's port must not depend on the order in which sites were named
+    refuse_twice(names)
+    remember_files(str(shared.get("plugin", "")))
+    return Deployment(
+        folder,
+        dict(zip(["http", "fleet", *names], ports, strict=True)),
+        {
+            site: {
+                "site": site,
+                "state-dir": str(folder / "sites" / site / "state"),
+                **shared,
+            }
+            for site in names
+        },
+        address=address,
+    )
+
+
+def is_deployment(folder: Path) -> bool:
+    """Tell whether ``folder`` holds a deployment."""
+    return (folder / _FILE).is_file()
+
+
+def read_deployment(folder: Path) -> Deployment:
+    """Read the deployment in a folder, which may be relative or begin with ``~``.
+
+    Raises:
+        DeploymentError: the folder holds no deployment, or its file is damaged.
+    """
+    folder = folder.expanduser().resolve()
+    path = folder / _FILE
+    if not path.is_file():
+        raise DeploymentError(f"there is no deployment in {folder}: 'fedsilo deploy up' makes one")
+    try:
+        found = TypeAdapter(Deployment).validate_json(path.read_bytes())
+    except ValueError as error:
+        raise DeploymentError(
+            f"{path} is damaged ({type(error).__name__}): end its processes by hand, "
+            f"and remove {folder}"
+        ) from error
+    _refuse_odd(found, path)
+    node_config = {
+        site: {key: value for key, value in config.items() if key not in _FORMER}
+        for site, config in found.node_config.items()
+    }
+    return replace(found, folder=folder, node_config=node_config)
+
+
+def _refuse_odd(found: Deployment, path: Path) -> None:
+    """Refuse a deployment whose names are no sites' or that lacks a port: paths are made of them.
+
+    Raises:
+        DeploymentError: names the site.
+    """
+    for site in (*found.node_config, *found.nodes):
+        try:
+            refuse_name(site)
+        except SettingError as error:
+            raise DeploymentError(f"{path} was altered: {one_line(error)}") from None
+    for member in ("http", "fleet", *found.node_config):
+        if not 0 < found.ports.get(member, 0) <= _LARGEST_PORT:
+            raise DeploymentError(f"{path} was altered: it has no port of '{member}'")

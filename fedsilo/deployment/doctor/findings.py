@@ -1,0 +1,164 @@
+"""A check and its findings: PASSED, FAILED with a fix, or SKIPPED with the reason.
+
+Findings become lines, or JSON whose schema is in docs/doctor.md.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from typing import Any, Generic, TypeVar
+
+from fedsilo.core.errors import FedsiloError
+from fedsilo.core.one_line import one_line
+from fedsilo.core.versions import FEDSILO
+
+S = TypeVar("S")
+T = TypeVar("T")
+_MAX_LENGTH = 600  # characters; longer texts of a finding are cut
+
+
+class Status(StrEnum):
+    """The result of a check."""
+
+    PASSED = "PASSED"
+    FAILED = "FAILED"
+    SKIPPED = "SKIPPED"
+
+
+class Refused(FedsiloError):
+    """A fault with its fix; as text, both are on one line."""
+
+    def __init__(self, fault: str, fix: str = "") -> None:
+        super().__init__(f"{fault}: {fix}" if fix else fault)
+        self.fault, self.fix = fault, fix
+
+
+class Skipped(Exception):
+    """A check that does not apply; the message is the reason."""
+
+
+def require(value: T | None, otherwise: str) -> T:
+    """Return ``value``; raise ``Skipped`` with the reason ``otherwise`` if it is None or empty."""
+    if not value:
+        raise Skipped(otherwise)
+    return value
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The finding of a check."""
+
+    check: str  # its name
+    status: Status
+    said: str  # the finding as a sentence, or the reason for skipping
+    fix: str = ""  # the fix; empty if ``said`` already has it or nothing is wrong
+    about: str = ""  # the site; empty if the check is not about one site
+    details: tuple[str, ...] = ()  # more lines
+
+
+@dataclass(frozen=True)
+class Passed:
+    """The sentence and the details of a check that found no fault."""
+
+    said: str
+    details: tuple[str, ...] = ()  # more lines
+
+
+@dataclass(frozen=True)
+class Check(Generic[S]):
+    """One check of a setup of type ``S``.
+
+    ``look`` returns a sentence, or a finding for each site. If it raises ``Skipped``, the check is
+    skipped; any other error fails the check.
+    """
+
+    name: str  # a word or two, used by ``needs`` and in JSON
+    look: Callable[[S], str | Passed | Sequence[Finding]]
+    needs: tuple[str, ...] = ()  # earlier checks that must have passed
+
+
+def examine(checks: Sequence[Check[S]], setup: S, about: str = "") -> Iterator[Finding]:
+    """Run checks on a setup and yield their findings; a failed check does not stop the others.
+
+    Each check must come after the checks that it needs. ``about`` names the site of the setup, or
+    is empty.
+    """
+    passed: set[str] = set()
+    for check in checks:
+        missing = [name for name in check.needs if name not in passed]
+        if missing:
+            reason = f"it needs '{missing[0]}', which has not passed"
+            found: Sequence[Finding] = [Finding(check.name, Status.SKIPPED, reason, about=about)]
+        else:
+            found = _look(check, setup, about)
+        if all(finding.status is Status.PASSED for finding in found):
+            passed.add(check.name)
+        yield from found
+
+
+def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
+    try:
+        found = check.look(setup)
+    except Skipped as reason:
+        said = one_line(reason, _MAX_LENGTH)
+        return [Finding(check.name, Status.SKIPPED, said, about=about)]
+    except Exception as error:  # the boundary: a check that breaks must not hide the others
+        said, fix = (one_line(text, _MAX_LENGTH) for text in _fault_and_fix(error))
+        return [Finding(check.name, Status.FAILED, said, fix, about)]
+    passed = Passed(found) if isinstance(found, str) else found
+    if not isinstance(passed, Passed):
+        return passed
+    said = one_line(passed.said, _MAX_LENGTH)
+    return [Finding(check.name, Status.PASSED, said, about=about, details=passed.details)]
+
+
+def _fault_and_fix(error: Exception) -> tuple[str, str]:
+    """Split an error into its fault and its fix, for our errors, the system's errors and bugs."""
+    if isinstance(error, Refused):
+        return error.fault, error.fix
+    if isinstance(error, FedsiloError):
+        return str(error), ""
+    if isinstance(error, OSError):
+        fault = f"{error.filename or 'the system'}: {error.strerror or error}"
+        return fault, "let this user read and write there"
+    fault = f"the check itself failed ({type(error).__name__}: {error})"
+    return fault, "report it to fedsilo's makers"
+
+
+def exit_code(findings: Iterable[Finding]) -> int:
+    """Return 1 if a check failed, 0 if none failed and one passed, and 3 if all were skipped."""
+    found = {finding.status for finding in findings}
+    if Status.FAILED in found:
+        return 1
+    return 0 if Status.PASSED in found else 3
+
+
+_WIDTH = 12  # characters; the names of checks are padded to this column width
+
+
+def lines_of(finding: Finding) -> Iterator[str]:
+    """Yield the line of a finding with its fix, then a line for each detail."""
+    about = f"{finding.about}: " if finding.about else ""
+    fix = f" -- {finding.fix}" if finding.fix else ""
+    yield f"{finding.status:7} {finding.check:{_WIDTH}} {about}{finding.said}{fix}"
+    for detail in finding.details:
+        yield f"{'':8}{'':{_WIDTH}}   {detail}"
+
+
+def last_line(findings: Iterable[Finding]) -> str:
+    """Summarise the findings: the numbers of passed, failed and skipped checks."""
+    count = Counter(finding.status for finding in findings)
+    return ", ".join(f"{count[status]} {status.lower()}" for status in Status)
+
+
+def document(target: str, findings: Sequence[Finding]) -> dict[str, Any]:
+    """Build the JSON document of ``--json``; ``target`` is ``site``, ``server`` or ``run``."""
+    count = Counter(finding.status for finding in findings)
+    return {
+        "target": target,
+        "fedsilo": FEDSILO,
+        "exit-code": exit_code(findings),
+        "count": {str(status): count[status] for status in Status},
+        "findings": [asdict(finding) for finding in findings],
+    }

@@ -1,0 +1,103 @@
+"""Checks a hospital's GPU: driver, PyTorch's build, bf16, memory, and one convolution."""
+
+from collections.abc import Sequence
+
+import torch
+
+from fedsilo.deployment.doctor.findings import Passed, Refused, Skipped
+from fedsilo.deployment.doctor.machine import GIGABYTE
+
+_MIN_FREE = 2.0  # gigabytes for a CUDA context, the libraries' buffers, and a small network
+_MAX_DIFFERENCE = 1e-2  # largest relative difference from the CPU; TF32 has only 10 bits
+
+
+def look(device: str) -> Passed:
+    """Check and describe the device of a node config: auto, cpu, cuda or cuda:N.
+
+    Raises:
+        Refused: the device cannot be used.
+        Skipped: the device is cpu, or it is auto and the machine has no GPU.
+    """
+    if device == "cpu":
+        raise Skipped("the node config's 'device' is cpu")
+    if not torch.cuda.is_available():
+        if device == "auto":
+            raise Skipped("PyTorch finds no GPU and 'device' is auto, so the CPU is used")
+        raise Refused(f"'device' is {device}, but {_why_none()}", "fix that, or use the cpu")
+    index = int(device.partition(":")[2] or 0)
+    if index >= (count := torch.cuda.device_count()):
+        raise Refused(
+            f"'device' is {device}, but PyTorch finds only {count} GPUs",
+            "name one of them, counted from 0",
+        )
+    capability = _built_for(index)
+    free, total = (size / GIGABYTE for size in torch.cuda.mem_get_info(index))
+    if free < _MIN_FREE:
+        raise Refused(
+            f"GPU {index} has {free:.1f} of {total:.1f} GB free, but a run needs at least "
+            f"{_MIN_FREE:g} GB",
+            "end other programs on it ('nvidia-smi' lists them), or name another GPU in 'device'",
+        )
+    if not (difference := _difference(index)) < _MAX_DIFFERENCE:
+        raise Refused(
+            f"a convolution on GPU {index} differs from the CPU's by {difference:g}",
+            "update its driver; if that does not help, the GPU is broken: set 'device' to cpu",
+        )
+    native = torch.cuda.is_bf16_supported(including_emulation=False)
+    return Passed(
+        f"{torch.cuda.get_device_name(index)}, capability {capability}, {free:.1f} of {total:.1f} "
+        f"GB free, {'native bf16' if native else 'no native bf16: runs in fp32'}",
+        (f"PyTorch {torch.__version__} for CUDA {torch.version.cuda}",),
+    )
+
+
+def _why_none() -> str:
+    """Explain why PyTorch finds no GPU."""
+    if torch.version.cuda is None:
+        return f"PyTorch {torch.__version__} was built without CUDA"
+    try:
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return str(error).partition(". ")[0].splitlines()[0]
+    return "PyTorch finds no GPU"
+
+
+def _built_for(index: int) -> str:
+    """Return a GPU's compute capability, such as "8.0"; Refused if PyTorch was not built for it."""
+    capability, built = torch.cuda.get_device_capability(index), torch.cuda.get_arch_list()
+    in_words = ".".join(map(str, capability))
+    if not is_built_for(capability, built):
+        raise Refused(
+            f"GPU {index} has capability {in_words}, but PyTorch {torch.__version__} was built for "
+            f"{', '.join(built)}",
+            "install a PyTorch build that supports it (pytorch.org/get-started), or set 'device' "
+            "to cpu",
+        )
+    return in_words
+
+
+def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:
+    """Tell whether code for ``built``, such as sm_80 or compute_90, runs on such a GPU.
+
+    Machine code (sm) runs on GPUs of the same major number and at least its minor one. Code that
+    is compiled at first use (compute) runs on every later GPU.
+    """
+    for kind, _, digits in (name.partition("_") for name in built):
+        number = int("".join(c for c in digits if c.isdigit()))  # some end in a letter: sm_90a
+        code = divmod(number, 10)
+        if code <= capability and (kind == "compute" or code[0] == capability[0]):
+            return True
+    return False
+
+
+def _difference(index: int) -> float:
+    """Return the largest difference between a convolution on GPU and CPU, relative to the CPU."""
+    torch.manual_seed(0)
+    images, kernels = torch.randn(2, 3, 16, 16), torch.randn(4, 3, 3, 3)
+    here = torch.nn.functional.conv2d(images, kernels)
+    try:
+        there = torch.nn.functional.conv2d(images.to(index), kernels.to(index)).cpu()
+    except RuntimeError as error:
+        fault = f"GPU {index} cannot compute a convolution ({str(error).splitlines()[0]})"
+        raise Refused(fault, "update its driver, or set 'device' to cpu") from error
+    return float((here - there).abs().max() / here.abs().max())

@@ -1,0 +1,260 @@
+"""``fedsilo hospital start``: opens a kit, checks everything for a start, and becomes the node.
+
+Everything is checked in a scratch folder first, so a refused kit leaves nothing behind. The
+hospital writes its own rules, and confirms them before its first start.
+"""
+
+import fcntl
+import json
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fedsilo.client_app.privacy.signing import own_code, signing_key
+from fedsilo.client_app.site.node import OWN, owner_only
+from fedsilo.client_app.site.own_file import OwnFile
+from fedsilo.client_app.site.sentences import explained
+from fedsilo.core.errors import FedsiloError
+from fedsilo.core.files.atomic_files import build_folder, read_regular, write_atomically
+from fedsilo.core.processes import free_ports
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.deployment import node_command
+from fedsilo.deployment.doctor.findings import Status, examine
+from fedsilo.deployment.doctor.secrets import certificate
+from fedsilo.deployment.doctor.site import CHECKS, SiteSetup
+from fedsilo.deployment.kit import AUTHORITY, KEY, Kit, KitError, read_kit
+from fedsilo.deployment.rules import SITE, RuleOptions, check_rules, write_rules
+from fedsilo.deployment.worker.hospital import parse_node_config
+from fedsilo.server_app.config.settings import RunSettings
+
+
+@dataclass(frozen=True)
+class HospitalRequest:
+    """The kit and the options that a hospital's operator gives."""
+
+    kit: Path  # the zip, or the folder into which it was opened
+    folder: Path | None = None  # folder for the opened kit; None for one next to the zip
+    rules: RuleOptions = field(default_factory=RuleOptions)  # options from which rules are made
+    site_file: Path | None = None  # replaces the site file in the opened folder; None keeps it
+    node_config: Sequence[str] = ()  # further keys as key=value, such as data-dir and device
+
+    def home(self, kit: Kit) -> Path:
+        """Return the absolute folder into which the kit is opened."""
+        usual = kit.path if kit.path.is_dir() else kit.path.parent / kit.card.site
+        return (self.folder or usual).expanduser().resolve()
+
+
+def refuse_failing(setup: SiteSetup) -> None:
+    """Raise a KitError for the first failed check, or if the hospital is already connected."""
+    for finding in examine(CHECKS, setup):
+        if finding.status is Status.FAILED:
+            fix = f": {finding.fix}" if finding.fix else ""
+            raise KitError(f"{setup.name}: {finding.check}: {finding.said}{fix}")
+    if setup.is_online():
+        raise KitError(
+            f"{setup.name} is already connected to {setup.superlink}: end the other process; if it "
+            "was killed, wait a minute until the server notices"
+        )
+
+
+Confirm = Callable[[Sequence[str]], None]  # raises a KitError unless the operator says yes
+
+
+def ready(
+    request: HospitalRequest,
+    confirm: Confirm,
+    look: Callable[[SiteSetup], None] = refuse_failing,
+) -> SiteSetup:
+    """Check a kit and everything that its node needs, open the kit, and return the node's setup.
+
+    Args:
+        request: the kit and the operator's options.
+        confirm: takes the sentences that the operator must confirm, and raises an error without a
+            yes. Before the first start these are the kit's code and the rules; for a new kit, the
+            differences from the kit before.
+        look: raises an error for a setup that cannot start; a test passes one that asks no server.
+
+    Raises:
+        KitError: the kit cannot be used, belongs to another site than the folder, its site already
+            runs, or the operator does not confirm.
+        RulesError: the rules cannot be used.
+        FedsiloError: a check of the doctor failed.
+    """
+    kit = read_kit(request.kit.expanduser())
+    home = request.home(kit)
+    before = read_kit(home) if home.is_dir() and any(home.iterdir()) else None
+    if before:
+        _refuse_other(kit, before)
+        os.close(hold(home, kit.card.site))
+    rules = _rules_of(request, kit, home)
+    state = f"state-dir={json.dumps(str(home / 'state'))}"  # checked on the disk that it will use
+    with open_temporarily(kit, rules) as scratch:
+        try:
+            certificate(scratch / AUTHORITY)
+            setup = setup_of(kit, scratch, (state, *request.node_config))
+            sentences = explained(setup.rules)
+            look(setup)
+        except FedsiloError as error:  # the operator knows the kit, but not the scratch folder
+            raise KitError(str(error).replace(str(scratch), str(kit.path))) from None
+    questions = _to_confirm(kit, before, home, sentences)
+    if questions:
+        confirm(questions)
+    if before is None:
+        build_folder(home, lambda folder: _write(kit, rules, folder), replace=True)
+        home.chmod(0o700)
+    else:
+        if before.card.seal != kit.card.seal:
+            kit.write(home)
+        if request.site_file or not os.path.lexists(home / SITE):
+            write_atomically(home / SITE, rules, mode=0o600)
+    for name in ("state", "flwr"):
+        (home / name).mkdir(mode=0o700, exist_ok=True)
+    _opened_here(home).write(home.stat().st_ino)
+    setup = setup_of(kit, home, request.node_config)
+    with owner_only():
+        signing_key(setup.own_folder)
+    return setup
+
+
+def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
+    """Return the text of the hospital's rules: its own file, or new rules from the options.
+
+    Raises:
+        RulesError: the rules cannot be used, or an option contradicts the file.
+        KitError: the file cannot be read.
+    """
+    path = request.site_file or home / SITE
+    said = "trust" in parse_node_config(request.node_config)
+    if request.site_file is None and not os.path.lexists(path):
+        return write_rules(kit.card.site, request.rules)
+    try:
+        text = read_regular(Path(os.path.realpath(path))).decode("utf-8")
+    except OSError as error:
+        raise KitError(f"site file {path} cannot be read ({error.strerror})") from None
+    except UnicodeDecodeError:
+        raise KitError(f"site file {path} cannot be read: it is not UTF-8 text") from None
+    check_rules(text, kit.card.site, request.rules, said)
+    return text
+
+
+def _write(kit: Kit, rules: str, folder: Path) -> None:
+    kit.write(folder)
+    write_atomically(folder / SITE, rules, mode=0o600)
+
+
+def _opened_here(home: Path) -> OwnFile[int]:
+    """Return the file that holds the inode of the folder, if the kit was opened on this disk.
+
+    Somebody who sends an opened folder in place of a kit also sends rules and keys. He cannot know
+    the inode that this disk gives to the copy, so the file shows that the folder is foreign.
+    """
+    return OwnFile(home / "opened.json", int, "opened.json", "remove it and start the kit again")
+
+
+def _to_confirm(kit: Kit, before: Kit | None, home: Path, sentences: Sequence[str]) -> list[str]:
+    """List the sentences that the operator must confirm before this start; empty if none."""
+    site, code = kit.card.site, kit.code
+    is_opened_here = before is not None and _opened_here(home).read(0) == home.stat().st_ino
+    if before is None or not is_opened_here or not os.path.lexists(home / SITE):
+        lines = [
+            f"kit {code} of {site}, for the server {kit.card.server}: the server's operator must "
+            "read out the same code by telephone"
+        ]
+        if before is not None and not is_opened_here:
+            lines.append(
+                f"{home} was not opened on this disk, or was opened by an older fedsilo that took "
+                "rules from the kit: its rules, private state and keys are used if you confirm"
+            )
+            if key := own_code(home / "state" / OWN / site):
+                lines.append(f"it brings the signing key {key}")
+        return [*lines, f"rules of {site}:", *(f"  {sentence}" for sentence in sentences)]
+    if before.card.seal == kit.card.seal:
+        return []
+    return [
+        f"kit {code} of {site} replaces kit {before.code}: the server's operator must read out the "
+        "same code by telephone",
+        *_differences(before, kit),
+        "rules, signing key and the other hospitals' keys stay as they are",
+    ]
+
+
+def _differences(before: Kit, kit: Kit) -> list[str]:
+    old = before.card.model_dump(by_alias=True, exclude={"files", "seal"})
+    new = kit.card.model_dump(by_alias=True, exclude={"files", "seal"})
+    lines = [f"  {key}: {old[key]} becomes {new[key]}" for key in old if old[key] != new[key]]
+    changed = [name for name in kit.files if before.files.get(name) != kit.files[name]]
+    return [*lines, *(f"  {name} is replaced" for name in changed if name != "kit.json")]
+
+
+@contextmanager
+def open_temporarily(kit: Kit, rules: str = "") -> Iterator[Path]:
+    """Write the kit's files into a temporary folder, which only the owner can read; yield it.
+
+    ``rules`` is the text of the site file; empty for none.
+    """
+    with tempfile.TemporaryDirectory(prefix="fedsilo-kit-") as folder:
+        kit.write(Path(folder))
+        if rules:
+            write_atomically(Path(folder) / SITE, rules, mode=0o600)
+        yield Path(folder)
+
+
+def setup_of(
+    kit: Kit, home: Path, node_config: Sequence[str], settings: RunSettings | None = None
+) -> SiteSetup:
+    """Build the setup of a kit's node whose files are in ``home``."""
+    own: dict[str, Value] = {"site": kit.card.site, "state-dir": str(home / "state")}
+    if (home / SITE).is_file():  # a folder has no site file before the first start
+        own["site-file"] = str(home / SITE)
+    return SiteSetup(
+        own | {"device": "auto"} | parse_node_config(node_config),
+        superlink=kit.card.server,
+        authority=home / AUTHORITY,
+        key=home / KEY,
+        port=free_ports(1)[0],
+        settings=settings,
+        node=int(kit.card.node_id),
+    )
+
+
+def command(setup: SiteSetup, health: str = "") -> list[str]:
+    """Build the command that starts a node; ``health`` is a health server's address, or empty."""
+    address, config = (setup.host, setup.port), setup.node_config
+    words = node_command(setup.superlink, *setup.secrets(), *address, config)
+    return [*words, *(("--health-server-address", health) if health else ())]
+
+
+def hold(home: Path, site: str) -> int:
+    """Lock a kit's folder and return the lock's file descriptor, which ``exec`` keeps open.
+
+    Raises:
+        KitError: another process has locked the folder.
+    """
+    handle = os.open(home, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise KitError(
+            f"{site} already runs from {home}: end that process before another start"
+        ) from None
+    os.set_inheritable(handle, True)
+    return handle
+
+
+def _refuse_other(kit: Kit, before: Kit) -> None:
+    """Raise a KitError if a kit has another hospital, server or authority than the one before."""
+    old, new, home = before.card, kit.card, before.path
+    for what, same in (
+        ("hospital", old.site == new.site),
+        ("server", old.server == new.server),
+        ("authority", before.files[AUTHORITY] == kit.files[AUTHORITY]),
+    ):
+        if not same:
+            raise KitError(
+                f"{kit.path} is for {new.site} at {new.server}, but the kit in {home} is for "
+                f"another {what} ({old.site} at {old.server}): choose another --folder"
+            )

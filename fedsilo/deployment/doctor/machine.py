@@ -1,0 +1,176 @@
+"""Checks a machine: versions, disk, memory, and ports on which no other program listens."""
+
+import os
+import platform
+import shutil
+import socket
+import tempfile
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from fedsilo.core.versions import FEDSILO, TRIED_FLOWER, WORKER_FLOWER, git_revision
+from fedsilo.deployment.doctor.findings import Passed, Refused
+from fedsilo.deployment.worker.installed import installed_app, local_changes
+from fedsilo.server_app.config.resources import free_memory
+
+GIGABYTE = 10**9
+_PROBE = 2**20  # bytes that are written to a folder to test it
+
+
+def utc_now() -> datetime:
+    """Return the time of this machine's clock, in UTC."""
+    return datetime.now(UTC)
+
+
+def software() -> Passed:
+    """Describe the installed versions; Refused if a package is missing or has another version."""
+    app = installed_app()
+    if wrong := _wrong_versions(app.project["project"]):
+        packages = " ".join(f"'{name}'" for name in wrong.values())
+        raise Refused(
+            f"this installation has {', '.join(wrong)}, but fedsilo needs other versions",
+            f"pip install {packages}",
+        )
+    changed = local_changes(app.folder)
+    return Passed(
+        f"fedsilo {FEDSILO} (revision {git_revision()[:12]}), Python {platform.python_version()}, "
+        f"flwr {version('flwr')} (supported: {WORKER_FLOWER}; for simulations up to "
+        f"{TRIED_FLOWER}), "
+        f"torch {version('torch')}",
+        (f"files changed on this machine: {', '.join(changed[:5])}",) if changed else (),
+    )
+
+
+def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
+    """Compare the installed versions with pyproject.toml.
+
+    Returns:
+        Each wrong or missing package, with the requirement to install instead.
+    """
+    from packaging.requirements import Requirement
+    from packaging.specifiers import SpecifierSet
+
+    wrong = {}
+    if platform.python_version() not in SpecifierSet(project["requires-python"]):
+        wrong[f"Python {platform.python_version()}"] = f"python{project['requires-python']}"
+    for text in project["dependencies"]:
+        wanted = Requirement(text)
+        try:
+            found = version(wanted.name)
+        except PackageNotFoundError:
+            wrong[f"no {wanted.name}"] = text
+            continue
+        if not wanted.specifier.contains(found, prereleases=True):
+            wrong[f"{wanted.name} {found}"] = text
+    return wrong
+
+
+def room(folders: Iterable[Path], least: float) -> str:
+    """Describe the free space of folders.
+
+    Raises:
+        Refused: a folder has less than ``least`` gigabytes free, or cannot be written.
+    """
+    free = {}
+    for folder in folders:
+        free[folder] = shutil.disk_usage(folder).free / GIGABYTE
+        if free[folder] < least:
+            raise Refused(
+                f"{folder} has {free[folder]:.2f} GB free, but a run needs at least {least:g} GB",
+                "free some space, or name a folder on another disk",
+            )
+        try:
+            with tempfile.TemporaryFile(dir=folder) as probe:
+                probe.write(b"\0" * _PROBE)
+                os.fsync(probe.fileno())
+        except OSError as error:
+            fault = f"cannot write a file into {folder} ({error.strerror})"
+            raise Refused(fault, "fix the disk, or let this user write there") from error
+    return ", ".join(f"{folder}: {gigabytes:.0f} GB free" for folder, gigabytes in free.items())
+
+
+def nearest(folder: Path) -> Path:
+    """Return the folder if it exists, else its nearest existing parent."""
+    return next(one for one in (folder, *folder.absolute().parents) if one.is_dir())
+
+
+def memory(least: float, most: float = 0.0) -> str:
+    """Describe the free memory, within the container's limit too.
+
+    Args:
+        least: gigabytes that a message needs.
+        most: gigabytes that the hospital allows a message; 0 for nine tenths of the machine's.
+
+    Raises:
+        Refused: the free or the allowed memory is below ``least``.
+    """
+    free = free_memory() / GIGABYTE
+    if most and most < least:
+        raise Refused(
+            f"'max-memory' allows a message {most:g} GB, but PyTorch itself needs {least:g} GB",
+            "raise it in the site file or the node config",
+        )
+    if free < least:
+        fault = f"{free:.1f} GB of memory are free, but a message needs at least {least:g} GB"
+        raise Refused(fault, "end other programs, or raise the container's limit")
+    return f"{free:.1f} GB free"
+
+
+def own_port(host: str, port: int, what: str, own: str) -> str:
+    """Check that a port is free, or in use by the program ``what`` that should listen there.
+
+    ``own`` is a word of that program's command line, such as the path of its key. It tells the
+    program from others.
+
+    Raises:
+        Refused: another program listens on the port.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        with socket.socket(family) as one:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            one.bind((host, port))
+        return f"{host}:{port} is free for {what}"
+    except OSError as error:
+        process = _listener(port)
+        if process and _is_of(process, own):
+            return f"{host}:{port} is in use by {what}, which already runs (process {process.pid})"
+        user = f"taken by process {process.pid} ({process.name()})" if process else "not available"
+        raise Refused(
+            f"{host}:{port} is needed for {what}, but is {user} ({error.strerror})",
+            "end the program that listens there, or choose another port",
+        ) from error
+
+
+def runs_on(port: int, own: str) -> bool:
+    """Tell whether a process whose command has the word ``own`` listens on a port."""
+    process = _listener(port)
+    return bool(process and _is_of(process, own))
+
+
+def _listener(port: int) -> psutil.Process | None:
+    """Return the process that listens on a port; None if none does or the system hides it."""
+    with suppress(psutil.Error):
+        for found in psutil.net_connections(kind="tcp"):
+            listens = found.status == psutil.CONN_LISTEN
+            if listens and getattr(found.laddr, "port", None) == port and found.pid:
+                return psutil.Process(found.pid)
+    return None
+
+
+def _is_of(process: psutil.Process, word: str) -> bool:
+    """Tell whether ``word`` is in the command of a process or of one of its ancestors.
+
+    An empty ``word`` is in none.
+    """
+    for one in (process, *process.parents()) if word else ():
+        with suppress(psutil.Error):
+            if word in one.cmdline():
+                return True
+    return False

@@ -1,0 +1,167 @@
+"""``fedsilo doctor run``: asks the sites for their facts as a run would, but trains nothing."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from fedsilo.core.arguments import RunSources
+from fedsilo.core.one_line import as_word, counted, one_line
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.deployed_run import meet
+from fedsilo.deployment.deployment import SERVER, Deployment
+from fedsilo.deployment.doctor.findings import (
+    Check,
+    Finding,
+    Passed,
+    Refused,
+    Skipped,
+    Status,
+    require,
+)
+from fedsilo.deployment.flower_commands import offline, online
+from fedsilo.engines.inline_engine import inline_grid
+from fedsilo.engines.planning import plan_run, planned_settings
+from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.run.checks import PLAN_CHECKS, Plan, find_problems
+from fedsilo.server_app.run.meeting import Meeting
+from fedsilo.server_app.run.meeting import meet as meet_simulated
+
+_REFUSED = (
+    "fix it at that site, where 'fedsilo doctor site' says more, or lower 'run.min-sites' and run "
+    "without the site"
+)
+_MAX_LENGTH = 600  # characters; a longer refusal of a site is cut
+
+
+@dataclasses.dataclass(frozen=True)
+class RunSetup:
+    """A run to check before its start."""
+
+    experiment: str
+    sources: RunSources  # the sources of its settings
+    seed: int | None = None  # None for the experiment's seed
+    supernodes: int | None = None  # number of simulated sites; None for all silos
+    deployment: Deployment | None = None  # the deployment with the sites; None to simulate them
+
+    @cached_property
+    def plan(self) -> tuple[RunSettings, Mapping[str, Value]]:
+        """The settings, and the resources of a simulation (empty for a deployment)."""
+        seed: dict[str, Value] = {} if self.seed is None else {"seed": self.seed}
+        if self.deployment:
+            return planned_settings(self.experiment, self.sources, seed), {}
+        return plan_run(self.experiment, self.sources, supernodes=self.supernodes, overrides=seed)
+
+    @cached_property
+    def meeting(self) -> Meeting:
+        """The answers of the sites, which are asked once; errors as ``meet``."""
+        if self.deployment:
+            return meet(self.experiment, self.deployment, self.sources, self.seed)
+        settings, resources = self.plan
+        with inline_grid(settings, int(resources["num-supernodes"])) as grid:
+            return meet_simulated(grid, settings)
+
+    @property
+    def met(self) -> Meeting:
+        """The answers that the check ``sites`` received; Skipped if it received none.
+
+        The sites are not asked again, because that would take as long as the failed attempt.
+        """
+        if "meeting" not in vars(self):
+            raise Skipped("the sites could not be asked")
+        return self.meeting
+
+
+def _settings(setup: RunSetup) -> str:
+    common = setup.plan[0].common
+    rounds = counted(common.rounds, "round")
+    clip, noise = common.sample_clip_norm, common.noise_multiplier
+    privacy = f"patients' gradients clipped to {clip:g}, noise {noise:g}"
+    return (
+        f"{setup.experiment}: {common.method} on {common.dataset}, {rounds}, "
+        f"{privacy if clip else 'without differential privacy'}"
+    )
+
+
+def _plan(setup: RunSetup) -> Sequence[Finding] | str:
+    """Return a finding for each reason for which the start of a simulation would end at once."""
+    if setup.deployment:
+        raise Skipped("the sites of a deployment have the files themselves")
+    settings, resources = setup.plan
+    plan = Plan(settings.common, resources)
+    problems = [str(problem) for problem in find_problems(PLAN_CHECKS, plan)]
+    failed = [Finding("plan", Status.FAILED, problem) for problem in problems]
+    return failed or "settings fit together, and the files that they name are here"
+
+
+def _members(setup: RunSetup) -> Passed:
+    deployment = require(setup.deployment, "no deployment is named, so the sites are simulated")
+    again = f"fedsilo deploy up --deployment {as_word(deployment.folder)}"
+    if not deployment.process(SERVER):
+        raise Refused(f"the server of {deployment.folder} is down", again)
+    seen = online(deployment)
+    if gone := offline(deployment, seen):
+        raise Refused(f"{', '.join(gone)} of {deployment.folder} are down or offline", again)
+    away = [site for site in deployment.hospitals if site not in seen]
+    details = (f"not online: {', '.join(away)}",) if away else ()
+    sites = counted(len(seen), "site")
+    return Passed(f"the server and {sites} of {deployment.folder} are online", details)
+
+
+def _sites(setup: RunSetup) -> Sequence[Finding]:
+    """Return a finding for each site: passed if it can take part, failed if it cannot."""
+    if setup.deployment and not setup.deployment.process(SERVER):
+        raise Skipped("the server is down")
+    passed = [
+        Finding("sites", Status.PASSED, _content(site, facts), about=site)
+        for site, facts in setup.meeting.sites.items()
+    ]
+    refused = [one_line(reason, _MAX_LENGTH) for reason in setup.meeting.refused]
+    return [*passed, *(Finding("sites", Status.FAILED, why, _REFUSED) for why in refused)]
+
+
+def _content(site: str, facts: Mapping[str, Any]) -> str:
+    """Describe a site's data and software from its entry in silos.json."""
+    sizes = ", ".join(f"{size} {split}" for split, size in facts["sizes"].items())
+    sizes = sizes or "does not say how many samples it has"
+    labels = " ".join(f"{split} {counts}" for split, counts in facts["label_counts"].items())
+    software = facts.get("software") or {}
+    runs = "".join(f", {name} {value[:12]}" for name, value in software.items())
+    left_out = f", {facts['dropped']} left out" if facts["dropped"] else ""
+    kind = "" if facts["distribution"] == site else f"{facts['distribution']}: "
+    return f"{kind}{sizes}{left_out}; labels: {labels}{runs}"
+
+
+def _enough(setup: RunSetup) -> Passed:
+    meeting = setup.met
+    there, needed = len(meeting.sites), meeting.needed
+    if there < needed:
+        raise Refused(
+            f"{there} of {meeting.asked} sites can take part, but 'run.min-sites' needs {needed}",
+            f"fix the others, or set 'run.min-sites' to {there}" if there else "fix the sites",
+        )
+    return Passed(
+        f"{there} of {meeting.asked} sites can take part; {needed} are needed", meeting.notices
+    )
+
+
+def _method(setup: RunSetup) -> Passed:
+    meeting = setup.met
+    if not meeting.sites:
+        raise Skipped("no site can take part")
+    if meeting.fault:
+        raise Refused(meeting.fault, "change the experiment's settings, or leave those sites out")
+    details = [f"leaves each site: {sentence}" for sentence in meeting.leaves]
+    if meeting.noise:
+        details.append(f"noise that is not differential privacy: {meeting.noise}")
+    return Passed("can start with these sites", tuple(details))
+
+
+CHECKS: tuple[Check[RunSetup], ...] = (
+    Check("settings", _settings),
+    Check("plan", _plan, ("settings",)),
+    Check("members", _members),
+    Check("sites", _sites, ("settings",)),
+    Check("enough", _enough, ("settings",)),
+    Check("method", _method, ("settings",)),
+)

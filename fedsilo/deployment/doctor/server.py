@@ -1,0 +1,241 @@
+"""``fedsilo doctor server``: checks a server by the arguments that start it."""
+
+from __future__ import annotations
+
+import sqlite3
+import statistics
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from fedsilo.core.files.atomic_files import scratch_folder
+from fedsilo.deployment.deployment import (
+    FEDERATION,
+    SERVER,
+    Deployment,
+    key_fingerprint,
+)
+from fedsilo.deployment.doctor import machine
+from fedsilo.deployment.doctor.findings import Check, Passed, Refused, Skipped, require
+from fedsilo.deployment.doctor.secrets import (
+    lasting_certificate,
+    matching_key,
+    signed_by,
+    writable_folder,
+)
+from fedsilo.deployment.doctor.wire import handshake, parts
+from fedsilo.deployment.flower_commands import healthy, node_states, offline, unknown_nodes
+from fedsilo.server_app.config.operator_files import REGISTRY, registered_keys
+
+_DAYS = 14  # a certificate must stay valid for this many days
+_DISK, _MEMORY = 2.0, 1.0  # gigabytes that must be free
+_COMMITS = 20
+_SLOW = 0.25  # seconds of a commit; Flower gives up if its database stays locked for 5 seconds
+_SQLITE = b"SQLite format 3\0"
+
+
+@dataclass(frozen=True)
+class ServerSetup:
+    """The arguments that start a SuperLink, and the hospitals that it must know."""
+
+    authority: Path | None = None  # this and the next two are TLS files; None if not named
+    certificate: Path | None = None
+    key: Path | None = None
+    database: Path | None = None  # None if the SuperLink keeps everything in memory
+    fleet: str = "0.0.0.0:9092"  # address of the Fleet API, for hospitals
+    control: str = "127.0.0.1:8000"  # address of the Control and Runtime API, on the loopback
+    runs: Path | None = None  # the folder of run directories, or None if not named
+    registry: Path | None = None  # the file that binds names to keys, or None if there is none
+    # Name of each hospital that must be registered, and its public key's file if it is here
+    hospitals: tuple[tuple[str, Path | None], ...] = ()
+    deployment: Deployment | None = None  # the server's deployment; None if it belongs to none
+    now: Callable[[], datetime] = machine.utc_now
+
+    @classmethod
+    def of(cls, deployment: Deployment) -> ServerSetup:
+        """Build the setup of a deployment's server."""
+        secrets = deployment.secrets
+        return cls(
+            authority=secrets / "ca.crt",
+            certificate=secrets / "server.crt",
+            key=secrets / "server.key",
+            database=deployment.home(SERVER) / "superlink.db",
+            fleet=f"{deployment.interface}:{deployment.ports['fleet']}",
+            control=f"127.0.0.1:{deployment.ports['http']}",
+            runs=deployment.runs,
+            registry=deployment.registry,
+            hospitals=tuple(
+                (site, secrets / f"{site}.pub")
+                for site in (*deployment.sites, *deployment.hospitals)
+            ),
+            deployment=deployment,
+        )
+
+    @property
+    def mark(self) -> str:
+        """The word of its command line that identifies this SuperLink's process."""
+        return str(self.key or "")
+
+
+def _authority(setup: ServerSetup) -> str:
+    authority = require(setup.authority, "no --ssl-ca-certfile is named")
+    return lasting_certificate(authority, setup.now(), _DAYS)
+
+
+def _certificate(setup: ServerSetup) -> str:
+    certificate = require(setup.certificate, "no --ssl-certfile is named")
+    said = lasting_certificate(certificate, setup.now(), _DAYS)
+    if setup.authority:
+        signed_by(certificate, setup.authority)
+    return said
+
+
+def _key(setup: ServerSetup) -> str:
+    key = require(setup.key, "no --ssl-keyfile is named")
+    assert setup.certificate is not None, "this check runs only after 'certificate' has passed"
+    return f"{matching_key(key, setup.certificate)} is the certificate's"
+
+
+def _fleet(setup: ServerSetup) -> str:
+    return machine.own_port(*parts(setup.fleet), "the Fleet API", setup.mark)
+
+
+def _control(setup: ServerSetup) -> str:
+    host, port = parts(setup.control)
+    if host not in ("127.0.0.1", "::1", "localhost"):
+        fault = f"the Control API would listen on {host}, where anyone could start runs and "
+        raise Refused(f"{fault}admit hospitals", "--host 127.0.0.1")
+    return machine.own_port(host, port, "the Control API", setup.mark)
+
+
+def _answer(setup: ServerSetup) -> str:
+    host, port = parts(setup.fleet)
+    address = f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+    if not setup.authority or not machine.runs_on(port, setup.mark):
+        raise Skipped("the SuperLink does not run yet")
+    handshake(address, setup.authority)
+    return f"{address} answers with a certificate of {setup.authority}"
+
+
+def _database(setup: ServerSetup) -> str:
+    reason = "no --database is named: runs and hospitals are forgotten at each restart"
+    database = require(setup.database, reason)
+    _refuse_damaged(database)
+    seconds = commit_seconds(writable_folder(database.parent, "the database's folder"))
+    median, slowest = statistics.median(seconds), 1000 * max(seconds)
+    if median > _SLOW:
+        raise Refused(
+            f"a commit next to {database} takes {slowest:.0f} ms, which is so slow that Flower's "
+            "database would lock",
+            "put the database on a local disk, not on a network drive",
+        )
+    said = f"commits next to {database} take {1000 * median:.1f} ms"
+    return f"{said}, the slowest of {len(seconds)} {slowest:.1f} ms"
+
+
+def _refuse_damaged(database: Path) -> None:
+    """Refuse an existing file that is no SQLite database; an empty file counts as a new one."""
+    if not database.exists():
+        return
+    if not database.is_file():  # a pipe would be waited for
+        raise Refused(f"{database} is not a file", "name another one")
+    with database.open("rb") as file:
+        head = file.read(len(_SQLITE))
+    if head and head != _SQLITE:
+        raise Refused(f"{database} is no SQLite database", "name another file, or restore a copy")
+
+
+def commit_seconds(folder: Path) -> list[float]:
+    """Measure the seconds of 20 commits to a scratch database in ``folder``, one number each."""
+    seconds = []
+    with (
+        scratch_folder(folder, "doctor") as scratch,
+        closing(sqlite3.connect(scratch / "scratch.db")) as connection,
+    ):
+        connection.execute("create table rows (content text)")
+        connection.commit()
+        for _ in range(_COMMITS):
+            began = time.perf_counter()
+            connection.execute("insert into rows values ('x')")
+            connection.commit()
+            seconds.append(time.perf_counter() - began)
+    return seconds
+
+
+def _disk(setup: ServerSetup) -> str:
+    folders = [setup.runs, setup.database and setup.database.parent]
+    found = [machine.nearest(folder) for folder in folders if folder]
+    return machine.room(
+        dict.fromkeys(require(found, "neither --database nor --out is named")), _DISK
+    )
+
+
+def _registry(setup: ServerSetup) -> Passed:
+    """Compare the registry with the named hospitals, and each key with its file."""
+    registry = require(setup.registry, f"${REGISTRY} names no registry: a node may use any name")
+    keys = registered_keys(registry)
+    for name, public in setup.hospitals:
+        if name not in keys:
+            raise Refused(
+                f"hospital {name} has no line in the registry {registry}, so runs would leave it "
+                "out",
+                _BOTH.format(name=name),
+            )
+        if public and key_fingerprint(public) != keys[name]:
+            raise Refused(
+                f"the key of {name} in {registry} is not that of {public}", _BOTH.format(name=name)
+            )
+    named = {name for name, _ in setup.hospitals}
+    others = sorted(keys.keys() - named) if named else []
+    details = (f"registered, but not named: {', '.join(others)}",) if others else ()
+    return Passed(f"{registry} knows {', '.join(sorted(keys)) or 'nobody'}", details)
+
+
+_BOTH = "write both registrations and a new kit by 'fedsilo deploy renew {name}'"
+
+
+def _nodes(setup: ServerSetup) -> Passed:
+    """Compare the SuperLink's registrations with the deployment; list each site's state."""
+    reason = f"no deployment is named; by hand: flwr supernode list {FEDERATION}"
+    deployment = require(setup.deployment, reason)
+    if not healthy(deployment):
+        raise Skipped("the server does not answer; start it by 'fedsilo deploy up'")
+    states = node_states(deployment)
+    if gone := [site for site, state in states.items() if state == "unregistered"]:
+        raise Refused(
+            f"the registry has {', '.join(gone)}, but the SuperLink has no such registration",
+            _BOTH.format(name=gone[0]),
+        )
+    if strangers := unknown_nodes(deployment):
+        raise Refused(
+            f"the SuperLink has registered node {', '.join(strangers)}, but the registry has no "
+            "line for it, so runs would leave it out",
+            f"remove it by 'flwr supernode unregister NODE {FEDERATION}', and register the "
+            "hospital by 'fedsilo deploy add NAME'",
+        )
+    if away := [f"{site} is {states[site]}" for site in offline(deployment)]:
+        raise Refused(
+            f"not all sites are online: {', '.join(away)}",
+            "start them by 'fedsilo deploy up'; for the reason, read 'fedsilo deploy logs SITE'",
+        )
+    said = [f"{site} ({state})" for site, state in states.items()]
+    return Passed(f"both registrations: {', '.join(said) or 'nobody yet'}")
+
+
+CHECKS: tuple[Check[ServerSetup], ...] = (
+    Check("software", lambda _: machine.software()),
+    Check("authority", _authority),
+    Check("certificate", _certificate),
+    Check("key", _key, ("certificate",)),
+    Check("fleet port", _fleet),
+    Check("control port", _control),
+    Check("answer", _answer, ("authority",)),
+    Check("database", _database),
+    Check("disk", _disk),
+    Check("memory", lambda _: machine.memory(_MEMORY)),
+    Check("registry", _registry),
+    Check("nodes", _nodes),
+)

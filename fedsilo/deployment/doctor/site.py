@@ -1,0 +1,321 @@
+"""``fedsilo doctor site``: checks a hospital's node by the arguments that start it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from flwr.app import Context, RecordDict
+
+from fedsilo.client_app.privacy.signing import KnownKeys, own_code
+from fedsilo.client_app.site.identity import NODE_FIELDS, refusing_as
+from fedsilo.client_app.site.limits import MEGABYTE, limits_of
+from fedsilo.client_app.site.node import own_cache, own_folder_of
+from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile
+from fedsilo.client_app.site.sentences import effective, explained
+from fedsilo.core.messages import (
+    ARRAYS,
+    CONFIG,
+    KEPT_STATE,
+    METRICS,
+    NUM_EXAMPLES,
+    SECONDS,
+)
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value, build, unknown_key
+from fedsilo.datasets.silo.declared_silos import site_name_fault
+from fedsilo.deployment.deployment import Deployment
+from fedsilo.deployment.doctor import machine
+from fedsilo.deployment.doctor.findings import Check, Passed, Refused, require
+from fedsilo.deployment.doctor.secrets import (
+    OPENSSH_KEY,
+    data_folder,
+    lasting_certificate,
+    secret,
+    site_file,
+    writable_folder,
+)
+from fedsilo.deployment.doctor.wire import handshake, is_online, same_clock
+from fedsilo.deployment.worker.installed import refuse_other_flower
+from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.strategies.methods.registry import strategy_class
+from fedsilo.strategies.wire.secure_keys import SECURE, SENT
+
+if TYPE_CHECKING:
+    from fedsilo.client_app.opening import OpenedSite
+    from fedsilo.core.site_facts import SiteFacts
+
+_PLACES = ("site", "state-dir", SITE_FILE)
+_NODE_KEYS = (*_PLACES, *NODE_FIELDS, *NODE_LIMITS)
+_DAYS = 14  # a certificate must stay valid for this many days
+_DISK, _MEMORY = 1.0, 1.0  # gigabytes that must be free
+_NEEDED = (NUM_EXAMPLES, SECONDS, KEPT_STATE)  # metrics that every reply has
+
+
+@dataclass(frozen=True)
+class SiteSetup:
+    """The arguments that start a hospital's node, and the experiment that it would run."""
+
+    node_config: Mapping[str, Value]
+    superlink: str = ""  # the server's address; empty if it is not known
+    authority: Path | None = None  # the authority's certificate, which signed the server's
+    key: Path | None = None  # the hospital's private key
+    host: str = "127.0.0.1"  # host and port of the SuperNode's own Runtime API
+    port: int = 9094
+    settings: RunSettings | None = None  # settings of the experiment; None if none is named
+    node: int = 0  # the hospital's node id at the server; 0 if it is not known
+    now: Callable[[], datetime] = machine.utc_now
+
+    @classmethod
+    def of(cls, deployment: Deployment, site: str, settings: RunSettings | None) -> SiteSetup:
+        """Build the setup of a site of a deployment; ``settings`` as in the class."""
+        secrets, ports = deployment.secrets, deployment.ports
+        return cls(
+            deployment.node_config[site],
+            superlink=f"127.0.0.1:{ports['fleet']}",
+            authority=secrets / "ca.crt",
+            key=secrets / f"{site}.key",
+            port=ports[site],
+            settings=settings,
+            node=int(deployment.nodes.get(site, "0")),
+        )
+
+    @property
+    def name(self) -> str:
+        """The hospital's name, or empty if the node config has none."""
+        return str(self.node_config.get("site", ""))
+
+    @property
+    def context(self) -> Context:
+        """The context that Flower would give to the ClientApp."""
+        run = self.settings.as_mapping() if self.settings else {}
+        return Context(0, 0, dict(self.node_config), RecordDict(), run)
+
+    @cached_property
+    def rules(self) -> SiteFile:
+        """The rules from site file and node config together; errors as ``effective``."""
+        return effective(self.context)
+
+    @cached_property
+    def site(self) -> OpenedSite:
+        """The site, opened as by a run's first message; errors as ``open_site``."""
+        from fedsilo.client_app.opening import open_site  # PyTorch, which takes seconds
+
+        self.required_settings()
+        return open_site(self.rules.over(self.context))
+
+    def required_settings(self) -> RunSettings:
+        """Return the settings of the experiment; Skipped if none is named."""
+        reason = "no experiment is named, so its data set and settings cannot be checked"
+        return require(self.settings, reason)
+
+    def secrets(self) -> tuple[Path, Path]:
+        """Return the paths of the authority's certificate and the hospital's key.
+
+        Checks call this only after they have found both, so None here is a bug.
+        """
+        assert self.authority is not None
+        assert self.key is not None
+        return self.authority, self.key
+
+    def is_online(self) -> bool:
+        """Tell whether the hospital is connected to the server; errors as ``wire.is_online``."""
+        return is_online(self.superlink, *self.secrets(), self.node, self.now())
+
+    @property
+    def own_folder(self) -> Path:
+        """The folder that the hospital keeps over all runs; Skipped without a 'state-dir'."""
+        return require(own_folder_of(self.node_config, self.name), "there is no 'state-dir'")
+
+    def folder(self, key: str) -> Path | None:
+        """Return the folder under a key of the node config; None if the key is missing or empty."""
+        named = str(self.node_config.get(key, ""))
+        return Path(named).expanduser() if named else None
+
+
+def _software(setup: SiteSetup) -> Passed:
+    found = machine.software()
+    refuse_other_flower()
+    return found
+
+
+def _node_config(setup: SiteSetup) -> str:
+    if not setup.name:
+        raise Refused("the node config names no 'site'", "--node-config 'site=\"NAME\"'")
+    if fault := site_name_fault(setup.name):
+        raise Refused(fault, "choose another 'site' in the node config")
+    for key in setup.node_config:
+        if key not in _NODE_KEYS:
+            raise unknown_key(key, _NODE_KEYS)
+    build(SiteFile, {k: v for k, v in setup.node_config.items() if k in NODE_LIMITS})
+    build(CommonSettings, {"machine.device": setup.node_config.get("device", "auto")})
+    state = setup.folder("state-dir")
+    if state is None:
+        raise Refused(
+            "the node config names no 'state-dir', so private state would be lost at a restart",
+            "--node-config 'state-dir=\"/a/folder\"'",
+        )
+    return f"site {setup.name}, state in {state}"
+
+
+def _rules(setup: SiteSetup) -> Passed:
+    path, named = setup.folder(SITE_FILE), SITE_FILE in setup.node_config
+    if path and not site_file(path):
+        raise Refused(f"site file {path} is missing", "copy it there, or remove 'site-file'")
+    rules = setup.rules
+    if log := rules.audit_log:
+        writable_folder(Path(log).parent, "the audit log's folder")
+    said = f"{path} can be read" if named else "there is none, but floors and quotas still apply"
+    return Passed(said, tuple(explained(rules, named)))
+
+
+def _certificate(setup: SiteSetup) -> str:
+    authority = require(setup.authority, "no --root-certificates are named")
+    return lasting_certificate(authority, setup.now(), _DAYS)
+
+
+def _key(setup: SiteSetup) -> str:
+    key = require(setup.key, "no --auth-supernode-private-key is named")
+    return f"only the owner can read {secret(key, OPENSSH_KEY, private=True)}"
+
+
+def _signing(setup: SiteSetup) -> Passed:
+    folder = setup.own_folder
+    own = require(own_code(folder), "the signing key is made at the first start")
+    details = []
+    for site, key in sorted(KnownKeys(folder).read().items()):
+        if not key.compared:
+            details.append(f"the key of {site} was not compared, so there is no sum with {site}")
+        elif key.received not in ("", key.compared):
+            raise Refused(
+                f"{site} signs with key {key.received}, but {key.compared} was compared",
+                f"ask {site} by telephone, then 'fedsilo hospital keys'",
+            )
+        else:
+            details.append(f"the key of {site} was compared on {key.day}")
+    return Passed(f"the site signs with key {own}", tuple(details))
+
+
+def _server(setup: SiteSetup) -> str:
+    address = require(setup.superlink, "no --superlink is named")
+    authority = require(
+        setup.authority, "no --root-certificates are named to check the server with"
+    )
+    handshake(address, authority)
+    return f"{address} answers with a certificate of {authority}"
+
+
+def _clock(setup: SiteSetup) -> str:
+    require(setup.key, "no key is named to ask the server with")
+    return same_clock(setup.superlink, *setup.secrets(), setup.now())
+
+
+def _admission(setup: SiteSetup) -> str:
+    node = require(setup.node, "the node id of this hospital is not known; name its --kit")
+    state = "online" if setup.is_online() else "not connected"
+    return f"registered at the SuperLink as node {node}, {state}"
+
+
+def _port(setup: SiteSetup) -> str:
+    own = str(setup.key) if setup.key else ""
+    return machine.own_port(setup.host, setup.port, "the SuperNode's Runtime API", own)
+
+
+def _disk(setup: SiteSetup) -> str:
+    named = [setup.folder(key) for key in ("state-dir", "cache-dir")]
+    folders = list(dict.fromkeys(machine.nearest(folder) for folder in named if folder))
+    for folder in folders:
+        writable_folder(folder, "folder")
+    return machine.room(folders, _DISK)
+
+
+def _memory(setup: SiteSetup) -> str:
+    return machine.memory(_MEMORY, setup.rules.max_memory * MEGABYTE / machine.GIGABYTE)
+
+
+def _data_folder(setup: SiteSetup) -> str:
+    reason = "the node config names no 'data-dir'; some data sets need none"
+    return f"{data_folder(require(setup.folder('data-dir'), reason))} exists and is not empty"
+
+
+def _data(setup: SiteSetup) -> Passed:
+    silo = setup.site.silo
+    counts = [
+        f"{split}: {', '.join(f'{n} of {c}' for c, n in zip(silo.class_names(), of, strict=True))}"
+        for split, of in silo.label_counts().items()
+    ]
+    sizes = ", ".join(f"{len(split)} {name}" for name, split in silo.splits().items())
+    left_out = f"; {silo.dropped} left out as missing or broken" if silo.dropped else ""
+    dataset = setup.required_settings().common.dataset
+    cache = own_cache(setup.context) or "the usual cache"
+    return Passed(f"{sizes} samples of {dataset}{left_out}, cached in {cache}", tuple(counts))
+
+
+def _requests(setup: SiteSetup) -> Passed:
+    """Make every request of a run that the hospital may refuse, and describe what would leave."""
+    from fedsilo.client_app.hello import site_facts
+    from fedsilo.client_app.session import SiteSession
+
+    settings = setup.required_settings()
+    common, context = settings.common, setup.rules.over(setup.context)
+    with refusing_as(setup.name):
+        if SITE_FILE in setup.node_config:
+            setup.rules.refuse_request(common, 1)
+        limits_of(context).refuse_settings(common)
+        facts = site_facts(SiteSession.admit(setup.site))
+        if unfit := settings.own.why_unfit(facts):
+            raise Refused(unfit)
+        names, sentences = _leaving(settings, facts)
+        setup.rules.refuse_names(names)
+    if withheld := [split for split in facts.sizes() if split not in facts.measured]:
+        sentences.append(f"no metrics on {', '.join(withheld)} leave")
+    said = f"no request of {common.method} on {common.dataset} would be refused"
+    return Passed(said, tuple(sentences))
+
+
+def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
+    """Return the data that leave a site in the first round: record names, and sentences on them."""
+    from fedsilo.strategies.loop.ask import first_question
+    from fedsilo.strategies.meeting.participants import Participants
+
+    alone = Participants({facts.site: facts}, {facts.site: 1})
+    method = strategy_class(settings.common.method)(settings.common, settings.own, alone)
+    state = method.initial_state()
+    question = first_question(lambda ask: method.round(state, ask), [facts.site])
+    arrays = [f"{ARRAYS}/{name}" for name in question.expect.get(facts.site, {})]
+    config = [f"{CONFIG}/{key}" for key in facts.to_config()]
+    metrics = [f"{METRICS}/{key}" for key in _NEEDED]
+    if settings.common.secure_aggregation != "none":
+        config += [f"{SECURE}/{key}" for key in SENT]
+    words = [f"leaves {sentence}" for sentence in method.leaves()]
+    return sorted({*config, *arrays, *metrics}), words
+
+
+def _gpu(setup: SiteSetup) -> Passed:
+    from fedsilo.deployment.doctor import gpu  # PyTorch
+
+    return gpu.look(str(setup.node_config.get("device", "auto")))
+
+
+CHECKS: tuple[Check[SiteSetup], ...] = (
+    Check("software", _software),
+    Check("node config", _node_config),
+    Check("site file", _rules, ("node config",)),
+    Check("authority", _certificate),
+    Check("key", _key),
+    Check("signing", _signing, ("node config",)),
+    Check("server", _server, ("authority",)),
+    Check("clock", _clock, ("server", "key")),
+    Check("admission", _admission, ("clock",)),
+    Check("port", _port),
+    Check("disk", _disk, ("node config",)),
+    Check("memory", _memory, ("site file",)),
+    Check("data folder", _data_folder),
+    Check("data", _data, ("site file",)),
+    Check("requests", _requests, ("data",)),
+    Check("gpu", _gpu, ("node config",)),
+)

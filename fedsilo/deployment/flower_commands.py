@@ -1,0 +1,131 @@
+"""Calls Flower's ``flwr`` command, asks for the state of sites, and waits for members."""
+
+import json
+import shlex
+import ssl
+import subprocess
+import time
+import urllib.request
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from fedsilo.core.files.text_files import file_fault
+from fedsilo.core.processes import tool
+from fedsilo.deployment.deployment import FEDERATION, SERVER, Deployment, DeploymentError
+
+Say = Callable[[str], None]
+_START_LIMIT = 90.0  # seconds; a member that takes longer to start counts as failed
+
+
+def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dict[str, Any]:
+    """Run a ``flwr`` command and return its JSON answer; DeploymentError if it failed."""
+    command = [tool("flwr"), *arguments, "--format", "json"]
+    if say:
+        tell(command, say)
+    environment = deployment.environment(SERVER)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    try:
+        answer: dict[str, Any] = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        answer = {"error-message": last_line(done.stdout + done.stderr)}
+    if not answer.get("success"):
+        healthy(deployment)  # raises a clearer error if the certificate is the cause
+        reason = " ".join(str(answer.get("error-message", answer)).split())
+        raise DeploymentError(f"'flwr {' '.join(arguments[:2])}' failed: {reason}")
+    return answer
+
+
+def unknown_nodes(deployment: Deployment) -> list[str]:
+    """Return the ids of registered nodes that belong to no site of the deployment, sorted."""
+    states = states_by_node(deployment)
+    others = states.keys() - set(deployment.nodes.values())
+    return sorted(node for node in others if states[node] != "unregistered")
+
+
+def states_by_node(deployment: Deployment) -> dict[str, str]:
+    """Return Flower's status of each node that was ever registered, by node id."""
+    nodes = flwr(deployment, "supernode", "list", FEDERATION)["nodes"]
+    return {str(node["node-id"]): str(node["status"]) for node in nodes}
+
+
+def node_states(deployment: Deployment) -> dict[str, str]:
+    """Return Flower's status of each site, such as online; unregistered if it has no node."""
+    states = states_by_node(deployment)
+    known = deployment.nodes
+    sites = (*deployment.sites, *deployment.hospitals)
+    return {site: states.get(known.get(site, ""), "unregistered") for site in sites}
+
+
+def online(deployment: Deployment) -> list[str]:
+    """Return the sites that are online at the server."""
+    return [site for site, state in node_states(deployment).items() if state == "online"]
+
+
+def offline(deployment: Deployment, seen: Sequence[str] | None = None) -> list[str]:
+    """Return the sites of this machine that are not online, or whose process has ended.
+
+    ``seen`` are the sites that are online; None to ask the server.
+    """
+    seen = online(deployment) if seen is None else seen
+    return [site for site in deployment.sites if site not in seen or not deployment.process(site)]
+
+
+def healthy(deployment: Deployment) -> bool:
+    """Tell whether the server answers; DeploymentError if its certificate is not valid."""
+    authority = deployment.secrets / "ca.crt"
+    if fault := file_fault(authority):  # a pipe would be waited for
+        raise DeploymentError(f"{authority} {fault}: restore the server's own file")
+    context = ssl.create_default_context(cafile=str(authority))
+    url = f"https://127.0.0.1:{deployment.ports['http']}/health"
+    try:
+        with urllib.request.urlopen(url, timeout=2, context=context):
+            return True
+    except OSError as error:  # URLError is one
+        reason = getattr(error, "reason", None)
+        if isinstance(reason, ssl.SSLCertVerificationError):
+            raise DeploymentError(
+                f"the server's certificate is not valid: {reason.verify_message}; 'fedsilo deploy "
+                "renew server' renews it, then 'fedsilo deploy down' and 'up'"
+            ) from None
+        return False
+
+
+def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[str]]) -> None:
+    """Wait until ``missing`` returns no member.
+
+    Raises:
+        DeploymentError: a member's process ended, or took longer than 90 seconds. The message has
+            the last line of its log.
+    """
+    limit = time.monotonic() + _START_LIMIT
+    while awaited := missing(deployment):
+        ended = [member for member in awaited if deployment.process(member) is None]
+        if ended or time.monotonic() > limit:
+            member = (ended or awaited)[0]
+            failure = "ended at its start" if ended else f"did not start in {_START_LIMIT:.0f} s"
+            path = deployment.log(member)
+            last = last_line(path.read_text(encoding="utf-8", errors="replace"))
+            raise DeploymentError(
+                f"{member} {failure}: {last} (whole log: {path}; to find causes: fedsilo doctor)"
+            )
+        time.sleep(0.3)
+
+
+def wait_until_left(deployment: Deployment, site: str, say: Say) -> None:
+    """Wait until the server notices that a killed process is gone, because it admits only one."""
+    limit = time.monotonic() + _START_LIMIT
+    if site in online(deployment):
+        say(f"{site} ended without signing off: waiting up to a minute until the server notices")
+    while site in online(deployment) and time.monotonic() < limit:
+        time.sleep(1.0)
+
+
+def tell(command: Sequence[str], say: Say) -> None:
+    """Print a command as a user could type it."""
+    say(f"$ {shlex.join(command)}")
+
+
+def last_line(text: str) -> str:
+    """Return the last line that is not empty, or "no output"."""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no output"

@@ -1,0 +1,79 @@
+"""``fedsilo hospital keys``: this hospital's signing key, and the compared keys of others."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from fedsilo.client_app.privacy.signing import KnownKey, KnownKeys, own_code
+from fedsilo.client_app.site.node import OWN
+from fedsilo.core.errors import SettingError
+
+
+def find_own_folder(folder: Path) -> Path:
+    """Find the folder in which a hospital keeps its keys and private state over all runs.
+
+    Args:
+        folder: the folder of an opened kit, a 'state-dir', or the wanted folder itself.
+
+    Raises:
+        SettingError: no such folder exists, or the 'state-dir' has the folders of several sites.
+    """
+    folder = folder.expanduser().resolve()
+    if folder.parent.name == OWN:
+        return folder
+    for place in (folder / OWN, folder / "state" / OWN):
+        found = [path for path in sorted(place.glob("*")) if (path / "signing.key").exists()]
+        if len(found) > 1:
+            names = ", ".join(path.name for path in found)
+            raise SettingError(
+                f"{place} has the folders of several sites ({names}): name {place}/SITE"
+            )
+        if found:
+            return found[0]
+    raise SettingError(
+        f"{folder} has no signing key: name the folder into which 'fedsilo hospital start' opened "
+        "the kit, or the 'state-dir'; the key is made at the first start"
+    )
+
+
+def mark_keys(folder: Path, compared: Sequence[str], forget: Sequence[str]) -> None:
+    """Mark some keys as compared, and remove others from the list; errors as ``KnownKeys``.
+
+    Args:
+        folder: as ``find_own_folder`` returns it.
+        compared: sites whose received key was compared, or SITE=CODE with the code read out.
+        forget: sites to remove from the list.
+    """
+    known = KnownKeys(folder)
+    for text in compared:
+        site, _, code = text.partition("=")
+        if site.strip() == folder.name:
+            raise SettingError(f"{site} is this hospital itself: name another hospital")
+        known.mark(site.strip(), code)
+    for site in forget:
+        known.forget(site)
+
+
+def describe_keys(folder: Path) -> list[str]:
+    """Return one line for this hospital's key, then one for the key of each other hospital.
+
+    'compared' without a code can later mark only the keys that are listed here.
+    """
+    known = KnownKeys(folder).show()
+    width = max(len(site) for site in (folder.name, *known))
+    lines = [f"{folder.name:{width}}  {own_code(folder)}  this hospital: read it to the others"]
+    for site, key in sorted(known.items()):
+        lines.append(f"{site:{width}}  {_describe_key(site, key)}")
+    if not known:
+        lines.append("no other hospital's key is known: --compared SITE=CODE as SITE reads it out")
+    return lines
+
+
+def _describe_key(site: str, key: KnownKey) -> str:
+    if not key.compared:
+        return f"{key.received}  NOT COMPARED: ask {site} by telephone, then --compared {site}"
+    if key.received not in ("", key.compared):
+        return (
+            f"{key.received}  ANOTHER KEY than {key.compared}, compared on {key.day}: ask {site} "
+            f"by telephone, then --compared {site} or --forget {site}"
+        )
+    return f"{key.compared}  compared on {key.day}"

@@ -1,0 +1,183 @@
+"""Adds, renews and revokes hospitals on other machines while the server runs.
+
+A hospital has two registrations. The SuperLink's registration admits its key. The registry's line
+binds its name to the key; without the line, a run leaves the hospital out. Only this module writes
+the two.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.processes import end_trees
+from fedsilo.core.settings.schema import unknown_name
+from fedsilo.deployment.deployment import (
+    FEDERATION,
+    SERVER,
+    Deployment,
+    DeploymentError,
+    read_deployment,
+    refuse_name,
+    refuse_twice,
+)
+from fedsilo.deployment.flower_commands import Say, flwr, healthy, states_by_node
+from fedsilo.deployment.kit import AUTHORITY, KEY, make_kit, read_kit
+
+
+@dataclass(frozen=True)
+class MadeKit:
+    """A kit that the operator hands over to a hospital."""
+
+    site: str
+    path: Path
+    code: str  # the beginning of its seal, which both sides compare by telephone
+
+
+def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
+    """Register new hospitals and make a kit for each.
+
+    Raises:
+        FedsiloError: a name is not allowed or already exists, or the server does not answer.
+            Nothing was written.
+    """
+    deployment = read_deployment(folder)
+    refuse_twice(names)
+    for name in names:
+        refuse_name(name)
+        if name in deployment.nodes or name in deployment.sites:
+            raise SettingError(
+                f"site '{name}' exists in {deployment.folder}: choose another name, or give it a "
+                f"new key by 'fedsilo deploy renew {name}'"
+            )
+    _refuse_silent(deployment)
+    keys = {}
+    for name in names:
+        deployment, keys[name] = _keyed(deployment, name, say)
+    return _made(deployment, keys)
+
+
+def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
+    """Replace a hospital's key, and return its new kit; or renew the server's certificate.
+
+    From then on the server refuses the old key. A site on this machine gets no kit, because
+    ``deploy up`` starts it again with its new key.
+
+    Raises:
+        FedsiloError: the deployment has no such member, or the server does not answer. Nothing was
+            written.
+    """
+    deployment = read_deployment(folder)
+    if name == SERVER:
+        from fedsilo.deployment.certificates import sign_server
+
+        end = sign_server(deployment.secrets)
+        return (
+            f"the server has a new certificate, valid until {end:%Y-%m-%d}: to use it, run "
+            "'fedsilo deploy down' and 'fedsilo deploy up'; hospitals need not do anything"
+        )
+    old = _node_of(deployment, name)
+    _refuse_silent(deployment)
+    deployment, private = _keyed(deployment, name, say)
+    _unregister(deployment, old, say)
+    if name in deployment.hospitals:
+        (made,) = _made(deployment, {name: private})
+        return made
+    write_atomically(deployment.secrets / f"{name}.key", private, mode=0o600)
+    deployment.write_registry()
+    _end(deployment, name)
+    return f"{name} has a new key: to start it again, run 'fedsilo deploy up'"
+
+
+def revoke(folder: Path, name: str, say: Say) -> None:
+    """Exclude a hospital at once and for good; errors as ``renew``.
+
+    Both registrations, its kit and its keys at the server are removed.
+    """
+    deployment = read_deployment(folder)
+    node = _node_of(deployment, name)
+    _refuse_silent(deployment)
+    _unregister(deployment, node, say)
+    _end(deployment, name)
+    deployment.without(name).write_registry()
+    secrets = deployment.secrets
+    for path in (secrets / f"{name}.pub", secrets / f"{name}.key", _kit_of(deployment, name)):
+        path.unlink(missing_ok=True)
+
+
+def register(deployment: Deployment, site: str, say: Say) -> Deployment:
+    """Register a site's public key at the SuperLink; return the deployment with its node id.
+
+    Raises:
+        DeploymentError: the SuperLink refuses the key.
+    """
+    command = ("supernode", "register", str(deployment.secrets / f"{site}.pub"), FEDERATION)
+    try:
+        answer = flwr(deployment, *command, "--name", site, say=say)
+    except DeploymentError as error:
+        raise DeploymentError(
+            f"{site} was not registered: {error}; if its key is already in use, an earlier call "
+            f"was interrupted: remove {site}.key and {site}.pub from {deployment.secrets}, and "
+            "repeat"
+        ) from None
+    return deployment.with_node(site, str(answer["node-id"]))
+
+
+def _keyed(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, bytes]:
+    """Make and register a key for ``site``; return the deployment and the private key.
+
+    The key only admits the hospital at this server. Other hospitals know it by its signing key for
+    secure sums, which the hospital makes itself.
+    """
+    from fedsilo.deployment.certificates import hospital_key
+
+    private, public = hospital_key()
+    write_atomically(deployment.secrets / f"{site}.pub", public, mode=0o600)
+    return register(deployment, site, say), private
+
+
+def _made(deployment: Deployment, keys: dict[str, bytes]) -> list[MadeKit]:
+    """Write the registry, and a kit for each of the private ``keys``."""
+    deployment.write_registry()
+    authority = (deployment.secrets / "ca.crt").read_bytes()
+    made = datetime.now(UTC).isoformat()
+    kits = []
+    for site, private in keys.items():
+        path = _kit_of(deployment, site)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        files = {AUTHORITY: authority, KEY: private}
+        content = make_kit(site, deployment.fleet, deployment.nodes[site], made, files)
+        write_atomically(path, content, mode=0o600)
+        kits.append(MadeKit(site, path, read_kit(path).code))
+    return kits
+
+
+def _kit_of(deployment: Deployment, site: str) -> Path:
+    return deployment.folder / "kits" / f"{site}.zip"
+
+
+def _node_of(deployment: Deployment, site: str) -> str:
+    if site not in deployment.nodes:
+        raise unknown_name("site of the deployment", site, sorted(deployment.nodes))
+    return deployment.nodes[site]
+
+
+def _unregister(deployment: Deployment, node: str, say: Say) -> None:
+    """Unregister a node at the SuperLink, unless an earlier, interrupted call already has."""
+    if states_by_node(deployment).get(node, "unregistered") != "unregistered":
+        flwr(deployment, "supernode", "unregister", node, FEDERATION, say=say)
+
+
+def _end(deployment: Deployment, site: str) -> None:
+    """End the process of a site on this machine, if it runs."""
+    if process := deployment.process(site):
+        end_trees([process])
+
+
+def _refuse_silent(deployment: Deployment) -> None:
+    if not healthy(deployment):
+        raise DeploymentError(
+            f"the server of {deployment.folder} does not answer: start it by 'fedsilo deploy up'"
+        )

@@ -1,0 +1,202 @@
+"""A hospital's kit: one zip with the files that its node needs, made by the server's operator.
+
+``kit.json`` names the hospital and the server, and has the SHA-256 of every other file. The seal is
+the SHA-256 of these values; both sides print its beginning, so that people can compare it. A kit
+has no rules and no keys of other hospitals, because each hospital decides on those itself.
+"""
+
+import hashlib
+import io
+import json
+import zipfile
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from pydantic import Field, TypeAdapter
+
+from fedsilo.core.errors import FedsiloError
+from fedsilo.core.files.atomic_files import read_regular, write_atomically
+from fedsilo.core.files.declarations import FileModel
+from fedsilo.core.files.unpacked_size import PACKINGS
+from fedsilo.datasets.silo.declared_silos import SiteName
+
+AUTHORITY, KEY = "ca.crt", "node.key"
+_CARD, _README = "kit.json", "README.txt"
+_SEALED = (AUTHORITY, KEY, _README)
+_NAMES = (_CARD, *_SEALED)
+# Kits of older versions had these files, when the server still made rules and signing keys
+_FORMER = ("site.yaml", "registry.json")
+# The errors that zipfile raises for a damaged file; OSError if it seeks before the file's start
+_BROKEN = (
+    *(zipfile.BadZipFile, zlib.error, EOFError, OSError),
+    *(ValueError, NotImplementedError, RuntimeError),
+)
+_LARGEST = 2**20  # bytes; the largest size of a file in a kit
+
+
+class KitError(FedsiloError):
+    """A kit cannot be used.
+
+    Fix: correct what the message names. If the kit is damaged, the server's operator makes a new
+    one by ``fedsilo deploy renew SITE``.
+    """
+
+    code = "kit"
+
+
+class Card(FileModel):
+    """The content of ``kit.json``."""
+
+    site: SiteName
+    server: Annotated[str, Field(pattern=r"^[A-Za-z0-9.-]+:[0-9]{1,5}$")]
+    node_id: Annotated[str, Field(pattern=r"^[0-9]{1,20}$")]  # the hospital's node id at the server
+    made: Annotated[str, Field(pattern=r"^[0-9TZ:.+-]{1,40}$")]  # ISO 8601, UTC
+    files: dict[str, str]  # SHA-256 by name
+    seal: str
+
+    def computed(self) -> str:
+        """Compute the seal from the other values: a SHA-256 as hexadecimal digits."""
+        content = self.model_dump(exclude={"seal"})
+        return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Kit:
+    """A kit whose files are complete and unaltered."""
+
+    path: Path  # the zip, or the folder into which it was opened
+    card: Card
+    files: Mapping[str, bytes]  # file name -> content
+
+    @property
+    def code(self) -> str:
+        """The first 16 digits of the seal, in groups of four, to be read out by telephone."""
+        return "-".join(self.card.seal[i : i + 4] for i in range(0, 16, 4))
+
+    def write(self, folder: Path) -> None:
+        """Write the files into a folder; only their owner can read them."""
+        for name, content in self.files.items():
+            write_atomically(folder / name, content, mode=0o600)
+
+
+def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, bytes]) -> bytes:
+    """Build the zip of a kit.
+
+    Args:
+        site: the hospital's name.
+        server: the address of the Fleet API, host:port.
+        node: the hospital's node id at the server.
+        made: the current time, ISO 8601 in UTC.
+        files: the authority's certificate and the private key, by file name.
+    """
+    readme = _text_of("kit_readme.txt", site, server).encode()
+    packed_files = {**files, _README: readme}
+    digests = {name: hashlib.sha256(packed_files[name]).hexdigest() for name in _SEALED}
+    said = {"site": site, "server": server, "node-id": node, "made": made, "files": digests}
+    card = Card.model_validate({**said, "seal": ""})
+    card = card.model_copy(update={"seal": card.computed()})
+    packed_files |= {_CARD: card.model_dump_json(by_alias=True, indent=2).encode()}
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for name, content in packed_files.items():
+            entry = zipfile.ZipInfo(name)
+            entry.external_attr = 0o100600 << 16  # unzip too makes files that only the owner reads
+            archive.writestr(entry, content)
+    return packed.getvalue()
+
+
+def _text_of(name: str, site: str, server: str) -> str:
+    text = Path(__file__).with_name(name).read_text(encoding="utf-8")
+    return text.replace("SITE", site).replace("SERVER", server)
+
+
+def read_kit(path: Path) -> Kit:
+    """Read a kit from its zip, or from the folder into which it was opened.
+
+    Raises:
+        KitError: the path is no kit, other users may read it, or the kit was altered.
+    """
+    files = _folder(path) if path.is_dir() else _zip(path)
+    if missing := [name for name in _NAMES if name not in files]:
+        raise KitError(f"{path} is not a complete kit: it has no {missing[0]}")
+    try:
+        card = TypeAdapter(Card).validate_json(files.pop(_CARD))
+    except ValueError:
+        raise KitError(f"{path} is damaged: {_CARD} cannot be read; {_ANOTHER}") from None
+    changed = [n for n in _SEALED if hashlib.sha256(files[n]).hexdigest() != card.files.get(n)]
+    if changed or card.computed() != card.seal:
+        raise KitError(
+            f"{path} was altered: {(changed or [_CARD])[0]} does not match the seal; {_ANOTHER}"
+        )
+    files[_CARD] = card.model_dump_json(by_alias=True, indent=2).encode()
+    return Kit(path, card, files)
+
+
+_ANOTHER = "do not use the kit, and ask the server's operator for another"
+
+
+def _zip(path: Path) -> dict[str, bytes]:
+    """Read the files of a zip, which may contain only the files of a kit.
+
+    Raises:
+        KitError: the zip is missing or damaged, has other files, or other users may read it.
+    """
+    try:
+        mode = path.stat().st_mode & 0o777
+        # A link is followed, because a mounted secret is one, but a pipe is not waited for
+        with zipfile.ZipFile(io.BytesIO(read_regular(path.resolve()))) as archive:
+            _refuse_entries(path, archive.infolist())
+            files = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    except FileNotFoundError:
+        raise KitError(
+            f"{path} does not exist: name the zip that 'fedsilo deploy add' made"
+        ) from None
+    except PermissionError:
+        raise
+    except _BROKEN as error:
+        raise KitError(f"{path} is not a readable zip ({error}): copy it again") from None
+    if mode & 0o077:
+        raise KitError(
+            f"{path} has mode {mode:o}, so other users may read the private key in it: chmod 600 "
+            "the file, and ask for a new kit if somebody may have read it"
+        )
+    return files
+
+
+def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
+    """Raise a KitError if a zip has a file that no kit has, a file twice, or too large a file."""
+    names = [entry.filename for entry in entries]
+    for entry in entries:
+        name = entry.filename
+        fault = ""
+        if name in _FORMER:
+            fault = (
+                f"has its own {name}, as kits of older versions did, but a hospital now makes its "
+                "rules and signing keys itself: do not use the kit, and ask the server's operator "
+                "for another ('fedsilo deploy renew SITE')"
+            )
+        elif name not in _NAMES:
+            fault = f"has a file '{name}', which no kit has"
+        elif names.count(name) > 1:
+            fault = f"has {name} twice: {_ANOTHER}"
+        elif entry.file_size > _LARGEST:
+            fault = f"has {name} of {entry.file_size} bytes"
+        elif entry.compress_type not in PACKINGS:  # others unpack to any size at once
+            fault = f"has {name} packed in an unusual way: {_ANOTHER}"
+        if fault:
+            raise KitError(f"{path} {fault}")
+
+
+def _folder(path: Path) -> dict[str, bytes]:
+    files = {}
+    for name in _NAMES:
+        try:
+            files[name] = read_regular(path / name)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            raise KitError(f"{path / name} cannot be read ({error.strerror})") from None
+    return files

@@ -1,0 +1,168 @@
+"""A hospital's node: Flower's SuperNode and the worker, started and ended together.
+
+    python -m fedsilo.deployment.worker.hospital --superlink server:9092 ...
+
+It takes the arguments of ``flower-supernode``. SuperNode and worker communicate on the loopback,
+with a secret that is made for this start. A killed worker is started again, and the messages that
+it was answering still get replies. When the SuperNode ends, everything ends.
+"""
+
+import argparse
+import os
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+import psutil
+
+from fedsilo.core.errors import FedsiloError, SettingError, error_line
+from fedsilo.core.one_line import one_line
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.worker.installed import refuse_other_flower
+from fedsilo.deployment.worker.parent import CANNOT
+
+_LOOK = 0.2  # seconds between checks
+_LONGEST_PAUSE = 30.0  # seconds before a worker that ended at once is started again
+_STEADY = 60.0  # seconds after which a start of the worker counts as a success
+_PATIENCE = 10.0  # seconds in which a process may end by itself
+
+
+def commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str], list[str]]:
+    """Return the commands of SuperNode and worker, for the arguments of ``flower-supernode``.
+
+    Both read the file ``secret``; ``pid`` is the id of this process.
+
+    Raises:
+        SettingError: an argument is reserved for this program, or the node config cannot be read.
+    """
+    given = _parse(arguments)
+    for option in ("isolation", "superexec_auth_secret_file", "ssl_certfile"):
+        if getattr(given, option):
+            raise SettingError(
+                f"--{option.replace('_', '-')} is set by fedsilo, because SuperNode and worker "
+                "communicate on the loopback with their own secret: remove it"
+            )
+    if given.host not in ("127.0.0.1", "::1", "localhost"):
+        raise SettingError(
+            f"--host is {given.host}, but the Runtime API answers only the worker: remove it"
+        )
+    host = f"[{given.host}]" if ":" in given.host else given.host
+    own = ("--isolation", "process", "--superexec-auth-secret-file", str(secret))
+    supernode = [sys.executable, "-m", "fedsilo.deployment.worker.supernode", *arguments, *own]
+    worker = [sys.executable, "-m", "fedsilo.deployment.worker.parent"]
+    worker += ["--runtime", f"{host}:{given.port}", "--secret", str(secret), "--hospital", str(pid)]
+    if site_file := parse_node_config([given.node_config]).get("site-file"):
+        worker += ["--site-file", str(site_file)]
+    return supernode, worker
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Start the SuperNode and its worker, and wait for the SuperNode."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    try:
+        refuse_other_flower()
+        with tempfile.TemporaryDirectory(prefix="fedsilo-") as folder:
+            secret = Path(folder) / "secret"
+            secret.touch(mode=0o600)
+            secret.write_bytes(secrets.token_bytes(32))
+            return _stay(*commands(arguments, secret, os.getpid()))
+    except FedsiloError as error:
+        print(error_line(error), file=sys.stderr)
+        return 2
+
+
+def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
+    """Start SuperNode and worker, and restart a worker that ends, until the SuperNode ends.
+
+    Returns:
+        The SuperNode's exit code, or the worker's if it would fail again.
+    """
+    signals: list[int] = []  # signals that asked this process to end
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signals.append(number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, end)
+    node, working = subprocess.Popen(supernode), subprocess.Popen(worker)
+    started, pause = time.monotonic(), 1.0
+    try:
+        while node.poll() is None and not signals:
+            code = working.poll()
+            if code == CANNOT:
+                return CANNOT
+            if code is not None:
+                steady = time.monotonic() - started > _STEADY
+                pause = 1.0 if steady else min(2 * pause, _LONGEST_PAUSE)
+                how = f"by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+                print(
+                    f"fedsilo: the worker ended ({how}) and is started again in "
+                    f"{pause:g} s; a message that it was answering still gets a reply",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                limit = time.monotonic() + pause
+                while time.monotonic() < limit and node.poll() is None and not signals:
+                    time.sleep(_LOOK)
+                working, started = subprocess.Popen(worker), time.monotonic()
+            # Process 1 of a container inherits orphans, and nobody else reaps them
+            if os.getpid() == 1:
+                collect_orphans({node.pid, working.pid})
+            time.sleep(_LOOK)
+        return node.returncode if not signals and node.returncode is not None else 0
+    finally:
+        _end(node, working)
+
+
+def collect_orphans(known: Collection[int]) -> None:
+    """Reap processes that a killed worker left to this one, a container's process 1."""
+    for child in psutil.Process().children():
+        with suppress(psutil.NoSuchProcess, ChildProcessError):
+            if child.pid not in known and child.status() == psutil.STATUS_ZOMBIE:
+                os.waitpid(child.pid, os.WNOHANG)
+
+
+def _end(*processes: subprocess.Popen[bytes]) -> None:
+    """End processes: SIGTERM first, then SIGKILL for those that do not end."""
+    for process in processes:
+        with suppress(ProcessLookupError):
+            process.terminate()
+    limit = time.monotonic() + _PATIENCE
+    for process in processes:
+        try:
+            process.wait(max(0.1, limit - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def _parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Parse the arguments of ``flower-supernode`` that concern the worker."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--host", default="127.0.0.1")
+    parser.add_argument("--port", default="9094")
+    parser.add_argument("--node-config", default="")
+    for option in ("--isolation", "--superexec-auth-secret-file", "--ssl-certfile"):
+        parser.add_argument(option, default="")
+    return parser.parse_known_args(arguments)[0]
+
+
+def parse_node_config(texts: Sequence[str]) -> dict[str, Value]:
+    """Parse a node config like Flower; raise a SettingError if that fails."""
+    from flwr.common.config import parse_config_args
+
+    try:
+        return dict(parse_config_args([text for text in texts if text]))
+    except Exception as error:  # errors of Typer or TOML, which would end the SuperNode too
+        raise SettingError(f"--node-config cannot be read: {one_line(error)}") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,263 @@
+"""The worker: it imports everything ahead, and forks a process for each message.
+
+    python -m fedsilo.deployment.worker.parent --runtime 127.0.0.1:9094 --secret FILE --hospital PID
+
+Flower starts a new process for each message, which imports PyTorch again, ten seconds for each
+phase. A fork of a process that has imported it takes milliseconds. The worker itself computes
+nothing and never asks for a GPU, because a fork cannot use what a driver or a thread holds.
+"""
+
+import argparse
+import gc
+import importlib
+import logging
+import os
+import pkgutil
+import shutil
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
+from flwr.supercore.constant import TaskType
+from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
+from flwr.supercore.runtime import RuntimeHttpClient
+
+from fedsilo.core.errors import FedsiloError, SettingError, error_line
+from fedsilo.core.files.atomic_files import read_regular
+from fedsilo.core.processes import end_with
+from fedsilo.deployment.worker.installed import installed_app
+from fedsilo.deployment.worker.polling import PollInterval
+from fedsilo.deployment.worker.task import answer_by, answer_task, runtime_client
+from fedsilo.strategies.wire.messaging import retry_soon
+
+CANNOT = 3  # the exit code of a worker that would fail again
+_RENEWED_AFTER = 1000  # tasks after which the worker is restarted
+_ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
+# The first message would import these; torch's optimisers import torch._dynamo
+_PACKAGES = (
+    "fedsilo.client_app.methods",
+    "fedsilo.client_app.training",
+    "fedsilo.client_app.privacy",
+    "fedsilo.client_app.site",
+    "fedsilo.client_app.summary",
+)
+_MODULES = (
+    "torch",
+    "torch._dynamo",
+    "fedsilo.client_app.answer",
+    "fedsilo.client_app.hello",
+    "fedsilo.datasets.registry",
+)
+
+_log = logging.getLogger("flwr")
+
+
+@dataclass
+class HospitalWorker:
+    """The processes that are answering tasks."""
+
+    # Answers a task, given its token, in a new process; returns that process's exit code
+    answer: Callable[[str], int]
+    # The token of each process, by process id
+    running: dict[int, str] = field(default_factory=dict)
+    started: int = 0  # the number of tasks since the worker began
+
+    def start(self, token: str) -> None:
+        """Fork a process that answers a task."""
+        # Unflushed text would be in both processes and be printed twice
+        sys.stdout.flush()
+        sys.stderr.flush()
+        process = os.fork()
+        if process == 0:
+            _become_task(self.answer, token)
+        self.running[process] = token
+        self.started += 1
+
+    def reap(self) -> None:
+        """Reap the processes that have ended, and log those that were killed."""
+        while self.running:
+            process, status = os.waitpid(-1, os.WNOHANG)
+            if process == 0:
+                return
+            self.running.pop(process, None)
+            if os.WIFSIGNALED(status):
+                name = signal.Signals(os.WTERMSIG(status)).name
+                _log.error(
+                    "fedsilo: the process %d that answered a message was ended by %s; Flower gives "
+                    "up the message after some time without a sign of life",
+                    process,
+                    name,
+                )
+
+    def end(self) -> None:
+        """End the running processes."""
+        for process in self.running:
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGTERM)
+
+    def is_worn(self) -> bool:
+        """Tell whether to restart the worker: after many tasks, or with unforkable threads.
+
+        A fork has only the thread that forks. OpenBLAS's pool does not count, because it ends
+        itself before a fork.
+        """
+        threads = psutil.Process().num_threads()
+        return self.started >= _RENEWED_AFTER or (self.started > 0 and threads > 1)
+
+
+def preload() -> None:
+    """Import the modules that messages need, and compute nothing."""
+    for name in _MODULES:
+        importlib.import_module(name)
+    for package in _PACKAGES:
+        path = importlib.import_module(package).__path__
+        for module in pkgutil.iter_modules(path, f"{package}."):
+            importlib.import_module(module.name)
+    gc.freeze()  # forks share these objects' memory, which a collection would copy
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Take tasks until the hospital's process ends."""
+    given = _parser().parse_args(arguments)
+    try:
+        secret = _secret(given.secret)
+        installed = installed_app()
+        preload()
+        retry_soon()
+    except FedsiloError as error:
+        print(error_line(error), file=sys.stderr)
+        return CANNOT
+    by_installed = answer_by(installed)
+
+    def answer(token: str) -> int:
+        end_with(given.hospital)
+        if given.site_file and runs_any_app(given.site_file):
+            _run_theirs(given.runtime, token, given.hospital)
+        return 0 if answer_task(given.runtime, token, by_installed) else 1
+
+    worker = HospitalWorker(answer)
+
+    def leave(*_: object) -> None:
+        worker.end()
+        os._exit(0)  # a normal exit would let Triton print a long list of unfreed objects
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        serve(worker, _client(given.runtime, secret), given.hospital)
+    except FedsiloError as error:
+        print(error_line(error), file=sys.stderr)
+        return CANNOT
+    finally:
+        worker.end()
+    return 0
+
+
+def serve(worker: HospitalWorker, client: RuntimeHttpClient, hospital: int) -> None:
+    """Ask for tasks and start them, while the process ``hospital`` is this one's parent.
+
+    Raises:
+        SettingError: the SuperNode does not accept the worker's secret.
+    """
+    interval, silent = PollInterval(), False
+    while os.getppid() == hospital:
+        worker.reap()
+        given = _acquire_task(client)
+        if given is None and not silent:
+            _log.warning("fedsilo: the SuperNode's Runtime API does not answer; the worker waits")
+        silent = given is None
+        if given and given.HasField("task") and given.token:
+            worker.start(given.token)
+            interval.note_arrival()
+            continue
+        if not worker.running and worker.is_worn():
+            # A new worker with the same process id, so that the hospital's process notices nothing
+            again = ("-m", "fedsilo.deployment.worker.parent", *sys.argv[1:])
+            os.execv(sys.executable, [sys.executable, *again])
+        time.sleep(interval.seconds())
+
+
+def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
+    """Ask for a task; return None if the SuperNode does not answer yet."""
+    try:
+        return client.AcquireTask(AcquireTaskRequest(supported_task_types=[TaskType.CLIENT_APP]))
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code in (httpx.codes.UNAUTHORIZED, httpx.codes.FORBIDDEN):
+            raise SettingError(
+                "the SuperNode does not accept the worker's secret: start both with the same file "
+                "(--superexec-auth-secret-file of the SuperNode, --secret of the worker)"
+            ) from None
+        return None
+    except httpx.HTTPError:
+        return None
+
+
+def runs_any_app(site_file: Path) -> bool:
+    """Tell whether a site file allows executing a run's own app; False if it is unreadable."""
+    from fedsilo.client_app.site.policy import parsed_site_file
+
+    try:
+        text = read_regular(Path(os.path.realpath(site_file))).decode("utf-8")
+        return parsed_site_file(text).app == "any"
+    except (OSError, UnicodeDecodeError, SettingError):
+        return False  # the installed app will report the fault
+
+
+def _become_task(answer: Callable[[str], int], token: str) -> None:
+    """Answer in this new process, and end it without the parent's cleanup."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    code = 1
+    try:
+        code = answer(token)
+    # Including SystemExit, because the parent's code must not continue in its fork
+    except BaseException:
+        _log.exception("fedsilo: a task ended by an error")
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run_theirs(address: str, token: str, hospital: int) -> None:
+    """Become Flower's own process, which executes the app received with the run."""
+    beside = Path(sys.executable).parent / TaskType.CLIENT_APP.value
+    command = str(beside) if beside.is_file() else shutil.which(TaskType.CLIENT_APP.value)
+    if command:
+        options = ("--runtime-api-address", address, "--token", token, "--insecure")
+        os.execv(command, [command, *options, "--parent-pid", str(hospital)])
+
+
+def _client(address: str, secret: bytes) -> RuntimeHttpClient:
+    by_secret = SuperExecAuthHttpInterceptor(
+        master_secret=secret, protected_methods=frozenset({_ACQUIRE})
+    )
+    return runtime_client(address, "SuperExec", by_secret)
+
+
+def _secret(path: Path) -> bytes:
+    try:
+        secret = path.read_bytes()
+    except OSError as error:
+        raise SettingError(f"the worker's secret {path} cannot be read: {error.strerror}") from None
+    if not secret:
+        raise SettingError(f"the worker's secret {path} is empty: give it random bytes")
+    return secret
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fedsilo.deployment.worker.parent", description=__doc__)
+    parser.add_argument("--runtime", required=True, help="the SuperNode's Runtime API, host:port")
+    parser.add_argument("--secret", required=True, type=Path, help="file of the SuperExec secret")
+    parser.add_argument("--hospital", required=True, type=int, help="process with which it ends")
+    parser.add_argument("--site-file", type=Path, help="the hospital's site file")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

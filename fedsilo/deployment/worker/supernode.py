@@ -1,0 +1,149 @@
+"""Flower's SuperNode, changed to poll often while there are messages.
+
+Flower waits 3 s for a message and 0.5 s for a reply, and no setting changes that. The waits are
+replaced in the one version whose code was read; with other versions they stay, and a line says so.
+
+The same code gives up messages that nobody will answer. Flower's SuperNode takes a message, waits
+for its reply, and only then takes the next. If the process of a task is killed, the SuperNode makes
+an error reply a minute after the last sign of life. It makes none if that process had not fetched
+the message yet, or had reported that it failed. Then it would wait for ever, and the hospital would
+be lost to the server until a restart.
+"""
+
+import importlib
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from flwr.common.constant import Status
+from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR
+
+from fedsilo.core.processes import end_with
+from fedsilo.deployment.worker.polling import LONG, SHORT, PollInterval
+from fedsilo.strategies.wire.messaging import retry_soon
+
+READ = "1.39.0"  # the Flower version whose code was read
+_WAITS = "flwr.supernode.start_client_internal"
+_IDLE = 3.0  # Flower's wait for a message, in seconds
+UNFINISHED = (Status.PENDING, Status.STARTING, Status.RUNNING)
+_LOOK = 1.0  # seconds between checks for messages that nobody answers
+
+
+class ShortWaits:
+    """A replacement for the module ``time`` in the SuperNode's loop that sleeps less.
+
+    The loop sleeps 3 s when it waits for a message, and less when it waits for a reply, which means
+    that a message has arrived. Polling for a message calls the server, as all hospitals do, so at
+    least a quarter of a second passes between polls. Polling for a reply stays within this process.
+    """
+
+    def __init__(self) -> None:
+        self.interval = PollInterval(short=LONG / 2, long=2 * LONG)
+        self.look: Callable[[], object] | None = None
+        self._looked = 0.0
+
+    def sleep(self, seconds: float) -> None:
+        """Sleep less than ``seconds``."""
+        if seconds < _IDLE:
+            self.interval.note_arrival()
+            self._look_sometimes()
+            time.sleep(SHORT)
+        else:
+            time.sleep(min(seconds, self.interval.seconds()))
+
+    def _look_sometimes(self) -> None:
+        if self.look and time.monotonic() - self._looked > _LOOK:
+            self._looked = time.monotonic()
+            self.look()
+
+    def __getattr__(self, name: str) -> object:
+        """Return any other attribute of the module ``time``."""
+        return getattr(time, name)
+
+
+def shorten_waits(version: str, module: ModuleType) -> str | None:
+    """Make the loop in ``module``, of that Flower version, poll often.
+
+    Returns:
+        The reason if that is not possible; None if it was done.
+    """
+    known = getattr(module, "time", None) is time and hasattr(module, "_push_messages")
+    if version != READ or not known:
+        return (
+            f"fedsilo knows the waits of Flower {READ}, but this is {version}: the SuperNode keeps "
+            "Flower's own, a message takes up to 3 s longer"
+        )
+    waits = ShortWaits()
+    module.time = waits  # type: ignore[attr-defined]  # the name that its functions look up
+    module._push_messages = watching(module._push_messages, waits)  # type: ignore[attr-defined]
+    return None
+
+
+def give_up_unanswered(state: Any) -> int:
+    """Reply with an error to messages that no task will answer; return their number.
+
+    ``state`` is the SuperNode's ``InMemoryNodeState``, as of Flower 1.39.0.
+    """
+    # A running task may still answer, so only an idle node gives messages up
+    if state.get_tasks(statuses=UNFINISHED):
+        return 0
+    with state.lock_msg_store:
+        messages = [entry.message for entry in state.msg_store.values()]
+        replied = {message.metadata.reply_to_message_id for message in messages} - {""}
+        left = [
+            entry
+            for entry in state.msg_store.values()
+            if not entry.message.metadata.reply_to_message_id
+            and entry.message.metadata.message_id not in replied
+        ]
+        for entry in left:
+            entry.is_retrieved = True  # nobody retrieved it, but otherwise it cannot get a reply
+            state.record_message_processing_start(entry.message.metadata.message_id)
+        runs = {entry.message.metadata.run_id for entry in left}
+    if left:
+        state._store_error_replies(runs, CLIENT_APP_CRASHED_ERROR)
+        logging.getLogger("flwr").error(
+            "fedsilo: gave up %d message(s) that no process answers any more", len(left)
+        )
+    return len(left)
+
+
+def watching(push: Callable[..., None], waits: Any) -> Callable[..., None]:
+    """Return Flower's ``_push_messages`` with a check that gives up messages while it waits.
+
+    Args:
+        push: Flower's function, which sleeps with ``waits`` until there is a reply.
+        waits: its sleeps may call the attribute ``look``, which is set here.
+    """
+
+    def pushing(state: Any, *rest: Any, **named: Any) -> None:
+        waits.look = lambda: give_up_unanswered(state)
+        try:
+            push(state, *rest, **named)
+        finally:
+            waits.look = None
+
+    return pushing
+
+
+def main() -> None:
+    """Run ``flower-supernode`` with its arguments, and end when it loses the server."""
+    from flwr.supercore.version import package_version
+    from flwr.supernode.cli.flower_supernode import flower_supernode
+
+    end_with(os.getppid())
+    retry_soon()
+    if why := shorten_waits(package_version, importlib.import_module(_WAITS)):
+        print(f"fedsilo: {why}", file=sys.stderr)
+    # Returns after an error of the server, but its Runtime API's thread keeps running
+    flower_supernode()
+    os.write(2, b"fedsilo: the SuperNode lost the server and ends: start it again\n")
+    os._exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""The experiments of simulation.yaml, and its other sections, such as the tuning's budget.
+
+A command reads the file once, and checks only the experiments that it runs. All are checked by
+``api.experiment_list``.
+"""
+
+from collections.abc import Mapping
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator
+
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.declarations import FileModel, check_content, misfit, within
+from fedsilo.core.files.yaml_text import parse_yaml, read_yaml
+from fedsilo.core.methods import METHODS
+from fedsilo.core.one_line import one_line, shown
+from fedsilo.core.settings.schema import (
+    Value,
+    build_from_file,
+    unknown_key,
+    unknown_name,
+)
+from fedsilo.core.settings.written_settings import flat_values
+from fedsilo.engines.matrix import (
+    Cell,
+    fill_all,
+    has_placeholder,
+    list_cells,
+    read_values,
+)
+from fedsilo.server_app.config.settings import declared_defaults
+
+S = TypeVar("S")
+
+SIMULATION_FILE = "simulation.yaml"
+_MOST_BASES = 50
+
+
+def _settings(content: Any) -> Any:
+    """Flatten a mapping of settings; anything else is returned for pydantic to refuse."""
+    return _flat(content) if isinstance(content, dict) else content or {}
+
+
+def _grid(content: Any) -> Any:
+    if not isinstance(content, dict):
+        return content or {}
+    known = declared_defaults()
+    grid = {}
+    for key, values in content.items():
+        if isinstance(key, str) and key not in known:
+            raise within(str(unknown_key(key, known)))
+        if not isinstance(values, list) or not values:
+            raise misfit(f"must have a list of values for '{key}', not {shown(values)}")
+        grid[key] = [_flat({key: value}).get(key, value) for value in values]
+    return grid
+
+
+def _flat(values: dict[Any, Any]) -> dict[str, Value]:
+    try:
+        return flat_values(values)
+    except SettingError as error:
+        raise within(str(error)) from None
+
+
+def _one_line(name: str) -> str:
+    if len(name.splitlines()) != 1:
+        raise misfit("must be a name of one line")
+    return name
+
+
+FlatSettings = Annotated[dict[str, Any], BeforeValidator(_settings)]
+Grid = Annotated[dict[str, Any], BeforeValidator(_grid)]
+
+
+class Experiment(FileModel):
+    """A named experiment of simulation.yaml: settings, resources, and the grid to tune over.
+
+    ``trials`` is the number of grid points from which its settings were chosen, or 0 if it was not
+    tuned; ``minutes`` is a run's duration on two cores, or 0 if that was not measured.
+    """
+
+    about: Any = None
+    base: str = ""
+    values: FlatSettings = Field(default_factory=dict, alias="config")
+    grid: Grid = Field(default_factory=dict)
+    resources: FlatSettings = Field(default_factory=dict)
+    trials: Annotated[int, Field(ge=0)] = 0
+    minutes: Annotated[int, Field(ge=0)] = 0
+
+
+# Strictly checked as texts, then keyed by the values themselves
+_Values = Annotated[dict[Any, Experiment], WrapValidator(read_values)]
+
+
+class Entry(Experiment):
+    """An entry of simulation.yaml: one experiment, or a matrix of several (see ``matrix``).
+
+    ``matrix`` has placeholder -> value -> what the value sets, over what the entry sets.
+    """
+
+    matrix: dict[str, _Values] = Field(default_factory=dict)
+
+
+class SimulationFile:
+    """A simulation file: its experiments, each checked when it is asked for, and other sections.
+
+    An entry's own name comes before the names that a matrix makes, so finding it looks at no
+    matrix.
+
+    Attributes:
+        content: the parsed file, which callers must not change.
+    """
+
+    def __init__(self, text: str, path: str) -> None:
+        """Parse the text of a simulation file.
+
+        Raises:
+            YamlError: the text is no YAML.
+            SettingError: it is no mapping.
+        """
+        content = parse_yaml(text, path)
+        if not isinstance(content, dict):
+            raise SettingError(f"{path} has no mapping 'experiments'")
+        self.content: dict[str, Any] = content
+        self._path = path
+        self._entries: dict[str, Entry] = {}
+
+    @cached_property
+    def cells(self) -> Mapping[str, Cell]:
+        """The place of each experiment by its name, in the order of the file.
+
+        Raises:
+            SettingError: there are no experiments, or a matrix or a name is wrong.
+        """
+        cells: dict[str, Cell] = {}
+        for entry in self._raw_entries():
+            for cell in self._cells_of(entry):
+                if cell.name in cells:
+                    other = one_line(cells[cell.name].entry)
+                    raise self._error(
+                        entry, f"makes '{one_line(cell.name)}', but so does '{other}': rename one"
+                    )
+                cells[cell.name] = cell
+        return cells
+
+    def _raw_entries(self) -> dict[Any, Any]:
+        entries = self.content.get("experiments")
+        if not isinstance(entries, dict):
+            raise SettingError(f"{self._path} has no mapping 'experiments'")
+        return entries
+
+    def _has_matrix(self, entry: Any) -> bool:
+        content = self._raw_entries()[entry]
+        stated = isinstance(content, dict) and "matrix" in content
+        return stated or has_placeholder(entry)
+
+    def _cells_of(self, entry: Any) -> list[Cell]:
+        """List the cells of an entry."""
+        if isinstance(entry, str) and not self._has_matrix(entry):
+            return [Cell(entry, {})]
+        matrix = self.entry(entry).matrix  # refuses a name that is no text
+        try:
+            return list_cells(entry, matrix)
+        except SettingError as error:
+            raise self._error(entry, str(error)) from None
+
+    def has(self, name: str) -> bool:
+        """Tell whether the file has an experiment of this name.
+
+        Matrices are looked at only if no entry has the very name.
+        """
+        entries = self._raw_entries()
+        return (name in entries and not self._has_matrix(name)) or name in self.cells
+
+    def entry(self, name: str) -> Entry:
+        """Return an entry of the file; SettingError if it is malformed."""
+        if name not in self._entries:
+            self._entries |= check_content(
+                dict[Annotated[str, AfterValidator(_one_line)], Entry],
+                {name: self._raw_entries()[name]},
+                lambda sentence: SettingError(f"{self._path}: experiment {sentence}"),
+            )
+        return self._entries[name]
+
+    def _error(self, name: str, sentence: str) -> SettingError:
+        return SettingError(f"{self._path}: experiment '{one_line(name, 100)}' {sentence}")
+
+    def find(self, name: str, chain: tuple[str, ...] = ()) -> Experiment:
+        """Return an experiment with its base's settings, which its own settings override.
+
+        Args:
+            name: the experiment's name.
+            chain: the experiments that are based on it, for the error about a loop.
+
+        Raises:
+            SettingError: there is no such experiment, it is malformed, or its bases form a loop.
+        """
+        if not self.has(name):
+            raise unknown_name("experiment", one_line(name), self.cells)
+        # A long row without a loop would end in Python's RecursionError
+        if name in chain or len(chain) == _MOST_BASES:
+            row = " -> ".join((*chain, name))
+            raise SettingError(
+                f"{self._path}: experiments {row} are based on one another, in a loop or in a row "
+                f"of more than {_MOST_BASES}"
+            )
+        own = self._without_base(name)
+        if "base" not in own.stated_fields():
+            return own
+        base = self.find(own.base, (*chain, name))
+        # The purpose and the minutes of a base are not those of the experiments based on it
+        both = _put_over(base, own)
+        return both.model_copy(update={"about": own.about, "minutes": own.minutes})
+
+    def _without_base(self, name: str) -> Experiment:
+        """Return an experiment as its entry and the values of its matrix state it."""
+        if name in self._raw_entries():
+            return self.entry(name)
+        cell = self.cells[name]
+        entry = self.entry(cell.entry)
+        made: Experiment = entry
+        for key, value in cell.values.items():
+            made = _put_over(made, entry.matrix[key][value])
+        try:
+            filled = fill_all(made.stated_fields(), cell.values)
+        except SettingError as error:
+            raise self._error(cell.entry, f"has an {error}") from None
+        return made.model_copy(update=filled)
+
+
+def simulation_file(given: Path | None) -> Path:
+    """Return the given simulation file; if None, the working folder's, else fedsilo's own."""
+    local = Path(SIMULATION_FILE)
+    if given is not None or local.is_file():
+        return given or local
+    return Path(__file__).resolve().parents[2] / SIMULATION_FILE
+
+
+# One command looks for several parts of one file. The cache is keyed by the file's text, so a file
+# that has changed is parsed again
+_open_once = lru_cache(maxsize=1)(SimulationFile)
+
+
+def open_simulation(path: Path) -> SimulationFile:
+    """Open a simulation file; a text that was opened just before is not parsed again.
+
+    Raises:
+        SettingError: the file is missing, is no YAML, or is no mapping.
+    """
+    if not path.exists():
+        raise SettingError(f"{path} is missing: name another by --file, or leave --file out")
+    file: SimulationFile = read_yaml(path, SettingError, _open_once)
+    return file
+
+
+def read_experiments(path: Path) -> dict[str, Experiment]:
+    """Read and check all experiments of a simulation file.
+
+    Raises:
+        SettingError: the file is missing or is no YAML, or an experiment is malformed.
+    """
+    file = open_simulation(path)
+    return {name: file.find(name) for name in file.cells}
+
+
+def find_experiment(path: Path, name: str) -> Experiment:
+    """Return the experiment ``name``; a method's name without an experiment runs by defaults.
+
+    Other experiments of the file are not checked.
+    """
+    file = open_simulation(path)
+    if name in METHODS and not file.has(name):
+        return Experiment(config={"method": name})
+    return file.find(name)
+
+
+def _put_over(under: Experiment, own: Experiment) -> Experiment:
+    """Return an experiment with what ``own`` states over it; settings are merged by key."""
+    update = own.stated_fields()
+    update.pop("matrix", None)
+    for part in ("values", "grid", "resources"):
+        update[part] = getattr(under, part) | getattr(own, part)
+    return under.model_copy(update=update)
+
+
+def read_section(path: Path, name: str, cls: type[S]) -> S:
+    """Read a section of a simulation file as ``cls``; SettingError if it is malformed.
+
+    A missing section gives the defaults of ``cls``.
+    """
+    section = open_simulation(path).content.get(name) or {}
+    if not isinstance(section, dict):
+        raise SettingError(f"{path}: '{name}' must be a mapping")
+    return build_from_file(cls, section, place=f"{name}: ")

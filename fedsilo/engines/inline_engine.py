@@ -1,0 +1,145 @@
+"""The in-process engine: a Flower Grid that calls the ClientApp for one site after another.
+
+It is meant for debugging, tests and one large GPU, and runs the same apps as ``flwr run``.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from itertools import count, islice
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.run import Run
+from flwr.supercore.task_identity import TaskIdentity
+
+from fedsilo.core.messages import TRAIN
+from fedsilo.core.settings.schema import Value
+from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.records.run_directory import RunDirectory
+
+_SERVER_NODE = 1  # flwr.common.constant.SUPERLINK_NODE_ID
+_FIRST_NODE = 1001
+
+
+class InlineGrid(Grid):
+    """A grid whose nodes are this process: ``pull_messages`` answers one message a call."""
+
+    def __init__(
+        self,
+        client_app: ClientApp,
+        run_config: Mapping[str, Value],
+        node_configs: Iterable[Mapping[str, Value]],
+    ) -> None:
+        self._app = client_app
+        self._run = Run.create_empty(1)
+        shared = dict(run_config)  # one for all nodes
+        self._contexts = {
+            node: Context(self._run.run_id, node, dict(config), RecordDict(), shared)
+            for node, config in enumerate(node_configs, _FIRST_NODE)
+        }
+        self._waiting: dict[str, Message] = {}
+        self._together = int(run_config.get("machine.vectorised", 1))
+        self._trained: set[str] = set()  # messages whose sites have been trained as one batch
+        self._numbers = count(1)
+
+    def set_run(self, run: Run) -> None:
+        """Set the run that this grid operates in."""
+        self._run = run
+
+    @property
+    def run(self) -> Run:
+        """The run that this grid operates in."""
+        return self._run
+
+    def create_message(
+        self,
+        content: RecordDict,
+        message_type: str,
+        dst_node_id: int,
+        group_id: str,
+        ttl: float | None = None,
+    ) -> Message:
+        """Create a message (deprecated in Flower; use the Message constructor)."""
+        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the node ids."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Queue messages and return their ids."""
+        ids = []
+        for message in messages:
+            ids.append(f"inline-{next(self._numbers)}")
+            message.metadata.__dict__["_message_id"] = ids[-1]  # as Flower's own grids do
+            self._waiting[ids[-1]] = message
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Answer the oldest waiting message among ``message_ids``."""
+        wanted = set(message_ids)
+        for message_id in list(self._waiting):
+            if message_id in wanted:
+                if self._together > 1 and message_id not in self._trained:
+                    self._train_together()
+                return [self.answer(self._waiting.pop(message_id))]
+        return []
+
+    def _train_together(self) -> None:
+        """Train the sites of the oldest messages as one batch, of 'machine.vectorised' sites."""
+        from fedsilo.client_app.together import train_together
+
+        waiting = (item for item in self._waiting.items() if item[1].metadata.message_type == TRAIN)
+        oldest = dict(islice(waiting, self._together))
+        self._trained = set(oldest)
+        train_together((m, self._contexts[m.metadata.dst_node_id]) for m in oldest.values())
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Push messages and return all replies."""
+        pushed = self.push_messages(messages)
+        return [reply for one in pushed for reply in self.pull_messages([one])]
+
+    def answer(self, message: Message) -> Message:
+        """Call the ClientApp with a message; an exception becomes an error reply."""
+        context = self._contexts[message.metadata.dst_node_id]
+        try:
+            return self._app(message, context)
+        except Exception as error:  # a SuperNode also turns a failing app into an error reply
+            return Message(Error(0, f"{type(error).__name__}: {error}"), reply_to=message)
+
+
+def partition_configs(nodes: int) -> list[dict[str, Value]]:
+    """Return the node configs that Flower's simulation gives ``nodes`` SuperNodes."""
+    return [{"partition-id": index, "num-partitions": nodes} for index in range(nodes)]
+
+
+@contextmanager
+def flower_identity() -> Iterator[None]:
+    """Set the run and node ids that Flower's Message constructor reads from the process."""
+    before = (TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id)
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, _SERVER_NODE, 1
+    try:
+        yield
+    finally:
+        TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id = before
+
+
+@contextmanager
+def inline_grid(settings: RunSettings, nodes: int) -> Iterator[InlineGrid]:
+    """Yield a grid of ``nodes`` simulated sites in this process."""
+    from fedsilo.client_app.app import app
+
+    with flower_identity():
+        yield InlineGrid(app, settings.as_mapping(), partition_configs(nodes))
+
+
+def run_inline(settings: RunSettings, nodes: int) -> RunDirectory:
+    """Run ``settings`` over ``nodes`` simulated sites in this process; else as ``run``."""
+    from fedsilo.server_app.run.runner import run
+
+    with inline_grid(settings, nodes) as grid:
+        launch = {"engine": "inline", "resources": {"num-supernodes": nodes}}
+        return run(grid, settings, launch)

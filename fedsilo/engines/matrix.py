@@ -1,0 +1,154 @@
+"""The matrix of an experiment: one entry of simulation.yaml that stands for several experiments.
+
+    uefl-table7-gamma-{gamma}:
+      base: uefl-table3-gtsrb-uefl
+      matrix: {gamma: [0.1, 0.2, 0.3]}
+      config: {uefl.gamma: "{gamma}"}
+
+Each placeholder ``{gamma}`` in the name takes each of its values, so this entry stands for three
+experiments. In the entry's texts a placeholder stands for the same value.
+"""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import Any
+
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.declarations import as_text, misfit
+from fedsilo.core.one_line import join_names, one_line
+from fedsilo.core.settings.schema import Value, unknown_name
+
+_MOST_CELLS = 1000  # a larger product would take minutes, and nobody could read its names
+_PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9-]*)\}")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The place of one experiment in its file.
+
+    Attributes:
+        entry: the name of the entry, with its placeholders.
+        values: placeholder -> the value that it takes; empty for an entry without a matrix.
+    """
+
+    entry: str
+    values: Mapping[str, Value]
+
+    @property
+    def name(self) -> str:
+        """The name of the experiment."""
+        return fill(self.entry, self.values)
+
+
+def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
+    """Read the values of one placeholder: a list, or a mapping from each value to what it sets.
+
+    Args:
+        content: the values, as YAML gives them.
+        check: checks what each value sets; it takes a mapping by the values' texts, because
+            pydantic's errors call the key 3 of a mapping "item 4".
+
+    Returns:
+        Value -> what it sets, in the order of the file.
+    """
+    if isinstance(content, dict):
+        values = list(content)
+        stated = list(content.values())
+    elif isinstance(content, list):
+        values = content
+        stated = [None] * len(content)
+    else:
+        values = stated = []
+    if not values:
+        raise misfit("must be a list of values, or a mapping from each value to what it sets")
+    sets: dict[str, Any] = {}
+    for value, parts in zip(values, stated, strict=True):
+        text = as_text(value)
+        if text in sets:
+            raise misfit(f"must have each value once, but has '{one_line(text, 60)}' twice")
+        sets[text] = parts
+        if parts is None:
+            sets[text] = {}
+    return dict(zip(values, check(sets).values(), strict=True))
+
+
+def list_cells(entry: str, matrix: Mapping[str, Mapping[Value, Any]]) -> list[Cell]:
+    """List the cells of an entry; the first placeholder varies slowest.
+
+    Raises:
+        SettingError: the placeholders of name and matrix differ, or there are too many cells. The
+            message continues a sentence that begins with the entry.
+    """
+    in_name = set(_PLACEHOLDER.findall(entry))
+    if in_name != matrix.keys():
+        raise SettingError(
+            f"has the placeholders {join_names(sorted(in_name)) or 'none'} in its name, but its "
+            f"'matrix' has {join_names(matrix) or 'none'}: they must be the same"
+        )
+    count = prod(map(len, matrix.values()))
+    if count > _MOST_CELLS:
+        raise SettingError(f"stands for {count} experiments, but at most {_MOST_CELLS} may be")
+    cells = []
+    for chosen in product(*matrix.values()):
+        cells.append(Cell(entry, dict(zip(matrix, chosen, strict=True))))
+    return cells
+
+
+def has_placeholder(name: object) -> bool:
+    """Tell whether a name has a placeholder, as ``{gamma}``."""
+    return bool(_PLACEHOLDER.search(str(name)))
+
+
+def fill(text: str, values: Mapping[str, Value]) -> str:
+    """Put the values into a text's placeholders.
+
+    Raises:
+        SettingError: a placeholder has no value.
+    """
+
+    def value_of(found: re.Match[str]) -> str:
+        if found[1] not in values:
+            raise unknown_name("placeholder", found[1], values)
+        return as_text(values[found[1]])
+
+    return _PLACEHOLDER.sub(value_of, text)
+
+
+def fill_all(content: Any, values: Mapping[str, Value]) -> Any:
+    """Put the values into all texts of a list or a mapping; its keys stay as they are.
+
+    A text that is only a placeholder becomes the value itself, so a number stays a number.
+    """
+    if isinstance(content, dict):
+        return {key: fill_all(value, values) for key, value in content.items()}
+    if isinstance(content, list):
+        return [fill_all(value, values) for value in content]
+    if not isinstance(content, str):
+        return content
+    whole = _PLACEHOLDER.fullmatch(content)
+    if whole and whole[1] in values:
+        return values[whole[1]]
+    return fill(content, values)
+
+
+def write_braces(entry: str, cells: Sequence[Cell]) -> str | None:
+    """Write the names of an entry's cells as one word that a shell expands, as ``a-{x,y}``.
+
+    Returns:
+        The word, or None if the cells are no product of values.
+    """
+    chosen: dict[str, dict[str, None]] = {}  # placeholder -> its values' texts, each once
+    for cell in cells:
+        for key, value in cell.values.items():
+            chosen.setdefault(key, {})[as_text(value)] = None
+    if prod(map(len, chosen.values())) != len(cells):
+        return None
+    written: dict[str, Value] = {}
+    for key, texts in chosen.items():
+        written[key] = ",".join(texts)
+        if len(texts) > 1:
+            written[key] = f"{{{written[key]}}}"
+    return fill(entry, written)

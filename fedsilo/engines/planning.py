@@ -1,0 +1,272 @@
+"""Turns a command's options into settings and resources, and starts the run on an engine."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from fedsilo.core.arguments import RunSources
+from fedsilo.core.errors import RunDirectoryError, SettingError
+from fedsilo.core.one_line import counted, one_line, shown
+from fedsilo.core.plugins import (
+    module_of,
+    plugin_entries,
+    without_working_folder,
+)
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import Value, keys_with
+from fedsilo.datasets.registry import (
+    DATA_SETS,
+    data_set,
+    load_silo,
+    plugin_modules,
+    silo_names,
+)
+from fedsilo.engines.experiments import Experiment, find_experiment, simulation_file
+from fedsilo.engines.inline_engine import run_inline
+from fedsilo.engines.process_engine import run_with_processes, start_fork_server
+from fedsilo.engines.ray_engine import run_with_ray
+from fedsilo.models.maths.pacing import steps_of_round
+from fedsilo.server_app.config.resources import (
+    check_resources,
+    cores,
+    has_gpu,
+    worker_environments,
+)
+from fedsilo.server_app.config.settings import (
+    RunSettings,
+    parse_assignment,
+    read_run_config,
+    read_toml,
+    resolve,
+    resolve_recorded,
+)
+from fedsilo.server_app.config.trusted_plugins import approve_plugins, name_plugins
+from fedsilo.server_app.records.run_directory import (
+    CONFIG,
+    SILOS,
+    RunDirectory,
+    open_run_directory,
+    with_run_name,
+)
+from fedsilo.server_app.run.checks import PLAN_CHECKS, Plan, raise_first
+
+_FEW_STEPS = 20_000  # a step on a table takes about 1 ms, so starting processes gains little
+_PATHS = (*keys_with(CommonSettings, "files"), "run.out")
+
+
+def plan_run(
+    experiment: str,
+    sources: RunSources,
+    *,
+    supernodes: int | None = None,
+    overrides: Mapping[str, Value] | None = None,
+    engine: str = "",
+) -> tuple[RunSettings, Mapping[str, Value]]:
+    """Build the settings and resources of a run.
+
+    Later sources override earlier ones: experiment, file, changes, ``overrides``.
+
+    Args:
+        experiment: an experiment's name, or a method.
+        sources: the sources of settings that the command names.
+        supernodes: number of simulated sites; None for the experiment's, else all silos.
+        overrides: settings that the command itself sets.
+        engine: the engine that will run it, or empty if it is unknown.
+
+    Raises:
+        SettingError: a source cannot be read, or a setting or resource is wrong.
+    """
+    declared = find_experiment(simulation_file(sources.file), experiment)
+    settings = _settings_over(declared, sources, overrides)
+    _prepare(settings.common, engine)
+    resources = {"num-supernodes": len(silo_names(settings.common)), **declared.resources}
+    if supernodes is not None:
+        resources["num-supernodes"] = supernodes
+    return settings, check_resources(resources)
+
+
+def planned_settings(
+    experiment: str, sources: RunSources, overrides: Mapping[str, Value] | None = None
+) -> RunSettings:
+    """Build the settings of a run without its resources, so no data are needed on this machine."""
+    declared = find_experiment(simulation_file(sources.file), experiment)
+    return _settings_over(declared, sources, overrides)
+
+
+def _settings_over(
+    declared: Experiment, sources: RunSources, overrides: Mapping[str, Value] | None
+) -> RunSettings:
+    """Build the settings of a run from its experiment and what overrides it."""
+    named_here = dict(parse_assignment(text) for text in sources.changes)
+    named_here.update(overrides or {})
+    of_file = _read_settings(sources.config, named_here) if sources.config else {}
+    values = {**declared.values, **of_file, **named_here}
+    return with_run_name(resolve(_with_paths(values, sources))).pin_plugins()
+
+
+def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Value]:
+    """Read a TOML file of settings, without plugins that only the file names.
+
+    The file may be the config.toml of somebody else's run. The settings in ``named_here``, from the
+    command line or Python, are left out, because they replace the file's.
+
+    Raises:
+        SettingError: the file cannot be read, or a plugin may not be executed.
+    """
+    values = {key: value for key, value in read_toml(path).items() if key not in named_here}
+    name_plugins(plugin_entries(str(named_here.get("plugin", ""))))
+    placed = _with_plugins(values)
+    with without_working_folder():
+        return approve_plugins(placed, plugin_modules(placed), needs_pins=False)
+
+
+def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:
+    """Return the values with absolute paths in settings of files and folders, also 'run.out'."""
+    placed = dict(values)
+    if sources.out or not (placed.get("run.out") or os.environ.get("FEDSILO_RUNS")):
+        placed["run.out"] = str(sources.out or "runs")
+    for key in _PATHS:
+        path = placed.get(key)
+        if path and isinstance(path, str):
+            placed[key] = _absolute(key, path)
+    return _with_plugins(placed)
+
+
+def _with_plugins(values: dict[str, Value]) -> dict[str, Value]:
+    """Move the plugin files that settings name to 'plugin', as absolute paths.
+
+    ``network`` 'nets.py:build' becomes 'nets:build', and the path of nets.py goes into 'plugin'.
+    """
+    entries = plugin_entries(str(values.get("plugin", "")))
+    for key in ("network.name", "method", "dataset", "split.partition"):
+        file, _, rest = str(values.get(key, "")).partition(":")
+        if file.endswith(".py"):
+            entries.append(file)
+            values[key] = f"{module_of(file)}:{rest}".rstrip(":")
+    paths = [_absolute("plugin", e) if e.endswith(".py") else e for e in entries]
+    return values | ({"plugin": ", ".join(dict.fromkeys(paths))} if paths else {})
+
+
+def _absolute(key: str, path: str) -> str:
+    try:
+        return str(Path(path).expanduser().resolve())
+    except (OSError, RuntimeError, ValueError) as error:  # a null byte, no home, a loop
+        reason = one_line(error, 100)
+        raise SettingError(
+            f"setting '{key}' must be a path of this machine, but is {shown(path)}: {reason}"
+        ) from None
+
+
+def plan_resumed_run(
+    run_dir: Path, *, supernodes: int | None = None, track: str | None = None
+) -> tuple[RunSettings, Mapping[str, Value], str]:
+    """Build settings, resources and engine to resume an interrupted run.
+
+    Args:
+        run_dir: the run directory.
+        supernodes: number of simulated sites; None for the number before.
+        track: the setting 'run.track'; None for the value before.
+
+    Raises:
+        FedsiloError: the directory holds no run, or its files cannot be used.
+    """
+    path = run_dir.resolve()
+    if not (path / CONFIG).is_file():
+        raise RunDirectoryError(
+            f"{path} has no {CONFIG}: it is no run directory, or its run never began; start a new "
+            "run"
+        )
+    before = read_run_config(path / CONFIG)
+    values = before.settings | {
+        "run.resume": True,
+        "run.out": str(path.parent),
+        "run.name": path.name,
+    }
+    values |= {"run.track": track} if track else {}
+    resources = {"num-supernodes": len(RunDirectory(path).read_json(SILOS))}
+    resources |= before.launch.get("resources", {})
+    resources |= {} if supernodes is None else {"num-supernodes": supernodes}
+    settings = resolve_recorded(values)
+    return settings, check_resources(resources), str(before.launch.get("engine", "ray"))
+
+
+def _prepare(common: CommonSettings, engine: str) -> None:
+    """Start the fork server early if the run may need it, so that both load PyTorch at once."""
+    is_table = ".tables." in DATA_SETS.get(common.dataset, "")  # by name: its module needs PyTorch
+    if engine == "processes" or (
+        engine == "auto" and cores() > 1 and not is_table and common.vectorised == 1
+    ):
+        start_fork_server()
+
+
+def engine_for(
+    common: CommonSettings, resources: Mapping[str, Value], engine: str, ray_address: str | None
+) -> str:
+    """Return the engine to use; for ``auto``, choose the quicker one and print the choice.
+
+    Several processes are quicker, unless only one fits, sites have no share of the GPU, or the run
+    is so short that starting processes takes longer (docs/engines.md). With a Ray address, ``auto``
+    is Ray.
+    """
+    if engine != "auto" or ray_address:
+        return "ray" if engine == "auto" else engine
+    if common.vectorised > 1:
+        print(f"fedsilo: up to {common.vectorised} sites train as one batch in this process")
+        return "inline"
+    workers = len(worker_environments(resources))
+    if reason := _why_inline(common, resources, workers):
+        hint = " (to train side by side: --engine processes)" if workers > 1 else ""
+        print(f"fedsilo: sites train one after another in this process, because {reason}{hint}")
+        return "inline"
+    print(
+        f"fedsilo: sites train side by side in {workers} processes (to use only this one: "
+        "--engine inline)"
+    )
+    return "processes"
+
+
+def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers: int) -> str:
+    """Explain why a run is quicker in one process; empty if it is not."""
+    if workers == 1:
+        return "the cores, memory, GPUs or sites allow no second process"
+    if data_set(common.dataset).is_table and (steps := _steps(common)) < _FEW_STEPS:
+        return f"starting more processes takes longer than {counted(steps, 'step')} on tables"
+    if common.device == "cpu" or resources["client-resources-num-gpus"] or not has_gpu():
+        return ""
+    return "the sites have no share of the GPU"
+
+
+def _steps(common: CommonSettings) -> int:
+    """Estimate the optimiser steps of a run, as if all sites had the first site's samples."""
+    names = silo_names(common)
+    samples = len(load_silo(names[0], common).train) if names else 0
+    return common.rounds * len(names) * steps_of_round(common, samples)
+
+
+def start(
+    settings: RunSettings,
+    resources: Mapping[str, Value],
+    engine: str,
+    ray_address: str | None = None,
+) -> RunDirectory:
+    """Run settings on an engine and return the run directory.
+
+    Args:
+        settings: the settings of the run.
+        resources: as ``check_resources`` returns them.
+        engine: inline, processes, ray or auto, see ``engine_for``.
+        ray_address: the address of a running Ray cluster, ``auto`` or ``HOST:PORT``; or None.
+
+    Raises:
+        FedsiloError: the run failed.
+    """
+    common = settings.common
+    # Checked here, because an error from inside a Flower run comes late and is harder to read
+    open_run_directory(common.out, common.run_name, common.resume)
+    raise_first(PLAN_CHECKS, Plan(common, resources, engine, ray_address or ""))
+    chosen = engine_for(common, resources, engine, ray_address)
+    if chosen == "ray":
+        return run_with_ray(settings, resources, ray_address or "")
+    if chosen == "processes":
+        return run_with_processes(settings, resources)
+    return run_inline(settings, int(resources["num-supernodes"]))

@@ -1,0 +1,258 @@
+"""The engine of several processes: a fork server that has loaded PyTorch, and a worker per core.
+
+A worker is a pool of one process (``concurrent.futures``), forked in milliseconds. So if a process
+dies, the engine knows which message it was answering. The large parts of a message are in shared
+memory without a name, which the system frees however a process ends.
+"""
+
+import gc
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager, suppress
+from multiprocessing import get_context, parent_process
+from multiprocessing.forkserver import ensure_running
+from threading import Thread
+
+from flwr.app import Error, Message
+from flwr.clientapp import ClientApp
+
+from fedsilo.client_app.training.freed_memory import return_freed_memory
+from fedsilo.core import processes
+from fedsilo.core.errors import ProcessError
+from fedsilo.core.one_line import one_line
+from fedsilo.core.settings.common_settings import GPU_SHARE
+from fedsilo.core.settings.schema import Value
+from fedsilo.engines.inline_engine import InlineGrid, flower_identity, partition_configs
+from fedsilo.server_app.config.resources import check_device, check_resources, worker_environments
+from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.strategies.wire.parcels import Packing, Parcel, unpack
+
+_PRELOADED = ("answer", "hello", "lab", "session")  # modules of client_app
+_DEATHS = 3  # after this many dead workers for one message, its site counts as failed
+_PAUSES = (0.0, 0.1, 1.0)  # seconds before each try to start a worker
+_WAIT = 30.0  # seconds; the longest wait of one pull
+
+
+class SiteProcess:
+    """A process that answers one message at a time.
+
+    Args:
+        arguments: environment variables of the process, settings of the run, and a node config
+            for each site.
+    """
+
+    def __init__(
+        self, arguments: tuple[dict[str, str], dict[str, Value], list[dict[str, Value]]]
+    ) -> None:
+        self.arguments = arguments
+        self.start()
+
+    def start(self) -> None:
+        """Start the process, after the one before has ended.
+
+        Raises:
+            ProcessError: the machine does not start a process in three tries.
+        """
+        for pause in _PAUSES:
+            time.sleep(pause)
+            self.pool = ProcessPoolExecutor(1, get_context("forkserver"), _begin, self.arguments)
+            try:
+                with processes.without_main():
+                    self.process = self.pool.submit(os.getpid)
+                return
+            except (EOFError, OSError) as error:  # the fork server was killed just now
+                reason = one_line(error)
+        raise ProcessError(
+            f"cannot start a process for sites ({reason}): use --engine inline, which starts none"
+        )
+
+    def submit(self, parcel: Parcel) -> Future[Parcel]:
+        """Let the process answer a packed message; a process killed while idle is started again."""
+        try:
+            return self.pool.submit(_answer, parcel)
+        except BrokenProcessPool:
+            self.start()
+            return self.pool.submit(_answer, parcel)
+
+    def end(self) -> None:
+        """Kill the process at once, also in the middle of a computation."""
+        with suppress(BrokenProcessPool, ProcessLookupError):
+            os.kill(self.process.result(), signal.SIGKILL)
+        self.pool.shutdown(cancel_futures=True)
+
+
+class ProcessGrid(InlineGrid):
+    """A grid whose nodes run in workers; a node keeps its worker if that is idle.
+
+    The same worker is quicker, because it has the site's data in memory.
+    """
+
+    def __init__(
+        self,
+        run_config: Mapping[str, Value],
+        node_configs: list[dict[str, Value]],
+        environments: Iterable[Mapping[str, str]],
+    ) -> None:
+        super().__init__(ClientApp(), run_config, node_configs)  # its workers have the app
+        self._packing = Packing()
+        self._idle = [
+            SiteProcess((os.environ | own, dict(run_config), node_configs)) for own in environments
+        ]
+        self._running: dict[Future[Parcel], tuple[Message, SiteProcess]] = {}
+        self._replies: dict[str, Message] = {}
+        self._home: dict[int, SiteProcess] = {}
+        self._deaths = Counter[str]()
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Queue messages and return their ids; earlier unanswered messages are dropped."""
+        self._waiting.clear()
+        self._replies.clear()
+        return_freed_memory()
+        return super().push_messages(messages)
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to ``message_ids`` that have arrived; wait for the first one.
+
+        The list is empty if none arrives within 30 seconds.
+
+        Raises:
+            ProcessError: shared memory has no room.
+        """
+        wanted = list(message_ids)
+        while not (answered := [key for key in wanted if key in self._replies]):
+            self._dispatch()
+            done, _ = wait(self._running, _WAIT, FIRST_COMPLETED)
+            if not done:
+                return []
+            for future in done:
+                self._take(future)
+        self._dispatch()  # idle workers compute while the caller reads these replies
+        return [self._replies.pop(key) for key in answered]
+
+    def _dispatch(self) -> None:
+        """Give each idle worker a message: the oldest of a site that it knows, else the oldest."""
+        while self._idle and self._waiting:
+            worker = self._idle.pop()
+            known = (
+                key
+                for key, message in self._waiting.items()
+                if self._home.get(message.metadata.dst_node_id, worker) is worker
+            )
+            message = self._waiting.pop(next(known, next(iter(self._waiting))))
+            self._home[message.metadata.dst_node_id] = worker
+            future = worker.submit(self._packing.pack(message))
+            self._running[future] = message, worker
+
+    def _take(self, future: Future[Parcel]) -> None:
+        """Store a reply; if the worker died, queue its message again, up to three times."""
+        message, worker = self._running.pop(future)
+        self._idle.append(worker)
+        key = message.metadata.message_id
+        try:
+            self._replies[key] = unpack(future.result())
+        except BrokenProcessPool:
+            self._deaths[key] += 1
+            if self._deaths[key] < _DEATHS:
+                self._waiting = {key: message, **self._waiting}
+            else:
+                self._replies[key] = _build_killed_reply(message)
+            worker.start()
+
+    def end(self) -> None:
+        """End all processes at once."""
+        for worker in [*self._idle, *(worker for _, worker in self._running.values())]:
+            worker.end()
+
+
+def _build_killed_reply(message: Message) -> Message:
+    """Build the error reply of a site whose process died at each try."""
+    reason = (
+        f"its process was killed {_DEATHS} times while it answered, perhaps for lack of memory: "
+        "give sites more with 'client-resources-num-cpus', or use --engine inline"
+    )
+    reply = Message(Error(0, reason), reply_to=message)
+    reply.metadata.__dict__["_message_id"] = f"reply-{message.metadata.message_id}"
+    return reply
+
+
+# --- In a worker ---
+
+_site: InlineGrid | None = None
+_replies = Packing()
+
+
+def _begin(
+    environment: dict[str, str],
+    run_config: dict[str, Value],
+    node_configs: list[dict[str, Value]],
+) -> None:
+    """Set up a worker process, which ignores Ctrl-C and ends when the command ends."""
+    global _site
+    # Without this, the garbage collector would touch, and so copy, all pages shared with the server
+    gc.freeze()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    Thread(target=_end_with_command, daemon=True).start()
+    os.environ.clear()
+    os.environ.update(environment)
+    from fedsilo.client_app.app import app
+
+    flower_identity().__enter__()
+    _site = InlineGrid(app, run_config, node_configs)
+
+
+def _end_with_command() -> None:
+    command = parent_process()
+    assert command is not None
+    command.join()
+    os._exit(1)
+
+
+def _answer(parcel: Parcel) -> Parcel:
+    """Unpack a message, let its simulated site answer it, and pack the reply."""
+    assert _site is not None
+    return _replies.pack(_site.answer(unpack(parcel)))
+
+
+# --- A run ---
+
+
+def start_fork_server() -> None:
+    """Start the process from which workers are forked; it loads PyTorch in the background."""
+    modules = [f"fedsilo.client_app.{name}" for name in _PRELOADED]
+    get_context("forkserver").set_forkserver_preload([*modules, __name__])
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is the command's
+    try:
+        ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Iterator[ProcessGrid]:
+    """Yield a grid whose simulated sites run in processes; errors as ``check_device``."""
+    share = str(resources["client-resources-num-gpus"])
+    check_device(settings.common.device, float(share))
+    start_fork_server()
+    environments = [{GPU_SHARE: share, **own} for own in worker_environments(resources)]
+    nodes = partition_configs(int(resources["num-supernodes"]))
+    with flower_identity():
+        grid = ProcessGrid(settings.as_mapping(), nodes, environments)
+        try:
+            yield grid
+        finally:
+            grid.end()
+
+
+def run_with_processes(settings: RunSettings, resources: Mapping[str, Value]) -> RunDirectory:
+    """Run ``settings`` with sites in processes of this machine; else as ``run``."""
+    from fedsilo.server_app.run.runner import run
+
+    wanted = check_resources(resources)
+    with process_grid(settings, wanted) as grid:
+        return run(grid, settings, {"engine": "processes", "resources": wanted})

@@ -1,0 +1,209 @@
+"""``fedsilo gradcam``: draws the image regions by which convolutional networks find a class.
+
+It runs where the images are, as ``fedsilo explain`` does; nothing is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.training.evaluation import over_batches
+from fedsilo.core.drawing.palette import BLACK, WRONG
+from fedsilo.core.drawing.panels import without_frame
+from fedsilo.core.errors import SettingError
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.explanations.gradcam import explain_by_grad_cam, last_maps
+from fedsilo.explanations.image_explanation import ImageExplanation, draw_image, draw_map
+from fedsilo.explanations.sample import refuse_row
+from fedsilo.models.networks.site_network import SiteNetwork
+from fedsilo.pictures.panel_grids import (
+    naming,
+    new_figure,
+    refuse_shared_state,
+    run_title,
+)
+from fedsilo.runs.finished_run import FinishedRun
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+@dataclass(frozen=True)
+class RunColumn:
+    """One run's column of the sheet: its title and an explanation of each image."""
+
+    title: str
+    explanations: list[ImageExplanation]
+
+
+@dataclass(frozen=True)
+class GradCamSheet:
+    """Explanations of the same images by several runs."""
+
+    title: str
+    columns: list[RunColumn]  # one per run
+    truths: list[int]  # the images' classes
+    reasons: list[str] = field(default_factory=list)  # each image's scenario; empty if named by row
+
+
+def by_scenario(truths: Tensor, answers: Sequence[Tensor], each: int) -> list[tuple[int, str]]:
+    """Choose rows by which runs predict them correctly, at most ``each`` per scenario and class.
+
+    ``truths`` are the classes (n,), ``answers`` the predicted classes (n,) of each run.
+
+    The scenarios are Fed-Align-CL's (section V-d and figure 5): all runs are right, all are wrong,
+    the first alone is right ("ours against the federated ones"), the second is right and the first
+    is not ("Fed-Align against ours"). Among the images that fit, the first in the split's order are
+    taken: nobody picks them.
+    """
+    right = torch.stack([answer == truths for answer in answers])
+    first, others = right[0], right[1:]
+    fits = {
+        "all are right": right.all(dim=0),
+        "all are wrong": ~right.any(dim=0),
+        "the first alone is right": first & ~others.any(dim=0),
+        "the second is right, the first is not": ~first & others[0],
+    }
+    return [
+        (int(row), name)
+        for name, fit in fits.items()
+        for label in sorted(set(truths.tolist()))
+        for row in (fit & (truths == label)).nonzero().flatten()[:each]
+    ]
+
+
+def gradcam(
+    run_dirs: Sequence[Path],
+    site: str,
+    rows: Sequence[int],
+    scenarios: int = 0,
+    split: str = "test",
+    label: str | None = None,
+    data_dir: Path | None = None,
+    state_dir: Path | None = None,
+) -> GradCamSheet:
+    """Explain by Grad-CAM how the networks of one or several runs find a class in images.
+
+    All runs must have the same data, and the site's data must be on this machine. ``rows`` are rows
+    of the split, counted from 0; instead, ``scenarios`` gives the number of images per scenario and
+    class. Without a ``label``, the class is each network's prediction for each image.
+
+    Raises:
+        FedsiloError: a run has not ended, has no convolutional network or other images, or there is
+            no such row or class, no image of any scenario, or one run to choose by.
+    """
+    refuse_shared_state(state_dir, run_dirs, 1)
+    if scenarios and len(run_dirs) < 2:
+        raise SettingError("--scenarios compares runs by which is right: name two runs or more")
+    # Raises an error for an unfinished run before the long computation begins
+    opened = [FinishedRun.open(run_dir) for run_dir in run_dirs]
+    titles = [run_title(run) for run in opened]
+    runs: list[tuple[Lab, SiteNetwork]] = []
+    for run in opened:
+        with naming(run.path):
+            method = run.lab(site, data_dir, state_dir, split=split)
+            network = method.open()
+            runs.append((method, network))
+            _refuse_other_images(runs[0][0].silo, method.silo, split)
+            last_maps(network)
+    chosen = (
+        _choose_by_scenario(runs, scenarios, split) if scenarios else [(row, "") for row in rows]
+    )
+    columns: list[RunColumn] = []
+    for run_dir, title, (method, network) in zip(run_dirs, titles, runs, strict=True):
+        with naming(run_dir):
+            shown = _explanations(method, network, split, [row for row, _ in chosen], label)
+            columns.append(RunColumn(title, shown))
+    labels = runs[0][0].silo.splits()[split].labels
+    subject = f"Grad-CAM of class {label}" if label else "Grad-CAM of what each network says"
+    truths, reasons = [int(labels[row]) for row, _ in chosen], [reason for _, reason in chosen]
+    return GradCamSheet(f"{site}: {subject}", columns, truths, reasons)
+
+
+def _choose_by_scenario(
+    runs: Sequence[tuple[Lab, SiteNetwork]], each: int, split: str
+) -> list[tuple[int, str]]:
+    held = runs[0][0].silo.splits()[split]
+    answers = []
+    for method, network in runs:
+        exact = method.compute.exact()
+        answers.append(over_batches(network, held.inputs, exact, network).argmax(dim=1))
+    chosen = by_scenario(held.labels, answers, each)
+    if not chosen:
+        raise SettingError(f"site {runs[0][0].silo.name} has no {split} images that fit a scenario")
+    return chosen
+
+
+def _explanations(
+    method: Lab, network: SiteNetwork, split: str, rows: Sequence[int], wanted: str | None
+) -> list[ImageExplanation]:
+    names = list(method.silo.class_names())
+    if wanted is not None and wanted not in names:
+        raise SettingError(f"--class must be one of {', '.join(names)}, but is '{wanted}'")
+    label = None if wanted is None else names.index(wanted)
+    held, explanations = method.silo.splits()[split], []
+    for row in rows:
+        refuse_row(method.silo, split, row)
+        title = f"{split} row {row}\ntruth {names[int(held.labels[row])]}"
+        explanations.append(
+            explain_by_grad_cam(network, held, method.compute, row, title, names, label)
+        )
+    return explanations
+
+
+def draw_sheet(sheet: GradCamSheet) -> Figure:
+    """Return the picture: a row per image, a column with the image itself and one per run.
+
+    Each map is in its own colours. A wrong answer has another colour.
+    """
+    columns, rows = sheet.columns, len(sheet.truths)
+    head = max(column.title.count("\n") for column in columns)
+    figure = new_figure(2.6 * (1 + len(columns)), 0.7 + 0.2 * head + 2.85 * rows)
+    panels = figure.subplots(rows, 1 + len(columns), squeeze=False)
+    for index, (truth, (first, *others)) in enumerate(zip(sheet.truths, panels, strict=True)):
+        shown = columns[0].explanations[index]
+        draw_image(first, shown.image)
+        reason = sheet.reasons[index] if sheet.reasons else ""
+        _caption(first, "\n".join(filter(None, [shown.title, reason])))
+        for axes, column in zip(others, columns, strict=True):
+            explanation = column.explanations[index]
+            draw_map(axes, explanation.image, explanation.saliency)
+            right = explanation.answer() == truth
+            _caption(axes, _answer(explanation), BLACK if right else WRONG)
+    headings = ["image", *(column.title for column in columns)]
+    for axes, heading in zip(panels[0], headings, strict=True):
+        axes.set_title(heading, fontsize="small")
+    figure.suptitle(sheet.title, fontsize="medium")
+    return figure
+
+
+def _answer(explanation: ImageExplanation) -> str:
+    """Format a network's prediction, and the class of the map if it is another one."""
+    answer, drawn = explanation.answer(), explanation.saliency.label
+    classes, shares = explanation.classes, explanation.probabilities
+    caption = f"predicts {classes[answer]}: {shares[answer]:.2f}"
+    if drawn is not None and drawn != answer:
+        caption += f"\nmap of {classes[drawn]}: {shares[drawn]:.2f}"
+    return caption if explanation.saliency.values.any() else f"{caption}\n(no region supports it)"
+
+
+def _caption(axes: Axes, text: str, colour: str = BLACK) -> None:
+    without_frame(axes)
+    axes.set_xlabel(text, fontsize="small", color=colour)
+
+
+def _refuse_other_images(first: Silo, silo: Silo, split: str) -> None:
+    same = first.fingerprints[split] == silo.fingerprints[split]
+    if not same or first.class_names() != silo.class_names():
+        raise SettingError(
+            f"the {split} images or classes of site {silo.name} differ from those of the first "
+            "run: name runs with the same data settings"
+        )

@@ -1,0 +1,175 @@
+"""The explanation of a prediction for one image: as text, as JSON and as a picture.
+
+Attention rollout, Grad-CAM and occlusion differ only in the map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedsilo.core.drawing.palette import SALIENCY
+from fedsilo.core.drawing.panels import literal, without_frame
+from fedsilo.models.maths.dirichlet import belief, vacuity
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_LONGEST = 512  # the longest side of a picture, in pixels
+_OPACITY = 0.65  # the opacity of a map at its highest value
+
+
+@dataclass(frozen=True)
+class SaliencyMap:
+    """The importance of each place of an image."""
+
+    name: str  # the map's key in JSON
+    values: Tensor  # (rows, columns), at least 0
+    heading: str  # the title of the map in a picture
+    place: str  # a sentence that names the most important place
+    floor: float = 0.0  # places with this value or less are not coloured
+    label: int | None = None  # the class that the map explains; None if it belongs to no class
+
+    def shares(self, size: tuple[int, int]) -> Tensor:
+        """Resize the map to ``size`` in pixels, bilinear; 0 at its floor and 1 at its maximum."""
+        large = torch.nn.functional.interpolate(
+            self.values[None, None].float(), size=size, mode="bilinear", align_corners=False
+        )[0, 0]
+        above = (large - self.floor).clamp_min(0)
+        return above / above.max().clamp_min(1e-12)
+
+
+@dataclass(frozen=True)
+class ImageExplanation:
+    """The explanation of a network's prediction for one image."""
+
+    title: str  # names the image and its true class
+    image: Tensor  # (channels, height, width), as the silo stores it
+    saliency: SaliencyMap
+    classes: Sequence[str]  # the names of the classes
+    probabilities: list[float]  # an evidential network's are the expected probabilities
+    # Belief masses, which sum to 1 together with the vacuity; empty without evidence
+    beliefs: list[float]
+    vacuity: float | None  # K / S of an evidential network; None for others
+
+    def answer(self) -> int:
+        """Return the most probable class."""
+        return int(np.argmax(self.probabilities))
+
+    def uncertainty(self) -> tuple[str, float]:
+        """Return the name and the value, from 0 to 1, of the network's measure of uncertainty."""
+        if self.vacuity is None:
+            return "doubt", 1 - max(self.probabilities)
+        return "vacuity", self.vacuity
+
+    def document(self) -> dict[str, Any]:
+        """Return the explanation as values for JSON, without the image."""
+        label = {} if self.saliency.label is None else {"label": self.saliency.label}
+        return {
+            "title": self.title,
+            self.saliency.name: self.saliency.values.tolist(),
+            **label,
+            "classes": list(self.classes),
+            "probabilities": self.probabilities,
+            "beliefs": self.beliefs,
+            "vacuity": self.vacuity,
+        }
+
+    def lines(self) -> list[str]:
+        """Return the explanation as text lines: title, one line per class, most important place."""
+        return [*self._answer_lines(), self.saliency.place]
+
+    def _answer_lines(self) -> list[str]:
+        pairs = zip(self.classes, self.probabilities, strict=True)
+        lines = [f"{name}: probability {probability:.3f}" for name, probability in pairs]
+        if self.vacuity is None:
+            return [self.title, *lines]
+        masses = zip(lines, self.beliefs, strict=True)
+        lines = [f"{line}, belief {mass:.3f}" for line, mass in masses]
+        return [self.title, *lines, f"vacuity {self.vacuity:.3f} (1: no evidence at all)"]
+
+    def figure(self) -> Figure:
+        """Draw the image, and next to it the image with its map."""
+        from matplotlib.figure import Figure
+
+        lines = self._answer_lines()
+        figure = Figure(figsize=(7, 3.6 + 0.16 * len(lines)), layout="constrained")
+        self.draw(*figure.subplots(1, 2))
+        figure.suptitle(literal("\n".join(lines)), fontsize="small")
+        return figure
+
+    def draw(self, left: Axes, right: Axes) -> None:
+        """Draw the image on ``left``, and the image with its map on ``right``."""
+        draw_image(left, self.image)
+        draw_map(right, self.image, self.saliency)
+        for axes in (left, right):
+            without_frame(axes)
+        right.set_title(self.saliency.heading, fontsize="small")
+
+
+def explain_logits(
+    title: str,
+    image: Tensor,
+    saliency: SaliencyMap,
+    classes: Sequence[str],
+    logits: Tensor,
+    prior: Tensor | None,
+) -> ImageExplanation:
+    """Build the explanation of an image from its map and the logits (1, classes).
+
+    ``prior`` (classes,) belongs to an evidential network, whose logits are log alpha; None for
+    others.
+    """
+    alpha = logits.exp()
+    return ImageExplanation(
+        title=title,
+        image=image,
+        saliency=saliency,
+        classes=classes,
+        probabilities=logits.softmax(dim=1)[0].tolist(),
+        beliefs=[] if prior is None else belief(alpha, prior.cpu())[0].tolist(),
+        vacuity=None if prior is None else vacuity(alpha)[0].item(),
+    )
+
+
+def draw_image(axes: Axes, image: Tensor) -> None:
+    """Draw an image (channels, height, width) in the form in which a silo stores it."""
+    axes.imshow(_pixels(_reduce(image)))
+
+
+def draw_map(axes: Axes, image: Tensor, saliency: SaliencyMap) -> None:
+    """Draw a map over an image (channels, height, width) in the form in which a silo stores it."""
+    reduced = _reduce(image)
+    share = saliency.shares((reduced.shape[1], reduced.shape[2])).numpy()
+    axes.imshow(_pixels(reduced))
+    # The square root makes weak places visible; unimportant places leave the image unchanged
+    axes.imshow(share, cmap=SALIENCY, vmin=0.0, vmax=1.0, alpha=_OPACITY * np.sqrt(share))
+
+
+def _reduce(image: Tensor) -> Tensor:
+    """Convert an image to floats from 0 to 1, scaled down to the longest side of a picture."""
+    pixels = image.float()
+    if image.dtype == torch.uint8:
+        pixels = pixels / 255
+    else:
+        # Radiographs and standardised images have no fixed range, and a few outliers (markers,
+        # dead pixels) would leave the rest of the picture grey
+        low, high = map(float, np.quantile(pixels.numpy(), (0.002, 0.998)))
+        pixels = (pixels - low).div(max(high - low, 1e-12)).clamp(0, 1)
+    height, width = pixels.shape[1:]
+    shrink = max(height, width) / _LONGEST
+    if shrink <= 1:
+        return pixels
+    size = (max(1, round(height / shrink)), max(1, round(width / shrink)))
+    return torch.nn.functional.interpolate(pixels[None], size=size, mode="area")[0]
+
+
+def _pixels(image: Tensor) -> np.ndarray[Any, Any]:
+    colour = image.expand(3, -1, -1) if len(image) == 1 else image
+    return colour.permute(1, 2, 0).numpy()

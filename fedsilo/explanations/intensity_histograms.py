@@ -1,0 +1,196 @@
+"""``fedsilo histograms``: draws the brightness of each site's images, as stored and as seen.
+
+The Fed-Align-CL paper's figure 1 (right). It runs where the images are; only what is drawn leaves
+the site. Background, which differs in extent more than tissue differs in brightness, is left
+out: all pixels that equal their image's least value, as padding does.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fedsilo.client_app.training.evaluation import in_batches
+from fedsilo.core.drawing.palette import LineStyle, line_styles
+from fedsilo.core.drawing.panels import line_legend
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.silos import Silo, Split
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.pictures.panel_grids import new_figure
+from fedsilo.runs.finished_run import FinishedRun
+from fedsilo.runs.trained_site import check_same_samples
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_BINS = 64
+_MARKED = 8  # bins from one marker of a line to the next
+_TAIL = 0.0005  # share of the pixels at either end that a picture leaves out
+_CUT = 2.5  # a peak this many times as high as the next to highest hundredths is cut off
+# Scale and offset that bring stored pixels to 0..1
+_SCALES = {torch.uint8: (255.0, 0.0), torch.int16: (65535.0, 32768.0)}
+
+
+@dataclass(frozen=True)
+class Histograms:
+    """Distributions of pixels over common bins."""
+
+    edges: Tensor  # (bins + 1,)
+    densities: dict[str, Tensor]  # site -> (bins,); times the bins' width they sum to 1
+
+
+@dataclass(frozen=True)
+class SiteHistograms:
+    """The intensities of a run's sites."""
+
+    title: str  # the data set and split
+    stored: Histograms  # histograms of the stored pixels, scaled to 0..1
+    seen: Histograms  # histograms of the network's inputs
+    labels: dict[str, str]  # site -> its name in the legend
+
+
+def histograms(
+    run_dir: Path,
+    sites: Sequence[str] = (),
+    split: str = "train",
+    data_dir: Path | None = None,
+    tell: Callable[[str], None] = print,
+) -> SiteHistograms:
+    """Return the intensity histograms of a run's sites, all or those named.
+
+    ``tell`` is called with a line for each site without images of the split.
+
+    Raises:
+        FedsiloError: the run has not ended, its data are a table, or there are no images.
+    """
+    run = FinishedRun.open(run_dir)
+    common = run.local_settings(data_dir).common
+    held: dict[str, Silo] = {}
+    for site in run.chosen_sites(sites):
+        silo = load_silo(site, common)
+        check_same_samples(run_dir, run.silos[site], silo, split)
+        if silo.features:
+            raise SettingError(
+                f"data set '{common.dataset}' of {run_dir} is a table, which has no pixels "
+                "to draw histograms of: name a run on images"
+            )
+        if len(silo.splits()[split]):
+            held[site] = silo
+        else:
+            tell(f"site {site} has no {split} images")
+    stored, seen = measure_pixels({site: silo.splits()[split] for site, silo in held.items()})
+    labels = {site: _label(silo, split) for site, silo in held.items()}
+    return SiteHistograms(f"{split} images of {run.summary['dataset']}", stored, seen, labels)
+
+
+def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]:
+    """Return the histograms of the stored pixels, on 0..1, and of what networks are given.
+
+    8-bit pixels are divided by 255, int16 ones are (v + 32768) / 65535, floats are as they are.
+
+    Raises:
+        DataError: there are no images, or none has anything but background.
+    """
+    kinds = {split.inputs.dtype for split in splits.values()}
+    if not kinds:
+        raise DataError("no site has images of that split: choose another --split")
+    # Bins of as many levels each, or bars would alternate; standardised images have no levels
+    integers = kinds <= {torch.uint8}
+    levels = 1 / max(_SCALES[kind][0] for kind in kinds) if kinds <= _SCALES.keys() else 0.0
+    measured = []
+    for which, level in ((0, levels), (1, 2 / 255 if integers else 0.0)):
+        edges = _edges(splits, which, level)
+        densities = {site: _density(split, which, edges) for site, split in splits.items()}
+        measured.append(Histograms(edges, densities))
+    return measured[0], measured[1]
+
+
+def _foreground(split: Split, which: int) -> Iterator[Tensor]:
+    """Yield pixels (n,) that are not background, float32: stored ones (0) or seen ones (1)."""
+    for batch in in_batches(split.inputs):
+        axes = tuple(range(1, batch.ndim))
+        kept = batch > batch.amin(dim=axes, keepdim=True)
+        scale, offset = _SCALES.get(batch.dtype, (1.0, 0.0))
+        pixels = float_inputs(batch)[kept] if which else (batch[kept].float() + offset) / scale
+        if len(pixels):
+            yield pixels
+
+
+def _edges(splits: Mapping[str, Split], which: int, level: float) -> Tensor:
+    """Return the bins' edges over all sites' pixels; ``level`` is the pixels' step, 0 if none."""
+    ends = [p.aminmax() for split in splits.values() for p in _foreground(split, which)]
+    if not ends:
+        raise DataError("the images are of one value each, background only: there is no histogram")
+    low, high = min(e.min.item() for e in ends), max(e.max.item() for e in ends)
+    if level:
+        per_bin = max(1, math.ceil((round((high - low) / level) + 1) / _BINS))
+        bins = math.ceil((round((high - low) / level) + 1) / per_bin)
+        return low + level * (per_bin * torch.arange(bins + 1, dtype=torch.float64) - 0.5)
+    margin = max((high - low) * 1e-6, 1e-6)
+    return torch.linspace(low - margin, high + margin, _BINS + 1, dtype=torch.float64)
+
+
+def _density(split: Split, which: int, edges: Tensor) -> Tensor:
+    bins, low, high = len(edges) - 1, edges[0].item(), edges[-1].item()
+    counts = torch.zeros(bins, dtype=torch.float64)
+    for pixels in _foreground(split, which):
+        counts += torch.histc(pixels, bins, low, high).double()
+    return counts / counts.sum().clamp_min(1) / (edges[1] - edges[0])
+
+
+def draw_histograms(measured: SiteHistograms) -> Figure:
+    """Return the picture: a line per site, of the stored pixels and of the network's inputs."""
+    figure = new_figure(10, 4.6)
+    left, right = figure.subplots(1, 2)
+    styles = line_styles(list(measured.labels))
+    _draw(left, measured.stored, styles, "As stored")
+    left.set_xlabel("pixel value, without background (an image's least value)")
+    _draw(right, measured.seen, styles, "As the network is given them")
+    right.set_xlabel("input value, without background")
+    legend = {label: styles[site] for site, label in measured.labels.items()}
+    line_legend(figure, legend, columns=4)
+    figure.suptitle(measured.title, fontsize="medium")
+    return figure
+
+
+def _draw(axes: Axes, histograms: Histograms, styles: Mapping[str, LineStyle], title: str) -> None:
+    centres = (histograms.edges[:-1] + histograms.edges[1:]) / 2
+    for site, density in histograms.densities.items():
+        style = styles[site]
+        axes.plot(
+            centres, density, linewidth=1.4, markersize=4, markevery=_MARKED, **style.options()
+        )
+        axes.fill_between(centres, density, color=style.color, alpha=0.06, linewidth=0)
+    densities = torch.stack(list(histograms.densities.values()))
+    total = densities.sum(dim=0).cumsum(dim=0)
+    inside = (total > _TAIL * total[-1]) & (total < (1 - _TAIL) * total[-1])
+    inside |= ~inside.any()
+    shown = centres[inside]
+    axes.set_xlim(shown[0].item(), shown[-1].item())
+    axes.set_title(title + _limit(axes, densities[:, inside].flatten()), fontsize="medium")
+    axes.set_ylabel("density of pixels")
+    axes.grid(alpha=0.3)
+
+
+def _limit(axes: Axes, drawn: Tensor) -> str:
+    """Cut off a peak, as of film that is almost black, that would flatten all else; say so."""
+    axes.set_ylim(bottom=0)
+    usual, most = drawn.quantile(0.97).item(), drawn.max().item()
+    if most <= _CUT * usual or not usual:
+        return ""
+    axes.set_ylim(0, 1.5 * usual)
+    return f" (peaks up to {most:.0f} are cut off)"
+
+
+def _label(silo: Silo, split: str) -> str:
+    """Return a site's name with what its data are like and how many images it has."""
+    kind = "" if silo.distribution == silo.name else f"{silo.distribution}, "
+    return f"{silo.name} ({kind}{len(silo.splits()[split])} images)"

@@ -1,0 +1,122 @@
+"""Explain a routed model's prediction for one patient, shown only at the hospital."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fedsilo.core.drawing.palette import BLUE, ORANGE
+from fedsilo.core.drawing.panels import annotated_heat_map, literal
+from fedsilo.models.methods.picsr import PICSRNetwork, feature_contributions
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LISTED, DRAWN = 3, 30  # the number of features in a line of text, and in a picture
+
+
+@dataclass(frozen=True)
+class PatientExplanation:
+    """The router's weights and scores for one sample; lists are in the order of the experts."""
+
+    title: str  # names the patient, the true class and the prediction
+    experts: list[str]  # the experts' sites
+    weights: list[float]  # the router's weight for each expert
+    answers: list[float]  # each expert's probability of the last class
+    distances: list[float]  # the sample's distance to each prototype, in the router's embedding
+    # The terms of each similarity and the bias; softmax of their sums gives the weights
+    scores: list[list[float]]
+    features: list[str]  # the names of the features
+    contributions: list[list[float]]  # the contribution of each feature to each distance
+
+    def document(self) -> dict[str, Any]:
+        """Return the explanation as values for JSON."""
+        return vars(self)
+
+    def lines(self) -> list[str]:
+        """Return text lines: for each expert its weight, its score, and near and far features."""
+        lines = [self.title]
+        for index, site in enumerate(self.experts):
+            pairs = zip(self.contributions[index], self.features, strict=True)
+            ranked = sorted(pairs, key=lambda pair: abs(pair[0]))
+            score = " ".join(f"{value:+.2f}" for value in self.scores[index])
+            lines += [
+                f"expert of {site}: weight {self.weights[index]:.3f}, says "
+                f"{self.answers[index]:.3f}; distance {self.distances[index]:.2f}",
+                f"  close by {_parts(ranked[:LISTED])}; apart by {_parts(ranked[::-1][:LISTED])}",
+                f"  score {sum(self.scores[index]):.2f} = {score} (by each distance; bias last)",
+            ]
+        return lines
+
+    def figure(self) -> Figure:
+        """Draw the experts' weights and probabilities, and the terms of scores and of distances."""
+        from matplotlib.figure import Figure
+
+        rows = min(len(self.features), DRAWN)
+        size = (8 + 1.5 * len(self.experts), 2.2 + 0.28 * rows)
+        figure = Figure(figsize=size, layout="constrained")
+        left, middle, right = figure.subplots(1, 3, width_ratios=(1.2, 1, 1.2))
+        self._draw_answers(left)
+        places = [*(f"from {site}" for site in self.experts), "bias"]
+        columns = list(zip(*self.scores, strict=True))
+        title = "what each distance adds to the score"
+        annotated_heat_map(middle, columns, places, self.experts, title, signed=True)
+        self._draw_contributions(right)
+        figure.suptitle(literal(self.title), fontsize="medium")
+        return figure
+
+    def _draw_answers(self, axes: Axes) -> None:
+        places = list(range(len(self.experts)))
+        axes.bar([p - 0.2 for p in places], self.weights, 0.4, label="router's weight", color=BLUE)
+        answers = "expert's probability"
+        axes.bar([p + 0.2 for p in places], self.answers, 0.4, label=answers, color=ORANGE)
+        axes.set_xticks(places, self.experts, rotation=40, ha="right")
+        axes.set_ylim(0, 1.05)
+        axes.set_xlabel("expert of")
+        axes.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, 1.14), ncols=2)
+
+    def _draw_contributions(self, axes: Axes) -> None:
+        """Draw one row per feature; if there are too many, those with the largest contributions."""
+        columns = list(zip(*self.contributions, strict=True))
+        weight = [max(map(abs, column)) for column in columns]
+        chosen = sorted(sorted(range(len(columns)), key=lambda i: -weight[i])[:DRAWN])
+        labels = [f"{s}\n(sum {d:.2f})" for s, d in zip(self.experts, self.distances, strict=True)]
+        values, names = [columns[i] for i in chosen], [self.features[i] for i in chosen]
+        title = "what each feature adds to the distance"
+        annotated_heat_map(axes, values, names, labels, title, signed=True)
+
+
+def _parts(pairs: list[tuple[float, str]]) -> str:
+    return ", ".join(f"{name} {value:+.2f}" for value, name in pairs)
+
+
+def explain_routing(
+    network: PICSRNetwork, sample: Tensor, title: str, features: list[str]
+) -> PatientExplanation:
+    """Explain the routing of ``sample`` (*input_shape) by ``network``.
+
+    The mixture's probability is appended to ``title``. Without names, features are numbered.
+    """
+    network.eval()
+    with torch.no_grad():
+        weights = network.log_weights(sample[None])[0].exp()
+        experts = [expert(sample[None])[0] for expert in network.experts]
+        answers = [torch.softmax(logits, dim=-1)[-1].item() for logits in experts]
+        answer = network(sample[None])[0].exp()[-1].item()
+        distances = network.router.distances(sample[None], network.prototypes)[0]
+        scores = network.router.scores(distances)
+    parts = feature_contributions(network.router, sample, network.prototypes).flatten(1)
+    return PatientExplanation(
+        f"{title}; the mixture gives it {answer:.3f}",
+        network.sites,
+        weights.tolist(),
+        answers,
+        distances.tolist(),
+        scores.tolist(),
+        features or [str(index) for index in range(parts.shape[1])],
+        parts.tolist(),
+    )

@@ -1,0 +1,83 @@
+"""Explain the prediction of a finished run's model for one sample, for any network."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+from fedsilo.client_app.lab import Lab
+from fedsilo.core.errors import DataError
+from fedsilo.datasets.silo.silos import Silo, Split
+from fedsilo.models.methods.picsr import PICSRNetwork
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.site_network import SiteNetwork
+
+if TYPE_CHECKING:
+    from fedsilo.explanations.columns import ColumnExplanation
+    from fedsilo.explanations.image_explanation import ImageExplanation
+    from fedsilo.explanations.routing import PatientExplanation
+    from fedsilo.models.networks.prompted_vit import PromptedViT
+
+    Explanation = ImageExplanation | PatientExplanation | ColumnExplanation
+
+
+def explain_sample(lab: Lab, split: str, row: int) -> Explanation:
+    """Explain the model's prediction for one sample of this silo; see ``explain_case``.
+
+    Raises:
+        SettingError: the network's last maps are too small to explain an image.
+        DataError: the split has no such row.
+    """
+    refuse_row(lab.silo, split, row)
+    chosen, names = lab.silo.splits()[split], lab.silo.class_names()
+    title = f"{lab.site}, {split} row {row}: truth {names[int(chosen.labels[row])]}"
+    return explain_case(lab, lab.open(), chosen, row, title)
+
+
+def explain_case(lab: Lab, network: SiteNetwork, cases: Split, row: int, title: str) -> Explanation:
+    """Explain a network's prediction for one of several cases.
+
+    A router explains itself. A table's row is explained by the Shapley values of its columns. An
+    image is explained by a prompted ViT's attention, by a convolutional network's Grad-CAM, or by
+    occlusion.
+
+    Args:
+        lab: the lab of the message at the site.
+        network: the network that predicts.
+        cases: samples as the silo holds them; their labels are not read.
+        row: the number of the case.
+        title: names the case.
+    """
+    names, features = lab.silo.class_names(), list(lab.silo.features)
+    if isinstance(network, PICSRNetwork):
+        from fedsilo.explanations.routing import explain_routing
+
+        title = f"{title}; probabilities are of '{names[-1]}'"
+        return explain_routing(network, float_inputs(cases.inputs[row]), title, features)
+    if features:
+        from fedsilo.explanations.columns import explain_columns
+
+        return explain_columns(network, cases.inputs[row], features, names, title)
+    if lab.common.network != "vit":
+        from fedsilo.explanations.gradcam import explain_by_grad_cam, has_maps
+
+        if has_maps(network):
+            return explain_by_grad_cam(network, cases, lab.compute, row, title, names)
+        from fedsilo.explanations.occlusion import explain_by_occlusion
+
+        return explain_by_occlusion(network, cases, row, title, names, lab.compute)
+    from fedsilo.explanations.attention import explain_by_attention
+
+    return explain_by_attention(cast("PromptedViT", network), cases, lab.compute, row, title, names)
+
+
+def refuse_row(silo: Silo, split: str, row: int) -> None:
+    """Refuse a row that ``split`` does not have.
+
+    Raises:
+        DataError: names the number of rows.
+    """
+    count = len(silo.splits()[split])
+    if not 0 <= row < count:
+        raise DataError(
+            f"site {silo.name} has {count} {split} rows, counted from 0, but no row {row}"
+        )

@@ -1,0 +1,161 @@
+"""The starting points of ``fedsilo finetune``: models of finished runs, and other weights."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.state_files import load_state
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.datasets.registry import data_set
+from fedsilo.datasets.weights.provenance import run_beside
+from fedsilo.models.networks.kinds import image_network
+from fedsilo.runs.finished_run import FinishedRun
+from fedsilo.runs.trained_site import refuse_other_backbone
+
+CLASSIFICATION, SEGMENTATION = "classification", "segmentation"
+SCRATCH = "scratch"
+_ENCODER = ("encoder.", "prompts.")
+
+# The names of the classes, or empty if they have none, and how many there are
+Classes: TypeAlias = tuple[tuple[str, ...], int]
+
+
+def check_starts(weights: Sequence[str], from_site: str | None) -> None:
+    """Check the names of the starting points before any is opened.
+
+    Raises:
+        SettingError: one is named twice, or a site's own model is asked for but no run is named.
+    """
+    for name in weights:
+        if weights.count(name) > 1:
+            raise SettingError(f"--weights names {name} twice: name each once")
+    if from_site and not any(Path(name).expanduser().is_dir() for name in weights):
+        raise SettingError(
+            "--from-site needs a run, but --weights names none: name a run directory"
+        )
+
+
+@dataclass(frozen=True)
+class RunModel:
+    """A finished run's model."""
+
+    label: str  # the run's name, with the site's if the model is a site's own
+    common: CommonSettings  # the run's, with this machine's data directory
+    arrays: Mapping[str, Tensor]  # name -> array on the CPU
+    classes: Classes
+    has_backbone: bool  # a ViT's is among the arrays; else it is that of 'vit.backbone-weights'
+
+    @property
+    def network(self) -> str:
+        """The run's network."""
+        return image_network(self.common)
+
+
+@dataclass(frozen=True)
+class PretrainedWeights:
+    """A ViT's or VGG16's weights, named as in 'train.initial-weights': a file, or timm's name."""
+
+    label: str
+    named: str
+    network: str = "vit"
+
+
+Source: TypeAlias = RunModel | PretrainedWeights
+
+
+def open_start(
+    weights: str, data_dir: Path | None, from_site: str | None, state_dir: Path | None
+) -> Source | None:
+    """Open the model or the weights that ``--weights`` names; None for scratch.
+
+    ``data_dir``, ``from_site`` and ``state_dir`` are for a run, see ``open_run_model``.
+
+    Raises:
+        FedsiloError: ``weights`` names nothing, or a run that has not ended or has no such model.
+    """
+    if weights == SCRATCH:
+        return None
+    path = Path(weights).expanduser()
+    if path.is_dir():
+        return open_run_model(path, data_dir, from_site, state_dir)
+    if weights.startswith("timm:"):
+        network = "vgg16-bn" if weights.startswith("timm:vgg16_bn") else "vit"
+        return PretrainedWeights(weights, weights, network)
+    if path.is_file() and path.name == "model.safetensors" and run_beside(path):
+        # We must know what the run has trained on
+        return open_run_model(path.parent, data_dir, from_site, state_dir)
+    if path.is_file():
+        return PretrainedWeights(path.name, str(path.resolve()))
+    raise SettingError(
+        f"--weights is '{weights}', but no such run directory or file exists: name one, a ViT of "
+        f"timm as timm:NAME, or '{SCRATCH}'"
+    )
+
+
+def open_run_model(
+    run_dir: Path, data_dir: Path | None, from_site: str | None, state_dir: Path | None
+) -> RunModel:
+    """Open a finished run's model.
+
+    Without ``from_site`` it is that of model.safetensors, and the run directory is enough. With
+    it, it is the model of this site after the run, and the site's data must be on this machine.
+    ``data_dir`` and ``state_dir``, the site's private state, are the run's if they are None.
+
+    Raises:
+        FedsiloError: the run has not ended, or has no such model.
+    """
+    run = FinishedRun.open(run_dir)
+    common = run.local_settings(data_dir).common
+    if data_set(common.dataset).is_table:
+        raise SettingError(
+            f"{run_dir} is a run on a table, but fine-tuning needs images: name another run"
+        )
+    label = run_dir.resolve().name
+    if from_site:
+        label = f"{label}, {from_site}"
+        network = run.lab(from_site, data_dir, state_dir).open()
+        state = cast(nn.Module, network).state_dict()
+        arrays = {name: array.cpu() for name, array in state.items()}
+    else:
+        arrays = _shared_arrays(run_dir, common)
+        frozen = common.network == "vit" and not common.train_backbone
+        if frozen and common.backbone_weights != "random":  # prompts, trained for this backbone
+            digests = {facts.get("backbone", "") for facts in run.silos.values()}
+            refuse_other_backbone(run_dir, common, digests, "restore those")
+    _refuse_no_encoder(run_dir, common, arrays)
+    first_site = next(iter(run.silos.values()))
+    label_counts = next(iter(first_site["label_counts"].values()), first_site["classes"])
+    classes = (tuple(first_site["classes"]), len(label_counts))
+    has_backbone = any(name.startswith("encoder.vit.") for name in arrays)
+    return RunModel(label, common, arrays, classes, has_backbone)
+
+
+def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
+    path = run_dir / "model.safetensors"
+    if not path.is_file():
+        raise SettingError(
+            f"{run_dir}: method '{common.method}' has no shared model; choose a site's model by "
+            "--from-site"
+        )
+    arrays, _ = load_state(path)
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def _refuse_no_encoder(run_dir: Path, common: CommonSettings, arrays: Mapping[str, Any]) -> None:
+    """Refuse a model without an encoder, or with prompts trained for random weights only."""
+    if not any(name.startswith(_ENCODER) for name in arrays):
+        raise SettingError(
+            f"{run_dir}: the model of method '{common.method}' holds no encoder "
+            f"({', '.join(list(arrays)[:3])}, ...); choose a site's model by --from-site"
+        )
+    prompts_only = not any(name.startswith("encoder.") for name in arrays)
+    if prompts_only and common.backbone_weights == "random":
+        raise SettingError(
+            f"{run_dir}: its ViT is frozen and random, so the run has trained no encoder: name a "
+            "run with 'vit.train-backbone', or with 'vit.backbone-weights'"
+        )

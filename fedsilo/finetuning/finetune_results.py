@@ -1,0 +1,237 @@
+"""Writes the results of ``fedsilo finetune``: table, finetune.json, CSV files, model, overlays."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from fedsilo.comparison.tables import Spread, rich_table, spread_cell
+from fedsilo.core.drawing.panels import without_frame
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.state_files import save_state
+from fedsilo.explanations.image_explanation import draw_image
+from fedsilo.finetuning.finetune_settings import used_settings
+from fedsilo.finetuning.tasks import (
+    Segmentation,
+    Study,
+    TrainedSeed,
+    predicted_masks,
+)
+from fedsilo.finetuning.transfer import DistilReport, TransferReport
+from fedsilo.models.measures.segmentation_metrics import image_dice, overlaps
+from fedsilo.pictures.learning_curves import write_picture
+from fedsilo.pictures.panel_grids import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from rich.table import Table
+
+
+@dataclass(frozen=True)
+class StartResult:
+    """The outcome of one start: a line of the table."""
+
+    label: str  # name of the starting point
+    method: str  # the method of the run; empty if the start was no run
+    transfer: TransferReport | DistilReport | None  # None if it started from scratch
+    trained: tuple[TrainedSeed, ...]  # one result per seed
+
+    def row(self, metric: str) -> Spread | None:
+        """Return a test metric over the seeds that have it, or None if none has."""
+        values = tuple(trained.test[metric] for trained in self.trained if metric in trained.test)
+        return Spread.of(values) if values else None
+
+    def best(self, headline: str) -> TrainedSeed:
+        """Return the seed with the best validation metric, the first of equals."""
+        return max(self.trained, key=lambda trained: trained.val.get(headline, -math.inf))
+
+
+@dataclass(frozen=True)
+class FinetuneResult:
+    """The result of fine-tuning: the study, and the result of each start."""
+
+    study: Study
+    starts: tuple[StartResult, ...]
+
+
+def result_table(finetuned: FinetuneResult) -> Table:
+    """Return the test metrics for a terminal."""
+    study = finetuned.study
+    over = f"mean ± sd over {study.seeds} seeds" if study.seeds > 1 else "one seed"
+    title = f"{study.downstream.network} on {study.settings.dataset}, test metrics, {over}"
+    lines = [["weights", *study.downstream.shown]]
+    for result in finetuned.starts:
+        rows = [result.row(metric) for metric in study.downstream.shown]
+        lines.append([result.label, *(spread_cell(row) if row else "" for row in rows)])
+    return rich_table(title, lines)
+
+
+def write_results(folder: Path, study: Study, starts: Sequence[StartResult], images: int) -> None:
+    """Write metrics, curves, the first start's best model and, for masks, the overlays."""
+    content = json.dumps(document(study, starts), indent=2, allow_nan=False)
+    write_atomically(folder / "finetune.json", content + "\n")
+    write_atomically(folder / "figures.csv", metrics_csv(study, starts))
+    write_atomically(folder / "curves.csv", curves_csv(starts))
+    best = starts[0].best(study.downstream.headline)
+    facts = {
+        "task": study.downstream.name,
+        "network": study.downstream.network,
+        "weights": starts[0].label,
+        "seed": best.seed,
+        "settings": used_settings(study.settings),
+    }
+    arrays = {name: tensor.numpy() for name, tensor in best.arrays.items()}
+    save_state(folder / "model.safetensors", arrays, facts)
+    if isinstance(study.downstream, Segmentation):
+        write_picture(folder / "overlays.png", _overlays(study, starts, images))
+
+
+def _overlays(study: Study, starts: Sequence[StartResult], images: int) -> Figure:
+    """Return the overlays of the first test images of each site, by each start's first seed."""
+    rows = spread(study.data.origin, images)
+    test, predicted = study.data.test, {}
+    for result in starts:
+        network = study.compute.place(study.downstream.build(study.settings, study.data.task))
+        network.load_state_dict(result.trained[0].arrays)
+        predicted[result.label] = predicted_masks(network, test.inputs[rows], study.compute)
+    origin = study.data.origin
+    names = [f"{origin[row]}, test row {row - origin.index(origin[row])}" for row in rows]
+    title = f"{study.downstream.network} on {study.settings.dataset}, seed 0"
+    return draw_overlays(test.inputs[rows], test.labels[rows], predicted, names, title)
+
+
+def metrics_csv(study: Study, starts: Sequence[StartResult]) -> str:
+    """Return the test metrics of all starts as CSV; a single seed has no sd."""
+    table = [
+        (study.downstream.network, result.label, metric, row.mean, row.sd, row.seeds)
+        for result in starts
+        for metric in study.downstream.shown
+        if (row := result.row(metric))
+    ]
+    frame = pd.DataFrame(table, columns=["network", "weights", "metric", "mean", "sd", "seeds"])
+    frame["sd"] = frame["sd"].where(frame["seeds"] > 1)
+    return frame.to_csv(index=False, float_format="%.6f")
+
+
+def curves_csv(starts: Sequence[StartResult]) -> str:
+    """Return the curves of all starts and seeds as tidy CSV."""
+    table = [
+        (result.label, trained.seed, *point)
+        for result in starts
+        for trained in result.trained
+        for point in trained.curves
+    ]
+    columns = ["weights", "seed", "epoch", "split", "metric", "value"]
+    return pd.DataFrame(table, columns=columns).to_csv(index=False, float_format="%.6f")
+
+
+def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
+    """Return finetune.json: data, settings, the definition of each metric, and the metrics."""
+    task, data = study.downstream, study.data
+    return {
+        "task": task.name,
+        "network": task.network,
+        "dataset": study.settings.dataset,
+        "sites": list(data.sites),
+        "images": data.sizes(),
+        "classes": list(data.classes) or data.task.classes,
+        "epochs": study.epochs,
+        "epoch chosen by": f"val {task.headline}",
+        "definitions": dict(task.definitions),
+        "settings": used_settings(study.settings),
+        "lines": [_start_document(result) for result in starts],
+    }
+
+
+def _start_document(result: StartResult) -> dict[str, Any]:
+    metrics = sorted({metric for trained in result.trained for metric in trained.test})
+    rows = {metric: row for metric in metrics if (row := result.row(metric))}
+    took = result.transfer
+    return {
+        "weights": result.label,
+        "method": result.method or None,
+        "taken": asdict(took) if isinstance(took, TransferReport) else None,
+        "distilled": asdict(took) if isinstance(took, DistilReport) else None,
+        "mean": {metric: row.mean for metric, row in rows.items()},
+        # A single seed has no spread, but 0 would look like one
+        "sd": {metric: row.sd for metric, row in rows.items() if row.seeds > 1},
+        "seeds": [
+            {key: getattr(trained, key) for key in ("seed", "epoch", "val", "test")}
+            | {"seconds": round(trained.seconds, 3)}
+            for trained in result.trained
+        ],
+    }
+
+
+# Colours that colour-blind people can distinguish too (Okabe and Ito)
+TRUTH = (0.34, 0.71, 0.91)
+HIT, FALSE, MISSED = (0.0, 0.75, 0.45), (0.95, 0.75, 0.0), (0.9, 0.2, 0.75)
+_LEGEND = {"truth": TRUTH, "found": HIT, "found where none is": FALSE, "missed": MISSED}
+_OPACITY = 0.75
+
+
+def spread(origin: Sequence[str], count: int) -> list[int]:
+    """Return at most ``count`` rows: the first of each site, then the second, and so on."""
+    turns = pd.Series(origin).groupby(list(origin)).cumcount()
+    return sorted(turns.sort_values(kind="stable").index[:count].tolist())
+
+
+def colour_masks(predicted: Tensor, mask: Tensor) -> Tensor:
+    """Colour hits, false alarms and misses of a predicted mask (h, w): an overlay (h, w, 4).
+
+    Pixels in neither mask are transparent.
+    """
+    marked, true = predicted.bool(), mask.bool()
+    layer = torch.zeros(*mask.shape, 4)
+    for chosen, colour in ((marked & true, HIT), (marked & ~true, FALSE), (~marked & true, MISSED)):
+        layer[chosen] = torch.tensor([*colour, _OPACITY])
+    return layer
+
+
+def draw_overlays(
+    images: Tensor,
+    masks: Tensor,
+    predicted: Mapping[str, Tensor],
+    names: Sequence[str],
+    title: str,
+) -> Figure:
+    """Paint a row per image (n, channels, h, w): the image, its mask (n, h, w), each prediction."""
+    from matplotlib.patches import Patch
+
+    columns = 2 + len(predicted)
+    figure = new_figure(2.5 * columns, 1.0 + 2.7 * len(images))
+    panels = figure.subplots(len(images), columns, squeeze=False)
+    dice = {label: image_dice(overlaps(marked, masks)) for label, marked in predicted.items()}
+    for row, (first, second, *others) in enumerate(panels):
+        _panel(first, images[row], None, names[row])
+        truth = torch.zeros(*masks[row].shape, 4)
+        truth[masks[row].bool()] = torch.tensor([*TRUTH, _OPACITY])
+        _panel(second, images[row], truth, "" if masks[row].any() else "(no catheter)")
+        for axes, (label, marked) in zip(others, predicted.items(), strict=True):
+            value = float(dice[label][row])
+            caption = "(rightly none)" if value != value else f"Dice {value:.2f}"
+            _panel(axes, images[row], colour_masks(marked[row], masks[row]), caption)
+    for axes, head in zip(panels[0], ["image", "truth", *predicted], strict=True):
+        axes.set_title(head, fontsize="small", wrap=True)
+    patches = [Patch(color=colour, label=name) for name, colour in _LEGEND.items()]
+    figure.legend(handles=patches, loc="outside lower center", ncols=2, fontsize="small")
+    figure.suptitle(title, fontsize="medium")
+    return figure
+
+
+def _panel(axes: Axes, image: Tensor, layer: Tensor | None, caption: str) -> None:
+    draw_image(axes, image)
+    if layer is not None:
+        # draw_image shrinks a large image, so the layer takes its extent
+        axes.imshow(layer.numpy(), interpolation="nearest", extent=axes.images[0].get_extent())
+    without_frame(axes)
+    axes.set_xlabel(caption, fontsize="small")

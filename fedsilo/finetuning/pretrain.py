@@ -1,0 +1,257 @@
+"""``fedsilo pretrain``: trains a ViT of an experiment's size centrally, on public images.
+
+The images are the data set's public part, which shares no lesion with any silo. The weights go to
+the file that the experiment's ``backbone-weights`` names, where its runs find them.
+"""
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedsilo.client_app.training.compute import compute_of, noted_operations
+from fedsilo.client_app.training.evaluation import in_batches
+from fedsilo.core.arguments import RunSources, refuse_target
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.locations import BACKBONES, find_places
+from fedsilo.core.files.state_files import save_state
+from fedsilo.core.seeding import derive_seed, seed_generators
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.schema import as_mapping, keys_with, setting
+from fedsilo.datasets.images.image_data_set import ImageDataSet
+from fedsilo.datasets.registry import data_set
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.engines.experiments import read_section, simulation_file
+from fedsilo.engines.planning import plan_run
+from fedsilo.models.measures.classification_metrics import classification_metrics
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.kinds import Task
+from fedsilo.server_app.config.resources import cores
+
+_SHAPE = keys_with(CommonSettings, "shape")
+_FEWEST = 20  # public images
+_HELD_OUT = 10  # one in ten public images is held out from training to measure accuracy
+
+
+@dataclass(frozen=True)
+class Pretraining:
+    """How a backbone is trained, from ``pretraining`` in the simulation file."""
+
+    epochs: int = setting(100, "passes over the public images", ge=1)
+    batch_size: int = setting(64, "images per step", ge=2)
+    learning_rate: float = setting(1e-3, "highest step size of AdamW", gt=0.0)
+    weight_decay: float = setting(0.05, "decoupled weight decay", ge=0.0)
+    warmup_epochs: int = setting(5, "epochs of rising step size, cosine decay after", ge=0)
+    drop_path: float = setting(0.1, "stochastic depth", ge=0.0, lt=1.0)
+    smoothing: float = setting(0.1, "label smoothing", ge=0.0, lt=1.0)
+    target: Literal["nevus", "diagnosis"] = setting(
+        "diagnosis", "what dermoscopic images are classified by"
+    )
+    seed: int = setting(0, "seed of every random number", ge=0)
+
+
+def pretrain(
+    experiment: str, sources: RunSources, weights: Path | None, say: Callable[[str], None]
+) -> Path:
+    """Train an experiment's ViT, write the weights, and return their file.
+
+    The file is ``weights``, or the one that 'vit.backbone-weights' names. ``say`` gets a line about
+    the images, and one after each tenth of the epochs.
+
+    Raises:
+        FedsiloError: the experiment has no ViT or no public part, or training diverged.
+    """
+    common = plan_run(experiment, sources)[0].common
+    recipe = read_section(simulation_file(sources.file), "pretraining", Pretraining)
+    if common.network != "vit" or not isinstance(data_set(common.dataset), ImageDataSet):
+        raise SettingError(
+            f"experiment '{experiment}' has network '{common.network}' on data set "
+            f"'{common.dataset}', but pretraining needs a ViT and public images: name another"
+        )
+    target = weights or _named_file(common)
+    refuse_target(target, "--save-as FILE")
+    public, classes = _public(common, recipe)
+    counts = torch.bincount(public.labels, minlength=classes).tolist()
+    say(f"{len(public)} public images, classes {counts}, of which one in {_HELD_OUT} is held out")
+    trainer = _Trainer(public, classes, common, recipe)
+    with noted_operations(say):
+        metrics = trainer.run(say)
+    facts = {
+        "backbone": {key: value for key, value in as_mapping(common).items() if key in _SHAPE},
+        "image-size": public.inputs.shape[-1],
+        "data": [common.dataset, common.public_share, len(public)],
+        "pretraining": as_mapping(recipe),
+        "held out": metrics,
+    }
+    arrays = {name: tensor.cpu().numpy() for name, tensor in trainer.vit.state_dict().items()}
+    save_state(target, arrays, facts)
+    return target
+
+
+def _public(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
+    """Return the public images and their number of classes; DataError if they are too few."""
+    chosen = cast(ImageDataSet, data_set(common.dataset))
+    if "data.target" in chosen.settings:
+        common = dataclasses.replace(common, target=recipe.target)
+    places = find_places(common.data_dir, common.cache_dir)
+    public = chosen.public(common, places)
+    if len(public) < _FEWEST:
+        raise DataError(
+            f"the public part of '{common.dataset}' has {len(public)} images, but at least "
+            f"{_FEWEST} are needed: raise 'split.public-share'"
+        )
+    return public, len(chosen.classes(common, places))
+
+
+def _named_file(common: CommonSettings) -> Path:
+    """Return the file that 'vit.backbone-weights' names; SettingError if it names none."""
+    named = common.backbone_weights
+    if named in ("", "timm", "random"):
+        raise SettingError(
+            f"setting 'vit.backbone-weights' is '{named}', which names no file: set it, or give "
+            "--save-as FILE"
+        )
+    return (
+        find_places(common.data_dir, common.cache_dir).cache / BACKBONES / Path(named).expanduser()
+    )
+
+
+class _Trainer:
+    """A ViT with a linear head, its optimiser, and the images it sees."""
+
+    def __init__(
+        self, public: Split, classes: int, common: CommonSettings, recipe: Pretraining
+    ) -> None:
+        from fedsilo.models.networks.prompted_vit import build_vit, pixel_scale  # imports timm
+
+        self.public, self.recipe = public, recipe
+        self.compute = compute_of(dataclasses.replace(common, threads=cores()))
+        self.scaler = self.compute.scaler()
+        self.order = torch.Generator().manual_seed(derive_seed(recipe.seed, "pretraining"))
+        rows = torch.randperm(len(public), generator=self.order)
+        self.held_out = rows[::_HELD_OUT]
+        self.trained = rows[torch.arange(len(rows)) % _HELD_OUT != 0]
+        task = Task(tuple(public.inputs.shape[1:]), classes)
+        with seed_generators(recipe.seed, "pretraining", "weights"):
+            self.vit = build_vit(common, task, drop_path_rate=recipe.drop_path)
+            head = nn.Linear(self.vit.num_features, classes)
+        scale, offset = pixel_scale(self.vit, task.input_shape[0])
+        self.scale, self.offset = self.compute.bring(scale), self.compute.bring(offset)
+        self.network = self.compute.place(nn.Sequential(self.vit, head))
+        self.steps = -(-len(self.trained) // recipe.batch_size)
+        self.optimiser = torch.optim.AdamW(
+            self.network.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
+        )
+        total, rising = self.steps * recipe.epochs, min(recipe.warmup_epochs / recipe.epochs, 0.9)
+        self.schedule = torch.optim.lr_scheduler.OneCycleLR(
+            self.optimiser,
+            recipe.learning_rate,
+            total_steps=total,
+            # torch divides by zero if the rise has only one step
+            pct_start=rising if rising * total > 1 else 1e-6,
+            cycle_momentum=False,
+        )
+        self.weights = self.compute.bring(class_weights(public.labels[self.trained], classes))
+
+    def run(self, say: Callable[[str], None]) -> dict[str, float]:
+        """Train for all epochs and return the metrics on the held-out images."""
+        began, recipe, metrics = time.monotonic(), self.recipe, {}
+        with seed_generators(recipe.seed, "pretraining", "steps", device=self.compute.device):
+            for epoch in range(1, recipe.epochs + 1):
+                loss = self._epoch()
+                self.network.eval()
+                with torch.no_grad():  # the last step may have left answers that are not finite
+                    answers = self._logits(self.public.inputs[self.held_out[:1]])
+                if not math.isfinite(loss) or not answers.isfinite().all():
+                    raise SettingError(
+                        f"pre-training diverged in epoch {epoch}: lower 'train.learning-rate' in "
+                        "the simulation file's 'pretraining'; no weights were written"
+                    )
+                if epoch % max(recipe.epochs // 10, 1) == 0 or epoch == recipe.epochs:
+                    metrics = self._metrics()
+                    held_out = ", ".join(f"{key} {value:.3f}" for key, value in metrics.items())
+                    seconds = time.monotonic() - began
+                    say(f"epoch {epoch}: loss {loss:.3f}; held out: {held_out}; {seconds:.0f} s")
+        return metrics
+
+    def _epoch(self) -> float:
+        """Train for an epoch and return its mean loss."""
+        self.network.train()
+        loss = 0.0
+        shuffled = self.trained[torch.randperm(len(self.trained), generator=self.order)]
+        for chosen in torch.split(shuffled, self.recipe.batch_size):
+            images = augment(self.public.inputs[chosen], self.order)
+            loss += self._step(images, self.public.labels[chosen])
+            self.schedule.step()
+        return loss / self.steps
+
+    def _step(self, images: Tensor, labels: Tensor) -> float:
+        self.optimiser.zero_grad(set_to_none=True)
+        with self.compute.autocast():
+            logits, targets = self._logits(images), self.compute.bring(labels)
+            loss = nn.functional.cross_entropy(
+                logits, targets, self.weights, label_smoothing=self.recipe.smoothing
+            )
+        scaled = self.scaler.scale(loss)
+        scaled.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
+        self.scaler.unscale_(self.optimiser)
+        nn.utils.clip_grad_norm_(self.network.parameters(), 1.0)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        return loss.item()
+
+    def _logits(self, images: Tensor) -> Tensor:
+        """Return the logits of 8-bit images, scaled as a run scales them."""
+        pixels = float_inputs(self.compute.bring(images)) * self.scale + self.offset
+        logits: Tensor = self.network(pixels)
+        return logits.float()
+
+    def _metrics(self) -> dict[str, float]:
+        """Return accuracy and other metrics on the held-out images."""
+        self.network.eval()
+        batches = in_batches(self.public.inputs[self.held_out])
+        with torch.no_grad(), self.compute.autocast():
+            probabilities = torch.cat([self._logits(batch).softmax(1).cpu() for batch in batches])
+        labels = self.public.labels[self.held_out]
+        accuracy = (probabilities.argmax(1) == labels).float().mean().item()
+        return {"accuracy": accuracy} | classification_metrics(probabilities, labels)
+
+
+def class_weights(labels: Tensor, classes: int) -> Tensor:
+    """Compute weights (classes,), the inverse root of each class's frequency, with mean 1.
+
+    Seven of ten dermoscopic images are nevi, so without weights other classes are hardly learnt.
+    A class without images has weight 0.
+    """
+    counts = torch.bincount(labels, minlength=classes).float()
+    weights = torch.where(counts > 0, counts.clamp_min(1).rsqrt(), torch.zeros(()))
+    return weights / weights[counts > 0].mean()
+
+
+def augment(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Augment 8-bit images (n, 3, side, side): turn, mirror, crop, and change the light.
+
+    A lesion has no upright position, so each image is turned by a multiple of 90 degrees and half
+    are mirrored. A crop of 60 to 100 % of the area is resized; brightness and contrast change by up
+    to 20 %.
+    """
+    from torchvision.transforms.v2 import functional as change
+
+    side = images.shape[-1]
+    changed = []
+    for image in images:
+        turn, mirror, area, top, left, light, contrast = torch.rand(7, generator=generator).tolist()
+        cut = round(side * (0.6 + 0.4 * area) ** 0.5)
+        turned = torch.rot90(image, int(4 * turn), (1, 2))
+        turned = turned.flip(2) if mirror < 0.5 else turned
+        y, x = round(top * (side - cut)), round(left * (side - cut))
+        cropped = change.resize(turned[:, y : y + cut, x : x + cut], [side, side], antialias=True)
+        lit = change.adjust_brightness(cropped, 0.8 + 0.4 * light)
+        changed.append(change.adjust_contrast(lit, 0.8 + 0.4 * contrast))
+    return torch.stack(changed)

@@ -1,0 +1,218 @@
+"""Transfers weights into a new network, by copying arrays or by distillation, and reports it."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.core.errors import SettingError
+from fedsilo.core.seeding import seed_generators
+from fedsilo.core.settings.common_settings import NETWORK_KEYS, CommonSettings
+from fedsilo.core.settings.schema import keys_of
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.datasets.weights.backbones import load_backbone
+from fedsilo.datasets.weights.initial_weights import load_initial_weights
+from fedsilo.finetuning.finetune_request import Classes, RunModel, Source
+from fedsilo.finetuning.tasks import cosine_epochs
+from fedsilo.models.networks.build import build_classifier
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.prompted_vit import PromptedViT
+from fedsilo.models.networks.segmentation.pyramids import Segmenter, resize_maps
+
+_HEAD, _BACKBONE = "head.", "encoder.vit."
+
+
+@dataclass(frozen=True)
+class TransferReport:
+    """The report on arrays that a network took from pretrained weights."""
+
+    arrays: int  # how many arrays of the encoder it took,
+    of: int  # number of all arrays in the encoder
+    share: float  # the share of the encoder's numbers in them
+    left: tuple[str, ...]  # arrays of the encoder that keep the seed's values
+    head: bool = False  # whether the head is the run's
+    backbone: str = ""  # the frozen backbone loaded with the run's arrays, or empty
+
+    def summary(self) -> str:
+        """Return the report in one line."""
+        share = f"{100 * self.share:.1f} % of its numbers"
+        parts = [f"gives {self.arrays} of the encoder's {self.of} arrays, {share}"]
+        if self.backbone:
+            parts.append(f"a backbone from '{self.backbone}', as the run's")
+        if self.head:
+            parts.append("its head")
+        if self.left:
+            parts.append(f"left to the seed: {', '.join(self.left[:3])}")
+        return "; ".join(parts)
+
+
+def transfer(
+    trunk: nn.Module, source: Source, settings: CommonSettings, classes: Classes
+) -> TransferReport:
+    """Copy what fits of the weights of ``source`` into ``trunk``, whose arrays have a run's names.
+
+    Raises:
+        SettingError: nothing fits, or they are of another architecture.
+    """
+    if isinstance(source, RunModel):
+        return _transfer_run(trunk, source, settings, classes)
+    before = {name: tensor.clone() for name, tensor in _encoder_arrays(trunk).items()}
+    load_initial_weights(trunk, dataclasses.replace(settings, initial_weights=source.named))
+    after = _encoder_arrays(trunk)
+    return _report(after, [name for name in after if not torch.equal(after[name], before[name])])
+
+
+def _encoder_arrays(trunk: nn.Module) -> dict[str, Tensor]:
+    """Return the floating-point arrays of ``trunk`` without its head's."""
+    return {
+        name: tensor
+        for name, tensor in trunk.state_dict().items()
+        if tensor.is_floating_point() and not name.startswith(_HEAD)
+    }
+
+
+def _report(
+    encoder: Mapping[str, Tensor], names: Sequence[str], head: bool = False, backbone: str = ""
+) -> TransferReport:
+    """Return the report for the arrays ``names`` of the encoder having been set."""
+    numbers = sum(encoder[name].numel() for name in names)
+    share = numbers / sum(target.numel() for target in encoder.values())
+    left = sorted(encoder.keys() - set(names))
+    if backbone:
+        left = [name for name in left if not name.startswith(_BACKBONE)]
+    return TransferReport(len(names), len(encoder), share, tuple(left), head, backbone)
+
+
+def _transfer_run(
+    trunk: nn.Module, run_model: RunModel, settings: CommonSettings, classes: Classes
+) -> TransferReport:
+    """Copy what fits of a run's model; its head only as a whole and for the same ``classes``."""
+    if not run_model.has_backbone and hasattr(trunk, "vit"):
+        # The check whether the weights have seen images of these silos is about the data used here
+        common = dataclasses.replace(
+            run_model.common, dataset=settings.dataset, public_share=settings.public_share
+        )
+        load_backbone(trunk, common)
+    encoder = _encoder_arrays(trunk)
+    fitting = {
+        name: array
+        for name, target in encoder.items()
+        if (array := _fitting(name, run_model.arrays, target, trunk)) is not None
+    }
+    if not fitting:
+        raise SettingError(
+            f"none of the {len(run_model.arrays)} arrays of {run_model.label} (network "
+            f"'{run_model.network}') fits the network to be trained: leave 'network.width' and "
+            "'backbone-...' at the run's"
+        )
+    state = trunk.state_dict()
+    head = _head(state, run_model) if classes == run_model.classes else {}
+    with torch.no_grad():
+        for name, array in {**fitting, **head}.items():
+            state[name].copy_(array)
+    loads = not run_model.has_backbone and any(name.startswith(_BACKBONE) for name in encoder)
+    backbone = run_model.common.backbone_weights if loads else ""
+    return _report(encoder, list(fitting), bool(head), backbone)
+
+
+def _fitting(
+    name: str, arrays: Mapping[str, Tensor], target: Tensor, trunk: nn.Module
+) -> Tensor | None:
+    """Return a run's array in the form of ``target``, or None if it does not fit.
+
+    A ViT's position embeddings are resampled to the size of the images.
+    """
+    array = arrays.get(name)
+    if array is None or array.shape == target.shape:
+        return array
+    if name.endswith("pos_embed") and array.shape[-1] == target.shape[-1]:
+        from timm.layers.pos_embed import resample_abs_pos_embed
+
+        vit = cast(Any, trunk).vit
+        grid = list(vit.patch_embed.grid_size)
+        moved: Tensor = resample_abs_pos_embed(array, grid, num_prefix_tokens=vit.num_prefix_tokens)
+        return moved
+    return None
+
+
+def _head(state: Mapping[str, Tensor], run_model: RunModel) -> dict[str, Tensor]:
+    """Return the arrays of a run's head if all fit, otherwise none."""
+    shapes = {name: target.shape for name, target in state.items() if name.startswith(_HEAD)}
+    own = {name: array for name, array in run_model.arrays.items() if name in shapes}
+    return own if {name: array.shape for name, array in own.items()} == shapes else {}
+
+
+@dataclass(frozen=True)
+class DistilReport:
+    """The report on a network that learned a ViT's tokens by distillation."""
+
+    losses: tuple[float, ...]  # each epoch's share of the tokens' variance left unexplained
+
+    def summary(self) -> str:
+        """Return it in one line."""
+        return (
+            f"its ViT's tokens were distilled into the encoder for {len(self.losses)} epochs: "
+            f"{100 * (1 - self.losses[-1]):.1f} % of their variance explained"
+        )
+
+
+def distil(
+    network: Segmenter,
+    source: RunModel,
+    images: Split,
+    settings: CommonSettings,
+    compute: Compute,
+    epochs: int,
+) -> DistilReport:
+    """Teach the encoder of ``network``, in place, the tokens of a run's ViT; labels are ignored.
+
+    The FedEFM paper initialises UNet and SwinUnet from its foundation ViT and does not say how.
+    Here the encoder's last map, through one linear layer that is dropped afterwards, learns to
+    predict the ViT's token of each patch (Romero et al. 2015, FitNets, equation 3), each token
+    normalised over its channels (Wei et al. 2022, feature distillation).
+
+    Raises:
+        SettingError: the ViT does not take images of this size.
+    """
+    shape = tuple(images.inputs.shape[1:])
+    teacher = compute.place(vit_of(source, settings, shape)).eval()
+    with torch.no_grad():
+        channels = network.coarsest(compute.bring(images.inputs[:2]).float()).shape[1]
+    with seed_generators(settings.seed, "distil"):
+        project = compute.place(nn.Conv2d(channels, teacher.vit.embed_dim, 1))
+
+    def objective(inputs: Tensor, labels: Tensor) -> Tensor:
+        with torch.no_grad():
+            tokens = teacher.encode_with_map(inputs)[1]
+        return token_loss(project(network.coarsest(inputs)), tokens)
+
+    both = nn.ModuleList([network, project])
+    losses = cosine_epochs(
+        both, objective, images, settings, compute, epochs=epochs, purpose="distil"
+    )
+    return DistilReport(tuple(losses))
+
+
+def token_loss(maps: Tensor, tokens: Tensor) -> Tensor:
+    """Return the mean squared distance of maps (batch, c, ., .) from tokens (batch, r, k, c).
+
+    Tokens are normalised over their channels, so that maps of zeros have a loss of 1.
+    """
+    wanted = nn.functional.layer_norm(tokens.float(), tokens.shape[-1:])
+    given = resize_maps(maps.float(), tokens.shape[1:3]).permute(0, 2, 3, 1)
+    return nn.functional.mse_loss(given, wanted)
+
+
+def vit_of(source: RunModel, settings: CommonSettings, input_shape: tuple[int, ...]) -> PromptedViT:
+    """Return a run's ViT, frozen, for images of ``input_shape``; SettingError if it has no fit."""
+    fields = [name for name, key in keys_of(CommonSettings).items() if key in NETWORK_KEYS]
+    of_run = {field: getattr(source.common, field) for field in fields}
+    own = of_run | {"network": "vit", "train_backbone": True, "backbone_weights": "random"}
+    common = dataclasses.replace(settings, **own)
+    vit = cast(PromptedViT, build_classifier(common, Task(input_shape, source.classes[1])))
+    transfer(vit, source, common, source.classes)
+    return vit.requires_grad_(False)

@@ -1,0 +1,218 @@
+"""``model-card.md``: a model card filled from the run directory, in Hugging Face's format.
+
+Its sections are those of Mitchell et al. (Model Cards for Model Reporting, FAT* 2019).
+
+Facts that only a person knows, such as the intended use and the licence, are marked as open.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedsilo.core.arguments import refuse_target
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.one_line import (
+    Markdown,
+    as_markdown,
+    markdown_code,
+    markdown_text,
+)
+from fedsilo.core.settings.common_settings import SERVER, CommonSettings
+from fedsilo.core.settings.schema import as_mapping, defaults
+from fedsilo.datasets.registry import data_set
+from fedsilo.models.measures.intervals import Estimate, Interval, of_auc, wilson
+from fedsilo.pages.number_texts import NONE, at_most, hide_small_count, with_interval
+from fedsilo.pages.page import environment
+from fedsilo.reports.clinic import class_outcomes, final_metrics
+from fedsilo.reports.headline import facts as facts_of
+from fedsilo.reports.headline import limit, result
+from fedsilo.runs.finished_run import FinishedRun, Shown
+from fedsilo.server_app.config.settings import CIRCUMSTANCES
+
+_USAGE = Path(__file__).parent / "templates" / "usage.yaml"  # instructions for each export format
+_FEW = 100  # test samples; with fewer, the card warns that intervals are wide
+_SPLITS = ("train", "val", "test")
+_SHOWN = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error", "loss")
+
+
+def card(run_dir: Path, site: str | None = None, out: Path | None = None) -> str:
+    """Build the card of a finished run's model from the run directory.
+
+    The card describes the model of ``site``; if None, the shared model or every site's model. If
+    ``out`` is given, the card is also written to that file, which must not exist.
+
+    Raises:
+        FedsiloError: the run has not ended, the run has no such site, or the file exists.
+    """
+    run = FinishedRun.open(run_dir)
+    run.chosen_sites([site] if site else [])
+    text = card_text(run, site)
+    if out is not None:
+        refuse_target(out, "another --out")
+        write_atomically(out, text)
+    return text
+
+
+def card_text(
+    whole: FinishedRun, site: str | None, form: str = "", facts: Mapping[str, str] = {}
+) -> str:
+    """Build the card of the model of ``site``; None for every site.
+
+    ``form`` is the format of an exported program, or empty; ``facts`` describe its file.
+    """
+    templates = environment("export", html=False)
+    run = whole.shown()
+    floor = run.floor
+    sites = [site] if site else list(run.silos)
+    metrics = _choose_metrics(run, sites)
+    guarantee = run.summary["privacy"]["guarantee"]
+    data: dict[str, Any] = {
+        "front_matter": Markdown(_front_matter(run, sites)),
+        "name": run.path.resolve().name,
+        "summary": run.summary,
+        "silos": run.silos,
+        "site": site,
+        "terms": _terms_of(run.summary["dataset"]),
+        "facts_of": dict(facts_of(run)),
+        "result": result(run, site),
+        "limit": limit(run, site),
+        "floor": floor,
+        "sizes": [
+            [
+                name,
+                known["distribution"],
+                *(_samples(known, split, floor) for split in _SPLITS),
+                hide_small_count(known["dropped"], floor) if run.trust == SERVER else NONE,
+            ]
+            for name, known in sorted(run.silos.items(), key=lambda one: -_size(one[1], "train"))
+        ],
+        "by_class": [row for name in sites for row in _by_class(run, name)],
+        "classes": run.class_names() or ["without names"],
+        "metrics": metrics,
+        "values": [
+            [
+                name,
+                _samples(run.silos[name], "test", floor),
+                *(_cell(run, name, m) for m in metrics),
+            ]
+            for name in sites
+        ],
+        "epsilon": Markdown(_epsilon(guarantee)),
+        "few": [
+            name
+            for name in sites
+            if "test" in run.silos[name]["sizes"] and _size(run.silos[name], "test") < _FEW
+        ],
+        "form": form,
+        "usage": Markdown(yaml.safe_load(_USAGE.read_text())[form]) if form else "",
+        "facts": {name: markdown_code(value) for name, value in facts.items()},
+        "settings": _changed_settings(run),
+    }
+    # The texts come from the run directory, so none of them may act as markup in the card
+    return templates.get_template("model-card.md.j2").render(as_markdown(data))
+
+
+def _size(known: Mapping[str, Any], split: str) -> int:
+    """Return the number of a site's samples in a split; 0 if it may not be shown."""
+    return known["sizes"].get(split) or 0
+
+
+def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
+    """Format the number of samples in a split; 'n/a' if the site does not report it."""
+    return hide_small_count(known["sizes"][split], floor) if split in known["sizes"] else NONE
+
+
+def _by_class(run: Shown, site: str) -> Iterator[list[str]]:
+    """Yield a row for each class of a site whose metrics may be shown."""
+    counts = run.silos[site]["label_counts"].get("test", [])
+    metrics = final_metrics(run).get(site, {})
+    # At 'trust: sums' the run has no counts of single sites
+    names = run.class_names(site) if counts else []
+    for one in class_outcomes(metrics, names, counts, _size(run.silos[site], "test")):
+        row = [site, one.name, *one.cells()]
+        if any(cell != NONE for cell in row[3:]):
+            yield row
+
+
+def _plain(name: str) -> str:
+    """Remove characters from a name that would be markup if the front matter is shown as text."""
+    return "".join(c for c in name if c.isalnum() or c in "-_.: ")
+
+
+def _front_matter(run: Shown, sites: Sequence[str]) -> str:
+    """Build the metadata for Hugging Face, as YAML."""
+    from huggingface_hub import EvalResult, ModelCardData
+
+    summary, table = run.summary, data_set(run.summary["dataset"]).is_table
+    task = "tabular-classification" if table else "image-classification"
+    results = [
+        EvalResult(
+            task_type=task,
+            dataset_type=_plain(summary["dataset"]),
+            dataset_name=_plain(summary["dataset"]),
+            dataset_config=site,
+            dataset_split="test",
+            metric_type=_plain(metric),
+            metric_value=summary["sites"][site][metric],
+        )
+        for site in sites
+        for metric in _choose_metrics(run, [site])
+    ]
+    # No licence is filled in, because a person must decide how the weights may be used
+    return ModelCardData(
+        library_name="fedsilo",
+        pipeline_tag=task,
+        tags=["federated-learning", "medical", _plain(summary["method"])],
+        model_name=_plain(run.path.resolve().name),
+        eval_results=results or None,
+    ).to_yaml()
+
+
+def _terms_of(name: str) -> str:
+    """Describe the terms under which a data set may be used."""
+    data = data_set(name)
+    if known := data.licence:
+        return f"licence {known.licence} ({known.url}); {known.terms or 'no further terms'}"
+    if data.origin == "made-up":
+        return "made up by fedsilo, without any patient"
+    return "data of the sites, under the terms of each site"
+
+
+def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
+    """Describe a run's differential privacy, in Markdown."""
+    if isinstance(guarantee, str):
+        return f"ε: **none** ({guarantee})"
+    spent, delta = at_most(guarantee["epsilon"]), guarantee["delta"]
+    return f"ε: **{spent}** at δ {delta:g} ({markdown_text(guarantee['of'])})"
+
+
+def _choose_metrics(run: Shown, sites: Sequence[str]) -> list[str]:
+    measured: set[str] = set().union(*(run.summary["sites"].get(site, {}) for site in sites))
+    return [metric for metric in _SHOWN if metric in measured]
+
+
+def _cell(run: Shown, site: str, metric: str) -> str:
+    """Format a metric, with its 95 % interval for accuracy and two-class AUC."""
+    value = run.summary["sites"].get(site, {}).get(metric)
+    if value is None:
+        return NONE
+    counts = run.silos[site]["label_counts"].get("test", [])
+    samples = _size(run.silos[site], "test")
+    interval: Interval | None = None
+    if metric == "accuracy" and samples:
+        interval = wilson(round(value * samples), samples)
+    elif metric == "auc" and len(counts) == 2 and None not in counts:
+        interval = of_auc(value, counts[1], counts[0])
+    return with_interval(Estimate(value, interval))
+
+
+def _changed_settings(run: Shown) -> list[tuple[Markdown, Markdown]]:
+    values = as_mapping(run.settings.common) | as_mapping(run.settings.own)
+    usual = defaults(CommonSettings) | as_mapping(type(run.settings.own)())
+    unshown = {*CIRCUMSTANCES, "method", "dataset", "seed"}
+    changed = sorted(k for k, v in values.items() if k not in unshown and usual.get(k) != v)
+    return [(markdown_code(key), markdown_code(values[key])) for key in changed]

@@ -1,0 +1,209 @@
+"""Builds the exported program and its test vectors, and writes each format.
+
+A written program is read back and its answers are compared with ours. Test vectors are made up, so
+that no patient's row or image leaves with a model.
+"""
+
+import copy
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
+
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.evaluation import over_batches
+from fedsilo.core.errors import ExportError, needs_extra
+from fedsilo.core.seeding import generator
+from fedsilo.models.maths.standardisation import standardise
+from fedsilo.models.networks.probability_model import ProbabilityModel
+from fedsilo.runs.trained_model import TrainedModel
+
+VECTORS = 8
+_SIZES = (VECTORS, 1, 3)  # batch sizes with which a program is tested
+TOLERANCE = 1e-4  # largest allowed difference of a probability
+INPUTS, PROBABILITIES = "inputs", "probabilities"
+_CPU = Compute(torch.device("cpu"), bf16=False)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model ready to be exported, on the CPU."""
+
+    model: TrainedModel
+    module: ProbabilityModel  # maps inputs to class probabilities
+    vectors: Tensor  # (8, *input_shape), made-up inputs
+    answers: Tensor  # (8, classes), fedsilo's own predictions for them, without dropout
+
+    def difference(self, answers: Tensor, of: int = VECTORS) -> float:
+        """Return the largest difference of ``answers`` from ours on the first ``of`` vectors.
+
+        Args:
+            answers: probabilities of shape (of, classes).
+            of: the number of vectors.
+
+        Raises:
+            ExportError: the difference exceeds the tolerance.
+        """
+        most = (answers.double() - self.answers[:of].double()).abs().max().item()
+        if not most <= TOLERANCE:
+            raise ExportError(
+                f"the exported program's probabilities differ by {most:.2g} from fedsilo's, but "
+                f"only {TOLERANCE:g} is allowed: nothing was written; report it with the versions "
+                "of 'fedsilo settings'"
+            )
+        return most
+
+    def interface(self) -> dict[str, Any]:
+        """Describe the inputs and outputs, for JSON."""
+        silo, pixels = self.model.silo, self.model.pixel_standardisation()
+        return {
+            "inputs": {
+                "name": INPUTS,
+                "type": str(self.vectors.dtype).removeprefix("torch."),
+                "shape": ["batch", *self.vectors.shape[1:]],
+                "meaning": _meaning(self.vectors, pixels is not None),
+                **({"features": list(silo.features)} if silo.features else {}),
+            },
+            "outputs": {
+                "name": PROBABILITIES,
+                "type": "float32",
+                "shape": ["batch", len(self.model.classes)],
+                "classes": list(self.model.classes),
+                "meaning": "class probabilities of one pass without dropout",
+            },
+        }
+
+
+def open_program(model: TrainedModel) -> Program:
+    """Build a model's program; the model itself is not changed."""
+    network = copy.deepcopy(model.network).cpu()
+    module = ProbabilityModel(network, model.silo.standardisation, model.pixel_standardisation())
+    module.requires_grad_(False)
+    vectors = made_up_inputs(model)
+    # Prepared as by the silo and not by the module, because the answers of the two are compared
+    logits = over_batches(network, _prepare(model, vectors), _CPU, network)
+    return Program(model, module, vectors, torch.softmax(logits, dim=1))
+
+
+def made_up_inputs(model: TrainedModel) -> Tensor:
+    """Make eight synthetic inputs: noise, or numbers around a table's means with one missing."""
+    rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
+    shape = (VECTORS, *model.silo.task.input_shape)
+    if standardisation := model.silo.standardisation:
+        spread = torch.randn(shape, generator=rng, dtype=torch.float64)
+        rows = (
+            torch.from_numpy(standardisation.mean) + spread * torch.from_numpy(standardisation.std)
+        ).float()
+        rows[0, 0] = torch.nan
+        return rows
+    if inputs.dtype in (torch.uint8, torch.int16):
+        kinds = torch.iinfo(inputs.dtype)
+        return torch.randint(kinds.min, kinds.max + 1, shape, generator=rng).to(inputs.dtype)
+    return 255 * torch.rand(shape, generator=rng)
+
+
+def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
+    """Prepare raw inputs as a silo of the run does: standardise a table, or normalise pixels."""
+    if standardisation := model.silo.standardisation:
+        return standardise(vectors, standardisation)
+    if pixels := model.pixel_standardisation():
+        return (vectors / 255 - pixels[0]) / pixels[1]
+    return vectors
+
+
+def _meaning(vectors: Tensor, pixels: bool) -> str:
+    if vectors.ndim == 2:
+        return "a table's features in this order as they are read; a missing value is NaN"
+    if vectors.dtype == torch.uint8:
+        return "pixels 0 to 255, decoded and of this size"
+    if vectors.dtype == torch.int16:
+        return "pixels of 16 bits less 32768, decoded and of this size"
+    return "pixels 0 to 255, of this size" + ("" if pixels else ", as they are read")
+
+
+def trace_program(program: Program) -> ExportedProgram:
+    """Trace the program with torch.export, for batches of any size.
+
+    Raises:
+        ExportError: a part of the network cannot be exported.
+    """
+    batch = {INPUTS: {0: Dim("batch", min=1)}}
+    try:
+        with torch.no_grad(), _quiet():
+            return torch.export.export(program.module, (program.vectors,), dynamic_shapes=batch)
+    except Exception as error:  # the tracer raises errors of nearly any type
+        raise ExportError(_cannot("pt2", error)) from error
+
+
+def write_pt2(program: Program, path: Path) -> float:
+    """Write the program for PyTorch, and return the largest difference of its answers from ours.
+
+    Raises:
+        ExportError: the program cannot be exported, or the difference is too large.
+    """
+    with _quiet():
+        torch.export.save(trace_program(program), path)
+        read: Any = torch.export.load(path).module()
+    with torch.no_grad():
+        return max(program.difference(read(program.vectors[:n]), n) for n in _SIZES)
+
+
+def write_onnx(program: Program, path: Path) -> float:
+    """Write the program for ONNX runtimes; returns and raises as ``write_pt2``.
+
+    Raises:
+        SettingError: the extra 'onnx' is not installed.
+        ExportError: as ``write_pt2``.
+    """
+    with needs_extra("format 'onnx'", "onnx"):
+        import onnxruntime
+        import onnxscript  # noqa: F401  # torch's ONNX exporter needs it
+    traced = trace_program(program)
+    try:
+        with torch.no_grad(), _quiet():
+            torch.onnx.export(
+                traced,
+                (program.vectors,),
+                path,
+                input_names=[INPUTS],
+                output_names=[PROBABILITIES],
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        answers = [
+            session.run([PROBABILITIES], {INPUTS: program.vectors[:n].numpy()})[0] for n in _SIZES
+        ]
+    except Exception as error:  # converter and runtime raise errors of nearly any type
+        raise ExportError(_cannot("onnx", error)) from error
+    pairs = zip(answers, _SIZES, strict=True)
+    return max(program.difference(torch.from_numpy(answer), n) for answer, n in pairs)
+
+
+def _cannot(name: str, error: Exception) -> str:
+    text = " ".join(str(error).split())[:200]
+    return f"this model cannot be written as '{name}' ({text}): choose another --format"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the exporters' messages, because they are meant for the exporters' authors."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)

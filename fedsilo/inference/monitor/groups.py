@@ -1,0 +1,151 @@
+"""Metrics by group of patients, where each group has enough patients in each class."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedsilo.models.measures.intervals import of_share
+from fedsilo.pages.number_texts import edge_names, with_interval
+from fedsilo.pages.page import Picture, Table
+from fedsilo.pages.page_pictures import estimates
+from fedsilo.reports.clinic import Examination
+
+
+@dataclass(frozen=True)
+class Examined:
+    """Test samples of all sites whose metrics may be shown, together."""
+
+    sites: Sequence[str]  # their names
+    classes: Sequence[str]
+    floor: int
+    probabilities: Tensor  # (n, classes) of the sites' models
+    labels: Tensor  # (n,) int64
+    # (n, features) as they were read, NaN where a value is missing; None for images
+    rows: Tensor | None
+
+
+@dataclass(frozen=True)
+class GroupColumn:
+    """A column by which patients are grouped."""
+
+    name: str  # name of the column
+    places: Sequence[int]  # indices of its features: one, or one per level except the first
+    levels: Sequence[str]  # levels of a categorical column, otherwise empty
+    edges: Sequence[float]  # edges between the groups of a numeric column, otherwise empty
+
+    def groups(self, rows: Tensor) -> tuple[Tensor, list[str]]:
+        """Return each row's group (n,), and the groups' names; missing values are one more."""
+        values = rows[:, list(self.places)]
+        if self.levels:
+            names = list(self.levels)
+            found = torch.where(values.max(dim=1).values > 0.5, values.argmax(dim=1) + 1, 0)
+        else:
+            names = edge_names(self.edges) if self.edges else ["all"]
+            edges = torch.tensor(self.edges, dtype=values.dtype)
+            found = torch.bucketize(values[:, 0].contiguous(), edges, right=True)
+        unknown = values[:, 0].isnan()
+        named = [*names, *(["not known"] if unknown.any() else [])]
+        return found.masked_fill(unknown, len(names)), named
+
+
+@dataclass(frozen=True)
+class Group:
+    """Patients of a group: counts and right answers by class."""
+
+    name: str
+    counts: tuple[int, ...]
+    right: tuple[int, ...]
+
+    def is_enough(self, floor: int) -> bool:
+        """Tell whether the group's metrics may be shown without revealing a smaller count."""
+        if len(self.counts) == 2:
+            return min(self.counts) >= floor
+        samples, right = sum(self.counts), sum(self.right)
+        return samples >= floor and 2 <= right <= samples - 2
+
+    def with_(self, other: Group) -> Group:
+        """Return both as one group."""
+        added = [
+            tuple(a + b for a, b in zip(*pair, strict=True))
+            for pair in ((self.counts, other.counts), (self.right, other.right))
+        ]
+        return Group(_both(self.name, other.name), *added)
+
+
+def _both(one: str, other: str) -> str:
+    """Return the name of two neighbours together: ``30 to 50`` of ``30 to 40`` and ``40 to 50``."""
+    start, _, end = one.rpartition(" ")
+    if other == f"from {end}":
+        return f"from {start.removesuffix(' to')}"
+    if other.startswith(f"{end} to "):
+        return f"{start} {other.removeprefix(f'{end} to ')}"
+    return f"{one} or {other}"
+
+
+def group_patients(found: Examined, column: GroupColumn) -> list[Group]:
+    """Group patients by a column; a group that is too small or empty is merged with the next."""
+    assert found.rows is not None, "a column is of a table"
+    place_of, names = column.groups(found.rows)
+    hits = found.probabilities.argmax(dim=1) == found.labels
+    classes, groups = range(len(found.classes)), list[Group]()
+    for place, name in enumerate(names):
+        inside = place_of == place
+        of_class = [inside & (found.labels == label) for label in classes]
+        counts = tuple(int(one.sum()) for one in of_class)
+        groups.append(Group(name, counts, tuple(int((one & hits).sum()) for one in of_class)))
+    return merge_small_groups(groups, found.floor)
+
+
+def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
+    """Merge each group that is too small with the next one, and the last with the one before."""
+    kept: list[Group] = []
+    for group in groups:
+        if kept and not kept[-1].is_enough(floor):
+            kept.append(kept.pop().with_(group))
+        else:
+            kept.append(group)
+    while len(kept) > 1 and not kept[-1].is_enough(floor):
+        last = kept.pop()
+        kept.append(kept.pop().with_(last))
+    return kept if kept and kept[-1].is_enough(floor) else []
+
+
+def examine_groups(found: Examined, column: GroupColumn) -> Examination:
+    """Compute the metrics by group of a column."""
+    groups, title = group_patients(found, column), f"By {column.name}"
+    if len(groups) < 2:
+        why = f"There are no two groups with {found.floor} patients of each class."
+        return Examination(title, [why])
+    drawn = {group.name: of_share(sum(group.right), sum(group.counts)) for group in groups}
+    said = "; ".join(f"{n}: {with_interval(e)}" for n, e in drawn.items())
+    label = "share of test patients predicted correctly"
+    svg = estimates(f"by-{column.name}", {"accuracy": drawn}, label)
+    picture = Picture(svg, f"Accuracy by {column.name}. {said}.", f"Accuracy by {column.name}.")
+    return Examination(title, picture=picture, tables=[_table(found, column, groups)])
+
+
+def _table(found: Examined, column: GroupColumn, groups: Sequence[Group]) -> Table:
+    binary = len(found.classes) == 2
+    names = ["specificity", "sensitivity"] if binary else []
+    rows = []
+    for group in groups:
+        samples, right = sum(group.counts), sum(group.right)
+        by_class = zip(group.right, group.counts, strict=True) if binary else ()
+        cells = [_cell(right, samples), *(_cell(r, n) for r, n in by_class)]
+        rows.append([group.name, str(samples), *cells])
+    note = (
+        f"Test patients of {', '.join(found.sites)}; in brackets 95 % intervals (Wilson). A group "
+        f"with fewer than {found.floor} patients in a class is merged with its neighbour. Many "
+        "groups are compared, so a single difference may be due to chance."
+    )
+    if binary:
+        note += f" Sensitivity is for class '{found.classes[1]}'."
+    return Table(f"By {column.name}", (column.name, "patients", "accuracy", *names), rows, note)
+
+
+def _cell(right: int, samples: int) -> str:
+    return with_interval(of_share(right, samples))

@@ -1,0 +1,193 @@
+"""``fedsilo monitor``: check new cases against a finished run, where the site's data are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from fedsilo.core.errors import DataError
+from fedsilo.core.settings.common_settings import NOBODY
+from fedsilo.core.versions import FEDSILO
+from fedsilo.inference.monitor.checks import (
+    CaseCheck,
+    accuracy_check,
+    certainty_check,
+    coverage_check,
+    drift_checks,
+)
+from fedsilo.inference.monitor.new_data import NewData, open_new_data
+from fedsilo.inference.predict.calibration import (
+    Calibration,
+    calibration_path,
+    open_calibration,
+)
+from fedsilo.inference.predict.prediction import predict_inputs
+from fedsilo.pages.page import render_page
+from fedsilo.runs.finished_run import FinishedRun
+from fedsilo.runs.trained_model import TrainedModel
+from fedsilo.server_app.records.many_sites import join_names
+
+ALARM = 3  # exit status
+_OF_IMAGES = ("brightness", "contrast")  # features, in place of a table's
+
+
+@dataclass(frozen=True)
+class Monitored:
+    """The result of all checks of new cases."""
+
+    facts: Sequence[tuple[str, str]]  # run, method, data and new cases, for the page
+    checks: Sequence[CaseCheck]
+    missing: Sequence[str]  # a line for each check that was not possible, with the reason
+
+    @property
+    def alarms(self) -> list[CaseCheck]:
+        """The checks that are beyond their limit."""
+        return [check for check in self.checks if check.alarm]
+
+    def verdict(self) -> str:
+        """Return the result in one sentence."""
+        if not self.checks:
+            return "Nothing could be checked."
+        if not self.alarms:
+            return f"No alarm: {len(self.checks)} checks are within their limits."
+        names = "; ".join(check.name for check in self.alarms)
+        return f"{len(self.alarms)} of {len(self.checks)} checks are beyond their limit: {names}."
+
+    def lines(self) -> list[str]:
+        """Return the lines for a terminal: each check, each missing check, and the verdict."""
+        missing = [f"not checked: {why}" for why in self.missing]
+        return [*(check.line() for check in self.checks), *missing, self.verdict()]
+
+    def page(self) -> str:
+        """Return the result as an HTML page."""
+        rows = [(c.name, c.value, c.limit, "ALARM" if c.alarm else "ok") for c in self.checks]
+        return render_page(
+            "monitor.html",
+            "Does the model still suit these cases?",
+            {
+                "verdict": self.verdict(),
+                "alarm": bool(self.alarms),
+                "facts": self.facts,
+                "checks": rows,
+                "missing": self.missing,
+            },
+            foot="Not for clinical use. Written by fedsilo, research software.",
+        )
+
+
+def monitor(
+    run_dir: Path,
+    data: Path,
+    site: str | None = None,
+    *,
+    coverage: float = 0.9,
+    calibration: Path | None = None,
+    data_dir: Path | None = None,
+) -> Monitored:
+    """Check new cases against a finished run.
+
+    ``data`` is a table, a manifest of images or a folder of images, with labels or without.
+    ``site`` is whose model and training data count, None for the model of all sites and the data of
+    the first; ``calibration`` (from ``calibrate``) and ``data_dir`` are the run's own if None.
+
+    Raises:
+        FedsiloError: the model or the cases cannot be opened, or there are too few of them.
+    """
+    if not data.exists():
+        raise DataError(f"{data} does not exist: name new cases by --data")
+    run = FinishedRun.open(run_dir)
+    model = run.model(site, data_dir=data_dir)
+    new, floor = open_new_data(model, data), run.floor
+    found = predict_inputs(model, new.inputs)
+    kept = new.inputs.kept()
+    if len(kept) < floor:
+        raise DataError(
+            f"{data} has {len(kept)} cases that can be used, but a check needs {floor} "
+            "('privacy.sums-min-count'): collect more cases"
+        )
+    labels = new.labels[kept]
+    checks = [*_drift(model, new, floor)]
+    known = labels >= 0
+    missing = [*_missing(model, checks, int(known.sum()), floor)]
+    if int(known.sum()) >= floor:
+        chosen, why = _calibration(model, calibration)
+        missing += [why] if why else []
+        before = run.shown().summary["sites"].get(model.site, {}).get("accuracy")
+        if before is None:
+            missing.append(f"accuracy: the run has none of {model.site} that may be shown")
+        checks += _of_labelled(found.own[known], labels[known], chosen, coverage, before)
+    return Monitored(_facts(model, data, len(kept), len(new.inputs.faults)), checks, missing)
+
+
+def _drift(model: TrainedModel, new: NewData, floor: int) -> Iterator[CaseCheck]:
+    """Yield checks against the site's own training samples, where its trust level allows it."""
+    if model.common.trust == NOBODY:
+        return
+    training, now = model.lab.session.silo.train.inputs, new.features()
+    if not model.silo.features:
+        training, now = _of_images(training), _of_images(now)
+    yield from drift_checks(model.silo.features or _OF_IMAGES, training, now, floor)
+
+
+def _of_images(images: Tensor) -> Tensor:
+    """Return brightness and contrast (n, 2) of images (n, channels, height, width)."""
+    flat = images.flatten(1).double()
+    return torch.stack([flat.mean(dim=1), flat.std(dim=1)], dim=1)
+
+
+def _missing(
+    model: TrainedModel, drift: Sequence[CaseCheck], labelled: int, floor: int
+) -> Iterator[str]:
+    if model.common.trust == NOBODY:
+        yield (
+            "the distribution of features: at 'trust: nobody' no distribution of training data "
+            "may be kept or compared with"
+        )
+    else:
+        columns = dict.fromkeys(n.partition("=")[0] for n in model.silo.features or _OF_IMAGES)
+        checked = {check.name for check in drift}
+        if others := [name for name in columns if f"distribution of {name}" not in checked]:
+            said = join_names(others)
+            yield f"the distribution of {said}: no two cells with {floor} training samples"
+    if labelled < floor:
+        yield (
+            f"coverage, calibration and accuracy: {labelled} cases have a label, but {floor} are "
+            "needed"
+        )
+
+
+def _calibration(model: TrainedModel, path: Path | None) -> tuple[Calibration | None, str]:
+    if path is None and not calibration_path(model.run_dir, model.site).is_file():
+        command = f"fedsilo calibrate {model.run_dir} --site {model.site}"
+        return None, f"coverage of prediction sets: there is no calibration; run '{command}'"
+    return open_calibration(model, path), ""
+
+
+def _of_labelled(
+    own: Tensor,
+    labels: Tensor,
+    calibration: Calibration | None,
+    coverage: float,
+    before: float | None,
+) -> Iterator[CaseCheck]:
+    probabilities = calibration.apply_temperature(own) if calibration else own
+    if calibration:
+        yield coverage_check(calibration.sets(own, coverage), labels, coverage)
+    yield certainty_check(probabilities, labels)
+    if before is not None:
+        yield accuracy_check(probabilities.argmax(dim=1), labels, before)
+
+
+def _facts(model: TrainedModel, data: Path, cases: int, unread: int) -> list[tuple[str, str]]:
+    skipped = f", {unread} more could not be used" if unread else ""
+    return [
+        ("run", model.run_dir.resolve().name),
+        ("method", f"{model.title} ({model.common.method})"),
+        ("data", f"{model.common.dataset}, training samples of {model.site}"),
+        ("new cases", f"{cases} of {data.name}{skipped}"),
+        ("version", f"fedsilo {FEDSILO}"),
+    ]

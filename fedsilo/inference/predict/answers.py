@@ -1,0 +1,147 @@
+"""The predictions of a model: a table for a CSV file, and a summary for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import compress
+from typing import Any
+
+import pandas as pd
+from rich.table import Table
+from torch import Tensor
+
+from fedsilo.core.one_line import one_line
+from fedsilo.inference.predict.case_novelty import CaseNovelty
+from fedsilo.inference.predict.inputs import Inputs
+from fedsilo.models.maths.mc_dropout import predictive_entropy
+from fedsilo.pages.notebook import html_of_lines
+
+_LISTED = 10  # faults on a terminal
+_SEPARATOR = "|"  # between the classes of a set
+COLUMNS = {
+    "id": "the value of the column that --id names",
+    "predicted": "the class with the largest probability",
+    "p.<class>": "probability, at the calibration's temperature if one was applied",
+    "entropy": "entropy in nats of the model's own probabilities, the mean over dropout passes",
+    "vacuity": "for an evidential model, 0 to 1; 1 means no evidence",
+    "weight.<site>": "for a mixture, the router's weight of that site's expert",
+    "set": f"classes of the prediction set, '{_SEPARATOR}' between them; it may be empty",
+    "imputed": "columns of the table whose missing value was replaced by the mean",
+    "novelty": "distance of the case from the training samples; above 1 it is unusual",
+    "unusual": "the reason why it is unusual, and so not answered unless --answer-all is given",
+    "truth": "the true class, if it is known",
+    "fault": "the reason why nothing was predicted",
+}
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The predictions of a model for inputs, in their order; k of them could be read."""
+
+    inputs: Inputs
+    classes: tuple[str, ...]
+    own: Tensor  # (k, classes) float64, the model's own probabilities
+    probabilities: Tensor  # the same, at the calibration's temperature if one was applied
+    statistics: Mapping[str, Tensor]  # further numbers of the method: name -> (k,)
+    sets: Tensor | None  # (k, classes) bool, the prediction sets, or None if none were asked for
+    features: Sequence[str] = ()  # names of a table's features; empty for images
+    novelty: CaseNovelty | str = ""  # novelty of each input, or the reason why it is unknown
+    answers_all: bool = True  # whether inputs that are unlike the training samples are answered
+    document: Mapping[str, Any] = field(default_factory=dict)  # the JSON beside the CSV file
+
+    @property
+    def faults(self) -> Mapping[int, str]:
+        """Place of an input -> why it has no prediction."""
+        return self.inputs.faults
+
+    def answered(self) -> list[bool]:
+        """Tell for each input without a fault whether it is answered; unusual ones are not."""
+        if self.answers_all or isinstance(self.novelty, str):
+            return [True] * len(self.own)
+        return [not unusual for unusual in self.novelty.unusual().tolist()]
+
+    def predicted(self) -> list[str]:
+        """Return the predicted class of each input without a fault."""
+        return [self.classes[place] for place in self.probabilities.argmax(dim=1).tolist()]
+
+    def _repr_html_(self) -> str:
+        """Build a table of the answers by class for a notebook, and the other lines."""
+        answers = list(compress(self.predicted(), self.answered()))
+        table = Table("class", "cases", title=f"{len(answers)} predicted")
+        for name in self.classes:
+            table.add_row(name, str(answers.count(name)))
+        return html_of_lines([table, *self.lines()[1:]])
+
+    def frame(self) -> pd.DataFrame:
+        """Return a row for each input; of an input with a fault all else is missing."""
+        columns: dict[str, list[Any]] = {"predicted": self.predicted()}
+        for name, values in zip(self.classes, self.probabilities.T.tolist(), strict=True):
+            columns[f"p.{name}"] = values
+        columns["entropy"] = predictive_entropy(self.own).tolist()
+        columns |= {name: values.double().tolist() for name, values in self.statistics.items()}
+        columns |= self._marks()
+        if self.sets is not None:
+            columns["set"] = [_SEPARATOR.join(compress(self.classes, row)) for row in self.sets]
+        if self.inputs.truth is not None:
+            columns["truth"] = [self.classes[label] for label in self.inputs.truth.tolist()]
+        frame = pd.DataFrame(columns, index=self.inputs.kept())
+        answers = [n for n in columns if n in ("predicted", "set") or n.startswith("p.")]
+        frame.loc[[not answered for answered in self.answered()], answers] = None
+        places = range(len(self.inputs.names))
+        frame = frame.reindex(places)
+        frame.insert(0, self.inputs.key, list(self.inputs.names))
+        if self.inputs.ids:
+            frame.insert(0, "id", list(self.inputs.ids))
+        frame["fault"] = [self.inputs.faults.get(place) for place in places]
+        return frame
+
+    def _marks(self) -> dict[str, list[Any]]:
+        """Return the columns that say what is imputed and what is unlike the training samples."""
+        marks: dict[str, list[Any]] = {}
+        if any(imputed := self.inputs.imputed_columns(self.features)):
+            marks["imputed"] = [", ".join(names) for names in imputed]
+        if not isinstance(self.novelty, str):
+            marks["novelty"] = self.novelty.scores().tolist()
+            marks["unusual"] = self.novelty.reasons(self.features)
+        return marks
+
+    def text(self) -> str:
+        """Return the CSV file, numbers with all their digits."""
+        return self.frame().to_csv(index=False)
+
+    def lines(self) -> list[str]:
+        """Return a summary for a terminal."""
+        answers = list(compress(self.predicted(), self.answered()))
+        counts = ", ".join(f"{answers.count(name)} {name}" for name in self.classes)
+        lines = [f"{len(answers)} predicted: {counts}", *self._novelty(len(answers))]
+        lines += [*self.inputs.notes, *self._faults()]
+        if self.sets is not None:
+            sizes = self.sets.sum(dim=1).double()
+            lines.append(
+                f"classes per prediction set: {sizes.mean().item():.2f} on average; the coverage "
+                "holds for cases like those of the calibration, but not for unusual ones"
+            )
+        metrics = self.document.get("figures", {})
+        return [*lines, *(f"{name}: {value:.4f}" for name, value in metrics.items())]
+
+    def _novelty(self, answered: int) -> list[str]:
+        """Summarise how many cases are unlike the training samples, and how that was measured."""
+        if isinstance(self.novelty, str):
+            return [f"novelty is unknown: {self.novelty}"]
+        count = int(self.novelty.unusual().sum())
+        back = "" if answered == len(self.own) else ", so not answered (to answer: --answer-all)"
+        marked = [f"{count} unlike the training samples{back}; column 'unusual' has the reasons"]
+        return [*(marked if count else []), *self.novelty.reference.lines()]
+
+    def _faults(self) -> list[str]:
+        """List the number of inputs without a prediction, and the reasons for the first ten."""
+        faults, inputs = self.inputs.faults, self.inputs
+        if not faults:
+            return []
+        ids = [f" (id {one})" for one in inputs.ids] or [""] * len(inputs.names)
+        shown = [
+            f"  {inputs.key} {inputs.names[place]}{ids[place]}: {one_line(faults[place], 200)}"
+            for place in sorted(faults)[:_LISTED]
+        ]
+        return [f"{len(faults)} without a prediction; column 'fault' has the reasons", *shown]

@@ -1,0 +1,156 @@
+"""Calibrates a model's probabilities on a site's validation rows.
+
+It fits a temperature for the probabilities, and keeps the scores that decide prediction sets. The
+scores use the model's own probabilities, so that fitting the temperature takes nothing from their
+coverage.
+"""
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from pydantic import TypeAdapter
+from torch import Tensor
+
+from fedsilo.client_app.training.evaluation import in_batches
+from fedsilo.core.errors import CheckpointError, DataError, SettingError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.models.measures.conformal import (
+    conformity_scores,
+    coverage_range,
+    prediction_sets,
+    rows_needed,
+    threshold,
+)
+from fedsilo.models.measures.temperature import apply_temperature, fit_temperature, mean_loss
+from fedsilo.runs.trained_model import TrainedModel, refuse_other_rows
+from fedsilo.server_app.records.run_directory import RunDirectory
+
+SPLIT = "val"
+_MINIMUM = 10  # rows that a temperature is fitted to
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A model's calibration on a site's validation rows."""
+
+    run: str  # the run directory's name
+    site: str
+    weights: str  # the model's digest (see ``TrainedModel.weights_digest``)
+    rows: int
+    temperature: float
+    loss: float  # mean negative log-likelihood in nats of the model's own probabilities
+    tempered_loss: float  # the same at the temperature
+    scores: tuple[float, ...]  # one minus the probability of each row's class, ascending
+
+    def threshold(self, coverage: float) -> float:
+        """Return the score up to which classes are in a set.
+
+        Raises:
+            SettingError: the rows are too few for that coverage.
+        """
+        limit = threshold(torch.tensor(self.scores, dtype=torch.float64), coverage)
+        if math.isinf(limit):
+            raise SettingError(
+                f"--coverage {coverage:g} needs {rows_needed(coverage)} validation rows, but site "
+                f"{self.site} was calibrated on {self.rows}: ask for less, or cut more by "
+                "'split.val-folds' in a new run"
+            )
+        return limit
+
+    def sets(self, probabilities: Tensor, coverage: float) -> Tensor:
+        """Build the prediction sets, bool (n, classes), from the model's own probabilities."""
+        return prediction_sets(probabilities, self.threshold(coverage))
+
+    def apply_temperature(self, probabilities: Tensor) -> Tensor:
+        """Apply the temperature to the model's own probabilities (n, classes)."""
+        return apply_temperature(probabilities, self.temperature)
+
+    def lines(self, coverage: float) -> list[str]:
+        """Describe the calibration and its limits, a sentence each."""
+        low, high = coverage_range(self.rows, coverage)
+        return [
+            f"site {self.site}, {self.rows} validation rows: temperature {self.temperature:.3f}, "
+            f"loss {self.loss:.3f} -> {self.tempered_loss:.3f} nats on these rows",
+            f"coverage {coverage:g}: a class is in a set if its probability is at least "
+            f"{1 - self.threshold(coverage):.3f}",
+            f"For new cases like these rows, at least {coverage:g} of the sets hold the true class "
+            f"on average over calibrations; for one calibration on {self.rows} rows it is "
+            f"{low:.2f} to {high:.2f} nine times in ten.",
+            "This is a share of all cases, not of each class or kind of patient, and it holds only "
+            "while cases, machine and ward stay as they were.",
+        ]
+
+
+_FORM = TypeAdapter(Calibration)
+
+
+def calibration_path(run_dir: Path, site: str) -> Path:
+    """Return where ``calibrate`` writes by default."""
+    return run_dir / f"calibration-{site}.json"
+
+
+def write_calibration(calibration: Calibration, path: Path) -> None:
+    """Write a calibration to a file that only its owner may read."""
+    content = _FORM.dump_json(calibration, indent=2).decode() + "\n"
+    write_atomically(path, content, mode=0o600)
+
+
+def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
+    """Calibrate a model on the validation rows of its site.
+
+    ``coverage`` is the highest that prediction sets will be asked for, because it decides how many
+    rows are needed.
+
+    Raises:
+        DataError: the site has too few validation rows, or others than the run's.
+    """
+    refuse_other_rows(model, SPLIT)
+    own = model.silo.splits()[SPLIT]
+    needed = max(_MINIMUM, rows_needed(coverage))
+    if len(own) < needed:
+        raise DataError(
+            f"site {model.site} has {len(own)} validation rows, but a calibration for coverage "
+            f"{coverage:g} needs {needed}: start a run with 'split.val-folds', or lower the "
+            "coverage"
+        )
+    probabilities = model.probabilities(in_batches(own.inputs), SPLIT)
+    temperature = fit_temperature(probabilities, own.labels)
+    return Calibration(
+        run=model.run_dir.resolve().name,
+        site=model.site,
+        weights=model.weights_digest(),
+        rows=len(own),
+        temperature=temperature,
+        loss=mean_loss(probabilities, own.labels),
+        tempered_loss=mean_loss(apply_temperature(probabilities, temperature), own.labels),
+        scores=tuple(conformity_scores(probabilities, own.labels).tolist()),
+    )
+
+
+def open_calibration(model: TrainedModel, path: Path | None) -> Calibration:
+    """Return the calibration of a model, from ``path`` or the run directory.
+
+    Raises:
+        SettingError: there is none, or it is of other weights or another site.
+        CheckpointError: the file is damaged.
+    """
+    found = path or RunDirectory(model.run_dir).file(calibration_path(Path(), model.site).name)
+    if not found.is_file():
+        raise SettingError(
+            f"{found} does not exist: run 'fedsilo calibrate {model.run_dir} --site {model.site}' "
+            "first, or name its file by --calibration"
+        )
+    try:
+        calibration = _FORM.validate_json(found.read_bytes())
+    except (OSError, ValueError):
+        raise CheckpointError(
+            f"{found} is damaged or no calibration: run 'fedsilo calibrate' again"
+        ) from None
+    if calibration.weights != model.weights_digest() or calibration.site != model.site:
+        raise SettingError(
+            f"{found} is of run {calibration.run} at site {calibration.site}, and its weights or "
+            f"site are not those of {model.run_dir} at site {model.site}: calibrate again"
+        )
+    return calibration

@@ -1,0 +1,265 @@
+"""``fedsilo predict --html``: a page of cases, sorted by what needs a look first.
+
+The page holds patients' data and stays where the predictions were made.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fedsilo.core.metric_names import CONFIDENCE
+from fedsilo.core.one_line import counted
+from fedsilo.core.settings.common_settings import NOBODY
+from fedsilo.inference.predict.answers import Predictions
+from fedsilo.inference.predict.inputs import table_schema
+from fedsilo.inference.predict.reasons import Reasons, reasons_of
+from fedsilo.inference.predict.values import ValueTexts
+from fedsilo.models.measures.intervals import wilson
+from fedsilo.models.measures.outcome_counts import Bin, bins, merge_bins
+from fedsilo.pages.page import render_page
+from fedsilo.reports.clinic import TITLE, WARNING, final_metrics
+from fedsilo.runs.finished_run import Shown
+from fedsilo.runs.trained_model import TrainedModel
+
+MOST = 200  # cases that a page shows
+_UNSURE = 0.8  # probability of the answer below which a case needs a look
+_STATES = {
+    "refused": "refused: no prediction",
+    "unusual": "unlike the training samples",
+    "unsure": "the model is not sure",
+    "usual": "nothing unusual",
+}
+_LIMITS = (
+    "A probability is the model's. The black line on the bar of the answer is the share of right "
+    "answers that the run's test samples had at about this probability, with its 95 % interval.",
+    "What an input adds says how the model uses it. It does not say that the input causes the "
+    "disease, or that changing it helps.",
+    "A case is unlike the training samples if its novelty is above 1. The model has not been "
+    "tested on such cases, so that neither probability nor set can be relied on.",
+    "A case with a novelty of 1 or less can still be one that the model gets wrong.",
+)
+
+
+@dataclass(frozen=True)
+class _Context:
+    """The data that all cases of a page share."""
+
+    model: TrainedModel
+    found: Predictions
+    kept: Mapping[int, int]  # place of an input -> that among the readable ones
+    reasons: Reasons
+    reliability: Sequence[Bin]
+    texts: ValueTexts | None  # formats the values of a table; None for images
+
+
+def cases_page(run: Shown, model: TrainedModel, found: Predictions) -> str:
+    """Return the page of a prediction's cases; ``run`` is the model's."""
+    kept = {place: index for index, place in enumerate(found.inputs.kept())}
+    order = sorted(range(len(found.inputs.names)), key=lambda place: _order(found, place, kept))
+    shown = order[:MOST]
+    reasons, texts = reasons_of(model, found, shown), _texts(model, found)
+    context = _Context(model, found, kept, reasons, _reliability(run), texts)
+    cases = [_case(context, place) for place in shown]
+    rest = len(order) - len(shown)
+    document = found.document
+    return render_page(
+        "cases.html",
+        "Cases and predictions",
+        {
+            "warning": WARNING,
+            "sentence": _sentence(found, model),
+            "facts": _facts(model, found, document),
+            "overview": [case["row"] for case in cases],
+            "overview_note": "Refused cases come first, then those unlike the training samples, "
+            "then those of which the model is least sure.",
+            "cases": cases,
+            "left_out": f"{rest} more cases are in the CSV file alone." if rest else "",
+            "limits": [*_LIMITS, *context.reasons.limits, *_missing(context)],
+        },
+        subtitle=f"{model.title} on {model.common.dataset}, run {document['run']}",
+        foot=f"{TITLE}. {WARNING} This page holds patients' data: keep it where they are.",
+    )
+
+
+def _order(found: Predictions, place: int, kept: Mapping[int, int]) -> tuple[int, float, int]:
+    """Return the sort key of an input: its state, then novelty or certainty, then its place."""
+    state = _state(found, kept.get(place))
+    first = 0.0
+    if state == "unusual":
+        first = -_novelty(found, kept[place])
+    elif place in kept:
+        first = float(found.probabilities[kept[place]].max())
+    return [*_STATES].index(state), first, place
+
+
+def _state(found: Predictions, index: int | None) -> str:
+    if index is None:
+        return "refused"
+    if not isinstance(found.novelty, str) and found.novelty.unusual()[index]:
+        return "unusual"
+    several = found.sets is not None and int(found.sets[index].sum()) != 1
+    return "unsure" if several or found.probabilities[index].max() < _UNSURE else "usual"
+
+
+def _novelty(found: Predictions, index: int) -> float:
+    return 0.0 if isinstance(found.novelty, str) else float(found.novelty.scores()[index])
+
+
+def _name(found: Predictions, place: int) -> str:
+    own = f"{found.inputs.key} {found.inputs.names[place]}"
+    called = found.inputs.ids[place] if found.inputs.ids else ""
+    return f"{called} ({own})" if called else own
+
+
+def _case(context: _Context, place: int) -> dict[str, Any]:
+    """Build the template variables for a case."""
+    found, name = context.found, _name(context.found, place)
+    index = context.kept.get(place)
+    state = _state(found, index)
+    case: dict[str, Any] = {"name": name, "state": state, "headline": _STATES[state]}
+    case |= {"why": "", "probabilities": [], "notes": [], "inputs": [], "image": ""}
+    if index is None:
+        case["why"] = found.inputs.faults[place]
+        return case | {"row": [name, _STATES[state], "none", "-", "-"]}
+    answer = found.predicted()[index]
+    answered = found.answered()[index]
+    case |= {"answer": answer, "explained": index in context.reasons.adds}
+    case |= context.reasons.picture(index)
+    if state == "unusual":
+        assert not isinstance(found.novelty, str)
+        case["why"] = found.novelty.reasons(found.features)[index]
+    if answered:
+        case["probabilities"] = _probabilities(context, index)
+    else:
+        case["notes"].append("No answer is given for such a case; --answer-all gives one.")
+    case["notes"] += _notes(context, index, answered)
+    case["inputs"] = _values(context, index)
+    share = f"{float(found.probabilities[index].max()):.2f}" if answered else "-"
+    new = "-" if isinstance(found.novelty, str) else f"{_novelty(found, index):.2f}"
+    case["row"] = [name, _STATES[state], answer if answered else "none", share, new]
+    return case
+
+
+def _probabilities(context: _Context, index: int) -> list[tuple[Any, ...]]:
+    """Return name, share, text and interval of each class, the answer's first."""
+    shares = context.found.probabilities[index].tolist()
+    alike = _bin(context, index)
+    interval = wilson(alike.right, alike.count) if alike else None
+    rows: list[tuple[Any, ...]] = []
+    for place in np.argsort(shares)[::-1]:
+        limits = (interval.low, interval.high) if interval and not rows else (None, None)
+        rows.append((context.found.classes[place], shares[place], f"{shares[place]:.2f}", *limits))
+    return rows
+
+
+def _bin(context: _Context, index: int) -> Bin | None:
+    """Return the run's test samples of about this certainty, if there are any."""
+    sure = float(context.found.own[index].max())
+    near = [one for one in context.reliability if abs(one.mean - sure) < 0.1]
+    return min(near, key=lambda one: abs(one.mean - sure), default=None)
+
+
+def _notes(context: _Context, index: int, answered: bool) -> list[str]:
+    """Return the further notes on a case, a sentence each."""
+    found, notes = context.found, []
+    if answered and (alike := _bin(context, index)):
+        span = wilson(alike.right, alike.count)
+        before = "" if found.probabilities is found.own else " before calibration"
+        notes.append(
+            f"Of {alike.count} test samples of the run with a probability of about "
+            f"{alike.mean:.2f}{before}, {alike.right / alike.count:.0%} were right (95 % interval "
+            f"{span.low:.0%} to {span.high:.0%})."
+        )
+    if answered and found.sets is not None:
+        names = [name for name, own in zip(found.classes, found.sets[index], strict=True) if own]
+        notes.append(f"Prediction set: {', '.join(names) or 'empty: no class fits'}.")
+    weights = {
+        name.removeprefix("weight."): float(values[index])
+        for name, values in found.statistics.items()
+        if name.startswith("weight.")
+    }
+    if answered and weights:
+        parts = sorted(weights.items(), key=lambda pair: -pair[1])
+        said = ", ".join(f"{site} {share:.0%}" for site, share in parts)
+        notes.append(f"The router's share of each site's expert: {said}.")
+    return notes
+
+
+def _values(context: _Context, index: int) -> list[Any]:
+    read = context.found.inputs.read
+    if context.texts is None or read is None:
+        return []
+    novelty, unusual = context.found.novelty, tuple[str, ...]()
+    if not isinstance(novelty, str):
+        unusual = novelty.columns(context.found.features)[index]
+    adds = context.reasons.adds.get(index, {})
+    return list(context.texts.of(read[index].double().numpy(), unusual, adds))
+
+
+def _texts(model: TrainedModel, found: Predictions) -> ValueTexts | None:
+    if not model.silo.features:
+        return None
+    assert model.silo.standardisation is not None
+    schema, floor = table_schema(model), model.common.sums_min_count
+    rows, novelty = np.zeros((0, len(model.silo.features))), found.novelty
+    if not isinstance(novelty, str) and model.common.trust != NOBODY:
+        rows = novelty.reference.rows
+    return ValueTexts(schema, rows, model.silo.standardisation, floor)
+
+
+def _reliability(run: Shown) -> list[Bin]:
+    """Return the clinic report's bins: others would give the difference away."""
+    return merge_bins(bins(final_metrics(run).values(), CONFIDENCE), run.floor)
+
+
+def _sentence(found: Predictions, model: TrainedModel) -> str:
+    cases, unread = len(found.inputs.names), len(found.inputs.faults)
+    held = found.answered().count(False)
+    sites = counted(len(model.sites), "site")
+    return (
+        f"The model says which of {', '.join(found.classes)} applies to each of "
+        f"{counted(cases, 'case')}. {model.title} trained it at {sites}. "
+        f"Not used: {counted(unread, 'case')}. Unlike the training samples, no answer: {held}."
+    )
+
+
+def _facts(
+    model: TrainedModel, found: Predictions, document: Mapping[str, Any]
+) -> list[tuple[str, str]]:
+    software = document["software"]
+    calibration = document["calibration"] or {}
+    coverage = calibration.get("coverage")
+    return [
+        ("data set", model.common.dataset),
+        ("method", str(model.title)),
+        ("run", str(document["run"])),
+        ("model", f"{document['model']}, SHA-256 {document['weights'][:16]}"),
+        ("site", model.site),
+        ("cases from", ", ".join(Path(value).name for value in found.inputs.source.values())),
+        ("sets", f"coverage {coverage:g}" if coverage else "none: --coverage asks for them"),
+        ("made on", datetime.date.today().isoformat()),
+        ("version", ", ".join(f"{name} {version}" for name, version in software.items())),
+    ]
+
+
+def _missing(context: _Context) -> list[str]:
+    """Return the limits of the page, a sentence each."""
+    novelty, said = context.found.novelty, []
+    if isinstance(novelty, str):
+        said.append(f"It is not known whether a case is like the training samples: {novelty}.")
+    else:
+        said += [f"{line[0].upper()}{line[1:]}." for line in novelty.reference.lines()]
+    if context.texts and context.model.common.trust == NOBODY:
+        said.append("What is usual in training is not shown: the run was made for trust nobody.")
+    if not context.reliability:
+        said.append(
+            f"The run, made for trust {context.model.common.trust}, has recorded no counts of "
+            "right answers by probability: the bars have no interval."
+        )
+    return said

@@ -1,0 +1,266 @@
+"""The inputs to predict: image files read batch by batch, rows of a table, or a site's split."""
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import compress, islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from fedsilo.client_app.training.evaluation import batch_size, in_batches
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.locations import find_places
+from fedsilo.core.files.text_files import read_rows
+from fedsilo.datasets.images.decoding import BrokenImageError
+from fedsilo.datasets.registry import data_set, image_reader
+from fedsilo.datasets.silo.silos import ImageReader
+from fedsilo.datasets.tables.new_rows import parse_new_rows, read_table
+from fedsilo.datasets.tables.schema import TableSchema
+from fedsilo.datasets.tables.table_data_set import TableDataSet
+from fedsilo.inference.predict.predict_request import CaseSource
+from fedsilo.models.maths.standardisation import standardise
+from fedsilo.runs.trained_model import (
+    TrainedModel,
+    refuse_other_rows,
+    refuse_table_or_images,
+)
+
+Watch = Callable[[int, int], None]  # gets how many inputs have been read, and of how many
+
+_MANIFEST = ("label", "split", "patient", "mask")  # what a manifest may hold beside its paths
+_AHEAD = 64  # files that are decoded while the network computes
+
+
+@dataclass(kw_only=True)
+class Inputs(ABC):
+    """The inputs to predict, in order."""
+
+    key: str  # the kind of an input's name: file, line or row
+    names: Sequence[str]
+    source: Mapping[str, Any]  # files or split of the inputs, for the document
+    # Place among the inputs -> why it could not be read; complete once all were read
+    faults: dict[int, str] = field(default_factory=dict)
+    truth: Tensor | None = None  # (n,) the classes, if known
+    ids: Sequence[str] = ()  # (n,) what the user calls each, if a column of ids is named
+    notes: Sequence[str] = ()  # remarks for the user on the reading, a sentence each
+    read: Tensor | None = None  # (k, features) of a table before it is standardised, with NaN
+
+    @abstractmethod
+    def batches(self) -> Iterator[Tensor]:
+        """Yield the readable inputs (batch, *input_shape) as a silo holds them."""
+
+    def watch_batches(self, watch: Watch) -> Iterator[Tensor]:
+        """Yield the batches; after each, call ``watch`` with the number of inputs read so far."""
+        done, total = 0, len(self.names)
+        for batch in self.batches():
+            done += len(batch)
+            watch(done + len(self.faults), total)
+            yield batch
+        watch(total, total)
+
+    def imputed_columns(self, features: Sequence[str]) -> list[tuple[str, ...]]:
+        """Return the columns with a missing value, for each readable row of a table."""
+        if self.read is None:
+            return []
+        names = [name.partition("=")[0] for name in features]
+        return [tuple(dict.fromkeys(compress(names, row))) for row in self.read.isnan().tolist()]
+
+    def kept(self) -> list[int]:
+        """Return the places of the inputs that could be read."""
+        return [place for place in range(len(self.names)) if place not in self.faults]
+
+
+@dataclass(kw_only=True)
+class RowInputs(Inputs):
+    """Inputs (k, *input_shape) in memory."""
+
+    inputs: Tensor
+
+    def batches(self) -> Iterator[Tensor]:
+        """Yield them."""
+        yield from in_batches(self.inputs)
+
+
+@dataclass(kw_only=True)
+class FileInputs(Inputs):
+    """Image files; one thread decodes ahead of the network."""
+
+    paths: Sequence[Path]
+    reader: ImageReader
+    numbers: int  # about how many an image has: it decides the size of a batch
+
+    def batches(self) -> Iterator[Tensor]:
+        """Yield full batches, as of a split that holds the readable files alone.
+
+        Raises:
+            DataError: none can be read; with the reason of the first.
+        """
+        from threadpoolctl import threadpool_limits
+
+        size, batch = batch_size(self.numbers), list[npt.NDArray[Any]]()
+        # Several threads may round products of small pictures differently
+        with threadpool_limits(1, user_api="blas"):
+            for place, image in enumerate(self._decode_files()):
+                if isinstance(image, str):
+                    self.faults[place] = image
+                    continue
+                batch.append(image)
+                if len(batch) == size:
+                    yield torch.from_numpy(np.stack(batch))
+                    batch = []
+        if len(self.faults) == len(self.names):
+            raise DataError(
+                f"none of {len(self.names)} files can be read as the run's images are; "
+                f"{self.names[0]} {self.faults[0]}"
+            )
+        if batch:
+            yield torch.from_numpy(np.stack(batch))
+
+    def _decode_files(self) -> Iterator[npt.NDArray[Any] | str]:
+        """Yield each file's image, or why there is none."""
+        with ThreadPoolExecutor(1) as pool:
+            paths, waiting = iter(self.paths), list[Future[npt.NDArray[Any] | str]]()
+            while True:
+                more = islice(paths, _AHEAD - len(waiting))
+                waiting += [pool.submit(self._read, path) for path in more]
+                if not waiting:
+                    return
+                yield waiting.pop(0).result()
+
+    def _read(self, path: Path) -> npt.NDArray[Any] | str:
+        try:
+            return self.reader(path)
+        except BrokenImageError as error:
+            return str(error)
+
+
+def open_inputs(model: TrainedModel, source: CaseSource) -> Inputs:
+    """Open the cases of a source.
+
+    Raises:
+        DataError: they cannot be read, are of another kind than the run's data, or there are none.
+    """
+    if source.kind == "split":
+        return _split_inputs(model, str(source.where))
+    is_table = source.kind == "table"
+    refuse_table_or_images(model, table=is_table)
+    if is_table:
+        return table_inputs(model, source.path, source.id_column)
+    reader = image_reader(model.site, model.common)
+    return file_inputs(source, reader, int(np.prod(model.silo.task.input_shape)))
+
+
+def file_inputs(source: CaseSource, reader: ImageReader, numbers: int) -> FileInputs:
+    """Open the image files of a source; an image has about ``numbers`` numbers.
+
+    Raises:
+        SettingError: the source has no image files.
+        DataError: there are none, or the manifest has another form.
+    """
+    files = files_of(source)
+    return FileInputs(
+        key="file",
+        names=list(files),
+        source={"files": str(source.where)},
+        paths=list(files.values()),
+        reader=reader,
+        numbers=numbers,
+    )
+
+
+def files_of(source: CaseSource) -> Mapping[str, Path]:
+    """Return the image files of a source by their names; errors as ``file_inputs``."""
+    if source.kind == "manifest":
+        return _read_manifest(source.path)
+    if source.kind != "images":
+        raise SettingError("no images are named: give --images or --manifest")
+    return _found(source.path)
+
+
+def _split_inputs(model: TrainedModel, split: str) -> RowInputs:
+    """Return a split of the site; DataError if it is empty or not that of the run."""
+    refuse_other_rows(model, split)
+    own = model.silo.splits()[split]
+    if not len(own):
+        raise DataError(f"site {model.site} has no {split} rows in {model.run_dir}")
+    names, source = [str(row) for row in range(len(own))], {"split": split}
+    read = model.lab.session.silo.splits()[split].inputs if model.silo.features else None
+    return RowInputs(
+        key="row", names=names, source=source, inputs=own.inputs, read=read, truth=own.labels
+    )
+
+
+def table_inputs(model: TrainedModel, path: Path, id_column: str | None) -> RowInputs:
+    """Return the rows of a table file by the run's schema, standardised as the site's are."""
+    schema, statistics = table_schema(model), model.silo.standardisation
+    assert statistics is not None, "a finished run's table is standardised"
+    new = parse_new_rows(read_table(path, schema.delimiter), schema, str(path), id_column)
+    numbers = sorted([*new.lines, *new.faults])
+    faults = {numbers.index(line): fault for line, fault in new.faults.items()}
+    if not new.lines:
+        raise DataError(
+            f"{path}: none of {len(numbers)} rows can be used; the first, line {numbers[0]}, "
+            f"{faults[0]}"
+        )
+    unread = [f"not read: {new.unread} of the columns of {path.name}, unknown to the schema"]
+    return RowInputs(
+        key="line",
+        names=[str(number) for number in numbers],
+        source={"table": str(path)},
+        faults=faults,
+        ids=[as_cell(new.ids[number]) for number in numbers] if new.ids else (),
+        notes=unread if new.unread else (),
+        inputs=standardise(torch.from_numpy(new.rows), statistics),
+        read=torch.from_numpy(new.rows),
+    )
+
+
+def table_schema(model: TrainedModel) -> TableSchema:
+    """Return the schema of a run of tables."""
+    data = data_set(model.common.dataset)
+    assert isinstance(data, TableDataSet), "the model's data are a table"
+    return data.schema(find_places(model.common.data_dir, model.common.cache_dir))
+
+
+def _found(folder: Path) -> dict[str, Path]:
+    """Return the files below a folder, sorted by name, without hidden ones and DICOM's index."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: name one with image files by --images")
+    paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
+    hidden = {name for name in paths if any(part.startswith(".") for part in Path(name).parts)}
+    hidden |= {name for name in paths if Path(name).name == "DICOMDIR"}
+    names = sorted(paths.keys() - hidden)
+    if not names:
+        raise DataError(f"{folder} holds no file: name a folder with image files by --images")
+    if odd := [name for name in names if not name.isprintable()]:
+        raise DataError(
+            f"{folder} holds {len(odd)} files whose names cannot be printed: rename them"
+        )
+    return {as_cell(name): paths[name] for name in names}
+
+
+def as_cell(name: str) -> str:
+    """Return a file's name so that no spreadsheet takes it for a formula."""
+    return f"./{name}" if name[:1] in ("=", "+", "-", "@") else name
+
+
+def _read_manifest(manifest: Path) -> dict[str, Path]:
+    """Return the files that a manifest lists, by name, in its order."""
+    files: dict[str, Path] = {}
+    for number, row in read_rows(manifest, ("path",), _MANIFEST):
+        name = row["path"]
+        cell = as_cell(name)
+        if not name or not name.isprintable() or cell in files:
+            fault = "this is not a file's name" if cell not in files else "the file is listed twice"
+            raise DataError(f"{manifest}, line {number}, column 'path': {fault}")
+        files[cell] = Path(os.path.normpath(manifest.parent / name))
+    if not files:
+        raise DataError(f"{manifest} lists no files")
+    return files

@@ -1,0 +1,203 @@
+"""Predict masks of new images with the segmentation network that ``fedsilo finetune`` wrote.
+
+The result is a folder with a PNG per image, 255 on the catheter, and a table. A mask belongs to the
+image as the network sees it: decoded, cropped and resized as its training images were.
+"""
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor, nn
+
+from fedsilo.client_app.training.compute import compute_of
+from fedsilo.core.arguments import refuse_target
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.atomic_files import build_folder
+from fedsilo.core.files.state_files import load_state, state_digest
+from fedsilo.core.methods import load_plugin_files
+from fedsilo.core.plugins import without_working_folder
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.settings.removed import current_settings
+from fedsilo.core.settings.schema import build
+from fedsilo.core.versions import installed_software
+from fedsilo.datasets.registry import image_reader, plugin_modules
+from fedsilo.finetuning.finetune_request import SEGMENTATION
+from fedsilo.finetuning.tasks import predicted_masks
+from fedsilo.inference.predict.inputs import FileInputs, Watch, file_inputs
+from fedsilo.inference.predict.predict_request import CaseSource
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.segmentation.build_segmentation import build_segmentation
+from fedsilo.pages.notebook import html_of_lines
+from fedsilo.server_app.config.trusted_plugins import approve_plugins
+from fedsilo.server_app.records.run_directory import RunDirectory
+
+_DOCUMENT = "finetune.json"
+
+
+@dataclass(frozen=True)
+class MaskPredictions:
+    """The files of predicted masks."""
+
+    folder: Path
+    shares: Mapping[str, float]  # file -> share of its pixels on the catheter
+    faults: Mapping[str, str]  # file -> why it has no mask
+
+    def lines(self) -> list[str]:
+        """Return a summary for a terminal."""
+        found = sum(share > 0 for share in self.shares.values())
+        lines = [f"{len(self.shares)} masks, a catheter in {found}"]
+        if self.faults:
+            lines.append(f"{len(self.faults)} without a mask: column 'fault' says why")
+        return [*lines, str(self.folder)]
+
+    def _repr_html_(self) -> str:
+        """Convert the lines of the terminal to HTML for a notebook."""
+        return html_of_lines(self.lines())
+
+    def frame(self) -> pd.DataFrame:
+        """Return the rows of masks.csv: ``file``, ``mask``, ``catheter`` and ``fault``."""
+        return pd.read_csv(self.folder / "masks.csv")
+
+
+def is_finetuned(folder: Path) -> bool:
+    """Tell whether a folder is what ``fedsilo finetune`` writes."""
+    return (folder / _DOCUMENT).is_file()
+
+
+def predict_masks(
+    folder: Path, source: CaseSource, out: Path | None, data_dir: Path | None, watch: Watch
+) -> MaskPredictions:
+    """Write a mask for each image of a source to the folder ``out``.
+
+    ``folder`` is what ``fedsilo finetune`` has written. Without ``data_dir`` the data directory is
+    that of its settings.
+
+    Raises:
+        FedsiloError: the model or the images cannot be opened, or ``out`` exists or is None.
+    """
+    if out is None:
+        raise SettingError("masks are written to a folder: name one by --out")
+    refuse_target(out, "another --out")
+    document, arrays, digest = _open_folder(folder)
+    settings = _settings(document, data_dir)
+    numbers = (settings.image_size or 512) ** 2
+    inputs = file_inputs(source, image_reader("", settings), numbers)
+    first: dict[str, str] = {}
+    for name in inputs.names:
+        if (other := first.setdefault(_mask_name(name), name)) != name:
+            raise DataError(f"the masks of '{other}' and '{name}' would be one file: rename one")
+    shares: dict[str, float] = {}
+
+    def fill(work: Path) -> None:
+        network: nn.Module | None = None
+        masks: list[Tensor] = []
+        for batch in inputs.watch_batches(watch):
+            network = network or _network(document, settings, arrays, batch)
+            masks += predicted_masks(network, batch, compute_of(settings)).unbind()
+        for place, mask in zip(inputs.kept(), masks, strict=True):
+            name = inputs.names[place]
+            shares[name] = (mask == 1).double().mean().item()
+            _write_mask(work / _mask_name(name), mask)
+        about = _about(folder, document, digest)
+        (work / "masks.json").write_text(json.dumps(about, indent=2) + "\n")
+        (work / "masks.csv").write_text(_table(inputs, shares))
+
+    build_folder(out, fill)
+    faults = {inputs.names[place]: reason for place, reason in inputs.faults.items()}
+    return MaskPredictions(out, shares, faults)
+
+
+def _open_folder(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Tensor], str]:
+    """Return finetune's document, and the arrays of its model with their digest.
+
+    Raises:
+        RunDirectoryError: the document is not what finetune writes.
+        CheckpointError: the model is damaged.
+        SettingError: it is a classifier.
+    """
+    document: Mapping[str, Any] = RunDirectory(folder).read_json(_DOCUMENT)
+    if document["task"] != SEGMENTATION:
+        raise SettingError(
+            f"{folder} holds a classifier that was fine-tuned, and masks are of --task "
+            f"{SEGMENTATION}: name such a folder, or a run's"
+        )
+    arrays, _ = load_state(folder / "model.safetensors")
+    tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    return document, tensors, state_digest(arrays, {})
+
+
+def _settings(document: Mapping[str, Any], data_dir: Path | None) -> CommonSettings:
+    values = current_settings(document["settings"], quietly=True) | {"data.cache-dir": ""}
+    if data_dir is not None:
+        values |= {"data.dir": str(data_dir)}
+    # The folder may come from anybody: it names no code, but that which its reader has named
+    with without_working_folder():
+        approved = approve_plugins(values, plugin_modules(values), needs_pins=False)
+        load_plugin_files(str(approved["plugin"]))
+        return build(CommonSettings, approved)
+
+
+def _network(
+    document: Mapping[str, Any],
+    settings: CommonSettings,
+    arrays: Mapping[str, Tensor],
+    batch: Tensor,
+) -> nn.Module:
+    """Return the network, on the device; DataError if it was trained on images of another shape."""
+    classes = document["classes"]
+    count = classes if isinstance(classes, int) else len(classes)
+    task = Task(tuple(batch.shape[1:]), count)
+    network = build_segmentation(document["network"], settings, task)
+    try:
+        network.load_state_dict(dict(arrays))
+    except RuntimeError:
+        raise DataError(
+            f"images are {tuple(batch.shape[1:])}, and the network was trained on others: "
+            f"restore the declaration of data set '{settings.dataset}' that it had, or its settings"
+        ) from None
+    return compute_of(settings).place(network)
+
+
+def _mask_name(name: str) -> str:
+    """Return the path of an image's mask inside the folder; ``..`` in a name never leads out."""
+    inside = os.path.normpath(f"/{name}").lstrip("/")
+    return inside if inside.lower().endswith(".png") else f"{inside}.png"
+
+
+def _write_mask(path: Path, mask: Tensor) -> None:
+    from PIL import Image
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray((mask == 1).numpy().astype(np.uint8) * 255).save(path)
+
+
+def _table(inputs: FileInputs, shares: Mapping[str, float]) -> str:
+    rows = [
+        (name, _mask_name(name) if name in shares else None, shares.get(name), inputs.faults.get(n))
+        for n, name in enumerate(inputs.names)
+    ]
+    frame = pd.DataFrame(rows, columns=["file", "mask", "catheter", "fault"])
+    return frame.to_csv(index=False)
+
+
+def _about(folder: Path, document: Mapping[str, Any], digest: str) -> dict[str, Any]:
+    return {
+        "model": folder.resolve().name,
+        "weights": digest,
+        "network": document["network"],
+        "dataset": document["dataset"],
+        "settings": document["settings"],
+        "columns": {
+            "mask": "the PNG in this folder, 255 on the catheter, for the image as it was decoded",
+            "catheter": "share of the pixels on the catheter",
+            "fault": "why there is no mask",
+        },
+        "software": installed_software(),
+    }

@@ -1,0 +1,177 @@
+"""Predicts new cases, or a site's own rows, with a finished run's model.
+
+It computes as the run's final evaluation does, with the same decoding, batches and dropout
+samples: the rows of a run's test split have the metrics of its ``metrics.csv`` to the last digit.
+"""
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fedsilo.client_app.training.evaluation import metrics_of
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.settings.schema import as_mapping
+from fedsilo.core.versions import installed_software
+from fedsilo.explanations.embeddings import penultimate
+from fedsilo.inference.predict.answers import COLUMNS, Predictions
+from fedsilo.inference.predict.calibration import Calibration
+from fedsilo.inference.predict.case_novelty import CaseNovelty, Reference
+from fedsilo.inference.predict.inputs import Inputs, RowInputs, Watch
+from fedsilo.inference.predict.predict_request import document_path
+from fedsilo.runs.finished_run import FinishedRun
+from fedsilo.runs.trained_model import TrainedModel
+from fedsilo.server_app.config.settings import CIRCUMSTANCES
+
+_FEATURES = "features"  # of images, by which novelty compares them
+
+
+class _Collected:
+    """A probe that collects what is said of each sample apart from its probabilities."""
+
+    def __init__(self, of_samples: Callable[[Tensor], dict[str, Tensor]]) -> None:
+        self._of_samples = of_samples
+        self._parts: list[dict[str, Tensor]] = []
+
+    def see(self, tokens: Tensor) -> None:
+        """Collect a batch."""
+        self._parts.append(self._of_samples(tokens))
+
+    def values(self) -> dict[str, float]:
+        """Return nothing: it says nothing about the split as a whole."""
+        return {}
+
+    def columns(self) -> dict[str, Tensor]:
+        """Return the values of all batches, (k, ...) by name."""
+        names = self._parts[0] if self._parts else {}
+        return {name: torch.cat([part[name] for part in self._parts]) for name in names}
+
+
+def write_predictions(
+    run: FinishedRun,
+    model: TrainedModel,
+    found: Predictions,
+    out: Path | None,
+    html: Path | None,
+) -> None:
+    """Write the table ``out``, the JSON next to it, and the page ``html``; None for no file.
+
+    All files are built before the first is written. Only their owner may read them.
+    """
+    files: dict[Path, bytes | str] = {}
+    if html is not None:
+        from fedsilo.inference.predict.cases import cases_page  # matplotlib, captum
+
+        files[html] = cases_page(run.shown(), model, found)
+    if out is not None:
+        document = json.dumps(found.document, indent=2, allow_nan=False) + "\n"
+        files |= {document_path(out): document, out: found.text()}
+    for path, content in files.items():
+        write_atomically(path, content, 0o600)
+
+
+def predict_inputs(
+    model: TrainedModel,
+    inputs: Inputs,
+    calibration: Calibration | None = None,
+    coverage: float | None = None,
+    reference: Reference | str = "",
+    answer_all: bool = False,
+    watch: Watch = lambda done, total: None,
+) -> Predictions:
+    """Predict inputs by a model, with prediction sets if a calibration and a coverage are given.
+
+    Every row of a split, whose classes are known, is answered.
+
+    Raises:
+        FedsiloError: no input can be read, or the calibration's rows are too few.
+    """
+    if calibration and coverage is not None:
+        calibration.threshold(coverage)  # refused before the work
+    split = str(inputs.source.get("split", "test"))
+    pictures = not model.silo.features and not isinstance(reference, str)
+
+    def of_samples(tokens: Tensor) -> dict[str, Tensor]:
+        said = model.measured.of_samples(tokens) if model.measured.of_samples else {}
+        features = {_FEATURES: penultimate(model.network, tokens).float().cpu()} if pictures else {}
+        return said | features
+
+    collected = _Collected(of_samples)
+    own = model.probabilities(inputs.watch_batches(watch), split, collected)
+    sets = calibration.sets(own, coverage) if calibration and coverage is not None else None
+    statistics = collected.columns()
+    novelty: CaseNovelty | str
+    if isinstance(reference, str):
+        novelty = reference
+    elif pictures:
+        novelty = reference.novelty(statistics.pop(_FEATURES))
+    else:
+        assert isinstance(inputs, RowInputs), "a table's inputs are rows"
+        assert inputs.read is not None, "a table's rows are known as they were read"
+        novelty = reference.novelty(inputs.inputs, inputs.read.isnan())
+    found = Predictions(
+        inputs,
+        model.classes,
+        own,
+        calibration.apply_temperature(own) if calibration else own,
+        statistics,
+        sets,
+        model.silo.features,
+        novelty,
+        answer_all or inputs.truth is not None,
+    )
+    document = _document(model, inputs, calibration, coverage) | _novelty_document(found)
+    return replace(found, document=document | _metrics(inputs, own, sets))
+
+
+def _novelty_document(found: Predictions) -> dict[str, Any]:
+    if isinstance(found.novelty, str):
+        return {"novelty": {"not known": found.novelty}}
+    own = found.novelty.reference.document()
+    own["beyond the limit"] = int(found.novelty.unusual().sum())
+    own["not answered"] = found.answered().count(False)
+    return {"novelty": own}
+
+
+def _metrics(inputs: Inputs, own: Tensor, sets: Tensor | None) -> dict[str, Any]:
+    """Return the metrics of rows whose classes are known, named as in metrics.csv."""
+    if inputs.truth is None:
+        return {}
+    metrics = metrics_of(own, inputs.truth)
+    if sets is not None:
+        metrics["covered"] = sets.gather(1, inputs.truth[:, None]).double().mean().item()
+    return {"figures": metrics}
+
+
+def _document(
+    model: TrainedModel, inputs: Inputs, calibration: Calibration | None, coverage: float | None
+) -> dict[str, Any]:
+    common = model.common
+    settings = as_mapping(common) | as_mapping(model.lab.session.method.settings)
+    return {
+        "run": model.run_dir.resolve().name,
+        "method": common.method,
+        "dataset": common.dataset,
+        "site": model.site,
+        "model": "the site's own" if model.own else "of all sites",
+        "weights": model.weights_digest(),
+        "source": dict(inputs.source),
+        "inputs": len(inputs.names),
+        "without a prediction": len(inputs.faults),
+        "classes": list(model.classes),
+        "dropout passes": common.mc_passes,
+        "calibration": calibration
+        and {
+            "rows": calibration.rows,
+            "temperature": calibration.temperature,
+            "coverage": coverage,
+            "threshold": None if coverage is None else calibration.threshold(coverage),
+        },
+        "columns": COLUMNS,
+        "settings": {k: v for k, v in settings.items() if k not in CIRCUMSTANCES},
+        "software": installed_software(),
+    }

@@ -1,0 +1,186 @@
+"""The pictures of a report: small enough for a phone, in colours that differ in grey, too."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fedsilo.core.drawing.palette import BLUE, CATEGORIES, GREY, LineStyle
+from fedsilo.core.drawing.panels import literal
+from fedsilo.core.one_line import shortened
+from fedsilo.models.measures.intervals import Estimate, Interval
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from fedsilo.models.measures.outcome_counts import Bin
+
+_WIDTH = 4.4  # inches, of 72 points: somewhat less than a phone, so that letters can be read
+_LEGEND_COLUMNS = 2
+_NAME = 24  # characters of a label: longer ones leave the panel no room
+
+
+def curves(
+    name: str,
+    lines: Mapping[str, Mapping[int, float]],
+    styles: Mapping[str, LineStyle],
+    label: str,
+    over: str = "round",
+) -> str:
+    """Return lines over rounds, or what else, each with its own colour, marker and dash."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = _panel(2.9 + 0.2 * (len(lines) // _LEGEND_COLUMNS))
+    for title, line in lines.items():
+        every = max(1, len(line) // 8)  # markers on each of a hundred rounds hide the line
+        look: dict[str, Any] = {"markersize": 5, "markevery": every, "linewidth": 1.5}
+        look |= styles[title].options()
+        axes.plot(list(line), list(line.values()), label=short_label(title), **look)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylabel(label)
+    return _finish_picture(figure, axes, name, over, legend=len(lines) > 1)
+
+
+def estimates(
+    name: str,
+    series: Mapping[str, Mapping[str, Estimate]],
+    label: str,
+    points: Mapping[str, Sequence[float]] | None = None,
+) -> str:
+    """Return values with their intervals, a row a name; of two series one is filled, one is not.
+
+    ``series`` is title -> row -> value. ``points`` of a row, such as those of seeds, are small.
+    """
+    from matplotlib.ticker import MaxNLocator
+
+    rows = list(dict.fromkeys(row for by_row in series.values() for row in by_row))
+    figure, axes = _panel(1.1 + 0.34 * len(rows))
+    for number, (title, by_row) in enumerate(series.items()):
+        shift = (number - (len(series) - 1) / 2) * 0.3
+        places = [rows.index(row) + shift for row in by_row]
+        axes.errorbar(
+            [estimate.value for estimate in by_row.values()],
+            places,
+            xerr=_reach(list(by_row.values())),
+            fmt="os^D"[number % 4],
+            color=CATEGORIES[number % len(CATEGORIES)],
+            markerfacecolor="white" if number else CATEGORIES[0],
+            markersize=6,
+            capsize=3,
+            elinewidth=1.2,
+            label=title,
+        )
+    for row, values in (points or {}).items():
+        axes.plot(values, [rows.index(row) + 0.25] * len(values), "o", color=GREY, markersize=4)
+    axes.xaxis.set_major_locator(MaxNLocator(5))
+    axes.set_yticks(range(len(rows)), [short_label(row) for row in rows])
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    return _finish_picture(figure, axes, name, label, legend=len(series) > 1)
+
+
+def scatter(
+    name: str,
+    points: Mapping[str, Sequence[tuple[float, float]]],
+    styles: Mapping[str, LineStyle],
+    over: str,
+    label: str,
+) -> str:
+    """Return points, those of each title in a colour and with a marker of their own."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = _panel(2.9 + 0.2 * (len(points) // _LEGEND_COLUMNS))
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    for title, found in points.items():
+        style = styles[title]
+        x, y = zip(*found, strict=True)
+        label_ = short_label(title)
+        axes.plot(x, y, style.marker, color=style.color, markersize=7, label=label_, alpha=0.8)
+    axes.set_ylabel(label)
+    return _finish_picture(figure, axes, name, over, legend=True)
+
+
+def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) -> str:
+    """Return the share of right answers over certainty, with intervals and numbers of samples."""
+    shares = [one.share() for one in found]
+    figure, axes = _panel(3.1)
+    if diagonal:
+        axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
+    axes.errorbar(
+        [one.mean for one in found],
+        [share.value for share in shares],
+        yerr=_reach(shares),
+        fmt="o-",
+        color=BLUE,
+        markersize=5,
+        capsize=3,
+        linewidth=1,
+    )
+    for number, one in enumerate(found):  # numbers alternate in height, so near bins do not overlap
+        look: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": "small"}
+        axes.annotate(f"{one.count}", (one.mean, 0.0), (0, 3 + 9 * (number % 2)), **look)
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.03)
+    axes.set_ylabel("share of right answers")
+    return _finish_picture(figure, axes, name, label)
+
+
+def short_label(name: str) -> str:
+    """Return a name as a picture's label: without its middle if it is long, and no formula."""
+    return literal(shortened(name, _NAME, _NAME // 2))
+
+
+def _panel(height: float) -> tuple[Figure, Axes]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(_WIDTH, height), layout="constrained")
+    axes = figure.subplots()
+    axes.grid(alpha=0.35)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure, axes
+
+
+def _finish_picture(
+    figure: Figure, axes: Axes, name: str, over: str, *, legend: bool = False
+) -> str:
+    """Return a panel as SVG, ``over`` below its axis and a legend below all."""
+    axes.set_xlabel(over, loc="right")  # long names of rows leave no room in the middle
+    if legend:
+        figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small")
+    return svg_of(figure, name)
+
+
+def _reach(estimates: Sequence[Estimate]) -> list[list[float]]:
+    """Return the distances from each value down and up to its interval's ends, for error bars."""
+    spans = [one.interval or Interval(one.value, one.value) for one in estimates]
+    return [
+        [max(0.0, f.value - s.low) for f, s in zip(estimates, spans, strict=True)],
+        [max(0.0, s.high - f.value) for f, s in zip(estimates, spans, strict=True)],
+    ]
+
+
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}  # the time is one
+_STYLE = re.compile(r"<defs>\s*<style type=\"text/css\">.*?</style>\s*</defs>", re.DOTALL)
+
+
+def svg_of(figure: Figure, name: str) -> str:
+    """Return a figure as the text of one ``svg`` element.
+
+    Letters stay letters, so that they can be searched and read aloud. All ids in it begin
+    with ``name``, one in its page, without what HTML would take for more.
+    """
+    import matplotlib
+
+    plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+    if plain != name:  # another name may give the same
+        plain += f"-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
+    text = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
+        figure.savefig(text, format="svg", metadata=_NO_METADATA)
+    svg = text.getvalue()
+    svg = _STYLE.sub("", svg[svg.index("<svg") :])  # its style would apply to the page
+    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{plain}-", svg).strip()

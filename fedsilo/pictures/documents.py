@@ -1,0 +1,205 @@
+"""Draws the JSON documents that some methods write: routing, cross, forgotten, buffer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsilo.core.drawing.palette import BLUE, ORANGE, SALIENCY, SKY, line_styles
+from fedsilo.core.drawing.panels import annotated_heat_map, line_legend, without_frame
+from fedsilo.pictures.panel_grids import new_figure, over_rounds, panel_grid
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Matrix = Sequence[Sequence[float]]
+
+_SHARES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
+_NARROWEST = 0.01  # smallest height of a violin's part, because many patients may share a weight
+_QUANTILES = {"whislo": "q05", "q1": "q25", "med": "q50", "q3": "q75", "whishi": "q95"}
+
+_OF_VIOLIN = {"mean": "mean", "median": "q50", "min": "q05", "max": "q95"}
+
+
+def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
+    """Draw the pictures of a routing.json: file name -> figure."""
+    experts = document["experts"]
+    sites = {site: weights for site, weights in document["sites"].items() if weights}
+    pictures = {
+        "prototype-distances.png": _draw_distances(experts, document["prototype distances"])
+    }
+    if sites:
+        pictures["routing.png"] = _draw_boxes(experts, sites)
+        weights = [[site[expert]["mean"] for expert in experts] for site in sites.values()]
+        pictures["routing-matrix.png"] = _draw_matrix(weights, list(sites), experts)
+    return pictures
+
+
+def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
+    """Draw a panel per hospital, and in it for each expert a violin with a box.
+
+    A violin covers the weights from the 5th to the 95th percentile.
+    """
+    figure, panels = panel_grid(len(sites), 4, (2.6, 2.8), (1.6, 0.8), sharey=True)
+    for axes, (site, weights) in zip(panels, sites.items(), strict=True):
+        _draw_panel(axes, site, [weights[expert] for expert in experts])
+        axes.set_xticks(range(1, len(experts) + 1), experts, rotation=40, ha="right")
+        axes.tick_params(axis="x", labelsize="small")
+    figure.supylabel("router's weight of a test sample")
+    figure.suptitle(
+        "The experts to which a hospital's patients are routed (violin: 5th to 95th percentile, "
+        "width shows the density of patients, from five quantiles; box: quartiles; cross: mean)",
+        fontsize="medium",
+    )
+    return figure
+
+
+def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -> None:
+    """Draw a hospital's violins and boxes; with too few samples, only the means."""
+    positions = list(range(1, len(weights) + 1))
+    if "q50" in weights[0]:
+        boxes = [
+            {box: weight[quantile] for box, quantile in _QUANTILES.items()} for weight in weights
+        ]
+        parts: dict[str, Any] = axes.violin(
+            [violin(weight) for weight in weights], positions, widths=0.85, showextrema=False
+        )
+        for body in parts["bodies"]:
+            body.set(facecolor=SKY, edgecolor=BLUE, alpha=0.5)
+        middle = {"color": ORANGE}
+        axes.bxp(boxes, positions=positions, widths=0.2, showfliers=False, medianprops=middle)
+    else:
+        axes.text(
+            0.5,
+            0.97,
+            "too few samples for a violin",
+            ha="center",
+            va="top",
+            fontsize="x-small",
+            transform=axes.transAxes,
+        )
+    axes.plot(positions, [weight["mean"] for weight in weights], "x", color=BLUE)
+    axes.set_title(f"patients of {site}", fontsize="small")
+    axes.set_ylim(-0.02, 1.02)
+    axes.grid(axis="y", alpha=0.3)
+
+
+def violin(weight: Mapping[str, float]) -> dict[str, Any]:
+    """Build a violin for matplotlib's ``Axes.violin`` from a distribution's quantiles.
+
+    Between two quantiles, the width is the share of patients there divided by the distance of the
+    quantiles. Only five quantiles leave a hospital, so the violin cannot be smoother.
+    """
+    heights: list[float] = []
+    widths: list[float] = []
+    for low, high in pairwise(_SHARES):
+        apart = max(weight[high] - weight[low], _NARROWEST)
+        heights += [weight[low], weight[high]]
+        widths += [(_SHARES[high] - _SHARES[low]) / apart] * 2
+    return {
+        "coords": heights,
+        "vals": widths,
+        **{name: weight[quantile] for name, quantile in _OF_VIOLIN.items()},
+    }
+
+
+def _draw_matrix(weights: Matrix, sites: Sequence[str], experts: Sequence[str]) -> Figure:
+    figure = new_figure(2.6 + 0.8 * len(experts), 1.8 + 0.6 * len(sites))
+    axes = figure.subplots()
+    annotated_heat_map(axes, weights, sites, experts, "mean weight of a test sample", top=1.0)
+    axes.set_xlabel("expert of")
+    axes.set_ylabel("patients of")
+    return figure
+
+
+def _draw_distances(experts: Sequence[str], distances: Mapping[str, Matrix]) -> Figure:
+    size = len(experts)
+    figure = new_figure(4 + 1.4 * size, 2 + 0.6 * size)
+    titles = {"input": "between standardised features", "embedded": "between router embeddings"}
+    for axes, (kind, title) in zip(figure.subplots(1, 2), titles.items(), strict=True):
+        annotated_heat_map(axes, distances[kind], experts, experts, title)
+    figure.suptitle("Distances between the hospitals' prototypes", fontsize="medium")
+    return figure
+
+
+def draw_cross(document: Mapping[str, Any]) -> dict[str, Figure]:
+    """Draw ``cross.png``: for each metric, a heat map of every hospital's model at every hospital.
+
+    Colours range from 0 to 1. A cell without a value is empty.
+    """
+    size = max(len(matrix["trained"]) for matrix in document.values())
+    figure = new_figure((1.8 + 0.75 * size) * len(document), 2.2 + 0.6 * size)
+    panels = figure.subplots(1, len(document), squeeze=False)[0]
+    for axes, (metric, matrix) in zip(panels, document.items(), strict=True):
+        sites = matrix["trained"], matrix["tested"]
+        annotated_heat_map(axes, matrix["values"], *sites, f"test {metric}", top=1.0)
+        axes.set_xlabel("tested at")
+        axes.set_ylabel("trained at")
+    figure.suptitle("Trained at one hospital, tested at another", fontsize="medium")
+    return {"cross.png": figure}
+
+
+def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
+    """Draw ``forgotten.png``: a line per site with its share of forgotten samples over epochs.
+
+    Under ``epochs`` the document has epoch (from 0, as text) -> site -> share.
+    """
+    epochs = sorted(document["epochs"], key=int)
+    sites = sorted({site for epoch in epochs for site in document["epochs"][epoch]})
+    figure = new_figure(8, 4)
+    axes = figure.add_subplot()
+    styles = line_styles(sites)
+    for site, style in styles.items():
+        shares = {int(epoch) + 1: document["epochs"][epoch].get(site) for epoch in epochs}
+        known = {epoch: 100 * share for epoch, share in shares.items() if share is not None}
+        axes.plot(list(known), list(known.values()), markersize=4, label=site, **style.options())
+    over_rounds(axes)
+    axes.set_xlabel("epoch")
+    axes.set_ylabel("forgotten training samples, %")
+    axes.set_ylim(bottom=0)
+    title = f"{document['variant']}: correct by the local model, but wrong by the averaged model"
+    figure.suptitle(title, fontsize="medium")
+    line_legend(figure, styles)
+    return {"forgotten.png": figure}
+
+
+def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
+    """Draw ``buffer.png``, a contact sheet: a row per site, a block of M maps per class."""
+    sites, first_columns, width = document["sites"], *_blocks(document["sites"])
+    figure = new_figure(1.4 + 0.9 * width, 1.2 + 0.95 * len(sites))
+    panels = figure.subplots(len(sites), width, squeeze=False)
+    names = document["classes"]
+    for axes in panels.flatten():
+        without_frame(axes)
+    for label, first in first_columns.items():
+        name = str(names[int(label)]) if names else f"class {label}"
+        panels[0, first].set_title(name, fontsize="small", loc="left")
+    for row, (site, maps) in enumerate(sites.items()):
+        panels[row, 0].set_ylabel(site, rotation=0, ha="right", va="center", fontsize="small")
+        for label, first in first_columns.items():
+            for offset, cells in enumerate(maps.get(label, ())):
+                grid = np.reshape(cells, document["grid"])
+                panels[row, first + offset].imshow(grid, cmap=SALIENCY)
+    figure.suptitle(
+        "Attention buffer: rollout maps that each hospital\n"
+        "chose to send (each map has its own colour scale)",
+        fontsize="medium",
+    )
+    return {"buffer.png": figure}
+
+
+def _blocks(sites: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, int], int]:
+    """Return the first column of each class's block, and the total number of columns.
+
+    A block is as wide as the site with the most maps of the class needs.
+    """
+    first_columns: dict[str, int] = {}
+    column = 0
+    for label in sorted({label for maps in sites.values() for label in maps}, key=int):
+        first_columns[label] = column
+        column += max(len(maps.get(label, ())) for maps in sites.values())
+    return first_columns, column

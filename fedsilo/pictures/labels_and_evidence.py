@@ -1,0 +1,166 @@
+"""Draws the labels of each site, and how reliable the model's certainty is."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsilo.core.drawing.palette import CATEGORIES, GREY, LIGHT, colours, line_styles, shades
+from fedsilo.pictures.panel_grids import new_figure
+from fedsilo.server_app.records.many_sites import MANY, worst
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+NDArray = npt.NDArray[Any]
+
+_LEGEND = 18  # names for which a legend beside the picture has room
+
+
+def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
+    """Draw the reliability diagram, and accuracy against vacuity, over all sites' samples.
+
+    Returns:
+        File name -> figure.
+    """
+    figure = new_figure(11.5, 4.6)
+    left, right = figure.subplots(1, 2)
+    _draw_bins(left, document["reliability"], "confidence")
+    left.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="perfectly calibrated")
+    left.set_title("Reliability", fontsize="medium")
+    _draw_bins(right, document["certainty"], "vacuity (1: no evidence)")
+    right.set_title("Accuracy against vacuity", fontsize="medium")
+    handles, _ = left.get_legend_handles_labels()
+    figure.legend(handles=handles, fontsize="small", loc="outside right upper")
+    figure.suptitle("Accuracy on test samples by the model's own certainty", fontsize="medium")
+    return {"evidence.png": figure}
+
+
+def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
+    """Draw a bar for each filled bin over all sites, and a line per site.
+
+    With more than twenty sites, only the five least accurate have a line.
+    """
+    shown = (
+        list(sites)
+        if len(sites) <= MANY
+        else worst({s: _compute_accuracy(sites[s]) for s in sites})
+    )
+    for site, style in line_styles(shown).items():
+        filled = [cell for cell in sites[site].values() if cell["count"]]
+        axes.plot(
+            [cell["mean"] for cell in filled],
+            [cell["right"] / cell["count"] for cell in filled],
+            label=site,
+            linewidth=1,
+            markersize=4,
+            alpha=0.8,
+            **style.options(),
+        )
+    _draw_total(axes, _sum_over_sites(sites))
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1.02)
+    axes.set_xlabel(f"{label}; numbers: samples")
+    axes.set_ylabel("accuracy")
+    axes.grid(alpha=0.3)
+
+
+def _compute_accuracy(bins: Mapping[str, Any]) -> float:
+    """Return a site's accuracy; 1 if it has no samples."""
+    count = sum(cell["count"] for cell in bins.values())
+    return sum(cell["right"] for cell in bins.values()) / count if count else 1.0
+
+
+def _sum_over_sites(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
+    """Sum over sites: bin -> number of samples, correct predictions, sum of certainties."""
+    total: dict[str, tuple[float, float, float]] = {}
+    for bins in sites.values():
+        for place, cell in bins.items():
+            count, right, weighted = total.get(place, (0.0, 0.0, 0.0))
+            total[place] = (
+                count + cell["count"],
+                right + cell["right"],
+                weighted + cell["count"] * cell["mean"],
+            )
+    return total
+
+
+def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> None:
+    """Draw each filled bin's accuracy as a bar, and its number of samples at the mean certainty."""
+    for place, (count, right, weighted) in total.items():
+        if not count:
+            continue
+        axes.bar(
+            int(place) / len(total) + 0.5 / len(total),
+            right / count,
+            0.9 / len(total),
+            color=LIGHT,
+            zorder=0,
+        )
+        axes.text(
+            weighted / count,
+            0.02,
+            f"{count:.0f}",
+            ha="center",
+            fontsize="x-small",
+            zorder=3,  # above the lines of sites whose accuracy is 0
+            bbox={"boxstyle": "round,pad=0.1", "facecolor": "white", "edgecolor": "none"},
+        )
+
+
+def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
+    """Draw the number of samples in each class at each site (FedEvPrompt, figure 2).
+
+    Returns:
+        File name -> figure; empty if a site does not report its label counts.
+    """
+    sites = list(silos)
+    if not all(silos[site]["label_counts"] for site in sites):
+        return {}  # at trust 'sums', hospitals do not report label counts
+    counts = np.array([np.sum([*silos[s]["label_counts"].values()], axis=0) for s in sites])
+    names: Sequence[str] = silos[sites[0]].get("classes") or [
+        f"class {label}" for label in range(counts.shape[1])
+    ]
+    if len(sites) > MANY:
+        return {"distribution.png": _spread_of_labels(counts, names)}
+    figure = new_figure(3.3 + 0.9 * len(sites), 4.2)
+    axes = figure.subplots()
+    bottom, named_every = np.zeros(len(sites)), math.ceil(len(names) / _LEGEND)
+    coloured = colours(names) if len(names) <= len(CATEGORIES) else shades(names)
+    for label, (name, colour) in enumerate(coloured.items()):
+        heights = counts[:, label]
+        # Shades change gradually from class to class, so a few names in the legend are enough
+        shown = name if label % named_every == 0 else None
+        axes.bar(sites, heights, bottom=bottom, label=shown, color=colour, edgecolor="white")
+        bottom += heights
+    for place, total in enumerate(bottom):
+        axes.text(place, total, f"{total:.0f}", ha="center", va="bottom", fontsize="x-small")
+    axes.set_ylabel("samples, all splits")
+    axes.set_xticks(range(len(sites)), sites, rotation=40, ha="right", fontsize="small")
+    figure.legend(fontsize="small", loc="outside right upper", reverse=True)
+    axes.set_title("Samples of each hospital by class", fontsize="medium")
+    return {"distribution.png": figure}
+
+
+def _spread_of_labels(counts: NDArray, names: Sequence[str]) -> Figure:
+    """Draw the sites by size, and the spread of each class over sites.
+
+    ``counts`` has shape (sites, classes).
+    """
+    figure = new_figure(11.5, 4.2)
+    left, right = figure.subplots(1, 2)
+    sizes = np.sort(counts.sum(axis=1))[::-1]
+    left.bar(range(1, len(sizes) + 1), sizes, width=1.0, color=CATEGORIES[0])
+    left.set_xlabel(f"{len(sizes)} sites, largest first")
+    left.set_ylabel("samples, all splits")
+    right.boxplot(counts, whis=(5, 95), showfliers=False)
+    right.set_xticks(range(1, len(names) + 1), names, rotation=40, ha="right", fontsize="small")
+    right.set_ylabel("samples of the class at a site")
+    right.set_title("median, middle half and middle 90 % of sites", fontsize="small")
+    figure.suptitle("Samples of the hospitals by class", fontsize="medium")
+    return figure

@@ -1,0 +1,239 @@
+"""Learning curves of a run as PNG, as in the UEFL paper's figures 7 to 11."""
+
+from __future__ import annotations
+
+import io
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from fedsilo.core.drawing.palette import BLACK, GREY, LIGHT, LineStyle, line_styles
+from fedsilo.core.drawing.panels import line_legend
+from fedsilo.core.errors import RunDirectoryError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.one_line import as_word, reason_of
+from fedsilo.pictures.documents import (
+    draw_buffer,
+    draw_cross,
+    draw_forgotten,
+    draw_routing,
+)
+from fedsilo.pictures.labels_and_evidence import draw_distribution, draw_evidence
+from fedsilo.pictures.panel_grids import over_rounds, panel_grid
+from fedsilo.pictures.topology import draw_edge_weights, draw_topology
+from fedsilo.runs.finished_run import FinishedRun
+from fedsilo.server_app.records.many_sites import MANY, worst
+from fedsilo.server_app.records.recorder import UPDATE
+from fedsilo.server_app.records.run_directory import RunDirectory
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Lines = Mapping[str, Mapping[int, float]]
+Series = dict[str, dict[int, float]]
+_BANDS = ((0.05, 0.95, LIGHT), (0.25, 0.75, GREY))
+
+
+def draw_lines(
+    axes: Axes, lines: Lines, styles: Mapping[str, LineStyle], *, high_is_worse: bool = False
+) -> None:
+    """Draw ``lines``, name -> round -> value, as ``styles`` say, or of many their spread."""
+    many = len(lines) > MANY
+    if many:
+        _draw_spread(axes, lines)
+        last = {name: line[max(line)] for name, line in lines.items()}
+        lines = {name: lines[name] for name in worst(last, high_is_worse=high_is_worse)}
+        styles = line_styles(list(lines))
+    for name, line in lines.items():
+        style = styles[name].options()
+        axes.plot(list(line), list(line.values()), label=name, markersize=4, **style)
+    if many:
+        axes.legend(fontsize="x-small")
+
+
+def _draw_spread(axes: Axes, lines: Lines) -> None:
+    rounds = sorted({round_ for line in lines.values() for round_ in line})
+    at = [[line[round_] for line in lines.values() if round_ in line] for round_ in rounds]
+    for low, high, colour in _BANDS:
+        edges = np.array([np.quantile(values, (low, high)) for values in at])
+        label = f"{low:.0%} to {high:.0%} of {len(lines)}"
+        axes.fill_between(rounds, *edges.T, color=colour, alpha=0.6, linewidth=0, label=label)
+    axes.plot(rounds, [np.median(values) for values in at], color=BLACK, label="median")
+
+
+CURVES = {
+    "accuracy": "accuracy",
+    "entropy": "entropy (nats)",
+    "perplexity": "codebook perplexity",
+    "codebook-loss": "codebook loss (eq. 6)",
+    "loss": "loss (nats)",
+}
+
+_CONTRIBUTIONS = {"norm": "norm of update", "cosine": "cosine to the model's step"}
+_ONE_ROW = 4  # panels at most
+_DPI = 120
+
+# JSON file of a run -> function that draws it
+_DRAWN_BY: Mapping[str, Callable[[Any], Mapping[str, Figure]]] = {
+    "silos.json": draw_distribution,
+    "cross.json": draw_cross,
+    "topology.json": draw_topology,
+    "closeness.json": draw_edge_weights,
+    "forgotten.json": draw_forgotten,
+    "buffer.json": draw_buffer,
+    "routing.json": draw_routing,
+    "evidence.json": draw_evidence,
+}
+
+
+def series(
+    rows: Iterable[Mapping[str, str]],
+    metric: str,
+    distribution_of: Mapping[str, str],
+    split: str = "test",
+) -> Series:
+    """Return, per distribution, the mean value on ``split`` over its sites by round."""
+    values_of: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for row in rows:
+        if row["split"] == split and row["metric"] == metric:
+            name = distribution_of.get(row["site"], row["site"])  # 'all': of a run for sums
+            values_of[name][int(row["round"])].append(float(row["value"]))
+    return {
+        name: {round_: sum(values) / len(values) for round_, values in sorted(rounds.items())}
+        for name, rounds in sorted(values_of.items())
+    }
+
+
+def draw_run(directory: RunDirectory) -> Iterator[Path]:
+    """Draw all pictures of a run; yield the place of each.
+
+    Raises:
+        RunDirectoryError: the run has not ended.
+    """
+    yield from draw_curves(directory)
+    yield from draw_documents(directory)
+
+
+def draw_pictures(directory: RunDirectory, say: Callable[[str], None]) -> None:
+    """Draw the pictures of a run that has ended, each by itself.
+
+    A run is complete without them: a picture that cannot be drawn, whatever the reason, is a line,
+    and the others are drawn.
+    """
+    drawing: dict[str, Callable[[], object]] = {"metrics.csv": partial(draw_curves, directory)}
+    for name in _DRAWN_BY:
+        if (directory.path / name).is_file():
+            drawing[name] = partial(_draw_document, directory, name)
+    for name, draw in drawing.items():
+        try:
+            draw()
+        except Exception as error:  # matplotlib's own, a full disk: the run has ended well
+            say(
+                f"cannot draw {name} ({reason_of(error)}); the run is complete without it; to try "
+                f"again: fedsilo plot {as_word(directory.path)}"
+            )
+
+
+def draw_curves(directory: RunDirectory) -> list[Path]:
+    """Draw ``curves.png`` from the run's files: test metrics, or validation metrics without those.
+
+    If sites sent updates, ``contributions.png`` shows each site's update in each round.
+
+    Raises:
+        RunDirectoryError: the run has not ended.
+    """
+    run = FinishedRun(directory.path)
+    summary, rows = run.summary, run.metric_rows
+    distribution_of = {site: facts["distribution"] for site, facts in run.silos.items()}
+    split = "test" if any(row["split"] == "test" for row in rows) else "val"
+    curves = {metric: series(rows, metric, distribution_of, split) for metric in CURVES}
+    drawn = {metric: lines for metric, lines in curves.items() if lines}
+    if not drawn:
+        return []
+    title = f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}"
+    panels = {f"{split} {CURVES[metric]}": lines for metric, lines in drawn.items()}
+    marks = {int(round_): mark for round_, mark in summary["marks"].items()}
+    pictures = {"curves.png": _draw_lines(title, panels, f"{split} accuracy", marks)}
+    if sites := {row["site"]: row["site"] for row in rows if row["split"] == UPDATE}:
+        updates = {
+            label: series(rows, metric, sites, UPDATE) for metric, label in _CONTRIBUTIONS.items()
+        }
+        title = "Each site's update, round by round"
+        pictures["contributions.png"] = _draw_lines(title, updates, _CONTRIBUTIONS["cosine"])
+    return _write_pictures(directory, pictures)
+
+
+def _draw_lines(
+    title: str,
+    panels: Mapping[str, Series],
+    better_high: str,
+    marks: Mapping[int, str] | None = None,
+) -> Figure:
+    """Return a picture of lines over rounds, up to four panels in a row, or more in rows of three.
+
+    ``panels`` is label -> lines, ``better_high`` the label of the panel in which a high value is
+    better, and ``marks`` what happened in which round.
+    """
+    columns = len(panels) if len(panels) <= _ONE_ROW else 3
+    figure, grid = panel_grid(len(panels), columns, (4.2, 3.2), (1.2, 0.4))
+    styles = line_styles(sorted({name for lines in panels.values() for name in lines}))
+    for axes, (label, lines) in zip(grid, panels.items(), strict=True):
+        draw_lines(axes, lines, styles, high_is_worse=label != better_high)
+        for round_ in marks or ():
+            axes.axvline(round_, linestyle="--", color=GREY, linewidth=1)
+        over_rounds(axes)
+        axes.set_xlabel("round")
+        axes.set_ylabel(label)
+    if len(styles) <= MANY:
+        line_legend(figure, styles)
+    said = [f"round {round_}: {mark}" for round_, mark in (marks or {}).items()]
+    figure.supxlabel("\n".join(said), fontsize="small", color=GREY)
+    figure.suptitle(title, fontsize="medium")
+    return figure
+
+
+def draw_documents(directory: RunDirectory) -> list[Path]:
+    """Draw each JSON file of a run that has a picture; return the pictures' files.
+
+    Raises:
+        RunDirectoryError: one of them is of another form.
+    """
+    paths: list[Path] = []
+    for name in _DRAWN_BY:
+        if (directory.path / name).is_file():
+            paths += _draw_document(directory, name)
+    return paths
+
+
+def _draw_document(directory: RunDirectory, name: str) -> list[Path]:
+    try:
+        pictures = _DRAWN_BY[name](directory.read_json(name))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise RunDirectoryError(
+            f"cannot draw {directory.path / name} ({type(error).__name__}): the file has another "
+            "form; was it altered, or written by another version of fedsilo?"
+        ) from None
+    return _write_pictures(directory, pictures)
+
+
+def _write_pictures(directory: RunDirectory, pictures: Mapping[str, Figure]) -> list[Path]:
+    """Write pictures, file name -> figure, and return their paths."""
+    for name, figure in pictures.items():
+        write_picture(directory.path / name, figure)
+    return [directory.path / name for name in pictures]
+
+
+def write_picture(path: Path, figure: Figure) -> None:
+    """Write a figure as PNG, completely or not at all."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    picture = io.BytesIO()
+    figure.set_dpi(_DPI)
+    canvas: Any = FigureCanvasAgg(figure)  # untyped
+    canvas.print_png(picture)  # 'savefig' would draw all of it twice
+    write_atomically(path, picture.getvalue())

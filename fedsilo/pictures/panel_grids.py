@@ -1,0 +1,83 @@
+"""Common parts of the pictures of runs: figures without pyplot, grids of panels, a title."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedsilo.core.errors import FedsiloError, SettingError
+from fedsilo.core.settings.schema import without_groups
+from fedsilo.runs.finished_run import FinishedRun
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of a size in inches."""
+    from matplotlib.figure import Figure  # not pyplot, which has global state and wants a display
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def panel_grid(
+    count: int,
+    columns: int,
+    panel: tuple[float, float],
+    margin: tuple[float, float] = (0.0, 0.0),
+    **shared: Any,
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure with ``count`` panels, in rows of at most ``columns``.
+
+    ``panel`` is the width and height of a panel in inches; ``margin`` is added to the size of the
+    whole figure. ``shared`` are ``sharex`` and ``sharey`` of matplotlib.
+    """
+    columns = min(columns, count)
+    rows = -(-count // columns)
+    figure = new_figure(margin[0] + panel[0] * columns, margin[1] + panel[1] * rows)
+    panels = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
+    for axes in panels[count:]:
+        axes.set_axis_off()
+    return figure, panels[:count]
+
+
+def over_rounds(axes: Axes) -> None:
+    """Put whole numbers on the axis of rounds or epochs, and a grid behind the lines."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+    axes.grid(alpha=0.3)
+
+
+def run_title(run: FinishedRun) -> str:
+    """Return a run's name, and below it the method with those settings that are not the default."""
+    own = run.settings.own
+    usual = without_groups(type(own)())
+    switches = [
+        f"{key} {value}" for key, value in without_groups(own).items() if value != usual[key]
+    ]
+    lines = textwrap.wrap(", ".join([run.summary["title"], *switches]), 40, break_on_hyphens=False)
+    return "\n".join([run.path.resolve().name, *lines])
+
+
+@contextmanager
+def naming(run_dir: Path) -> Iterator[None]:
+    """Put the run directory before the text of an error, because a command may read several."""
+    try:
+        yield
+    except FedsiloError as error:
+        text = str(error)
+        raise type(error)(text if str(run_dir) in text else f"{run_dir}: {text}") from None
+
+
+def refuse_shared_state(state_dir: Path | None, runs: Sequence[Path], sites: int) -> None:
+    """Raise a SettingError if one folder of private state is given for several runs or sites."""
+    if state_dir and (len(runs) > 1 or sites > 1):
+        raise SettingError(
+            f"--state-dir {state_dir} holds the state of one site in one run: name one run and one "
+            "site, or remove it if the run directories have the states"
+        )

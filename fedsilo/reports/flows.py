@@ -1,0 +1,84 @@
+"""Describes the data flows of a run in short sentences by level of trust, and in a picture."""
+
+import itertools
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fedsilo.core.drawing.palette import BLUE, GREEN, ORANGE
+from fedsilo.core.one_line import counted
+from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
+from fedsilo.pages.page import Picture, environment
+from fedsilo.server_app.records.summary import ALWAYS_LEAVES, BY_TRUST
+
+_WORDS = 25  # most words in a sentence
+_START = 30  # characters by which a sentence is known, also one of an earlier version
+_OUTSIDE = r"(?![^(]*\))"  # brackets
+_STOPS = re.compile(rf"; {_OUTSIDE}|(?<=[a-z)])\. ")
+_BREAKS = re.compile(rf"(?<=[;:,.]) (?=\S){_OUTSIDE}")
+
+
+@cache
+def _texts() -> Mapping[str, Any]:
+    text = (Path(__file__).parent / "templates" / "flows.yaml").read_text(encoding="utf-8")
+    texts: Mapping[str, Any] = yaml.safe_load(text)
+    return texts
+
+
+def sentences(level: str, leaves: Sequence[str]) -> dict[str, list[str]]:
+    """Describe the data that leave a site at the start, in replies, at the end, by the method.
+
+    ``leaves`` are the sentences of ``privacy.json``; those of the method itself are split.
+    """
+    said = (*ALWAYS_LEAVES, *itertools.chain.from_iterable(BY_TRUST.values()))
+    known = tuple(one[:_START] for one in said)
+    own = [short for text in leaves if not text.startswith(known) for short in shortened(text)]
+    always = "When something fails, the error's text leaves; it has no values of patients."
+    texts = _texts()[level]
+    return {
+        "At the start": texts["start"],
+        "With each reply": [*texts["reply"], always],
+        "At the end": texts["end"],
+        "What this method sends": own,
+    }
+
+
+def shortened(text: str) -> Iterator[str]:
+    """Yield a text as sentences of at most 25 words, cut at its own stops."""
+    for part in filter(None, _STOPS.split(text)):
+        yield from (f"{one[:1].upper()}{one[1:].rstrip('.,:;')}." for one in _cut(part.strip()))
+
+
+def _cut(text: str) -> Iterator[str]:
+    if len(text.split()) <= _WORDS:
+        yield text
+        return
+    words = text.split()
+    places = [len(text[: at.start()].split()) for at in _BREAKS.finditer(text)]
+    middle = min(places or [_WORDS], key=lambda place: abs(place - len(words) / 2))
+    for half in (words[:middle], words[middle:]):
+        yield from _cut(" ".join(half))
+
+
+def picture(level: str, sites: int, epsilon: str) -> Picture:
+    """Return the picture of what flows between hospitals, server and readers of the model.
+
+    ``epsilon`` is what a hospital spends at most, or an empty string without a guarantee.
+    """
+    texts = _texts()[level]
+    sent, measured = texts["picture"]
+    mark, hospitals = texts["mark"], counted(sites, "hospital")
+    if epsilon:
+        mark += f" ({'' if level == NOBODY else 'weights: '}epsilon {epsilon})"
+    colour = {SERVER: ORANGE, SUMS: BLUE, NOBODY: GREEN}[level]
+    words = {"hospitals": hospitals, "sent": sent, "measured": measured, "mark": mark}
+    svg = environment().get_template("flow.svg").render(words, colour=colour, blue=BLUE).strip()
+    alt = (
+        f"The server sends {hospitals} the model. Each sends back {sent} and {measured}: "
+        f"{mark}. Records of patients stay at the hospitals."
+    )
+    return Picture(svg, alt, f"What flows where at 'trust: {level}'.")

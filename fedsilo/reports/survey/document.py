@@ -1,0 +1,73 @@
+"""Reads a survey again: the content of ``survey.json``."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+
+from fedsilo.core.errors import RunDirectoryError
+from fedsilo.core.files.text_files import file_fault
+from fedsilo.core.survey import MeasuredFeature, Survey
+from fedsilo.pages.number_texts import edge_names
+
+
+class Between(BaseModel):
+    """How far two sites are apart in a feature, or in the labels if ``feature`` is empty."""
+
+    model_config = ConfigDict(frozen=True)
+
+    sites: tuple[str, str]
+    distance: float
+    feature: str = ""
+
+
+class Distances(BaseModel):
+    """The distances in a split, largest first."""
+
+    labels: list[Between] = []
+    features: list[Between] = []
+
+
+def _answer(parts: dict[str, Any]) -> Survey:
+    fields = {name.replace("-", "_"): part for name, part in parts.items()}
+    return Survey.model_validate_json(json.dumps(fields))
+
+
+class SurveyDocument(BaseModel):
+    """The result of a survey, read from ``survey.json``."""
+
+    version: Literal[1]
+    run: str
+    dataset: str
+    asked: str  # when
+    sites: dict[str, Annotated[Survey, BeforeValidator(_answer)]]  # the answers
+    distances: dict[str, Distances]  # split -> distances
+    refused: tuple[str, ...]  # why others gave no answer
+
+
+def read_survey_document(path: Path) -> SurveyDocument:
+    """Return the content of a ``survey.json``.
+
+    Raises:
+        RunDirectoryError: it does not exist, is damaged, or is of another version.
+    """
+    if fault := file_fault(path):  # a pipe would be waited for
+        raise RunDirectoryError(f"{path} {fault}: survey again")
+    try:
+        return SurveyDocument.model_validate_json(path.read_bytes())
+    except OSError as error:
+        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValidationError, AttributeError) as error:
+        raise RunDirectoryError(
+            f"{path} is damaged, or of another version of fedsilo ({type(error).__name__}): survey "
+            "again"
+        ) from None
+
+
+def cell_names(feature: MeasuredFeature) -> list[str]:
+    """Return the names of the cells of a feature's histogram."""
+    if not feature.cells:  # it declares neither edges nor levels
+        return []
+    names = edge_names(feature.edges) if feature.edges else feature.levels
+    return [*names, *(["no value"] if feature.lacking else [])]

@@ -1,0 +1,57 @@
+"""Prints the papers' numbers next to those of a finished run, for the command that ran it."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from fedsilo.runs.published.published_numbers import Numbers, Published
+from fedsilo.server_app.run.terminal import print_table, printer
+
+
+def print_published(
+    summary: Mapping[str, Any], published: Published, headline: Sequence[str], console: Console
+) -> None:
+    """Print the table of a paper's numbers, or why the paper has none; nothing on other data.
+
+    Args:
+        summary: the content of ``summary.json``.
+        published: the paper's numbers for the run.
+        headline: the metrics of the run's data set to show, in this order.
+        console: where to print.
+    """
+    say = printer(console)
+    if published.numbers:
+        print_table(console, published_table(summary, published.numbers, headline))
+        say("published: the numbers from the paper, measured in the paper's own setting")
+    elif published.unlike:
+        say(f"no published numbers, because the paper measured another setting: {published.unlike}")
+
+
+def published_table(summary: Mapping[str, Any], numbers: Numbers, headline: Sequence[str]) -> Table:
+    """Build a table with a row per site, distribution or "all" for which the paper has numbers.
+
+    Each metric has two columns: the run's and the paper's. A paper may print fewer metrics than a
+    run has, and a run may lack a site; a column or row of one side only is left out.
+    """
+    measured = {**summary["distributions"], **summary["sites"], "all": summary["mean"]}
+    printed = {metric for row in numbers.values() for metric in row}
+    metrics = [metric for metric in headline if metric in printed]
+    table = Table(title="Next to the paper", title_justify="left")
+    table.add_column("site")
+    for metric in metrics:
+        table.add_column(f"test {metric}", justify="right")
+        table.add_column(f"published {metric}", justify="right")
+    for name, row in numbers.items():
+        if name not in measured:
+            continue
+        cells = []
+        for metric in metrics:
+            cells += [_cell(measured[name], metric), _cell(row, metric)]
+        table.add_row(name, *cells, style="bold" if name == "all" else "")
+    return table
+
+
+def _cell(row: Mapping[str, float], metric: str) -> str:
+    return f"{row[metric]:.3f}" if metric in row else ""

@@ -1,0 +1,155 @@
+"""A finished run's model at a site, opened to predict: network, preprocessing, classes."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import Tensor
+
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.training.evaluation import Measured, Probe, predict_batches
+from fedsilo.core.errors import CheckpointError, DataError, SettingError
+from fedsilo.core.files.state_files import state_digest
+from fedsilo.core.messages import INCOMING
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.datasets.registry import data_set
+from fedsilo.datasets.silo.silos import Silo, Split
+from fedsilo.models.networks.encoders import float_inputs
+from fedsilo.models.networks.probability_model import PixelStatistics, ProbabilityModel
+from fedsilo.models.networks.site_network import SiteNetwork, evidences
+from fedsilo.runs.trained_site import Silos, check_same_samples
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A site's model after a finished run, as ``FinishedRun.model`` opens it.
+
+    Attributes:
+        run_dir: the run directory.
+        title: the title of the run's method.
+        sites: site -> its facts in silos.json, of all sites of the run.
+        lab: the site's lab of the run's method, after the last round.
+        measured: the measured network in eval mode, on the device.
+        own: whether it is this site's alone; else every site has the same.
+    """
+
+    run_dir: Path
+    title: str
+    sites: Silos
+    lab: Lab
+    measured: Measured
+    own: bool
+
+    @property
+    def network(self) -> SiteNetwork:
+        """The network, in eval mode, on the device."""
+        return self.measured.network
+
+    @property
+    def site(self) -> str:
+        """The site's name."""
+        return self.silo.name
+
+    @property
+    def silo(self) -> Silo:
+        """The site's data, a table's features standardised."""
+        return self.lab.silo
+
+    @property
+    def common(self) -> CommonSettings:
+        """The run's settings, with this machine's data directory."""
+        return self.lab.common
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The names of the classes, or their numbers if they have none."""
+        return self.silo.class_names()
+
+    def inputs(self, split: str = "test") -> Tensor:
+        """Return a split's samples as the network takes them: (n, *input_shape) float32."""
+        inputs: Tensor = float_inputs(self.samples(split).inputs)
+        return inputs
+
+    def samples(self, split: str) -> Split:
+        """Return the samples of a split, or raise a SettingError if there is no such split."""
+        splits = self.silo.splits()
+        if split not in splits:
+            raise SettingError(f"there is no split '{split}': it is one of {', '.join(splits)}")
+        return splits[split]
+
+    def probabilities(
+        self, batches: Iterable[Tensor], split: str, probe: Probe | None = None
+    ) -> Tensor:
+        """Return class probabilities (n, classes) as the run's final evaluation of a split does."""
+        lab = self.lab
+        key = (lab.instruction.round, self.site, INCOMING, split)  # of the dropout samples
+        return predict_batches(self.network, batches, lab.sampling, lab.compute, key, probe)
+
+    def pixel_standardisation(self) -> PixelStatistics | None:
+        """Return mean and scale by which pixels are standardised, or None if they are not."""
+        return data_set(self.common.dataset).pixel_standardisation(self.common)
+
+    def module(self) -> ProbabilityModel:
+        """Return a module from samples as they are read to class probabilities, without dropout.
+
+        It shares the network's weights and device.
+        """
+        pixels = self.pixel_standardisation()
+        module = ProbabilityModel(self.network, self.silo.standardisation, pixels)
+        return module.to(self.lab.compute.device)
+
+    def weights_digest(self) -> str:
+        """Return a SHA-256 of all that decides its answers: weights, priors, standardisation."""
+        arrays = {n: array.cpu().numpy() for n, array in self.network.state_dict().items()}
+        for number, evidence in enumerate(evidences(self.network)):
+            arrays[f"prior.{number}"] = evidence.prior.cpu().numpy()
+        if metrics := self.silo.standardisation:
+            arrays |= {"figures.mean": metrics.mean, "figures.std": metrics.std}
+        return state_digest(arrays, {})
+
+
+def open_model(
+    lab: Lab, run_dir: Path, title: str, sites: Silos, best: bool = False
+) -> TrainedModel:
+    """Open the network of a site's lab in eval mode; ``FinishedRun.model`` calls it.
+
+    For the other arguments see ``TrainedModel``; ``best`` says that it is that of the best round.
+
+    Raises:
+        FedsiloError: its arrays or the site's own part cannot be read.
+    """
+    try:
+        network = lab.open()
+    except CheckpointError as error:
+        if not best:
+            raise
+        raise SettingError(
+            f"{run_dir}: site {lab.silo.name} has a part of the model for itself, and that of the "
+            f"best round is gone, as sites keep the newest two ({error}); go without --best"
+        ) from None
+    measured = next(iter(lab.session.method.measured(lab, network)))
+    measured.network.eval()
+    own = (
+        "stored" in vars(lab)  # the site's own state was read
+        or bool(evidences(measured.network))  # whose prior is the site's
+        or (lab.silo.standardisation is not None and lab.common.standardise == "site")
+    )
+    return TrainedModel(run_dir, title, sites, lab, measured, own)
+
+
+def refuse_other_rows(model: TrainedModel, split: str) -> None:
+    """Refuse a split that is no longer the run's.
+
+    Raises:
+        DataError: a sample was changed, added or left out since.
+    """
+    model.samples(split)
+    check_same_samples(model.run_dir, model.sites.get(model.site, {}), model.silo, split)
+
+
+def refuse_table_or_images(model: TrainedModel, table: bool) -> None:
+    """Raise a DataError for rows of a table with a model of images, and the reverse."""
+    if bool(model.silo.features) == table:
+        return
+    fits = "is images: give files by --images" if table else "is a table: give rows by --table"
+    raise DataError(f"data set '{model.common.dataset}' {fits}")

@@ -1,0 +1,194 @@
+"""Opens a site of a finished run on the machine that has its data, as in the last round.
+
+Nothing is sent or written.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord, RecordDict
+
+from fedsilo.client_app.lab import Lab
+from fedsilo.client_app.session import finished_session
+from fedsilo.client_app.site.private_state import SiteState
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.files.state_files import load_state
+from fedsilo.core.messages import (
+    ARRAYS,
+    CONFIG,
+    EVALUATE,
+    STANDARDISED,
+    Instruction,
+    Notes,
+)
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.site_facts import SiteFacts
+from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.silo.silos import Silo
+from fedsilo.datasets.weights.backbones import backbone_digest
+from fedsilo.server_app.config.settings import RunSettings
+from fedsilo.server_app.records import forms
+from fedsilo.server_app.records.run_directory import BEST, MODEL, STANDARDISATION, RunDirectory
+from fedsilo.strategies.loop.ask import first_question
+from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.methods.registry import strategy_class
+from fedsilo.strategies.wire.records import NDArray, to_record
+
+Silos = Mapping[str, Mapping[str, Any]]  # silos.json: site -> its sizes, labels, fingerprints
+
+
+def open_site(
+    run_dir: Path,
+    settings: RunSettings,
+    silos: Silos,
+    rounds: int,
+    site: str,
+    state_dir: Path | None = None,
+    best: bool = False,
+    split: str = "",
+) -> Lab:
+    """Open a site of a finished run as its method's ``Lab``, which can open the network.
+
+    ``FinishedRun.lab`` calls it with what the run directory says.
+
+    Args:
+        run_dir: the run directory.
+        settings: the run's settings, with this machine's data folder.
+        silos: site -> its facts in silos.json.
+        rounds: how many rounds the run had.
+        site: the site's name.
+        state_dir: the folder of the site's private state; None for that in the run directory.
+        best: whether to use the model of the best round, if the run kept it.
+        split: the split whose samples will be shown, which must be unchanged since the run. Empty
+            if no samples will be shown.
+
+    Raises:
+        FedsiloError: no part of the run's model is on this machine, or the split has changed.
+    """
+    common = settings.common
+    if common.network == "vit" and site in silos:
+        refuse_other_backbone(
+            run_dir, common, {silos[site].get("backbone", "")}, "bring those back"
+        )
+    silo = load_silo(site, common)
+    known = silos.get(site, {})
+    if silo.schema != known.get("schema", silo.schema):
+        raise DataError(
+            f"the data of site {site} have another schema (columns, classes, size) than in the run "
+            f"in {run_dir}: restore those data, or name their folder by --data-dir"
+        )
+    if split:
+        check_same_samples(run_dir, known, silo, split)
+    folder = state_dir or run_dir / "sites" / site
+    path = run_dir / (BEST if best else MODEL)
+    if path.is_file():
+        content, instruction = _last_message(path, settings, silos, silo)
+    else:
+        content, instruction = _message_without_model(path, common, folder, rounds, silo, best)
+    session = finished_session(common, settings.own, silo)
+    return Lab(session, content, instruction, SiteState(folder, session.digest))
+
+
+def refuse_other_backbone(
+    run_dir: Path, common: CommonSettings, digests: Collection[str], fix: str
+) -> None:
+    """Raise a SettingError if the digest of the local backbone weights is none of the run's.
+
+    ``fix`` is the advice at the end of the message.
+    """
+    if backbone_digest(common) not in digests:
+        raise SettingError(
+            f"the weights that 'backbone-weights' names ('{common.backbone_weights}') are not "
+            f"those of the run in {run_dir}: {fix}"
+        )
+
+
+def check_same_samples(run_dir: Path, known: Mapping[str, Any], silo: Silo, split: str) -> None:
+    """Check that a split has the same samples, in the same order, as in the run.
+
+    A site that did not send fingerprints cannot be checked, so it passes. ``known`` is the site's
+    entry in silos.json.
+
+    Raises:
+        DataError: a sample was changed, moved, added or left out since the run.
+    """
+    then = known.get("fingerprints", {})
+    if split in then and silo.fingerprints[split] != then[split]:
+        raise DataError(
+            f"the {split} rows of site {silo.name} are not those of the run in {run_dir}: "
+            "restore its data, or name them by --data-dir"
+        )
+
+
+def _message_without_model(
+    path: Path, common: CommonSettings, folder: Path, rounds: int, silo: Silo, best: bool
+) -> tuple[RecordDict, Instruction]:
+    """Build the message of a round after the last, for a site that holds all of its model itself.
+
+    Raises:
+        SettingError: the model of the best round is wanted, or the site's state is not here.
+    """
+    if best:
+        raise SettingError(
+            f"{path} is missing: a run keeps it only with 'server.early-stopping-metric' and a "
+            "shared model; remove --best"
+        )
+    if not any(folder.glob("*.safetensors")):
+        raise SettingError(
+            f"{path} is missing, because method '{common.method}' has no shared model, and "
+            f"{folder} holds no model of the site: name its folder by --state-dir"
+        )
+    content = RecordDict({CONFIG: ConfigRecord({})})
+    if silo.features and common.standardise == "pooled":
+        pooled = RunDirectory(path.parent).read_json(STANDARDISATION)
+        content[STANDARDISED] = to_record(_arrays(pooled, path.parent / STANDARDISATION))
+    # A run may have been stopped before its last round
+    return content, Instruction(round=rounds + 1, phase=EVALUATE)
+
+
+def _last_message(
+    path: Path, settings: RunSettings, silos: Silos, silo: Silo
+) -> tuple[RecordDict, Instruction]:
+    """Rebuild the last message to a site from the file of the model that it brought."""
+    common, content = settings.common, RecordDict({CONFIG: ConfigRecord({})})
+    arrays, facts = load_state(path)
+    forms.check(forms.StateFacts, facts, f"the metadata of {path}")
+    cls = strategy_class(common.method)
+    last = cls.state_class.restored(arrays, facts)
+    method = cls(common, settings.own, _participants(silos, silo))
+    query = first_question(lambda ask: method.evaluate(last, ask), [silo.name], last.stateful_sites)
+    if sent := query.send[silo.name]:
+        content[ARRAYS] = to_record(sent)
+    if "figures" in facts:
+        content[STANDARDISED] = to_record(_arrays(facts["figures"], path))
+    instruction = Instruction(
+        round=last.round + 1,
+        phase=EVALUATE,
+        expects_state=last.kept.get(silo.name, 0),
+        notes=query.notes.get(silo.name, Notes()).to_values(),
+    )
+    return content, instruction
+
+
+def _arrays(standardisation: Mapping[str, Sequence[float]], path: Path) -> dict[str, NDArray]:
+    forms.check(forms.Standardisation, standardisation, f"'figures' of {path}")
+    return {part: np.array(values) for part, values in standardisation.items()}
+
+
+def _participants(silos: Silos, silo: Silo) -> Participants:
+    """Rebuild the participants of the run from silos.json; the task is that of ``silo``."""
+    facts = {
+        site: SiteFacts(
+            site=site,
+            distribution=known["distribution"],
+            input_shape=silo.task.input_shape,
+            classes=silo.task.classes,
+            label_counts=known["label_counts"],
+            fingerprints=known["fingerprints"],
+            features=silo.features,
+        )
+        for site, known in silos.items()
+    }
+    return Participants(facts, {})

@@ -1,0 +1,118 @@
+"""Segmentation networks, an encoder of several scales with a U-Net's decoder, and their loss.
+
+The four encoders of ``pyramids`` and ``swin``, the backbones of FedEFM's paper, share one decoder
+(Ronneberger et al. 2015); ``swinunet`` has its own (``swin``). The loss is cross-entropy plus soft
+Dice (Milletari et al. 2016).
+"""
+
+import itertools
+
+import torch
+from torch import Tensor, nn
+
+from fedsilo.core.errors import SettingError
+from fedsilo.core.seeding import seed_generators
+from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.models.networks.kinds import Task
+from fedsilo.models.networks.segmentation.pyramids import (
+    ConvPyramid,
+    Pyramid,
+    Segmenter,
+    TransPyramid,
+    ViTPyramid,
+    convolution,
+    pixel_head,
+    resize_maps,
+)
+from fedsilo.models.networks.segmentation.swin import SwinPyramid, SwinUnet
+
+
+class PyramidNetwork(Segmenter):
+    """A pyramid with a U-Net's decoder: enlarge, concatenate the finer map, convolve twice."""
+
+    def __init__(self, pyramid: Pyramid, classes: int) -> None:
+        super().__init__(classes)
+        self.pyramid = pyramid
+        self.decoder = nn.ModuleList(
+            nn.Sequential(convolution(fine + coarse, fine), convolution(fine, fine))
+            for fine, coarse in itertools.pairwise(pyramid.widths)
+        )
+        self.head = pixel_head(pyramid.widths[0], classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Map images (batch, channels, h, w), scaled, to logits (batch, classes, h, w)."""
+        *finer, x = self.pyramid(images)
+        for skip, block in zip(reversed(finer), reversed(self.decoder), strict=True):
+            x = block(torch.cat([resize_maps(x, skip.shape[-2:]), skip], dim=1))
+        logits: Tensor = self.head(x)
+        return logits
+
+    def coarsest(self, images: Tensor) -> Tensor:
+        """Return the pyramid's last map (batch, c, rows, columns)."""
+        last: Tensor = self.pyramid(images)[-1]
+        return last
+
+    def trunk(self) -> nn.Module | None:
+        """Return the part that shares its array names with a run's network, or None.
+
+        It is the ViT itself, or the convolutional encoder under the name 'encoder'.
+        """
+        if isinstance(self.pyramid, ConvPyramid):
+            return nn.ModuleDict({"encoder": self.pyramid.encoder})
+        return self.pyramid.network if isinstance(self.pyramid, ViTPyramid | TransPyramid) else None
+
+
+def build_segmentation(kind: str, settings: CommonSettings, task: Task) -> Segmenter:
+    """Build a segmentation network for images of ``task``, with weights keyed on the seed.
+
+    ``kind`` is ``unet``, ``vit``, ``swin``, ``transunet`` or ``swinunet``. All parts are trained,
+    including a ViT's backbone. The classes of ``task`` include the background.
+
+    Raises:
+        SettingError: the images do not fit the network.
+    """
+    channels, height, width = task.input_shape
+    base, size = settings.width, (height, width)
+    pyramid: Pyramid
+    with seed_generators(settings.seed, "initial-weights"):
+        if kind == "swinunet":
+            return SwinUnet(in_channels=channels, size=size, width=base, classes=task.classes)
+        if kind == "swin":
+            pyramid = SwinPyramid(in_channels=channels, size=size, width=base)
+        elif kind == "unet":
+            if min(size) < 8:
+                raise SettingError(
+                    f"network 'unet' divides images by 8, which leaves nothing of {height}x{width} "
+                    "pixels: set 'data.image-size'"
+                )
+            pyramid = ConvPyramid(in_channels=channels, width=base)
+        else:
+            # Imported here, because timm takes seconds to import
+            from fedsilo.models.networks.prompted_vit import PromptedViT, build_vit
+
+            vit = PromptedViT(build_vit(settings, task), task, settings)
+            encoder = ViTPyramid if kind == "vit" else TransPyramid
+            pyramid = encoder(vit, in_channels=channels, width=base)
+        return PyramidNetwork(pyramid, task.classes)
+
+
+def segmentation_loss(logits: Tensor, masks: Tensor) -> Tensor:
+    """Compute the mean cross-entropy plus the soft Dice loss, a scalar.
+
+    The soft Dice loss is 1 - (2 sum p t + 1) / (sum p + sum t + 1), with sums over all pixels of
+    the batch, averaged over the classes other than the background.
+
+    Args:
+        logits: (batch, classes, h, w).
+        masks: (batch, h, w), each pixel's class; 0 is the background.
+    """
+    truth = masks.long()
+    entropy = nn.functional.cross_entropy(logits.float(), truth)
+    # A catheter covers a few per cent of the pixels, so that cross-entropy alone is near its
+    # minimum if all pixels are called background. Dice is summed over the batch, because for one
+    # image without a catheter the ratio would be 0 / 0
+    shares = logits.float().softmax(dim=1)[:, 1:]
+    wanted = nn.functional.one_hot(truth, logits.shape[1]).permute(0, 3, 1, 2)[:, 1:]
+    both = (shares * wanted).sum(dim=(0, 2, 3))
+    sizes = shares.sum(dim=(0, 2, 3)) + wanted.sum(dim=(0, 2, 3))
+    return entropy + (1 - (2 * both + 1) / (sizes + 1)).mean()

@@ -1,0 +1,89 @@
+"""Many short runs: what is kept, in which order it comes back, and what a failure leaves."""
+
+import json
+import multiprocessing
+from pathlib import Path
+
+import pytest
+
+from fedsilo.comparison import trials
+from fedsilo.comparison.trials import Trial, run_trials
+from fedsilo.core.errors import RunFailedError
+from fedsilo.core.settings.schema import Value
+from fedsilo.server_app.config.settings import resolve
+from tests.support.keys import as_keys
+from tests.support.run_files import summary
+
+LOCAL: dict[str, Value] = {
+    "method": "local",
+    "dataset": "heart-synthetic",
+    "rounds": 1,
+    "train.local-steps": 1,
+    "server.evaluate-every": 0,
+    "network.dropout": 0.0,
+    "train.mc-passes": 0,
+    "machine.device": "cpu",
+}
+
+
+def _trial(**changes: Value) -> Trial:
+    named = as_keys(changes)
+    return Trial(resolve(LOCAL | named), named, "data")
+
+
+def test_a_key_depends_on_what_decides_the_result_and_on_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    key = _trial(seed=1).key()
+    settings = resolve(LOCAL | {"seed": 1})
+    assert key == Trial(settings, {"other": "label"}, "data").key()
+    assert key == _trial(seed=1, out="/elsewhere", run_name="x", reply_timeout=1.0).key()
+    assert key == _trial(seed=1, data_dir="/other/data").key(), "what lies there is what counts"
+    others = [
+        _trial(seed=2),
+        _trial(seed=1, learning_rate=0.5),
+        _trial(seed=1, use_test=False, val_folds=2),
+        _trial(seed=1, method="fedavg"),
+        Trial(settings, {"seed": 1}, "other data"),
+    ]
+    assert len({key, *(trial.key() for trial in others)}) == 6
+    monkeypatch.setattr(trials, "git_revision", lambda: "another version")
+    assert _trial(seed=1).key() != key
+
+
+def test_summaries_that_are_there_come_back_in_the_order_of_the_trials(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def never(*_: object) -> str:
+        raise AssertionError("a trial that has a summary was run")
+
+    monkeypatch.setattr(trials, "_run_trial", never)
+    wanted = [_trial(seed=seed) for seed in (3, 1, 2, 1)]
+    for trial in wanted:
+        (tmp_path / f"{trial.key()}.json").write_text(json.dumps(summary(**trial.label)))
+    assert [found["seed"] for found in run_trials(wanted, tmp_path, 2)] == [3, 1, 2, 1]
+    assert multiprocessing.active_children() == []
+
+
+def test_a_failing_trial_is_told_by_its_label_and_what_is_finished_stays(tmp_path: Path) -> None:
+    good, bad = _trial(seed=1), _trial(seed=2, sums_min_count=31)
+    told = r"trial \{'seed': 2, 'sums-min-count': 31\} failed: .*site switzerland sends no sums"
+    with pytest.raises(RunFailedError, match=told):
+        run_trials([good, bad], tmp_path, 1)
+    assert [path.name for path in tmp_path.iterdir()] == [f"{good.key()}.json"]
+    before = (tmp_path / f"{good.key()}.json").stat().st_mtime_ns
+    (summary,) = run_trials([good], tmp_path, 1)
+    assert list(summary["sites"]) == ["cleveland", "hungary", "switzerland", "va"]
+    assert (tmp_path / f"{good.key()}.json").stat().st_mtime_ns == before
+
+
+def test_a_worker_process_knows_the_network_of_a_plug(tmp_path: Path) -> None:
+    file = tmp_path / "rows.py"
+    file.write_text(
+        "from math import prod\n"
+        "from torch import nn\n"
+        "def build(input_shape, classes):\n"
+        "    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), classes))\n"
+    )
+    trial = _trial(plugin=str(file), network="rows:build")
+    assert run_trials([trial], tmp_path / "trials", 1)[0]["mean"]

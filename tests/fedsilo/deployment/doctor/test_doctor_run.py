@@ -1,0 +1,215 @@
+"""``doctor run``: the sites are met, nothing is trained, no directory is made."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fedsilo.cli.main import main
+from fedsilo.client_app.app import app
+from fedsilo.core.errors import SiteError
+from fedsilo.core.methods import METHODS
+from fedsilo.core.settings.schema import Value
+from fedsilo.deployment.doctor import run_checks as run
+from fedsilo.engines.inline_engine import (
+    InlineGrid,
+    flower_identity,
+    inline_grid,
+    partition_configs,
+)
+from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.run.meeting import (
+    Meeting,
+    meet,
+    meeting_file,
+    read_meeting,
+    write_meeting,
+)
+from tests.support.keys import as_keys
+from tests.support.tiny import TINY, TINY_METHOD
+
+
+def _run(*words: str, **changes: Value) -> int:
+    values = TINY | as_keys(changes)
+    sets = [f"--set={key}={json.dumps(value)}" for key, value in values.items()]
+    try:
+        return main(["doctor", "run", "fedavg-digits", *sets, *words])
+    except SystemExit as end:
+        return int(str(end.code))
+
+
+def _document(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return found
+
+
+def test_it_prints_roster_splits_and_what_leaves_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert _run() == 0
+    said = capsys.readouterr().out
+    assert "s1a: D1: 36 train, 4 val, 10 test; labels: train [" in said
+    assert "3 of 3 sites can take part; 3 are needed" in said
+    assert "leaves each site: all weights" in said
+    assert said.endswith("7 passed, 0 failed, 1 skipped\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_who_cannot_take_part_fails_and_the_others_are_listed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fedsilo.client_app import session
+    from fedsilo.core.errors import RefusedError
+
+    def refuse_few(site: str, counts: Any, node_config: Any) -> None:
+        if site == "s2a":
+            raise RefusedError("site s2a has not agreed")
+
+    monkeypatch.setattr(session, "refuse_few", refuse_few)
+    assert _run("--json") == 1
+    found = _document(capsys)["findings"]
+    failed = {f["check"]: f for f in found if f["status"] == "FAILED"}
+    assert "s2a has not agreed" in failed["sites"]["said"]
+    assert "doctor site" in failed["sites"]["fix"]
+    assert failed["enough"]["said"].startswith(
+        "2 of 3 sites can take part, but 'run.min-sites' needs 3"
+    )
+    assert [f["about"] for f in found if f["check"] == "sites" and f["status"] == "PASSED"] == [
+        "s1a",
+        "s3a",
+    ]
+    assert _run("--json", min_sites=2) == 1, "a site that refuses is no run as it was meant"
+    assert "enough" not in {f["check"] for f in _document(capsys)["findings"] if f["fix"]}
+
+
+def test_sites_that_cannot_be_met_are_asked_once_and_fail_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def silent(grid: InlineGrid, settings: Any) -> Meeting:
+        asked.append(len(list(grid.get_node_ids())))
+        raise SiteError("0 SuperNodes are connected after 60 s")
+
+    monkeypatch.setattr(run, "meet_simulated", silent)
+    assert _run("--json") == 1
+    found = {finding["check"]: finding for finding in _document(capsys)["findings"]}
+    assert asked == [3]
+    assert found["sites"]["said"] == "0 SuperNodes are connected after 60 s"
+    for check in ("enough", "method"):
+        assert (found[check]["status"], found[check]["said"]) == (
+            *("SKIPPED", "the sites could not be asked"),
+        )
+
+
+def test_json_has_the_same_and_the_documented_keys(capsys: pytest.CaptureFixture[str]) -> None:
+    assert _run("--json") == 0
+    found = _document(capsys)
+    assert found.keys() == {"target", "fedsilo", "exit-code", "count", "findings"}
+    assert found["count"] == {"PASSED": 7, "FAILED": 0, "SKIPPED": 1}
+    keys = {"check", "status", "said", "fix", "about", "details"}
+    assert all(finding.keys() == keys for finding in found["findings"])
+
+
+def test_a_network_that_cannot_be_built_is_no_passed_method(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _run("--json", initial_weights="/nowhere/model.safetensors") == 1
+    (method,) = (f for f in _document(capsys)["findings"] if f["check"] == "method")
+    assert method["status"] == "FAILED"
+    assert "/nowhere/model.safetensors" in method["said"]
+
+
+def test_a_plan_that_cannot_start_fails_with_every_problem(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _run("--json", purpose="meet", initial_weights="/nowhere/model.safetensors") == 1
+    failed = [f for f in _document(capsys)["findings"] if f["check"] == "plan"]
+    assert [f["status"] for f in failed] == ["FAILED", "FAILED"]
+    assert "'run.purpose'" in failed[0]["said"]
+    assert "/nowhere/model.safetensors" in failed[1]["said"]
+
+
+def test_too_few_sites_for_the_aggregation_fail_as_at_the_start_of_a_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert _run("--json", "--supernodes", "2", aggregation="trimmed") == 1
+    (method,) = (f for f in _document(capsys)["findings"] if f["check"] == "method")
+    assert method["status"] == "FAILED"
+    assert "needs at least 3 sites, but there are 2" in method["said"]
+
+
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_says_what_leaves_before_it_runs(method: str) -> None:
+    values = TINY | {"method": method} | TINY_METHOD.get(method, {})
+    settings = resolve(values)
+    with inline_grid(settings, 3) as grid:
+        meeting = meet(grid, settings)
+    assert (meeting.fault, meeting.refused, len(meeting.sites)) == ("", (), 3)
+    assert meeting.leaves or method == "local"
+
+
+def test_a_meeting_is_read_as_it_was_written(tmp_path: Path) -> None:
+    meeting = Meeting(2, 2, {"a": {"sizes": {"train": 3}}}, ("b: no",), (), ("weights",), "", "")
+    (tmp_path / "m.json").write_text(json.dumps(asdict(meeting)))
+    assert read_meeting(tmp_path / "m.json") == meeting
+
+
+def test_a_run_whose_purpose_is_to_meet_writes_what_the_sites_report(tmp_path: Path) -> None:
+    values = TINY | {
+        "method": "fedavg",
+        "run.purpose": "meet",
+        "run.out": str(tmp_path),
+        "run.name": "m",
+    }
+    settings = resolve(values)
+    with flower_identity():
+        write_meeting(InlineGrid(app, settings.as_mapping(), partition_configs(3)), settings)
+    assert [path.name for path in tmp_path.iterdir()] == ["m-meeting.json"]
+    assert len(read_meeting(meeting_file(settings.common)).sites) == 3
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["run", "uefl-digit"], "unknown experiment 'uefl-digit'"),
+        (["run", "uefl-digits", "--deployment", "nowhere"], "there is no deployment in "),
+        (["site", "--deployment", "nowhere"], "there is no deployment in "),
+        (["server", "--deployment", "nowhere"], "there is no deployment in "),
+        (["site", "uefl-digit"], "unknown experiment 'uefl-digit'"),
+        (["site", "--set", "rounds=3"], "--set and --config change an experiment"),
+        (["site", "--site", "north"], "--site needs --deployment"),
+        (["site", "--node-config", "site='a"], "--node-config cannot be read"),
+        (
+            ["site", "--node-config", 'site="a"', "--deployment", "x"],
+            "--node-config comes from the deployment",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(
+    words: list[str],
+    told: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["doctor", *words]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("fedsilo: error")
+    assert told in error
+    assert error.count("\n") == 1
+
+
+def test_a_site_without_anything_fails_and_says_what_to_give(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["doctor", "site"])
+    assert end.value.code == 1
+    said = capsys.readouterr().out
+    assert "the node config names no 'site' -- --node-config 'site=\"NAME\"'" in said
+    assert "SKIPPED data folder" in said

@@ -1,0 +1,83 @@
+"""A hospital looks at the server's certificate before Flower starts, and says what is wrong."""
+
+import socket
+import ssl
+from datetime import UTC, datetime
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from fedsilo.deployment.doctor.findings import Refused
+from fedsilo.deployment.doctor.wire import handshake
+from tests.fedsilo.deployment.doctor.conftest import listening
+
+
+def _signed(authority: Path, authority_key: Path, folder: Path, host: str, end: datetime) -> None:
+    """Write server.crt and server.key: a certificate of ``authority`` for one address."""
+    issuer = x509.load_pem_x509_certificate(authority.read_bytes())
+    signer = serialization.load_pem_private_key(authority_key.read_bytes(), None)
+    assert isinstance(signer, ec.EllipticCurvePrivateKey)
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "server")])
+    begin = datetime(2020, 1, 1, tzinfo=UTC)
+    made = x509.CertificateBuilder(issuer.subject, name, key.public_key(), 7, begin, end)
+    known = x509.SubjectAlternativeName([x509.IPAddress(ip_address(host))])
+    signed = made.add_extension(known, critical=False).sign(signer, hashes.SHA384())
+    pem = serialization.Encoding.PEM
+    (folder / "server.crt").write_bytes(signed.public_bytes(pem))
+    form, plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    (folder / "server.key").write_bytes(key.private_bytes(pem, form, plain))
+
+
+def _context(folder: Path) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(folder / "server.crt", folder / "server.key")
+    return context
+
+
+@pytest.mark.parametrize(
+    ("host", "year", "said"),
+    [
+        ("127.0.0.1", 2120, ""),
+        ("127.0.0.1", 2021, "certificate has expired"),
+        ("10.0.0.1", 2120, "IP address mismatch"),
+    ],
+)
+def test_a_certificate_must_hold_today_and_for_this_host(
+    host: str, year: int, said: str, secrets: Path, tmp_path: Path
+) -> None:
+    authority = secrets / "ca.crt"
+    end = datetime(year, 1, 1, tzinfo=UTC)
+    _signed(authority, secrets / "ca.key", tmp_path, host, end)
+    with listening(_context(tmp_path)) as address:
+        if said:
+            with pytest.raises(Refused, match=said) as told:
+                handshake(address, authority)
+            assert str(told.value).startswith(f"server {address} cannot be trusted")
+        else:
+            handshake(address, authority)
+
+
+def test_the_server_of_another_authority_is_refused(secrets: Path, other_secrets: Path) -> None:
+    with (
+        listening(_context(other_secrets)) as address,
+        pytest.raises(Refused, match="certificate"),
+    ):
+        handshake(address, secrets / "ca.crt")
+
+
+def test_a_port_without_tls_is_refused(secrets: Path) -> None:
+    with listening(None) as address, pytest.raises(Refused, match="does not speak TLS"):
+        handshake(address, secrets / "ca.crt")
+
+
+def test_a_server_that_does_not_answer_is_silent(secrets: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(Refused, match="does not answer"):
+        handshake(f"127.0.0.1:{port}", secrets / "ca.crt")

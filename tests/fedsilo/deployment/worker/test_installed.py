@@ -1,0 +1,156 @@
+"""Whether a run's app is the installed one: bundles as Flower makes them, altered in every way."""
+
+import io
+import shutil
+import subprocess
+import zipfile
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import pytest
+from flwr.cli.build import build_fab_from_disk
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fedsilo.core.errors import RefusedError, SettingError
+from fedsilo.deployment.worker.installed import ROOMS, installed_app, local_changes
+from tests.support.errors import refuses
+
+APP = Path(__file__).resolve().parents[4]
+Change = Callable[[dict[str, bytes]], None]
+
+
+@pytest.fixture(scope="module")
+def files() -> Mapping[str, bytes]:
+    """Return what Flower bundles of this checkout, by name."""
+    with zipfile.ZipFile(io.BytesIO(build_fab_from_disk(APP))) as archive:
+        return {name: archive.read(name) for name in archive.namelist()}
+
+
+def _zip(files: Mapping[str, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
+        for name, data in files.items():
+            archive.writestr(name, data)
+    return buffer.getvalue()
+
+
+def test_the_bundle_that_flower_makes_of_this_checkout_is_the_installed_app(
+    files: Mapping[str, bytes],
+) -> None:
+    installed = installed_app()
+    assert installed.folder == APP
+    assert {name.split("/")[0] for name in installed.digests} == set(ROOMS)
+    installed.refuse_other(build_fab_from_disk(APP))
+    installed.refuse_other(_zip(files))
+    # What an image does not have, and a checkout may, is no other app
+    bare = {n: d for n, d in files.items() if n.split("/")[0] in (*ROOMS, "pyproject.toml")}
+    assert len(bare) < len(files)
+    installed.refuse_other(_zip(bare))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (
+            lambda f: f.update({"client_app/app.py": f["client_app/app.py"] + b"\n"}),
+            "client_app/app.py",
+        ),
+        (lambda f: f.pop("fedsilo/core/errors.py"), "fedsilo/core/errors.py"),
+        (lambda f: f.update({"client_app/methods/theft.py": b""}), "client_app/methods/theft.py"),
+        (lambda f: f.update({"torch.py": b""}), "torch.py"),
+        (lambda f: f.update({"other/__init__.py": b""}), "other/__init__.py"),
+        (lambda f: f.update({"strategies/data.json": b"{}"}), "strategies/data.json"),
+        (
+            lambda f: f.update(
+                {"pyproject.toml": f["pyproject.toml"].replace(b".client_app:app", b".theft:app")}
+            ),
+            "pyproject.toml",
+        ),
+        (lambda f: f.update({"pyproject.toml": b"= ="}), "pyproject.toml is no TOML"),
+        (lambda f: f.pop("pyproject.toml"), "pyproject.toml"),
+        (lambda f: f.update({"client_app/\x1b[31m.py": b""}), r"'client_app/\x1b"),
+    ],
+)
+def test_an_altered_app_is_refused_by_the_files_name(
+    change: Change, named: str, files: Mapping[str, bytes]
+) -> None:
+    altered = dict(files)
+    change(altered)
+    with pytest.raises(RefusedError) as refused:
+        installed_app().refuse_other(_zip(altered))
+    assert named in str(refused.value)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 400
+
+
+def test_many_files_are_counted() -> None:
+    with pytest.raises(RefusedError, match=r"\.py and \d{3} more differ"):
+        installed_app().refuse_other(_zip({"pyproject.toml": b""}))
+
+
+def test_a_bundle_that_names_a_file_twice_or_is_too_large_is_refused(
+    files: Mapping[str, bytes],
+) -> None:
+    buffer = io.BytesIO(_zip(files))
+    with zipfile.ZipFile(buffer, "a") as archive, pytest.warns(UserWarning, match="Duplicate"):
+        archive.writestr("client_app/app.py", files["client_app/app.py"])
+    with pytest.raises(RefusedError, match="names a file twice"):
+        installed_app().refuse_other(buffer.getvalue())
+    with refuses(RefusedError, 64):
+        installed_app().refuse_other(_zip({**files, "docs/a.md": bytes(65 << 20)}))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data())
+def test_whatever_a_bundle_is_it_is_refused_in_one_line_or_is_the_same(data: st.DataObject) -> None:
+    whole = _whole()
+    at = data.draw(st.integers(0, len(whole) - 1))
+    cut = data.draw(
+        st.sampled_from([whole[:at], whole[:at] + b"\xff\x00" + whole[at + 2 :], whole[at:], b""])
+    )
+    told = ""
+    with suppress(RefusedError):
+        try:
+            installed_app().refuse_other(cut)
+        except RefusedError as error:
+            told = str(error)
+            raise
+    assert "\n" not in told
+
+
+@cache
+def _whole() -> bytes:
+    return build_fab_from_disk(APP)
+
+
+def test_of_local_changes_those_that_differ_are_named(tmp_path: Path) -> None:
+    for room in ("client_app", "models"):
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "a.py").write_text("1\n")
+    shutil.copy(APP / "pyproject.toml", tmp_path)
+    assert local_changes(tmp_path) == []
+    git = ("git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b.c")
+    for command in (("init", "-q"), ("add", "."), ("commit", "-qm", "a")):
+        subprocess.run([*git, *command], check=True)
+    bundle = _zip(
+        {
+            "pyproject.toml": (tmp_path / "pyproject.toml").read_bytes(),
+            **{f"{room}/a.py": b"1\n" for room in ("client_app", "models")},
+        }
+    )
+    installed_app(tmp_path).refuse_other(bundle)
+    (tmp_path / "models" / "a.py").write_text("2\n")
+    assert local_changes(tmp_path) == ["models/a.py"]
+    with refuses(RefusedError, "models/a.py"):
+        installed_app(tmp_path).refuse_other(bundle)
+
+
+def test_without_an_installed_fedsilo_nothing_starts(tmp_path: Path) -> None:
+    with refuses(SettingError, "pyproject.toml"):
+        installed_app(tmp_path)
+    shutil.copy(APP / "pyproject.toml", tmp_path)
+    with pytest.raises(SettingError, match="has none of client_app, datasets"):
+        installed_app(tmp_path)

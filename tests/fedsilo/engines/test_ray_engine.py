@@ -1,0 +1,147 @@
+"""The guard with real processes: small ones in the place of SuperLink and of what it starts."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from fedsilo.core.processes import RUN_MARK, end_run, runs
+
+# Starts a child in a session of its own that loses its parent, as Ray's do; says both ids
+FAMILY = """
+import os, subprocess, sys, time
+inner = (
+    "import os, subprocess, sys, time;"
+    "p = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)'],"
+    " start_new_session=True);"
+    "print(p.pid, flush=True)"
+)
+subprocess.run([sys.executable, "-c", inner])
+print(os.getpid(), flush=True)
+time.sleep(float(sys.argv[1]))
+sys.exit(7)
+"""
+Guard = subprocess.Popen[str]
+Start = Callable[..., tuple[Guard, list[psutil.Process]]]
+
+
+def all_ended(processes: list[psutil.Process], seconds: float = 20.0) -> bool:
+    limit = time.monotonic() + seconds
+    while any(map(runs, processes)) and time.monotonic() < limit:
+        time.sleep(0.05)
+    return not any(map(runs, processes))
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "flwr-home"
+    folder.mkdir()
+    (folder / "kept").write_text("log")
+    yield folder
+    end_run(folder)
+
+
+@pytest.fixture
+def start(home: Path) -> Start:
+    """Return a starter of a guard; it gives the guard, the command and the command's orphan."""
+
+    def started(seconds: str = "600") -> tuple[Guard, list[psutil.Process]]:
+        command = [sys.executable, "-c", FAMILY, seconds]
+        guard = subprocess.Popen(
+            [sys.executable, "-m", "fedsilo.engines.ray_engine", str(home), *command],
+            env=os.environ | {RUN_MARK: str(home)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        assert guard.stdout is not None
+        orphan, main = (psutil.Process(int(guard.stdout.readline())) for _ in range(2))
+        assert orphan.ppid() not in (guard.pid, main.pid), "it is in no tree of the guard's"
+        return guard, [main, orphan]
+
+    return started
+
+
+def test_when_the_pipe_ends_everything_of_the_run_ends_and_its_folder_goes(
+    start: Start, home: Path
+) -> None:
+    guard, family = start()
+    assert guard.stdin is not None
+    guard.stdin.close()
+    assert guard.wait(20) == 0
+    assert all_ended(family, 0)
+    assert not home.exists()
+
+
+def test_a_killed_starter_is_an_end_of_the_pipe(home: Path) -> None:
+    guarded = [
+        sys.executable,
+        "-m",
+        "fedsilo.engines.ray_engine",
+        str(home),
+        sys.executable,
+        "-c",
+    ]
+    starter = (
+        f"import os, subprocess, time\n"
+        f"p = subprocess.Popen({[*guarded, 'import time; time.sleep(600)']!r},"
+        f" env=os.environ | {{{RUN_MARK!r}: {str(home)!r}}}, stdin=subprocess.PIPE,"
+        f" start_new_session=True)\n"
+        f"print(p.pid, flush=True)\n"
+        f"time.sleep(600)"
+    )
+    process = subprocess.Popen([sys.executable, "-c", starter], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    guard = psutil.Process(int(process.stdout.readline()))
+    limit = time.monotonic() + 20
+    while not guard.children() and time.monotonic() < limit:
+        time.sleep(0.05)
+    family = [guard, *guard.children()]
+    assert len(family) == 2
+    process.kill()
+    assert all_ended(family)
+    assert not home.exists()
+    process.wait()
+
+
+def test_a_command_that_ends_by_itself_gives_its_code_and_leaves_the_log(
+    start: Start, home: Path
+) -> None:
+    guard, family = start("0.1")
+    assert guard.wait(20) == 7
+    assert all_ended(family, 0)
+    assert (home / "kept").read_text() == "log"
+
+
+def test_a_guard_that_is_told_to_end_ends_the_run_first(start: Start, home: Path) -> None:
+    guard, family = start()
+    guard.send_signal(signal.SIGTERM)
+    assert guard.wait(20) == 128 + signal.SIGTERM
+    assert all_ended(family, 0)
+
+
+def test_end_run_leaves_the_processes_of_other_runs(tmp_path: Path) -> None:
+    sleep = [sys.executable, "-c", "import time; print(1, flush=True); time.sleep(600)"]
+    one, other = (
+        subprocess.Popen(sleep, env=os.environ | {RUN_MARK: home}, stdout=subprocess.PIPE)
+        for home in (str(tmp_path / "run"), str(tmp_path / "run-2"))
+    )
+    try:
+        for process in (one, other):
+            assert process.stdout is not None
+            process.stdout.readline()
+        end_run(tmp_path / "run")
+        assert one.poll() is not None or not runs(psutil.Process(one.pid))
+        assert other.poll() is None
+    finally:
+        one.kill()
+        other.kill()
+        one.wait()
+        other.wait()

@@ -1,0 +1,75 @@
+"""The data-protection page: sentences that one can read, and a picture of what flows where."""
+
+import re
+from html import unescape
+from pathlib import Path
+
+import pytest
+
+from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
+from fedsilo.reports.flows import picture, sentences, shortened
+from fedsilo.reports.report import ReportOptions, report
+
+MOST = 25
+
+
+def _sentences(html: str) -> list[str]:
+    """Return the sentences of a page's paragraphs, items and captions."""
+    found = re.findall(
+        r"<(?:p|li|figcaption)(?:\s[^>]*)?>(.*?)</(?:p|li|figcaption)>", html, re.DOTALL
+    )
+    texts = [unescape(re.sub(r"<[^>]+>", "", one)) for one in found]
+    return [s for text in texts for s in re.split(r"(?<=[.?!])\s+", text) if s]
+
+
+def test_sentence_counter_finds_a_long_sentence() -> None:
+    words = " ".join(["word"] * 26)
+    assert max(len(s.split()) for s in _sentences(f"<p>{words}. Short.</p>")) == 26
+
+
+@pytest.mark.parametrize("name", ["fedavg", "picsr", "ensemble", "table"])
+def test_data_protection_page_has_short_sentences(name: str, finished: Path) -> None:
+    html = report([finished / name], ReportOptions(reader="dpo"))
+    assert [s for s in _sentences(html) if len(s.split()) > MOST] == []
+
+
+def test_private_data_protection_page_has_short_sentences_and_its_epsilon(private: Path) -> None:
+    html = report([private], ReportOptions(reader="dpo"))
+    assert [s for s in _sentences(html) if len(s.split()) > MOST] == []
+    assert "epsilon per patient is at most" in html
+    assert "protects nobody" in html
+
+
+@pytest.mark.parametrize("level", [SERVER, SUMS, NOBODY])
+def test_flow_of_each_level_says_what_leaves(level: str) -> None:
+    said = [s for part in sentences(level, []).values() for s in part]
+    assert all(len(s.split()) <= MOST for s in said)
+    drawn = picture(level, 4, "5" if level == NOBODY else "")
+    assert "4 hospitals" in drawn.svg
+    assert ("masked" in drawn.svg) == (level == SUMS)
+    assert ("noise" in drawn.svg) == (level == NOBODY)
+    assert ("AUC" in " ".join(sentences(level, [])["With each reply"])) == (level == SERVER)
+
+
+def test_shortened_cuts_at_the_stop_nearest_the_middle() -> None:
+    text = f"{' '.join(['one'] * 20)}, {' '.join(['two'] * 10)}; end"
+    cut = list(shortened(text))
+    assert [len(s.split()) for s in cut] == [20, 10, 1]
+    assert cut[2] == "End."
+
+
+def test_shortened_cuts_nothing_in_brackets() -> None:
+    short = "once: the mean of its samples (no noise; of ten or more), which goes to all sites; end"
+    assert list(shortened(short)) == [
+        "Once: the mean of its samples (no noise; of ten or more), which goes to all sites.",
+        "End.",
+    ]
+    long = (
+        f"{' '.join(['one'] * 9)}, {' '.join(['two'] * 8)} (three, four), {' '.join(['five'] * 9)}"
+    )
+    assert [one.count("(") - one.count(")") for one in shortened(long)] == [0, 0]
+
+
+def test_sentence_that_every_method_has_is_not_listed_as_the_methods_own() -> None:
+    leaves = ["with each reply: accuracy, loss and entropy of another wording", "its own codebooks"]
+    assert sentences(NOBODY, leaves)["What this method sends"] == ["Its own codebooks."]
