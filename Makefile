@@ -50,7 +50,8 @@ test-deploy: setup  ## SuperLink and six SuperNodes as processes: every method, 
 lint: setup  ## ruff, import-linter and mypy, as CI runs them
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	mkdir -p $(PACKAGE) && ln -sfn $(CURDIR) $(PACKAGE)/fedsilo
+	rm -rf $(PACKAGE) && mkdir -p $(PACKAGE)/fedsilo
+	ln -s $(CURDIR)/fedsilo/* $(CURDIR)/client_app $(CURDIR)/datasets $(CURDIR)/models $(CURDIR)/server_app $(CURDIR)/strategies $(PACKAGE)/fedsilo/
 	cd $(PACKAGE) && PYTHONPATH=. $(BIN)/lint-imports --no-cache --config $(CURDIR)/pyproject.toml  # the order of the rooms
 	MYPYPATH=$(PACKAGE) $(BIN)/mypy
 	MYPYPATH=$(PACKAGE) $(BIN)/mypy docker release  # scripts of images and releases, no package

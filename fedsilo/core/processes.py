@@ -15,6 +15,7 @@ from types import ModuleType
 import psutil
 
 from fedsilo.core.errors import ProcessError
+from fedsilo.core.files.locations import installed_folder
 
 VERBOSE = "FEDSILO_VERBOSE"  # set by --verbose: show what Flower and Ray print
 LAUNCH = "FEDSILO_LAUNCH"  # engine and resources as JSON, for the app in a Flower run
@@ -45,7 +46,7 @@ def free_ports(count: int) -> list[int]:
 
 def app_folder() -> Path:
     """Return the folder of pyproject.toml, which ``flwr run`` bundles; ProcessError without one."""
-    folder = Path(__file__).resolve().parents[2]
+    folder = installed_folder()
     if not (folder / "pyproject.toml").is_file():
         raise ProcessError(
             f"{folder} has no pyproject.toml: Flower's engines need fedsilo's "

@@ -13,6 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.declarations import FileModel, check_content, misfit, within
+from fedsilo.core.files.locations import installed_folder
 from fedsilo.core.files.yaml_text import parse_yaml, read_yaml
 from fedsilo.core.methods import METHODS
 from fedsilo.core.one_line import one_line, shown
@@ -235,7 +236,7 @@ def simulation_file(given: Path | None) -> Path:
     local = Path(SIMULATION_FILE)
     if given is not None or local.is_file():
         return given or local
-    return Path(__file__).resolve().parents[2] / SIMULATION_FILE
+    return installed_folder() / SIMULATION_FILE
 
 
 # One command looks for several parts of one file. The cache is keyed by the file's text, so a file

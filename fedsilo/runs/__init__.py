@@ -1,1 +1,1 @@
-"""What one does with finished runs: compare, draw, report, predict, export. The core needs none."""
+"""Finished runs, read again from their directories."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.core.errors import RunDirectoryError, SettingError
+from fedsilo.core.files.locations import installed_folder
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.methods import METHODS, load_plugin_files, settings_class
 from fedsilo.core.one_line import one_line, shown
@@ -55,7 +56,7 @@ from fedsilo.models.networks.kinds import check_network_settings
 from fedsilo.server_app.config.training import check_training
 from fedsilo.server_app.config.trusted_plugins import approve_plugins, remember_plugins
 
-PROJECT_FILE = Path(__file__).resolve().parents[2] / "pyproject.toml"
+PROJECT_FILE = installed_folder() / "pyproject.toml"
 _MOST_BYTES = 2**20
 RUN_FORMAT = 2  # the format number in config.toml; a run directory with another one is refused
 _NO_SETTINGS = ("format", "launch", "environment")  # entries of config.toml that are no settings

@@ -9,6 +9,18 @@ from fedsilo.core.errors import DataError
 BACKBONES = "backbones"  # in the cache directory, where `fedsilo pretrain` writes
 
 
+def installed_folder() -> Path:
+    """Find the folder of the Flower app: it holds pyproject.toml, the five folders and the package.
+
+    In a checkout it is the repository. In an installed fedsilo it is the package itself, because
+    the five folders lie in it.
+    """
+    package = Path(__file__).resolve().parents[2]
+    if (package / "server_app").is_dir():
+        return package
+    return package.parent
+
+
 @dataclass(frozen=True)
 class Places:
     """The folder of data files, None if no folder is named, and the folder of derived files."""

@@ -1,8 +1,9 @@
 """The fedsilo that a hospital has installed, and the check that a run's app is the same.
 
 A run brings its app as a zip (Flower's FAB). The worker never executes it. It executes the
-installed app, and answers only a run whose app is the same, file by file. So a site file, an audit
-log and every limit hold, whatever the server sends.
+installed app, and answers only a run whose app is the same, file by file, in all that computes at
+the server or at a hospital. So a site file, an audit log and every limit hold, whatever the server
+sends; and a reworded report locks no hospital out.
 """
 
 import hashlib
@@ -17,11 +18,15 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.core.errors import RefusedError, SettingError
+from fedsilo.core.files.locations import installed_folder
 from fedsilo.core.versions import TRIED_FLOWER, WORKER_FLOWER
 
-ROOMS = ("client_app", "datasets", "fedsilo", "models", "server_app", "strategies")
-_PACKAGE = "__init__.py"  # an installed fedsilo has it at the top; in a checkout it is in fedsilo/
+# What a run and a hospital have in common: all that computes at the server or at a hospital.
+# The commands, reports and pages of fedsilo/ may differ: they run only where somebody calls them
+ROOMS = ("client_app", "core", "datasets", "models", "server_app", "strategies")
 PYPROJECT = "pyproject.toml"
+_PACKAGE = "fedsilo/"  # in a checkout it holds 'core'; in an installed fedsilo all are side by side
+_IN_PACKAGE = ("core",)
 # A checkout has these beside the rooms: Flower bundles them, but a hospital's image may lack them
 _BESIDE = (*(f"{name}/" for name in ("benchmarks", "docker", "docs", "release", "tests")), ".")
 # File types that Flower bundles
@@ -34,8 +39,9 @@ _NAMED = 3  # the most files named in a refusal
 class InstalledApp:
     """The installed app: the files that Flower would bundle."""
 
-    folder: Path  # the folder of pyproject.toml and the rooms
-    digests: Mapping[str, str]  # the SHA-256 of each file of the rooms, by path
+    folder: Path  # the folder of pyproject.toml
+    package: Path  # the folder of fedsilo's own rooms: in a checkout 'fedsilo', else ``folder``
+    digests: Mapping[str, str]  # the SHA-256 of each compared file, by path without 'fedsilo/'
     project: Mapping[str, Any]  # the content of pyproject.toml, as a bundle has it
 
     def refuse_other(self, bundle: bytes) -> None:
@@ -44,20 +50,25 @@ class InstalledApp:
         Raises:
             RefusedError: names files that differ.
         """
-        files = _unpack(bundle)
-        if _PACKAGE in files and f"fedsilo/{_PACKAGE}" not in files:
-            files[f"fedsilo/{_PACKAGE}"] = files.pop(_PACKAGE)
+        files = {name.removeprefix(_PACKAGE): data for name, data in _unpack(bundle).items()}
         theirs = {name: _digest(data) for name, data in files.items() if _of_rooms(name)}
         other = sorted(
             name
             for name in self.digests.keys() | theirs.keys()
             if self.digests.get(name) != theirs.get(name)
         )
-        other += sorted(name for name in files if not _of_rooms(name) and _is_surplus(name))
+        other += sorted(name for name in files if self._is_strange(name))
         if _project(files.get(PYPROJECT, b""), "the run's") != self.project:
             other.append(PYPROJECT)
         if other:
             raise RefusedError(self._refusal(other))
+
+    def _is_strange(self, name: str) -> bool:
+        """Tell whether a Python file is in no room of fedsilo, compared or not."""
+        if not name.endswith(".py") or name.startswith(_BESIDE):
+            return False
+        top = name.split("/")[0]
+        return top not in ROOMS and not (self.package / top).exists()
 
     def _refusal(self, other: Sequence[str]) -> str:
         shown = ", ".join(name if name.isprintable() else ascii(name) for name in other[:_NAMED])
@@ -79,7 +90,7 @@ def installed_app(folder: Path | None = None) -> InstalledApp:
     Raises:
         SettingError: fedsilo is not installed with its pyproject.toml, or it cannot be read.
     """
-    folder = folder or Path(__file__).resolve().parents[2]
+    folder = folder or installed_folder()
     try:
         project = _project((folder / PYPROJECT).read_bytes(), "the installed")
     except OSError as error:
@@ -87,17 +98,26 @@ def installed_app(folder: Path | None = None) -> InstalledApp:
             f"no installed fedsilo: {folder / PYPROJECT} cannot be read ({error.strerror}); a "
             "hospital's worker needs fedsilo's checkout or the hospital's image"
         ) from None
-    digests = {
-        path.relative_to(folder).as_posix(): _digest(path.read_bytes())
-        for room in ROOMS
-        for path in sorted((folder / room).rglob("*"))
-        if path.suffix in _BUNDLED and _of_rooms(path.relative_to(folder).as_posix())
-    }
-    if (package := folder / _PACKAGE).is_file():
-        digests[f"fedsilo/{_PACKAGE}"] = _digest(package.read_bytes())
+    package = folder / _PACKAGE
+    if not package.is_dir():
+        package = folder
+    digests = {}
+    for room in ROOMS:
+        place = package / room if room in _IN_PACKAGE else folder / room
+        digests |= _digests_of(place, place.parent)
     if not digests:
         raise SettingError(f"no installed fedsilo: {folder} has none of {', '.join(ROOMS)}")
-    return InstalledApp(folder, digests, project)
+    return InstalledApp(folder, package, digests, project)
+
+
+def _digests_of(room: Path, above: Path) -> dict[str, str]:
+    """Compute the SHA-256 of each file of a room that Flower bundles, by path from ``above``."""
+    digests = {}
+    for path in sorted(room.rglob("*")):
+        name = path.relative_to(above).as_posix()
+        if path.suffix in _BUNDLED and _of_rooms(name):
+            digests[name] = _digest(path.read_bytes())
+    return digests
 
 
 def refuse_other_flower() -> None:
@@ -125,11 +145,6 @@ def local_changes(folder: Path) -> list[str]:
 def _of_rooms(name: str) -> bool:
     """Tell whether a file belongs to the rooms."""
     return name.split("/")[0] in ROOMS and "__pycache__" not in name.split("/")
-
-
-def _is_surplus(name: str) -> bool:
-    """Tell whether a file outside the rooms could be imported as one of the app's modules."""
-    return name.endswith(".py") and not name.startswith(_BESIDE)
 
 
 def _digest(data: bytes) -> str:
