@@ -18,7 +18,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.schema import SettingRule, defaults, rule_of
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("models", "datasets", "strategies", "client_app", "server_app")
+ROOMS = ("fedsilo", "models", "datasets", "strategies", "client_app", "server_app")
 # The first role of a setting -> the heading under which it is listed
 GROUPS = {
     "training": "Training",
@@ -193,7 +193,8 @@ def _family(cls: type[errors.FedsiloError]) -> Iterator[type[errors.FedsiloError
 def _sources() -> Iterator[tuple[str, ast.Module]]:
     for room in ROOMS:
         for path in sorted((ROOT / room).rglob("*.py")):
-            name = ".".join(("fedsilo", *path.relative_to(ROOT).with_suffix("").parts))
+            place = path.relative_to(ROOT if room != "fedsilo" else ROOT / room)
+            name = ".".join(("fedsilo", *place.with_suffix("").parts))
             yield name, ast.parse(path.read_text(encoding="utf-8"))
 
 

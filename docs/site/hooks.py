@@ -45,10 +45,10 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Make the package as installed, for mkdocstrings, and the navigation from the index."""
     package = ROOT / "build" / "package" / "fedsilo"
     package.mkdir(parents=True, exist_ok=True)
-    for name in ("__init__.py", "models", "datasets", "strategies", "client_app", "server_app"):
-        target = ROOT / ("fedsilo/__init__.py" if name == "__init__.py" else name)
-        if not (package / name).exists():
-            (package / name).symlink_to(target)
+    folders = [ROOT / n for n in ("models", "datasets", "strategies", "client_app", "server_app")]
+    for target in (*folders, *(ROOT / "fedsilo").iterdir()):
+        if not (package / target.name).exists():
+            (package / target.name).symlink_to(target)
     if not os.environ.get("MIKE_DOCS_VERSION"):
         config.extra.pop("version", None)  # there is no list of versions beside the site
     config.nav = navigation((ROOT / "docs" / INDEX).read_text(encoding="utf-8"))

@@ -79,12 +79,12 @@ def is_number(cell: str) -> bool:
 
 
 @cache
-def environment(folder: str = "report", *, html: bool = True) -> Environment:
-    """Build the environment that renders the templates in a folder of ``studies``."""
+def environment(package: str = "fedsilo.pages", *, html: bool = True) -> Environment:
+    """Build the environment that renders the templates in the folder of a package."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     environment = Environment(
-        loader=PackageLoader(f"fedsilo.server_app.studies.{folder}"),
+        loader=PackageLoader(package),
         autoescape=html,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -24,7 +24,7 @@ from tests.support.made_data import write_data
 from tests.support.page_commands import commands
 
 ROOT = Path(__file__).resolve().parents[2]
-PROJECT = ROOT / "server_app" / "api" / "project"
+PROJECT = ROOT / "fedsilo" / "api" / "project"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 # Pages that are run in one folder, one after the other -> what the folder holds before
 STORIES: Mapping[tuple[str, ...], Callable[[Path], object]] = {

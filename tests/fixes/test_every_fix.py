@@ -10,7 +10,7 @@ import pytest
 
 _HERE = Path(__file__).resolve()
 _ROOT = _HERE.parents[2]
-_ROOMS = ("models", "datasets", "strategies", "client_app", "server_app")
+_ROOMS = ("fedsilo", "models", "datasets", "strategies", "client_app", "server_app")
 _NAMES_A_SETTING = re.compile(
     r"\b(?:(?<!data )(?<!silo )(?<!prediction )set|lower|raise|remove|leave|choose|take(?! part))\b"
     r"[^:;]{0,40}?'\{?[a-z][a-z0-9.{}-]*\}?'"

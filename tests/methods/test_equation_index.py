@@ -100,7 +100,7 @@ def test_resolve_of_an_unknown_name_raises(name: str) -> None:
 
 def test_no_docstring_cites_a_folder_of_papers_that_is_not_there() -> None:
     root = FOLDER.parents[1]
-    rooms = ("models", "datasets", "strategies", "client_app", "server_app")
+    rooms = ("fedsilo", "models", "datasets", "strategies", "client_app", "server_app")
     cited = [
         path.relative_to(root).as_posix()
         for room in rooms

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-FOLDERS = ("client_app", "datasets", "models", "server_app", "strategies")
+FOLDERS = ("client_app", "datasets", "fedsilo", "models", "server_app", "strategies")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
 
 
@@ -76,9 +76,8 @@ def test_the_wheel_holds_the_package_with_its_five_folders_and_nothing_else(whee
         ["git", "ls-files", *FOLDERS], cwd=ROOT, capture_output=True, text=True, check=True
     )
     tracked = [name for name in listed.stdout.splitlines() if (ROOT / name).is_file()]
-    wanted = {f"fedsilo/{name}" for name in tracked}
-    own = ("__init__.py", "py.typed", "simulation.yaml", "pyproject.toml")
-    wanted |= {f"fedsilo/{name}" for name in own}
+    wanted = {f"fedsilo/{name.removeprefix('fedsilo/')}" for name in tracked}
+    wanted |= {"fedsilo/simulation.yaml", "fedsilo/pyproject.toml"}
     assert wanted <= names
     assert not [name for name in names if "__pycache__" in name]
 

@@ -101,7 +101,7 @@ def installed_app(folder: Path | None = None) -> InstalledApp:
     package = folder / _PACKAGE
     if not package.is_dir():
         package = folder
-    digests = {}
+    digests: dict[str, str] = {}
     for room in ROOMS:
         place = package / room if room in _IN_PACKAGE else folder / room
         digests |= _digests_of(place, place.parent)

@@ -64,7 +64,7 @@ def card_text(
 
     ``form`` is the format of an exported program, or empty; ``facts`` describe its file.
     """
-    templates = environment("export", html=False)
+    templates = environment("fedsilo.inference.export", html=False)
     run = whole.shown()
     floor = run.floor
     sites = [site] if site else list(run.silos)

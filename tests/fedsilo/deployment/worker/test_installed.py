@@ -42,13 +42,34 @@ def test_the_bundle_that_flower_makes_of_this_checkout_is_the_installed_app(
 ) -> None:
     installed = installed_app()
     assert installed.folder == APP
+    assert installed.package == APP / "fedsilo"
     assert {name.split("/")[0] for name in installed.digests} == set(ROOMS)
     installed.refuse_other(build_fab_from_disk(APP))
     installed.refuse_other(_zip(files))
     # What an image does not have, and a checkout may, is no other app
-    bare = {n: d for n, d in files.items() if n.split("/")[0] in (*ROOMS, "pyproject.toml")}
-    assert len(bare) < len(files)
-    installed.refuse_other(_zip(bare))
+    more = {"docs/page.md": b"", "tests/test_a.py": b""}
+    installed.refuse_other(_zip({**files, **more}))
+
+
+def test_a_bundle_of_an_installed_fedsilo_has_its_folders_side_by_side(
+    files: Mapping[str, bytes],
+) -> None:
+    installed_app().refuse_other(_zip({n.removeprefix("fedsilo/"): d for n, d in files.items()}))
+
+
+def test_a_bundle_holds_what_computes_at_the_server_or_at_a_hospital(
+    files: Mapping[str, bytes],
+) -> None:
+    code = {name.removeprefix("fedsilo/").split("/")[0] for name in files if "__init__" not in name}
+    assert code - {".info", "pyproject.toml", "simulation.yaml"} == set(ROOMS)
+
+
+@pytest.mark.parametrize("name", ["fedsilo/reports/clinic.py", "fedsilo/cli/main.py"])
+def test_a_reworded_report_or_command_locks_no_hospital_out(
+    name: str, files: Mapping[str, bytes]
+) -> None:
+    assert (APP / name).is_file()
+    installed_app().refuse_other(_zip({**files, name: b"# reworded\n"}))
 
 
 @pytest.mark.parametrize(
@@ -58,7 +79,7 @@ def test_the_bundle_that_flower_makes_of_this_checkout_is_the_installed_app(
             lambda f: f.update({"client_app/app.py": f["client_app/app.py"] + b"\n"}),
             "client_app/app.py",
         ),
-        (lambda f: f.pop("fedsilo/core/errors.py"), "fedsilo/core/errors.py"),
+        (lambda f: f.pop("fedsilo/core/errors.py"), "core/errors.py"),
         (lambda f: f.update({"client_app/methods/theft.py": b""}), "client_app/methods/theft.py"),
         (lambda f: f.update({"torch.py": b""}), "torch.py"),
         (lambda f: f.update({"other/__init__.py": b""}), "other/__init__.py"),
@@ -152,5 +173,5 @@ def test_without_an_installed_fedsilo_nothing_starts(tmp_path: Path) -> None:
     with refuses(SettingError, "pyproject.toml"):
         installed_app(tmp_path)
     shutil.copy(APP / "pyproject.toml", tmp_path)
-    with pytest.raises(SettingError, match="has none of client_app, datasets"):
+    with pytest.raises(SettingError, match="has none of client_app, core"):
         installed_app(tmp_path)
