@@ -31,7 +31,7 @@ from fedsilo.core.errors import FedsiloError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.messages import ARRAYS
 from fedsilo.core.seeding import derive_seed
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.engines.inline_engine import InlineGrid, run_inline

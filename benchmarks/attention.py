@@ -30,7 +30,7 @@ from fedsilo.client_app.training.compute import Compute, choose_compute
 from fedsilo.core.files.locations import find_places
 from fedsilo.core.files.state_files import load_state
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import build
+from fedsilo.core.settings_schema import build
 from fedsilo.datasets.synthetic.phantoms import DERMOSCOPY_PHANTOM
 from fedsilo.models.maths.attention_rollout import (
     BufferMoments,

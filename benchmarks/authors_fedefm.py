@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fedsilo.client_app.training.initial_network import initial_classifier
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.engines.inline_engine import run_inline

@@ -21,7 +21,7 @@ from fedsilo.client_app.training.compute import Compute, choose_compute
 from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value, build
+from fedsilo.core.settings_schema import Value, build
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import float_inputs

@@ -43,7 +43,7 @@ from fedsilo.core.messages import (
     PEAK_MEMORY,
     SECONDS,
 )
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.engines.inline_engine import (
     InlineGrid,

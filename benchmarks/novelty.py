@@ -25,7 +25,7 @@ from sklearn.metrics import roc_auc_score
 from fedsilo import predict
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.processes import app_folder
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import silo_names
 from fedsilo.datasets.tables import heart
 from fedsilo.engines.experiments import find_experiment

@@ -32,7 +32,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fedsilo.core.files.atomic_files import write_atomically
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 
 HERE = Path(__file__).resolve().parent
 _LOOK = 0.3  # seconds between looks at the processes

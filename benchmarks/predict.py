@@ -22,7 +22,7 @@ from PIL import Image
 
 from fedsilo import predict
 from fedsilo.client_app.training.evaluation import batch_size
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.images.decoding import decode_image
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.inference.predict.inputs import files_of

@@ -20,7 +20,7 @@ from fedsilo.client_app.training.compute import choose_compute
 from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import build
+from fedsilo.core.settings_schema import build
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task

@@ -24,7 +24,7 @@ from rich.table import Table
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.messages import TRAIN
 from fedsilo.core.processes import app_folder
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.experiments import find_experiment
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve

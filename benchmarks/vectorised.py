@@ -23,7 +23,7 @@ import torch
 from fedsilo.client_app import together
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.engines.inline_engine import run_inline

@@ -21,7 +21,7 @@ from unittest import mock
 import pandas as pd
 
 from fedsilo.core.files.atomic_files import write_atomically
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records import progress_hook

@@ -27,7 +27,7 @@ from fedsilo.core.errors import DataError, RefusedError, SiteError
 from fedsilo.core.plugins import with_plugin_settings
 from fedsilo.core.seeding import generator
 from fedsilo.core.settings.common_settings import SUMS, CommonSettings
-from fedsilo.core.settings.schema import Value, as_mapping, defaults, keys_with
+from fedsilo.core.settings_schema import Value, as_mapping, defaults, keys_with
 from fedsilo.datasets.registry import data_set, load_silo
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.privacy.promises import check_privacy_settings

@@ -35,7 +35,7 @@ from fedsilo.core.methods import METHODS, site_class
 from fedsilo.core.one_line import listed, shown
 from fedsilo.core.seeding import derive_seed, generator
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value, as_mapping
+from fedsilo.core.settings_schema import Value, as_mapping
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.stacked import Rows, StackedNetwork

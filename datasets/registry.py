@@ -20,7 +20,7 @@ from fedsilo.core.plugins import (
     wrong,
 )
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value, as_mapping, defaults, keys_of
+from fedsilo.core.settings_schema import Value, as_mapping, defaults, keys_of
 from fedsilo.datasets.images.image_data_set import SMALLEST_IMAGE
 from fedsilo.datasets.partition import cuts
 from fedsilo.datasets.shifted.medmnist import MEDMNIST

@@ -18,7 +18,7 @@ from fedsilo.core.messages import EVALUATE, INCOMING, TRAINED
 from fedsilo.core.methods import class_name, settings_class
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import current_settings, tell_renamed
-from fedsilo.core.settings.schema import Value, build
+from fedsilo.core.settings_schema import Value, build
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.privacy.promises import check_privacy_settings
 from fedsilo.strategies.loop.hooks import Hook

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fedsilo.core.methods import settings_class
-from fedsilo.core.settings.schema import Value, key_of, keys_of
+from fedsilo.core.settings_schema import Value, key_of, keys_of
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support import golden

@@ -17,7 +17,7 @@ from fedsilo import predict
 from fedsilo.core.errors import RunDirectoryError, SiteError
 from fedsilo.core.messages import TRAINING
 from fedsilo.core.methods import METHODS
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import inline_grid, run_inline
 from fedsilo.engines.process_engine import run_with_processes
 from fedsilo.pictures.learning_curves import draw_pictures

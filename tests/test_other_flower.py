@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.core.versions import TRIED_FLOWER, WORKER_FLOWER
 from fedsilo.server_app.records.run_directory import RunDirectory
 

@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from fedsilo import load_run
 from fedsilo.core.errors import RunDirectoryError, SettingError, SiteError
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import read_run_config
 from fedsilo.server_app.records.run_directory import RunDirectory

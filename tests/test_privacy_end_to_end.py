@@ -10,7 +10,7 @@ from fedsilo.client_app.app import app
 from fedsilo.client_app.privacy.ledger import LEDGER
 from fedsilo.core.errors import SettingError, SiteError
 from fedsilo.core.methods import METHODS, why_not_private
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import InlineGrid, flower_identity
 from fedsilo.models.privacy.accountant import epsilon
 from fedsilo.server_app.config.settings import resolve

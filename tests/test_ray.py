@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from fedsilo.core.processes import app_folder, runs, tool
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines import ray_engine
 from fedsilo.server_app.config.resources import check_resources
 from fedsilo.server_app.config.settings import resolve

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from fedsilo.core.processes import end_trees, free_ports, tool
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.server_app.records.run_directory import RunDirectory
 
 Tiny = Callable[..., dict[str, Value]]

@@ -25,7 +25,7 @@ from fedsilo.core.messages import (
     SECURE_UNMASK,
     TRAIN,
 )
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import InlineGrid
 from fedsilo.models.privacy.secure_sum import SAMPLES, quantisation
 from fedsilo.server_app.config.settings import resolve

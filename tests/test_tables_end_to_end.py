@@ -11,7 +11,7 @@ import pytest
 import fedsilo.engines.inline_engine
 from fedsilo.core.errors import SettingError, SiteError
 from fedsilo.core.methods import METHODS
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import resolve

@@ -24,7 +24,7 @@ from fedsilo.comparison.tables import csv_text, markdown_table
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.methods import METHODS, title_of
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import data_set
 
 _CELLS = 3  # of docs/methods/README.md's table, after a row's methods

@@ -20,7 +20,7 @@ from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import DataError, FedsiloError, SettingError
 from fedsilo.core.methods import METHODS
 from fedsilo.core.settings.removed import with_former_keys
-from fedsilo.core.settings.schema import Value, unknown_name
+from fedsilo.core.settings_schema import Value, unknown_name
 from fedsilo.datasets.registry import data_fingerprint
 from fedsilo.engines.planning import plan_run, planned_settings
 from fedsilo.server_app.config.settings import RunSettings, known_defaults, resolve

@@ -19,7 +19,7 @@ from fedsilo.core.errors import RefusedError
 from fedsilo.core.files.sealed_folders import json_digest
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import with_former_keys
-from fedsilo.core.settings.schema import Value, as_mapping, keys_with
+from fedsilo.core.settings_schema import Value, as_mapping, keys_with
 from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.partition.cuts import cut_keys
 from fedsilo.datasets.registry import data_set

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from fedsilo.core.errors import EpsilonSpentError, FedsiloError, WithheldError
 from fedsilo.core.settings.common_settings import SERVER
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 
 
 def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Value]) -> bool:

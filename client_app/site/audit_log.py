@@ -20,7 +20,7 @@ from fedsilo.core.errors import RefusedError
 from fedsilo.core.files.atomic_files import open_regular
 from fedsilo.core.messages import CONFIG
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value, defaults
+from fedsilo.core.settings_schema import Value, defaults
 from fedsilo.strategies.wire.records import record_bytes
 
 ANSWERED, REFUSED, FAILED = "answered", "refused", "failed"

@@ -22,7 +22,7 @@ from fedsilo.core.files.locations import BACKBONES, find_places
 from fedsilo.core.methods import load_plugin_files
 from fedsilo.core.plugins import module_of, other_plugs, plug_digests, plugin_entries
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import key_of, keys_of, keys_with, setting
+from fedsilo.core.settings_schema import key_of, keys_of, keys_with, setting
 from fedsilo.datasets.partition.silo_sets import GAIA
 from fedsilo.datasets.registry import data_set, plugs_of, silo_names
 

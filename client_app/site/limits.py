@@ -16,7 +16,7 @@ from fedsilo.client_app.site.node import built, is_simulated
 from fedsilo.core.errors import RefusedError
 from fedsilo.core.messages import measurements
 from fedsilo.core.settings.common_settings import SUMS, CommonSettings
-from fedsilo.core.settings.schema import as_mapping, defaults, setting
+from fedsilo.core.settings_schema import as_mapping, defaults, setting
 from fedsilo.models.privacy.promises import statistics_noise
 
 MEGABYTE = 10**6

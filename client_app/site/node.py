@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from flwr.app import Context, Message, RecordDict
 
 from fedsilo.core.messages import SIMULATED_SITE
-from fedsilo.core.settings.schema import Value, build
+from fedsilo.core.settings_schema import Value, build
 
 S = TypeVar("S")
 

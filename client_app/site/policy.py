@@ -29,7 +29,7 @@ from fedsilo.core.files.atomic_files import read_regular
 from fedsilo.core.messages import CONFIG, SURVEYED
 from fedsilo.core.one_line import counted
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import (
+from fedsilo.core.settings_schema import (
     Value,
     as_mapping,
     build,

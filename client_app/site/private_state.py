@@ -20,7 +20,7 @@ from fedsilo.core.messages import ROUND_KEYS, Instruction, state_key
 from fedsilo.core.plugins import PINS
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import former_defaults, with_former_keys
-from fedsilo.core.settings.schema import as_mapping, keys_in, keys_with
+from fedsilo.core.settings_schema import as_mapping, keys_in, keys_with
 
 _DIGEST = "settings"
 _NAME = re.compile(r"round-(\d{6})-(\d{2,})\.safetensors")

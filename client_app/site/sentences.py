@@ -11,7 +11,7 @@ from flwr.app import Context
 
 from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile, read_site_file
 from fedsilo.client_app.site.trust import MEANINGS, refuse_uncapped
-from fedsilo.core.settings.schema import as_mapping, build, keys_of
+from fedsilo.core.settings_schema import as_mapping, build, keys_of
 
 _ALL = ("*",)
 _OF_A_FILE = ("site", "audit-log")  # meaningless without a site file

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from fedsilo.core.errors import RefusedError
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS, CommonSettings
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 
 MEANINGS: Mapping[str, str] = {
     SERVER: "the server's operator may see what this site alone answers",

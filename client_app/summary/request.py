@@ -25,7 +25,7 @@ from fedsilo.core.errors import DataError, RefusedError
 from fedsilo.core.messages import SURVEYED
 from fedsilo.core.settings.common_settings import SERVER, CommonSettings
 from fedsilo.core.settings.removed import with_current_keys
-from fedsilo.core.settings.schema import Value, keys_in
+from fedsilo.core.settings_schema import Value, keys_in
 from fedsilo.core.survey import ABOUT, Survey
 from fedsilo.datasets.registry import data_set
 

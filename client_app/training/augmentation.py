@@ -19,7 +19,7 @@ from fedsilo.core.files.yaml_text import parse_structure
 from fedsilo.core.one_line import one_line, shown
 from fedsilo.core.seeding import seed_generators
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import unknown_name
+from fedsilo.core.settings_schema import unknown_name
 from fedsilo.datasets.silo.silos import Silo
 
 _EXAMPLE = "[{RandomHorizontalFlip: {p: 0.5}}, {RandomRotation: {degrees: 10}}]"

@@ -18,7 +18,7 @@ from fedsilo.core.files.locations import Places, data_folder
 from fedsilo.core.files.sealed_folders import json_digest
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import as_mapping
+from fedsilo.core.settings_schema import as_mapping
 from fedsilo.datasets.images.decoding import BrokenImageError
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows
 from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo, Split, cached_silo, save_silo

@@ -16,7 +16,7 @@ from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.locations import Places
 from fedsilo.core.files.sealed_folders import json_digest
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import as_mapping
+from fedsilo.core.settings_schema import as_mapping
 from fedsilo.datasets.images.decoding import (
     Decoded,
     Fault,

@@ -22,7 +22,7 @@ from fedsilo.core.one_line import reason_of
 from fedsilo.core.plugins import plug, wrong
 from fedsilo.core.seeding import derive_seed
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import as_mapping, defaults, keys_with
+from fedsilo.core.settings_schema import as_mapping, defaults, keys_with
 from fedsilo.datasets.images.image_data_set import ImageDataSet
 from fedsilo.datasets.partition.label_sets import LabelCut, Labels, Rows, label_sets
 from fedsilo.datasets.partition.pool import CutPool, open_cut_pool

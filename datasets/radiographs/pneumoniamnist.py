@@ -15,7 +15,7 @@ from fedsilo.core.files.locations import Places
 from fedsilo.core.files.sealed_folders import json_digest
 from fedsilo.core.seeding import derive_seed
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import as_mapping
+from fedsilo.core.settings_schema import as_mapping
 from fedsilo.datasets.downloads.public_files import public_data
 from fedsilo.datasets.radiographs.dicom import read_radiograph
 from fedsilo.datasets.radiographs.mammography import HEADLINE

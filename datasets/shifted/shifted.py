@@ -21,7 +21,7 @@ from fedsilo.core.errors import DataError
 from fedsilo.core.files.locations import Places
 from fedsilo.core.seeding import generator
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import keys_with
+from fedsilo.core.settings_schema import keys_with
 from fedsilo.datasets.images.decoding import PICTURES, opened_image, refuse_wide
 from fedsilo.datasets.shifted.pools import Pool, Source, cut_by_track, locate, open_pool
 from fedsilo.datasets.shifted.sources import SOURCES

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.seeding import derive_seed
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import keys_with
+from fedsilo.core.settings_schema import keys_with
 
 Indices = npt.NDArray[Any]
 

@@ -11,7 +11,7 @@ from fedsilo.core.errors import DataError
 from fedsilo.core.files.locations import Places, data_folder
 from fedsilo.core.files.text_files import read_text
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import as_mapping
+from fedsilo.core.settings_schema import as_mapping
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows
 from fedsilo.datasets.silo.silos import DataSet, Silo, Split, cached_silo, save_silo

@@ -9,7 +9,8 @@ from pathlib import Path
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import RENAMED
-from fedsilo.core.settings.schema import (
+from fedsilo.core.settings.written_settings import flat_values
+from fedsilo.core.settings_schema import (
     Value,
     as_mapping,
     build,
@@ -17,7 +18,6 @@ from fedsilo.core.settings.schema import (
     groups_of,
     keys_with,
 )
-from fedsilo.core.settings.written_settings import flat_values
 from fedsilo.datasets.registry import data_set
 
 # These settings change images, or the validation part, but not the choice of test images

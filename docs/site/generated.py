@@ -15,7 +15,7 @@ from fedsilo.cli.main import make_app
 from fedsilo.core import errors
 from fedsilo.core.methods import METHODS, about, class_name, settings_class, title_of
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import SettingRule, defaults, rule_of
+from fedsilo.core.settings_schema import SettingRule, defaults, rule_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("fedsilo", "models", "datasets", "strategies", "client_app", "server_app")
@@ -45,7 +45,7 @@ AUTHORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "A method at the server": ("fedsilo.strategies.loop.method", ()),
     "A method at a site": ("fedsilo.client_app.methods.base", ()),
     "Settings of a method": ("fedsilo.core.settings.own_settings", ("OwnSettings",)),
-    "Fields of settings": ("fedsilo.core.settings.schema", ("setting", "choice")),
+    "Fields of settings": ("fedsilo.core.settings_schema", ("setting", "choice")),
     "A data set": ("fedsilo.datasets.silo.silos", ("DataSet", "Silo", "Split")),
     "A method as a Flower strategy": ("fedsilo.strategies.flower", ("FlowerStrategy",)),
 }

@@ -9,7 +9,7 @@ from fedsilo.core.errors import FedsiloError, SettingError
 from fedsilo.core.methods import METHODS, about
 from fedsilo.core.one_line import counted, one_line
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import build, unknown_key, unknown_name
+from fedsilo.core.settings_schema import build, unknown_key, unknown_name
 from fedsilo.datasets.registry import DATA_SETS, data_set, silo_count
 from fedsilo.engines.experiments import (
     Experiment,

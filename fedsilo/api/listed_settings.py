@@ -18,14 +18,14 @@ from fedsilo.core.methods import METHODS, about, settings_class
 from fedsilo.core.one_line import join_names
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import RENAMED
-from fedsilo.core.settings.schema import (
+from fedsilo.core.settings.written_settings import group_settings
+from fedsilo.core.settings_schema import (
     SettingRule,
     Value,
     defaults,
     groups_of,
     rules_of,
 )
-from fedsilo.core.settings.written_settings import group_settings
 from fedsilo.server_app.config.settings import PROJECT_FILE
 
 SECTION = "tool.flwr.app.config"

@@ -20,7 +20,7 @@ from fedsilo.api.options import (
 from fedsilo.core.arguments import AnyPath, Tell, path_of, plugin_texts, silent
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.one_line import counted, one_line
-from fedsilo.core.settings.schema import unknown_name
+from fedsilo.core.settings_schema import unknown_name
 
 _HUGGING_FACE = "hf:"
 

@@ -37,7 +37,7 @@ from fedsilo.core.arguments import (
 )
 from fedsilo.core.errors import RunDirectoryError, SettingError
 from fedsilo.core.one_line import as_word
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.runs.finished_run import FinishedRun, load_run
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 

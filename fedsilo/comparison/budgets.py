@@ -26,7 +26,7 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.settings.common_settings import NETWORK_KEYS, CommonSettings
 from fedsilo.core.settings.removed import with_current_keys
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.experiments import find_experiment, simulation_file
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import RunSettings

@@ -62,7 +62,7 @@ from fedsilo.core.errors import (
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.locations import find_places
 from fedsilo.core.one_line import counted
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.engines.planning import plan_run, start
 from fedsilo.pages.notebook import html_of_lines

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.core.errors import SettingError, needs_extra
-from fedsilo.core.settings.schema import SettingRule, Value
+from fedsilo.core.settings_schema import SettingRule, Value
 
 if TYPE_CHECKING:
     from optuna.distributions import BaseDistribution

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fedsilo.core.errors import RunFailedError, SettingError, needs_extra
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.server_app.config.settings import parse_pair
 
 Outcome = TypeVar("Outcome")

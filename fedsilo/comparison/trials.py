@@ -35,7 +35,7 @@ from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.one_line import one_line
 from fedsilo.core.processes import end_with, without_main
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.core.versions import git_revision
 from fedsilo.datasets.registry import silo_names
 from fedsilo.runs.finished_run import FinishedRun

@@ -33,7 +33,7 @@ from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import RunFailedError, SettingError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.one_line import counted
-from fedsilo.core.settings.schema import SettingRule, Value, as_mapping, rule_of, setting
+from fedsilo.core.settings_schema import SettingRule, Value, as_mapping, rule_of, setting
 from fedsilo.datasets.registry import data_fingerprint, data_set
 from fedsilo.engines.experiments import find_experiment, read_section, simulation_file
 from fedsilo.engines.planning import plan_run

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedsilo.core.errors import SettingError
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 
 
 class HasPath(Protocol):

@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from fedsilo.core.errors import SiteError
 from fedsilo.core.one_line import quote_value
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 
 ARRAYS = "arrays"
 # The statistics (mean and std, float64) that a table is standardised by. The key is older than

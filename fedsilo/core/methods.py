@@ -22,7 +22,7 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import join_names
 from fedsilo.core.plugins import load_plugins, plug, wrong
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import key_of
+from fedsilo.core.settings_schema import key_of
 
 
 class Entry(NamedTuple):

@@ -22,7 +22,7 @@ from typing import Any
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import quote_value, reason_of
-from fedsilo.core.settings.schema import Value, unknown_name
+from fedsilo.core.settings_schema import Value, unknown_name
 
 # Setting -> the noun for its plugins in errors, and the group of their entry points
 _KINDS = {"network": "network", "method": "method", "dataset": "data set", "partition": "partition"}

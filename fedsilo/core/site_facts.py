@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from fedsilo.core.settings.schema import key_of
+from fedsilo.core.settings_schema import key_of
 
 SPLITS = ("train", "val", "test")
 Vector = npt.NDArray[Any]

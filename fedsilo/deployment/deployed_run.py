@@ -11,7 +11,7 @@ import tomli_w
 
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.processes import app_folder, tool
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import (
     FEDERATION,
     SERVER,

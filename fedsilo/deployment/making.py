@@ -10,7 +10,7 @@ from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.atomic_files import build_folder, write_atomically
 from fedsilo.core.processes import app_folder, free_ports
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import silo_names
 from fedsilo.deployment.deployment import Deployment, DeploymentError, plan
 from fedsilo.engines.planning import plan_run

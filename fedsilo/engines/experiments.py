@@ -17,13 +17,13 @@ from fedsilo.core.files.locations import installed_folder
 from fedsilo.core.files.yaml_text import parse_yaml, read_yaml
 from fedsilo.core.methods import METHODS
 from fedsilo.core.one_line import one_line, shown
-from fedsilo.core.settings.schema import (
+from fedsilo.core.settings.written_settings import flat_values
+from fedsilo.core.settings_schema import (
     Value,
     build_from_file,
     unknown_key,
     unknown_name,
 )
-from fedsilo.core.settings.written_settings import flat_values
 from fedsilo.engines.matrix import (
     Cell,
     fill_all,

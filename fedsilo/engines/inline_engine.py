@@ -14,7 +14,7 @@ from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
 from fedsilo.core.messages import TRAIN
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import RunDirectory
 

@@ -13,7 +13,7 @@ from fedsilo.core.plugins import (
     without_working_folder,
 )
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value, keys_with
+from fedsilo.core.settings_schema import Value, keys_with
 from fedsilo.datasets.registry import (
     DATA_SETS,
     data_set,

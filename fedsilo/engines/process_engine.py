@@ -26,7 +26,7 @@ from fedsilo.core import processes
 from fedsilo.core.errors import ProcessError
 from fedsilo.core.one_line import one_line
 from fedsilo.core.settings.common_settings import GPU_SHARE
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.server_app.config.resources import check_device, check_resources, worker_environments
 from fedsilo.server_app.config.settings import RunSettings

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import one_line
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 
 LOCAL = "local"
 ADDRESS_VARIABLE = "RAY_ADDRESS"

@@ -29,7 +29,7 @@ from rich.text import Text
 from fedsilo.core import processes
 from fedsilo.core.errors import ProcessError
 from fedsilo.core.settings.common_settings import GPU_SHARE
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.core.versions import git_revision
 from fedsilo.engines.ray_cluster import check_cluster, ray_variables, unused_cluster
 from fedsilo.server_app.config.resources import check_device, check_resources

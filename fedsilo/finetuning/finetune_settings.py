@@ -7,7 +7,7 @@ from pathlib import Path
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.locations import find_places
 from fedsilo.core.settings.common_settings import NETWORK_KEYS, CommonSettings
-from fedsilo.core.settings.schema import (
+from fedsilo.core.settings_schema import (
     Value,
     as_mapping,
     build,

@@ -23,7 +23,7 @@ from fedsilo.core.files.locations import BACKBONES, find_places
 from fedsilo.core.files.state_files import save_state
 from fedsilo.core.seeding import derive_seed, seed_generators
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import as_mapping, keys_with, setting
+from fedsilo.core.settings_schema import as_mapping, keys_with, setting
 from fedsilo.datasets.images.image_data_set import ImageDataSet
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.silos import Split

@@ -12,7 +12,7 @@ from fedsilo.client_app.training.compute import Compute
 from fedsilo.core.errors import SettingError
 from fedsilo.core.seeding import seed_generators
 from fedsilo.core.settings.common_settings import NETWORK_KEYS, CommonSettings
-from fedsilo.core.settings.schema import keys_of
+from fedsilo.core.settings_schema import keys_of
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.datasets.weights.backbones import load_backbone
 from fedsilo.datasets.weights.initial_weights import load_initial_weights

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedsilo.core.errors import FedsiloError, SettingError
-from fedsilo.core.settings.schema import without_groups
+from fedsilo.core.settings_schema import without_groups
 from fedsilo.runs.finished_run import FinishedRun
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import ARRAYS, METRICS
 from fedsilo.core.one_line import counted
 from fedsilo.core.settings.common_settings import NOBODY
-from fedsilo.core.settings.schema import Value, key_of
+from fedsilo.core.settings_schema import Value, key_of
 from fedsilo.pages.number_texts import at_most
 from fedsilo.reports.flows import picture, sentences, shortened
 from fedsilo.reports.headline import head_of

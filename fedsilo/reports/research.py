@@ -24,7 +24,7 @@ from fedsilo.core.drawing.palette import line_styles
 from fedsilo.core.methods import settings_class
 from fedsilo.core.one_line import counted
 from fedsilo.core.settings.common_settings import SUMS, CommonSettings
-from fedsilo.core.settings.schema import defaults
+from fedsilo.core.settings_schema import defaults
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.measures.intervals import Estimate, of_mean
 from fedsilo.pages.number_texts import NONE, with_interval

@@ -8,7 +8,7 @@ import math
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import as_mapping, defaults
+from fedsilo.core.settings_schema import as_mapping, defaults
 
 _LEAST = 2  # samples in a step, because batch norm has no variance over one sample
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsilo.core.array_names import is_statistic
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from fedsilo.core.messages import Notes
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 
 MODEL = "model/"  # the consensus model Theta, for evaluation
 NEIGHBOUR = "neighbour/"  # neighbour/<site>/<array>

@@ -24,7 +24,7 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.seeding import generator, seed_generators
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 from fedsilo.models.networks.kinds import TIMM
 from fedsilo.models.networks.site_network import TokenClassifier
 

@@ -8,7 +8,7 @@ Equations (arXiv:2012.04221):
 from dataclasses import dataclass
 
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 
 _BETA1 = 0.9  # decay of the mean of the deltas for FedAdam and FedYogi
 

@@ -28,7 +28,7 @@ from fedsilo.core.errors import SettingError, SiteError
 from fedsilo.core.messages import Notes
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 from fedsilo.models.maths.pacing import epoch_of
 from fedsilo.models.privacy.gaussian_mechanism import normals
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 
 
 @dataclass(frozen=True)

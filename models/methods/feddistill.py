@@ -12,7 +12,7 @@ Equations (arXiv:2011.02367, after arXiv:1811.11479):
 from dataclasses import dataclass
 
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 
 LOGITS = "logits/"
 

@@ -13,7 +13,7 @@ Equations (arXiv:2111.04263):
 from dataclasses import dataclass
 
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 
 
 @dataclass(frozen=True)

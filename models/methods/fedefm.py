@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 from fedsilo.models.maths.earth_movers import Solver, closeness, pooled_tokens
 from fedsilo.models.maths.mc_dropout import only_dropout_active
 from fedsilo.models.methods.decentralised import TopologySettings

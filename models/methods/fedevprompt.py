@@ -23,7 +23,7 @@ from torch import Tensor
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import AUTO, CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 
 MAPS = "maps/"  # maps/<class> from a site, maps/<site>/<class> to one
 BUFFER = "buffer/"  # buffer/<site>/<class> at the server

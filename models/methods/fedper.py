@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 from fedsilo.models.networks.site_network import last_layers
 
 

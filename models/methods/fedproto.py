@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 from fedsilo.models.maths.class_means import ClassTargets
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 

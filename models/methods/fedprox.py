@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 
 
 @dataclass(frozen=True)

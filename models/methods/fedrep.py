@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 from fedsilo.models.methods.fedper import FedPerSettings
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedsilo.core.seeding import seed_generators
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 
 PROJECTION = "projection/"
 PROJECTION_SIZE = 256  # length of a representation, as in the paper

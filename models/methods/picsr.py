@@ -30,7 +30,7 @@ from fedsilo.core.metric_names import ROUTING, read_metric
 from fedsilo.core.seeding import seed_generators
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 from fedsilo.models.networks.mixture import Mixture
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays, load_exchanged
 

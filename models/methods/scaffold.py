@@ -14,7 +14,7 @@ Equations (arXiv:1910.06378):
 from dataclasses import dataclass
 
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 
 # Wire names are control/<array>. eta c is sent instead of c, because it has the size of a step, as
 # updates have

@@ -29,7 +29,7 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.messages import INCOMING, Notes, measurement
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 from fedsilo.core.site_facts import SiteFacts
 
 CODEBOOK = "codebook."  # the wire name of book b is codebook.<b>

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fedsilo.core.errors import SettingError
 from fedsilo.core.plugins import plug
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import as_mapping, defaults, keys_in
+from fedsilo.core.settings_schema import as_mapping, defaults, keys_in
 
 IMAGE_NETWORKS = ("conv", "vgg16-bn", "resnet22", "vit")  # 'auto' means the first
 ROW_NETWORKS = ("logistic", "mlp")

@@ -3,7 +3,7 @@
 from fedsilo.core.errors import SettingError
 from fedsilo.core.methods import needs_sums_only, why_not_private
 from fedsilo.core.settings.common_settings import AUTO, NOBODY, SUMS, CommonSettings
-from fedsilo.core.settings.schema import as_mapping, defaults
+from fedsilo.core.settings_schema import as_mapping, defaults
 
 
 def statistics_noise(common: CommonSettings) -> float:

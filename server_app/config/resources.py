@@ -9,7 +9,7 @@ import psutil
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import shown
-from fedsilo.core.settings.schema import Value, unknown_key
+from fedsilo.core.settings_schema import Value, unknown_key
 
 RESOURCES: dict[str, Value] = {
     "num-supernodes": 2,

@@ -34,7 +34,8 @@ from fedsilo.core.plugins import (
 )
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import RENAMED, current_settings, tell_renamed
-from fedsilo.core.settings.schema import (
+from fedsilo.core.settings.written_settings import flat_values, group_settings
+from fedsilo.core.settings_schema import (
     Value,
     as_mapping,
     build,
@@ -43,7 +44,6 @@ from fedsilo.core.settings.schema import (
     keys_with,
     unknown_key,
 )
-from fedsilo.core.settings.written_settings import flat_values, group_settings
 from fedsilo.datasets.registry import (
     check_data_settings,
     data_set,

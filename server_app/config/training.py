@@ -2,7 +2,7 @@
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import NOBODY, SUMS, CommonSettings
-from fedsilo.core.settings.schema import as_mapping, defaults, keys_with
+from fedsilo.core.settings_schema import as_mapping, defaults, keys_with
 from fedsilo.models.privacy.summed_metrics import MEASURED
 
 _STRUCTURED = keys_with(CommonSettings, "structured")

@@ -29,7 +29,7 @@ from fedsilo.core.plugins import (
     read_plugin,
     stated_digests,
 )
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 
 PLACE = "FEDSILO_TRUSTED_PLUGINS"
 # The file of digests is read up to here: 100,000 plugins

@@ -8,7 +8,7 @@ from fedsilo.core.errors import CheckpointError
 from fedsilo.core.files.state_files import load_state, save_state
 from fedsilo.core.one_line import one_line
 from fedsilo.core.settings.removed import current_settings
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.server_app.config.settings import differences
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State

@@ -23,7 +23,7 @@ from fedsilo.core.errors import RunDirectoryError
 from fedsilo.core.files.declarations import check_content, misfit
 from fedsilo.core.one_line import one_line, shown
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
-from fedsilo.core.settings.schema import key_of
+from fedsilo.core.settings_schema import key_of
 from fedsilo.datasets.silo.declared_silos import SiteName
 from fedsilo.server_app.records.summary import NO_PRIVACY
 

@@ -14,7 +14,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationErro
 
 from fedsilo.core.errors import RunDirectoryError
 from fedsilo.core.files.atomic_files import write_atomically
-from fedsilo.core.settings.schema import key_of
+from fedsilo.core.settings_schema import key_of
 
 FILE, METRICS_FILE = "progress.json", "progress.prom"
 Status = Literal["running", "finished", "failed", "interrupted"]

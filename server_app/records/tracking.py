@@ -26,7 +26,7 @@ from fedsilo.core.errors import missing_extra
 from fedsilo.core.messages import EVALUATE
 from fedsilo.core.one_line import one_line
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.server_app.records.recorder import TRAFFIC_HEADER, Recorder, Row
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State

@@ -17,7 +17,7 @@ import numpy as np
 from fedsilo.core.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from fedsilo.core.one_line import counted
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SPLITS, SiteFacts
 from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_count, silo_names
 from fedsilo.server_app.config.resources import free_memory

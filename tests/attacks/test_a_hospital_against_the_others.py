@@ -18,7 +18,7 @@ from flwr.clientapp import ClientApp
 from fedsilo.core.errors import RunDirectoryError, SiteError
 from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import ARRAYS, CONFIG, DP_EPSILON, METRICS, NUM_EXAMPLES
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.server_app.config.operator_files import REGISTRY
 from fedsilo.server_app.config.settings import resolve

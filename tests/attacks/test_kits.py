@@ -22,7 +22,7 @@ from fedsilo.client_app.site.node import OWN
 from fedsilo.core.errors import FedsiloError, RefusedError, SettingError
 from fedsilo.core.messages import CONFIG, SECURE_KEYS, SECURE_SHARES, TRAIN, Instruction
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import build
+from fedsilo.core.settings_schema import build
 from fedsilo.deployment.certificates import hospital_key, make_authority
 from fedsilo.deployment.doctor.hospital_checks import HospitalRequest, ready
 from fedsilo.deployment.doctor.site import SiteSetup

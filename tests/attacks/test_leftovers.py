@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from fedsilo.core.processes import RUN_MARK, end_run, end_trees, runs
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 
 Tiny = Callable[..., dict[str, Value]]
 Begin = Callable[..., subprocess.Popen[bytes]]

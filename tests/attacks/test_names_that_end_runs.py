@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from fedsilo.comparison.results import experiment_results
 from fedsilo.core.errors import ERROR_CODES, EpsilonSpentError
 from fedsilo.core.messages import CONFIG, EVALUATE, METRICS
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import flower_identity
 from fedsilo.inference.export.card import card
 from fedsilo.pictures.learning_curves import draw_pictures

@@ -28,7 +28,7 @@ from fedsilo.core.messages import (
     SECURE_UNMASK,
 )
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import as_mapping, rule_of
+from fedsilo.core.settings_schema import as_mapping, rule_of
 from fedsilo.server_app.config.settings import resolve
 from tests.support.two_worlds import (
     RUN,

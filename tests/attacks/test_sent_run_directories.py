@@ -13,7 +13,7 @@ from markdown_it import MarkdownIt
 
 from fedsilo.cli.main import main
 from fedsilo.core.errors import SettingError
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import plan, read_deployment
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve

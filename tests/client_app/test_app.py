@@ -16,7 +16,7 @@ from fedsilo.core.errors import ERROR_CODES
 from fedsilo.core.files.locations import Places
 from fedsilo.core.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, TRAIN
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.tables.heart import HEART

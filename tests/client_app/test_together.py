@@ -10,7 +10,7 @@ from safetensors.numpy import load_file
 
 from fedsilo.client_app import together
 from fedsilo.core.errors import FedsiloError, SettingError
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.models.networks.stacked import Rows, StackedNetwork
 from fedsilo.server_app.config.settings import resolve

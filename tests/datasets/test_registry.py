@@ -9,7 +9,7 @@ import torch
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value, build, defaults
+from fedsilo.core.settings_schema import Value, build, defaults
 from fedsilo.datasets.registry import (
     DATA_SETS,
     check_data_settings,

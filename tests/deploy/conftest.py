@@ -14,7 +14,7 @@ import pytest
 from fedsilo.cli.main import main
 from fedsilo.client_app.site.node import OWN
 from fedsilo.core.processes import app_folder, end_trees
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import Deployment, read_deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.bound_command import COMMAND

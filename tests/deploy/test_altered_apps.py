@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fedsilo.core.processes import app_folder
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import FEDERATION, Deployment, read_deployment
 from fedsilo.deployment.flower_commands import flwr
 from fedsilo.deployment.worker.installed import ROOMS

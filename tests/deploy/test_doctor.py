@@ -10,7 +10,7 @@ import pytest
 
 from fedsilo.cli.main import main
 from fedsilo.core.processes import end_trees
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import Deployment, read_deployment
 from tests.support.keys import as_keys
 

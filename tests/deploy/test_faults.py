@@ -13,7 +13,7 @@ import pytest
 
 from fedsilo.cli.main import main
 from fedsilo.client_app.site.node import OWN
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import SERVER, Deployment, read_deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.deployed import kill

@@ -13,7 +13,7 @@ import pytest
 
 from fedsilo.cli.main import main
 from fedsilo.core.processes import app_folder, free_ports
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import FEDERATION, read_deployment
 from fedsilo.deployment.flower_commands import flwr, online
 from fedsilo.server_app.records.run_directory import RunDirectory

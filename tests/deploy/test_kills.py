@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.cli.main import main
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import SERVER, read_deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.deployed import kill

@@ -12,7 +12,7 @@ import pytest
 
 from fedsilo.client_app.privacy.round_secrets import SECRETS
 from fedsilo.core.methods import METHODS
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import Deployment
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import read_deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 
 from fedsilo.cli.main import main
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import Deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
 

@@ -9,7 +9,7 @@ import pytest
 
 from fedsilo.cli.main import main
 from fedsilo.core.processes import app_folder
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import read_deployment
 from fedsilo.reports.watch.view import View, look_at_deployment
 from fedsilo.server_app.records.progress import Progress

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from fedsilo.cli.main import main
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import Deployment, read_deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
 

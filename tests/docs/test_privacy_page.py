@@ -7,7 +7,7 @@ import pytest
 
 from fedsilo.core.methods import METHODS, why_not_private
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import defaults, keys_in
+from fedsilo.core.settings_schema import defaults, keys_in
 from fedsilo.models.privacy.accountant import epsilon
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "privacy.md").read_text()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.server_app.records.run_directory import RunDirectory
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "run-directory.md"

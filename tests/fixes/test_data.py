@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.cli.main import main
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve

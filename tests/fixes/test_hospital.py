@@ -11,7 +11,7 @@ import yaml
 
 from fedsilo.client_app.training import compute, loop
 from fedsilo.core.messages import TRAIN
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
 from tests.support.data_folders import write_tables

@@ -9,7 +9,7 @@ from flwr.app import Context, Error, Message
 
 from fedsilo.client_app.app import app
 from fedsilo.core.messages import CONFIG, HELLO
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import InlineGrid, run_inline
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.methods.fedavg import FedAvg

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.cli.main import main
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
 from tests.support.data_folders import write_tables

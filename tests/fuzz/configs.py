@@ -22,7 +22,7 @@ from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import FedsiloError
 from fedsilo.core.methods import METHODS, server_class, settings_class, site_class
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value, defaults, rule_of
+from fedsilo.core.settings_schema import Value, defaults, rule_of
 from fedsilo.engines.experiments import find_experiment, read_experiments, read_section
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.engines.planning import plan_run

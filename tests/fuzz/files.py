@@ -14,7 +14,7 @@ import torch
 from fedsilo.core.errors import FedsiloError
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.radiographs.masked_images import load_masked_silo, masked_data_sets
 from fedsilo.datasets.registry import DATA_SETS, data_set, load_silo, silo_names
 from fedsilo.datasets.silo.silos import Silo

@@ -22,7 +22,7 @@ from fedsilo.client_app.app import app
 from fedsilo.core.errors import SettingError, SiteError
 from fedsilo.core.messages import CONFIG, HELLO
 from fedsilo.core.methods import METHODS
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import InlineGrid, flower_identity, partition_configs
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.run.runner import run

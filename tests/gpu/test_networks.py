@@ -9,7 +9,7 @@ from fedsilo.cli.main import main
 from fedsilo.client_app.training import compute
 from fedsilo.client_app.training.compute import Compute, choose_compute
 from fedsilo.client_app.training.streamed import Streamed
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
 from tests.support.tiny import TINY, VIT

@@ -12,7 +12,7 @@ import torch
 import fedsilo.engines.inline_engine
 from fedsilo import predict
 from fedsilo.core.methods import METHODS, why_not_private
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.engines.process_engine import run_with_processes
 from fedsilo.server_app.config.settings import resolve

@@ -20,7 +20,7 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import ARRAYS, METRICS
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import build
+from fedsilo.core.settings_schema import build
 from fedsilo.models.methods.cdl import CDLSettings, contrastive_divergence, divergence
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays, load_exchanged

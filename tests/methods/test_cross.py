@@ -24,7 +24,7 @@ from fedsilo.core.messages import (
 )
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import NoSettings
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.models.methods.cross import CROSSED, metric_from
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task

@@ -19,7 +19,7 @@ from fedsilo.core.messages import ARRAYS, METRICS
 from fedsilo.core.seeding import seed_generators
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import NoSettings
-from fedsilo.core.settings.schema import build
+from fedsilo.core.settings_schema import build
 from fedsilo.explanations.sample import explain_sample
 from fedsilo.models.methods.distrans import (
     OFFSET,

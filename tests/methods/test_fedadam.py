@@ -7,7 +7,7 @@ import pytest
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import build
+from fedsilo.core.settings_schema import build
 from fedsilo.models.methods.fedadam import FedAdagradSettings, FedAdamSettings, FedYogiSettings
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants

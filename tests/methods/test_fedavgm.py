@@ -13,7 +13,7 @@ from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import ARRAYS
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import NoSettings
-from fedsilo.core.settings.schema import build
+from fedsilo.core.settings_schema import build
 from fedsilo.engines.experiments import find_experiment
 from fedsilo.models.methods.fedavgm import FedAvgMSettings
 from fedsilo.server_app.config.settings import resolve

@@ -12,7 +12,7 @@ import torch
 from fedsilo.core.errors import SettingError, SiteError
 from fedsilo.core.messages import ARRAYS, METRICS
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import build
+from fedsilo.core.settings_schema import build
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.methods.feddistill import FedDistillSettings
 from fedsilo.strategies.loop.method import State

@@ -22,7 +22,7 @@ from fedsilo.client_app.training.site_class_means import class_means
 from fedsilo.core.errors import SettingError, SiteError
 from fedsilo.core.messages import ARRAYS, METRICS, Instruction
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import build
+from fedsilo.core.settings_schema import build
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Split

@@ -17,7 +17,7 @@ from fedsilo.core.errors import RefusedError, SettingError
 from fedsilo.core.messages import ARRAYS
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import NoSettings
-from fedsilo.core.settings.schema import build
+from fedsilo.core.settings_schema import build
 from fedsilo.models.methods.fedprox import FedProxSettings, proximal_term
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg

@@ -22,7 +22,7 @@ from fedsilo.core.messages import ARRAYS, METRICS
 from fedsilo.core.seeding import seed_generators
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import NoSettings
-from fedsilo.core.settings.schema import build
+from fedsilo.core.settings_schema import build
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.explanations.sample import explain_sample
 from fedsilo.models.methods.moon import MoonSettings, Projection, build_projection, contrastive_loss

@@ -22,7 +22,7 @@ from fedsilo.core.messages import (
 )
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import NoSettings
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.engines.inline_engine import InlineGrid, partition_configs
 from fedsilo.strategies.loop.hooks import Hook

@@ -13,7 +13,7 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.messages import EVALUATE, HELLO, SURVEY, TRAIN
 from fedsilo.core.methods import METHODS, settings_class, why_not_private
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import build, defaults
+from fedsilo.core.settings_schema import build, defaults
 from fedsilo.models.methods.moon import build_projection
 from tests.support.attackers.planes import FEATURES, WAYS
 from tests.support.neighbours import Patient, Question

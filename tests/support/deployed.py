@@ -12,7 +12,7 @@ import psutil
 
 from fedsilo.cli.main import main
 from fedsilo.core.processes import RUN_MARK, app_folder, end_trees, runs
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import Deployment, read_deployment
 from fedsilo.server_app.records.run_directory import RunDirectory
 

@@ -6,7 +6,7 @@ from itertools import count
 from pathlib import Path
 
 from fedsilo.client_app.app import app
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import InlineGrid, flower_identity
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory

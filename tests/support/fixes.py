@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsilo.core.errors import FedsiloError
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from tests.support.keys import as_keys
 from tests.support.tiny import TINY, TINY_METHOD
 

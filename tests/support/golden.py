@@ -23,7 +23,7 @@ import torch
 
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.state_files import load_state, state_digest
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SPLITS
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve

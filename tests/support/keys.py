@@ -5,7 +5,7 @@ from typing import TypeVar
 
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import RENAMED
-from fedsilo.core.settings.schema import key_of, keys_of
+from fedsilo.core.settings_schema import key_of, keys_of
 
 V = TypeVar("V")
 

@@ -16,7 +16,7 @@ from PIL import Image
 from pydicom.dataset import FileDataset, FileMetaDataset
 from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.shifted.medmnist import MEDMNIST
 from tests.support.colour import write_cifar10, write_cifar100, write_gtsrb

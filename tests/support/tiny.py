@@ -4,7 +4,7 @@ from typing import Any
 
 from fedsilo.core.methods import METHODS
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value, keys_of
+from fedsilo.core.settings_schema import Value, keys_of
 
 # Small enough for seconds: 3 silos (one per distribution) of 40 training and 10 test digits.
 TINY: dict[str, Value] = {

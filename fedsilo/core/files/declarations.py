@@ -22,7 +22,7 @@ from pydantic_core import ErrorDetails, PydanticCustomError
 
 from fedsilo.core.errors import FedsiloError
 from fedsilo.core.one_line import one_line, quote_value
-from fedsilo.core.settings.schema import key_of
+from fedsilo.core.settings_schema import key_of
 
 _MOST_DIGITS = 300
 _LONGEST_KEY = 60  # characters of a key in an error

@@ -21,8 +21,8 @@ from functools import partial
 from typing import ClassVar, Literal, get_args
 
 from fedsilo.core.settings.data_settings import DataSettings, SplitSettings
-from fedsilo.core.settings.schema import keys_in, keys_with, setting
 from fedsilo.core.settings.training_settings import NetworkSettings, TrainSettings, ViTSettings
+from fedsilo.core.settings_schema import keys_in, keys_with, setting
 
 Aggregation = Literal["auto", "mean", "norm-clip", "median", "trimmed", "multikrum"]
 AUTO, AGGREGATIONS = "auto", get_args(Aggregation)[1:]

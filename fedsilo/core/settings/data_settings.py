@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import AfterValidator
 
 from fedsilo.core.plugins import PLUGIN, plugin_name
-from fedsilo.core.settings.schema import setting
+from fedsilo.core.settings_schema import setting
 
 _count = partial(setting, ge=0)
 _positive = partial(setting, ge=1)

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import quote_value
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value, key_of, keys_of
+from fedsilo.core.settings_schema import Value, key_of, keys_of
 
 V = TypeVar("V")
 

@@ -8,7 +8,7 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import one_line, shown
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import RENAMED, SETTINGS, with_current_keys
-from fedsilo.core.settings.schema import Value, keys_with
+from fedsilo.core.settings_schema import Value, keys_with
 
 _TODAY = frozenset(keys_with(CommonSettings, "structured"))
 # Settings whose text is YAML; a removed setting may have been one

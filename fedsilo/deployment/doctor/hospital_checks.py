@@ -20,7 +20,7 @@ from fedsilo.client_app.site.sentences import explained
 from fedsilo.core.errors import FedsiloError
 from fedsilo.core.files.atomic_files import build_folder, read_regular, write_atomically
 from fedsilo.core.processes import free_ports
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import node_command
 from fedsilo.deployment.doctor.findings import Status, examine
 from fedsilo.deployment.doctor.secrets import certificate

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.one_line import as_word, counted, one_line
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployed_run import meet
 from fedsilo.deployment.deployment import SERVER, Deployment
 from fedsilo.deployment.doctor.findings import (

@@ -26,7 +26,7 @@ from fedsilo.core.messages import (
     SECONDS,
 )
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value, build, unknown_key
+from fedsilo.core.settings_schema import Value, build, unknown_key
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.deployment.deployment import Deployment
 from fedsilo.deployment.doctor import machine

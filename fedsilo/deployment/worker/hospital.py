@@ -24,7 +24,7 @@ import psutil
 
 from fedsilo.core.errors import FedsiloError, SettingError, error_line
 from fedsilo.core.one_line import one_line
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.worker.installed import refuse_other_flower
 from fedsilo.deployment.worker.parent import CANNOT
 

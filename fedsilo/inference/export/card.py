@@ -22,7 +22,7 @@ from fedsilo.core.one_line import (
     markdown_text,
 )
 from fedsilo.core.settings.common_settings import SERVER, CommonSettings
-from fedsilo.core.settings.schema import as_mapping, defaults
+from fedsilo.core.settings_schema import as_mapping, defaults
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.measures.intervals import Estimate, Interval, of_auc, wilson
 from fedsilo.pages.number_texts import NONE, at_most, hide_small_count, with_interval

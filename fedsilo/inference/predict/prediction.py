@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fedsilo.client_app.training.evaluation import metrics_of
 from fedsilo.core.files.atomic_files import write_atomically
-from fedsilo.core.settings.schema import as_mapping
+from fedsilo.core.settings_schema import as_mapping
 from fedsilo.core.versions import installed_software
 from fedsilo.explanations.embeddings import penultimate
 from fedsilo.inference.predict.answers import COLUMNS, Predictions

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.files.atomic_files import write_atomically
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment import deployed_run as deployed
 from fedsilo.engines.inline_engine import inline_grid
 from fedsilo.engines.planning import plan_run

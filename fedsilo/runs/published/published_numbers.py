@@ -15,7 +15,7 @@ from typing import Any
 
 from fedsilo.core.files.yaml_text import read_own_yaml
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value, defaults
+from fedsilo.core.settings_schema import Value, defaults
 
 Numbers = dict[str, dict[str, float]]
 

@@ -17,7 +17,7 @@ from fedsilo.client_app.privacy.signing import (
 )
 from fedsilo.client_app.site.node import OWN
 from fedsilo.core.errors import CheckpointError, RefusedError, SettingError
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.strategies.wire.signatures import key_code, public_text, signed, simulated_key
 from tests.support.errors import refuses
 

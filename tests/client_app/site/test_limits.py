@@ -8,7 +8,7 @@ from fedsilo.client_app.site.limits import NO_LIMITS, Limits, limits_of
 from fedsilo.client_app.site.policy import _STRICTER, SiteFile
 from fedsilo.core.errors import RefusedError, SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import as_mapping, defaults
+from fedsilo.core.settings_schema import as_mapping, defaults
 
 Node = Callable[..., Context]
 

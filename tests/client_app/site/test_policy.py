@@ -23,7 +23,7 @@ from fedsilo.core.errors import RefusedError, SiteError
 from fedsilo.core.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, SURVEY, TRAIN
 from fedsilo.core.methods import METHODS, settings_class, site_class
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import key_of
+from fedsilo.core.settings_schema import key_of
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import exchanged_arrays

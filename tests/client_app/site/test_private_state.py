@@ -10,7 +10,7 @@ from fedsilo.client_app.site.private_state import SiteState, settings_digest_of
 from fedsilo.core.errors import CheckpointError, SiteError
 from fedsilo.core.messages import Instruction, state_key
 from fedsilo.core.methods import METHODS
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 

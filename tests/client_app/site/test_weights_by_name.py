@@ -9,7 +9,7 @@ from fedsilo.client_app.app import app
 from fedsilo.client_app.site.identity import site_settings
 from fedsilo.core.errors import SettingError
 from fedsilo.core.messages import HELLO
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 
 

@@ -10,7 +10,7 @@ from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training import paced_epochs as pacing
 from fedsilo.client_app.training.optimisers import moments_of, open_optimiser, restore_moments
 from fedsilo.core.files.state_files import load_state
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.lab import answer, fitted

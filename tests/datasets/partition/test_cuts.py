@@ -18,7 +18,7 @@ from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.locations import Places
 from fedsilo.core.files.sealed_folders import json_digest
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import build
+from fedsilo.core.settings_schema import build
 from fedsilo.datasets.partition import cuts
 from fedsilo.datasets.partition.cuts import deal_rows, dirichlet_shares, label_shares
 from fedsilo.datasets.partition.pool import CutPool, open_cut_pool

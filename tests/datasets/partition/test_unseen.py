@@ -9,7 +9,7 @@ import torch
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value, build
+from fedsilo.core.settings_schema import Value, build
 from fedsilo.datasets.partition.cuts import cut_names, load_cut
 from fedsilo.datasets.partition.label_sets import label_sets
 from fedsilo.datasets.registry import check_data_settings, load_silo, silo_count, silo_names

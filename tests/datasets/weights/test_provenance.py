@@ -7,7 +7,7 @@ import pytest
 from fedsilo.cli.main import main
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.weights.provenance import provenance_of, refuse_other_provenance, run_beside
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve

@@ -11,7 +11,7 @@ from fedsilo import Run, compare, crossvalidate, load_run, predict, report, resu
 from fedsilo.cli.main import main
 from fedsilo.core.errors import DataError, RunDirectoryError, SettingError
 from fedsilo.core.methods import METHODS
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support.soak import in_soak
 

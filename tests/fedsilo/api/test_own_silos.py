@@ -18,7 +18,7 @@ from fedsilo.api import hugging_face
 from fedsilo.api.own_silos import write_to_cache
 from fedsilo.core.errors import DataError, FedsiloError, SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.images.decoding import decode_image
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import Silo

@@ -12,7 +12,7 @@ import pytest
 
 from fedsilo.cli import __main__ as process
 from fedsilo.cli.main import main
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.core.versions import FEDSILO
 
 Tiny = Callable[..., dict[str, Value]]

@@ -9,7 +9,7 @@ from fedsilo.comparison.search import (
     without_effect,
 )
 from fedsilo.core.errors import SettingError
-from fedsilo.core.settings.schema import SettingRule
+from fedsilo.core.settings_schema import SettingRule
 
 GRID = {"seed": [1, 2, 3], "train.learning-rate": [0.1, 0.2]}
 RANGES = {

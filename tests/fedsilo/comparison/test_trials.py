@@ -9,7 +9,7 @@ import pytest
 from fedsilo.comparison import trials
 from fedsilo.comparison.trials import Trial, run_trials
 from fedsilo.core.errors import RunFailedError
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from tests.support.keys import as_keys
 from tests.support.run_files import summary

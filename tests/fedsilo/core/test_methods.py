@@ -22,8 +22,8 @@ from fedsilo.core.methods import (
     why_not_private,
 )
 from fedsilo.core.settings.own_settings import NoSettings, OwnSettings
-from fedsilo.core.settings.schema import defaults, setting
 from fedsilo.core.settings.written_settings import flat_values
+from fedsilo.core.settings_schema import defaults, setting
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.methods.fedavg import FedAvg

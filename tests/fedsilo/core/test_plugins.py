@@ -24,7 +24,7 @@ from fedsilo.core.plugins import (
     without_working_folder,
 )
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import defaults
+from fedsilo.core.settings_schema import defaults
 
 COMMON = defaults(CommonSettings)
 

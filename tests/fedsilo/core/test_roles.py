@@ -9,7 +9,7 @@ from fedsilo.client_app import opening
 from fedsilo.client_app.site import identity, private_state
 from fedsilo.core.settings import common_settings as common_settings
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import defaults, keys_with
+from fedsilo.core.settings_schema import defaults, keys_with
 from fedsilo.datasets.partition import cuts
 from fedsilo.datasets.shifted.shifted import ShiftedImages
 from fedsilo.datasets.silo import row_splits

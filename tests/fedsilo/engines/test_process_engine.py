@@ -17,7 +17,7 @@ from flwr.app import Array, ArrayRecord, Message, RecordDict
 
 from fedsilo.core.errors import ProcessError, SiteError
 from fedsilo.core.processes import runs
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines import process_engine
 from fedsilo.engines.inline_engine import flower_identity
 from fedsilo.engines.process_engine import run_with_processes

@@ -11,7 +11,7 @@ from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import build
+from fedsilo.core.settings_schema import build
 from fedsilo.explanations.embeddings import PENULTIMATE, embed, single_classifier
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import float_inputs

@@ -12,7 +12,7 @@ from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.loop import LocalTraining
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import build
+from fedsilo.core.settings_schema import build
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.explanations.gradcam import explain_by_grad_cam, grad_cam, last_maps
 from fedsilo.explanations.image_explanation import ImageExplanation

@@ -17,7 +17,7 @@ from fedsilo.cli.main import main
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.core.files.state_files import load_state
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.finetuning.finetune import train

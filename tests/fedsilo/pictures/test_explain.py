@@ -15,7 +15,7 @@ from PIL import Image
 from fedsilo.cli.main import main
 from fedsilo.client_app.training.initial_network import set_prior
 from fedsilo.core.files.state_files import load_state
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import load_silo
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.models.networks.build import build_classifier

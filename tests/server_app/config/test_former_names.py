@@ -15,7 +15,7 @@ from fedsilo.core.errors import SettingError
 from fedsilo.core.settings import removed
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import RENAMED, current_settings, with_former_keys
-from fedsilo.core.settings.schema import Value, defaults
+from fedsilo.core.settings_schema import Value, defaults
 from fedsilo.datasets.weights.provenance import run_beside
 from fedsilo.engines.experiments import find_experiment
 from fedsilo.engines.inline_engine import run_inline

@@ -14,7 +14,7 @@ from fedsilo.core.files.state_files import load_state, save_state
 from fedsilo.core.methods import settings_class
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import CHOICES, SETTINGS
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import (
     flat_values,

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from fedsilo.core.errors import SettingError
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.server_app.config import resources
 from fedsilo.server_app.config.resources import check_device, check_resources, worker_environments
 

@@ -11,7 +11,7 @@ from flwr.app import Error, Message, MetricRecord
 import fedsilo.engines.inline_engine
 from fedsilo.core.errors import SiteError
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.engines.inline_engine import InlineGrid
 from fedsilo.server_app.records import progress_hook

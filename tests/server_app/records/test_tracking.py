@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records import tracking
 from fedsilo.server_app.records.recorder import Recorder

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.engines.inline_engine import InlineGrid, flower_identity
 from fedsilo.server_app.config.settings import resolve

@@ -8,7 +8,7 @@ import pytest
 
 from fedsilo.core.errors import DataError, FedsiloError, SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.server_app.run import checks
 from fedsilo.server_app.run.checks import DATA_CHECKS, PLAN_CHECKS, Plan, find_problems, raise_first
 

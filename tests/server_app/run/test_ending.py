@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve

@@ -15,7 +15,7 @@ import fedsilo.engines.inline_engine
 from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import ARRAYS, CONFIG
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import InlineGrid
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.meeting.participants import Participants, meet_latecomers, meet_sites

@@ -9,7 +9,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fedsilo.client_app.app import app
 from fedsilo.client_app.site.node import for_simulated_site
 from fedsilo.core.messages import CONFIG, HELLO, SIMULATED_SITE
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.core.versions import own_versions
 from fedsilo.engines.inline_engine import InlineGrid, inline_grid, run_inline

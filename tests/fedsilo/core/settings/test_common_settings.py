@@ -3,7 +3,7 @@ import pytest
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import NoSettings
-from fedsilo.core.settings.schema import Value, as_mapping, build, defaults, rule_of
+from fedsilo.core.settings_schema import Value, as_mapping, build, defaults, rule_of
 from fedsilo.models.methods.uefl import UEFLSettings
 
 ALL = (CommonSettings, UEFLSettings, NoSettings)

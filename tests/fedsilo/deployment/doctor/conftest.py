@@ -31,7 +31,7 @@ from flwr.server.superlink.fleet.grpc_rere.node_auth_server_interceptor import (
 from PIL import Image
 
 from fedsilo.core.processes import free_ports
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.certificates import hospital_key, make_authority, sign_server
 from fedsilo.deployment.deployment import key_fingerprint
 from fedsilo.deployment.doctor import server as server_checks

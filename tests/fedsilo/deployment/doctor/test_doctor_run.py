@@ -11,7 +11,7 @@ from fedsilo.cli.main import main
 from fedsilo.client_app.app import app
 from fedsilo.core.errors import SiteError
 from fedsilo.core.methods import METHODS
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.doctor import run_checks as run
 from fedsilo.engines.inline_engine import (
     InlineGrid,

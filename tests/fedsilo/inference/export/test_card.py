@@ -11,7 +11,7 @@ from huggingface_hub import ModelCard
 from markdown_it import MarkdownIt
 
 from fedsilo.cli.main import main
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.inference.export.card import card
 from fedsilo.models.measures.intervals import wilson
 from tests.fedsilo.inference.predict.test_data_sets import run_of

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from fedsilo import predict
 from fedsilo.cli.main import main
 from fedsilo.core.errors import ExportError
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.inference.export.export import FORMATS, export
 from fedsilo.inference.export.formats import VECTORS, open_program, write_pt2
 from fedsilo.runs.finished_run import FinishedRun

@@ -10,7 +10,7 @@ from PIL import Image
 
 from fedsilo import simulate
 from fedsilo.cli.main import main
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.tables.heart import synthetic_text
 from fedsilo.inference.monitor.new_data import open_new_data
 from fedsilo.runs.finished_run import FinishedRun

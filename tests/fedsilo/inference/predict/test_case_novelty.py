@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fedsilo import predict
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.tables.heart import HEART
 from fedsilo.datasets.tables.schema import Column
 from fedsilo.inference.predict.case_novelty import CaseNovelty, Reference, reference_of

@@ -11,7 +11,7 @@ from fedsilo import calibrate, predict
 from fedsilo.cli.main import main
 from fedsilo.core.errors import SettingError
 from fedsilo.core.metric_names import CONFIDENCE
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.tables.schema import Column
 from fedsilo.explanations.columns import column_contributions, explain_columns
 from fedsilo.inference.predict import cases

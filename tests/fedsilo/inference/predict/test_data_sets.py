@@ -7,7 +7,7 @@ import pytest
 
 from fedsilo import predict
 from fedsilo.core.metric_names import CLASS, CONFIDENCE, UNCERTAINTY
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import DATA_SETS, data_set, silo_names
 from fedsilo.datasets.shifted.medmnist import MEDMNIST
 from fedsilo.engines.inline_engine import run_inline

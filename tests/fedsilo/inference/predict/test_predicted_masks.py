@@ -13,7 +13,7 @@ from fedsilo.cli.main import main
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.core.files.state_files import load_state
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import build
+from fedsilo.core.settings_schema import build
 from fedsilo.datasets.synthetic.phantoms import phantom_frame
 from fedsilo.finetuning.tasks import predicted_masks
 from fedsilo.models.networks.kinds import Task

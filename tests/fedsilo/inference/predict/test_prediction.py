@@ -15,7 +15,7 @@ from fedsilo import explain, predict
 from fedsilo.cli.main import main
 from fedsilo.client_app.training.evaluation import metrics_of
 from fedsilo.core.errors import DataError, RunDirectoryError, SettingError
-from fedsilo.core.settings.schema import Value
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import image_reader
 from fedsilo.explanations.embedding_pictures import Selection, embeddings
 from fedsilo.inference.predict.predict_request import choose_source

@@ -6,7 +6,7 @@ import pytest
 
 from fedsilo.core.methods import settings_class
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import as_mapping
+from fedsilo.core.settings_schema import as_mapping
 from fedsilo.runs.published.published_numbers import Numbers, paper, published_numbers
 
 HOSPITALS = ("cleveland", "hungary", "switzerland", "va")

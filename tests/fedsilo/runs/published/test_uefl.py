@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import as_mapping, build
+from fedsilo.core.settings_schema import as_mapping, build
 from fedsilo.engines.experiments import Experiment, read_experiments
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.runs.published.published_numbers import Row, paper, published_numbers

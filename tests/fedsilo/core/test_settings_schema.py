@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.schema import (
+from fedsilo.core.settings_schema import (
     Value,
     as_mapping,
     build,

@@ -41,7 +41,7 @@ class SettingRule:
     Attributes:
         help: one line that describes the setting.
         kind: bool, int, float or str.
-        roles: further lists of settings that it belongs to, see ``fedsilo.core.settings.common_settings``.
+        roles: further lists of settings that it belongs to, see ``common_settings``.
         allowed: the allowed values in words; empty if every value of the kind is allowed.
         choices: the texts that the field's ``Literal`` allows; empty without one.
         minimum, maximum: the bounds of a number, themselves allowed or not.
