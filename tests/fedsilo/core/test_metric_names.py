@@ -89,7 +89,7 @@ def test_the_site_of_a_crossed_metric_is_read_back(word: str, site: str) -> None
 
 @given(SITES)
 def test_the_expert_of_a_routing_metric_is_read_back(site: str) -> None:
-    assert read_metric(f"routing.{site}.mean") == Metric("routing", site, "mean")
+    assert read_metric(f"routing.{site}.mean") == Metric("routing", site, "mean", site)
 
 
 @given(st.text(max_size=40))
