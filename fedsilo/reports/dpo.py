@@ -52,7 +52,10 @@ def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
     """Return result and main limit as a data protection officer reads them."""
     sites, messages = counted(len(run.silos), "hospital"), counted(len(run.traffic_rows), "message")
     sent = bytes_text(sum(sum(by_kind.values()) for by_kind in _sent(run).values()))
-    said, spent = _bound(run, sent) if run.floors.hiding else sent, _epsilon(privacy)
+    said, spent = (
+        _bound(run, sent) if run.floors.sites_with_hidden_counts else sent,
+        _epsilon(privacy),
+    )
     of = "" if run.trust == NOBODY else ", of weights, class means and prototypes alone"
     bound = f"; epsilon per patient is at most {spent}{of}" if spent else ""
     return {
@@ -64,7 +67,7 @@ def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
 def _limit(run: Shown, spent: str) -> str:
     if not spent:
         return "Nothing bounds what these answers reveal about one patient."
-    if run.simulated:
+    if run.is_simulated:
         return "The hospitals were simulated: the noise comes from the seed and protects nobody."
     if run.trust != NOBODY:
         return "Measurements and label counts left without noise: nothing bounds what they reveal."
@@ -86,7 +89,11 @@ def _bound(run: Shown, most: str) -> str:
 
 def _sent(run: Shown) -> dict[str, dict[str, int]]:
     """Return site -> kind of message -> bytes; of a hiding site the most of any site."""
-    up, most, hiding = dict[str, Counter[str]](), Counter[str](), run.floors.hiding
+    up, most, hiding = (
+        dict[str, Counter[str]](),
+        Counter[str](),
+        run.floors.sites_with_hidden_counts,
+    )
     for row in run.traffic_rows:
         up.setdefault(row["site"], Counter())[row["phase"]] += int(row["bytes_up"])
     for sent in up.values():
@@ -98,7 +105,7 @@ def _sent(run: Shown) -> dict[str, dict[str, int]]:
 
 
 def _bytes(run: Shown) -> dict[str, Any]:
-    down, messages, hiding = Counter[str](), Counter[str](), run.floors.hiding
+    down, messages, hiding = Counter[str](), Counter[str](), run.floors.sites_with_hidden_counts
     for row in run.traffic_rows:
         down[row["site"]] += int(row["bytes_down"])
         messages[row["site"]] += 1
@@ -117,7 +124,7 @@ def _bytes(run: Shown) -> dict[str, Any]:
 
 def _measurements(run: Shown) -> dict[str, Any]:
     measured = Counter((row["site"], row["metric"].partition(".")[0]) for row in run.sent)
-    sites, hiding = sorted({site for site, _ in measured}), run.floors.hiding
+    sites, hiding = sorted({site for site, _ in measured}), run.floors.sites_with_hidden_counts
     names = sorted({name for _, name in measured})
     if hiding and len(run.silos) == 1:  # also that there is no such row would say it
         names = [name for name in names if not rests_on_classes(name)]

@@ -41,7 +41,8 @@ def facts(run: Shown) -> list[tuple[str, str]]:
     environment = run.config.environment
     revision = str(environment.get("fedsilo-revision", "unknown"))[:12]
     written = f"{progress.updated:%Y-%m-%d %H:%M} UTC" if progress else "not recorded"
-    fingerprints = []  # for each site the first digits of a SHA-256 over those of its splits
+    # A site is known again by the first digits of a SHA-256 over the digests of its splits
+    fingerprints = []
     for site, known in run.silos.items():
         if found := known["fingerprints"]:
             joined = "".join(f"{split}{found[split]}" for split in sorted(found))
@@ -51,7 +52,7 @@ def facts(run: Shown) -> list[tuple[str, str]]:
         ("predicts", f"which of: {', '.join(run.class_names()) or 'classes without names'}"),
         ("for whom", f"{run.noun(2)} like those of {', '.join(run.silos)}"),
         ("data", _data(str(summary["dataset"]))),
-        ("hospitals", f"{len(run.silos)}{', simulated in one place' if run.simulated else ''}"),
+        ("hospitals", f"{len(run.silos)}{', simulated in one place' if run.is_simulated else ''}"),
         ("method", f"{summary['title']} ({summary['method']}), {rounds}"),
         ("trained", f"{written}, seed {summary['seed']}"),
         ("version", f"fedsilo {FEDSILO}, git revision of the run {revision}"),
@@ -95,7 +96,7 @@ def result(run: Shown, site: str | None = None) -> str:
 def _noise(run: Shown) -> str:
     if run.trust != NOBODY:
         return ""
-    if run.simulated:
+    if run.is_simulated:
         return " The sites were simulated: hospitals would add noise to it."
     return " It includes the hospitals' noise; the interval does not."
 

@@ -86,7 +86,7 @@ def taking_part(run: Shown) -> dict[str, Any]:
     return {
         "name": run.name,
         "site_count": counted(len(silos), "site"),
-        "simulated": run.simulated,
+        "simulated": run.is_simulated,
         "noun": run.noun(2),
         "floor": floor,
         "splits": [*(_SPLIT_NAMES[split] for split in splits), *(["left out"] if told else [])],

@@ -61,7 +61,7 @@ if TYPE_CHECKING:  # pandas and PyTorch take a second to import, and a report ne
     from fedsilo.client_app.lab import Lab
     from fedsilo.runs.trained_model import TrainedModel
 
-_SEED = re.compile(r"-(seed|split)\d+$")  # as `fedsilo compare` names runs
+_SEED = re.compile(r"-(seed|split)\d+$")  # the end that `fedsilo compare` gives names
 
 
 @dataclass(frozen=True)
@@ -112,8 +112,6 @@ class FinishedRun:
         if (path / CONFIG).is_file():
             _ = run.config  # refuses another format at once, before any file is used
         return run
-
-    # What the run directory says
 
     @cached_property
     def config(self) -> RunConfig:
@@ -217,7 +215,7 @@ class FinishedRun:
         return one if number == 1 else f"{one}s"
 
     @property
-    def simulated(self) -> bool:
+    def is_simulated(self) -> bool:
         """Whether its sites were simulated: a hospital says by which software it takes part."""
         return not any("software" in facts for facts in self.silos.values())
 
@@ -225,8 +223,6 @@ class FinishedRun:
     def trust(self) -> str:
         """The level of trust that it was made for."""
         return str(self.summary["privacy"]["trust"]["level"])
-
-    # What may be shown
 
     @property
     def floor(self) -> int:
@@ -252,7 +248,7 @@ class FinishedRun:
         return Floors(self.settings.common, self.silos, int(self.summary["rounds"]), last)
 
     def shown(self, name: str = "", experiment: str = "") -> Shown:
-        """Return the run without what no page may show, see ``shown.py``.
+        """Return the run without the metrics and counts that no page may show, see ``shown.py``.
 
         The view is opened from the same values; ``name`` and ``experiment`` replace the run's own.
         """
@@ -267,8 +263,6 @@ class FinishedRun:
             summary=self.floors.shown_summary(self.summary),
         )
         return Shown(view)
-
-    # Its model, on the machine that has a site's data
 
     def local_settings(self, data_dir: Path | None = None) -> RunSettings:
         """Return the settings by which data and networks are opened on this machine.

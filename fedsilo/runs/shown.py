@@ -1,4 +1,4 @@
-"""What of a finished run may be shown: no metric of few patients, nor one that gives it away.
+"""Rules of a run's results that may be shown: none of few patients, nor one that gives it away.
 
 With the floor f, the run's 'sums-min-count':
 
@@ -31,9 +31,9 @@ from fedsilo.server_app.records.recorder import UPDATE
 from fedsilo.server_app.records.summary import by_distribution, means
 
 Document = Mapping[str, Any]
-Row = dict[str, str]  # of metrics.csv or traffic.csv, by column
+Row = dict[str, str]  # column -> cell, a line of metrics.csv or traffic.csv
 Metrics = Mapping[str, Mapping[str, float]]  # site -> metric -> value
-Counts = Sequence[int | None]  # by class, hidden ones as None
+Counts = Sequence[int | None]  # a number per class; None if it is hidden
 
 _OVER_CLASSES = ("balanced-accuracy", "auc", "average-precision")
 _OF_NOBODY = ("accuracy", "loss", "entropy")  # ``records.summary.BY_TRUST``
@@ -86,7 +86,7 @@ class Floors:
         return frozenset(label for label, count in enumerate(counts) if count is None)
 
     @cached_property
-    def hiding(self) -> set[str]:
+    def sites_with_hidden_counts(self) -> set[str]:
         """Sites with a hidden count: a split without samples of a class has no AUC of it.
 
         How much such a site sent of metrics by class would say that there are none.
@@ -194,7 +194,7 @@ class Floors:
             last = self.last[split].get(site, {})
             found = [last.get(f"{CLASS}.{label}.right") for label in shown]
             if shown and None not in found:
-                # By class it is known how many are right, so that the rest is of the hidden ones
+                # The shown classes say how many are right, so the rest belongs to the hidden ones
                 of_hidden = right - sum(int(number or 0) for number in found)
                 left.append((of_hidden, sum(counts[label] for label in hidden)))
         return any(min(count, total - count) <= 1 for count, total in left)

@@ -174,7 +174,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     from fedsilo.strategies.loop.round_loop import refuse_site_count
     from fedsilo.strategies.methods.registry import strategy_class
 
-    settings = _typed(values)
+    settings = _build_settings(values)
     common = settings.common
     cls = strategy_class(common.method)
     check_data_settings(common)
@@ -195,7 +195,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     return settings
 
 
-def _typed(values: Mapping[str, Value]) -> RunSettings:
+def _build_settings(values: Mapping[str, Value]) -> RunSettings:
     """Build settings whose keys, types and ranges are right; whether they fit together is open.
 
     Raises:
@@ -247,7 +247,7 @@ def read_recorded(values: Mapping[str, Value]) -> RunSettings:
     """
     values = current_settings(values, quietly=True)
     with without_working_folder():
-        return _typed(approve_plugins(values, plugin_modules(values)))
+        return _build_settings(approve_plugins(values, plugin_modules(values)))
 
 
 def _plugged_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:
