@@ -118,7 +118,7 @@ def _finish(directory: RunDirectory, *, draw: bool = True) -> Run:
     if draw:
         draw_pictures(directory, printer(console))
     headline = data_set(run.summary["dataset"]).headline
-    print_published(run.summary, run.finished.published, headline, console)
+    print_published(run.summary, run.finished.paper, headline, console)
     return run
 
 
