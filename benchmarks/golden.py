@@ -118,7 +118,7 @@ def _with_published(summary: dict[str, Any], run: Path) -> dict[str, Any]:
     sys.path.insert(0, str(ROOT))
     from fedsilo.runs.finished_run import FinishedRun
 
-    found = FinishedRun(run).published
+    found = FinishedRun(run).paper
     content: dict[str, Any] = {}
     for key, value in summary.items():
         content[key] = value

@@ -400,5 +400,5 @@ def test_real_mnist_runs_end_to_end(tiny: Tiny, inline_run: InlineRun, real_data
     directory = inline_run(values)
     summary = directory.read_json("summary.json")
     assert summary["mean"]["accuracy"] > 0.3, "three times better than guessing after three rounds"
-    published = FinishedRun(directory.path).published
+    published = FinishedRun(directory.path).paper
     assert not published.numbers, "the paper's table is of nine silos, this run of three"

@@ -130,7 +130,7 @@ def test_a_run_on_tables_writes_statistics_that_can_be(
     assert summary["distributions"].keys() == summary["sites"].keys()
     folded = "split.val-folds" in VARIANTS[variant]
     assert list(summary["validation"]["distributions"]) == (SITES[:nodes] if folded else [])
-    assert not FinishedRun(directory.path).published.numbers, "the paper's patients are not these"
+    assert not FinishedRun(directory.path).paper.numbers, "the paper's patients are not these"
     names = {path.name for path in directory.path.iterdir()}
     assert {"config.toml", "silos.json", "metrics.csv", "traffic.csv", "privacy.json"} <= names
     assert ("model.safetensors" in names) == (summary["method"] != "local")
@@ -358,5 +358,5 @@ def test_switzerlands_patients_are_routed_to_switzerlands_expert(
     directory = inline_run(values, 4)
     weights = directory.read_json("routing.json")["sites"]["switzerland"]
     assert max(SITES, key=lambda expert: weights[expert]["mean"]) == "switzerland"
-    published = FinishedRun(directory.path).published.numbers
+    published = FinishedRun(directory.path).paper.numbers
     assert published["switzerland"] == {"accuracy": 0.9, "accuracy-sd": 0.0306}

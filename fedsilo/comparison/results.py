@@ -75,7 +75,7 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
     for run, own, shared in zip(runs, ends, shared_metrics(runs, ends), strict=True):
         summary = of_split(run.summary, split)
         if split == "test":
-            summary["published"] = run.published.numbers
+            summary["published"] = run.paper.numbers
         if shared != own:
             groups = {site: str(facts["distribution"]) for site, facts in run.silos.items()}
             sizes = Counter(groups.values())

@@ -64,7 +64,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         "curves": [*_curves(runs, split)],
         "marks": [f"round {at}: {mark}" for at, mark in marks] if len(runs) == 1 else [],
         "final": [*_final(runs, split)],
-        "published": any(run.published.numbers for run in runs),
+        "published": any(run.paper.numbers for run in runs),
         "data_sets": [] if alone else data_sets,
         "compared": [] if alone or len(data_sets) > 1 else [*_compare_runs(runs, split)],
         "one_seed": max(map(len, seeds)) < 2,

@@ -138,7 +138,7 @@ class FinishedRun:
         return summary
 
     @cached_property
-    def published(self) -> Published:
+    def paper(self) -> Published:
         """The numbers of the paper for a run in this setting, or why the paper has none."""
         return published_numbers(read_run_config(self.path / CONFIG).settings, self.silos)
 

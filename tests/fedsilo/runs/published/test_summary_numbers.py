@@ -31,19 +31,19 @@ def _run(folder: Path, *sites: str, **changes: Any) -> RunDirectory:
 
 
 def test_a_run_in_the_papers_setting_has_its_numbers(tmp_path: Path) -> None:
-    found = FinishedRun(_run(tmp_path, *HOSPITALS).path).published
+    found = FinishedRun(_run(tmp_path, *HOSPITALS).path).paper
     assert found.numbers["va"] == {"accuracy": 0.8267, "accuracy-sd": 0.0166}
     assert not found.unlike
 
 
 def test_a_run_in_another_setting_says_what_differs(tmp_path: Path) -> None:
-    found = FinishedRun(_run(tmp_path, *HOSPITALS[:3]).path).published
+    found = FinishedRun(_run(tmp_path, *HOSPITALS[:3]).path).paper
     assert found == Published({}, "the sites are without va")
 
 
 def test_a_run_on_other_data_has_neither_numbers_nor_a_reason(tmp_path: Path) -> None:
     run = _run(tmp_path, *HOSPITALS, dataset="heart-synthetic")
-    assert FinishedRun(run.path).published == Published()
+    assert FinishedRun(run.path).paper == Published()
 
 
 def _printed(published: Published) -> str:
