@@ -14,7 +14,7 @@ from fedsilo.core.settings_schema import Value, key_of, keys_of
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.support import golden
-from tests.support.keys import as_key, as_keys
+from tests.support.setting_keys import as_key, as_keys
 from tests.support.tiny import TINY, TINY_METHOD
 
 # Speed belongs in a benchmark, not in a test that fails on a busy machine

@@ -21,7 +21,7 @@ from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.tables.heart import HEART
 from fedsilo.server_app.config.settings import resolve
-from tests.support.keys import as_keys
+from tests.support.setting_keys import as_keys
 
 Node = Callable[..., Context]
 Make = Callable[..., Message]

@@ -12,7 +12,7 @@ from fedsilo.cli.main import main
 from fedsilo.core.processes import end_trees
 from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import Deployment, read_deployment
-from tests.support.keys import as_keys
+from tests.support.setting_keys import as_keys
 
 SITES = 3
 # One file for all three; a test narrows what it allows

@@ -27,7 +27,7 @@ TRIED = (
     "are needed: raise 'split.public-share'",
     "pre-training diverged in epoch",
     "validation loss is not finite: lower 'train.learning-rate'",
-    "fits the network to be trained: leave 'network.width' and 'backbone-...' at the run's",
+    "fits the network to be trained: leave 'network.width' and 'vit.backbone-...' at the run's",
     "a client process sees only the GPU that it is given",
     "in the experiment's 'resources' (0.5 for two clients at once), or take --engine inline",
 )
@@ -144,7 +144,7 @@ def test_finetune_without_size_takes_the_runs(run: Values, change: str, command:
     finetune = ("--task", "classification", "--weights", "run")
     told = _finetuned(command, *finetune, changes=(change,))
     assert (
-        "fits the network to be trained: leave 'network.width' and 'backbone-...' at the run's"
+        "fits the network to be trained: leave 'network.width' and 'vit.backbone-...' at the run's"
         in told
     )
     assert not _finetuned(command, *finetune)

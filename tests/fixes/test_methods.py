@@ -15,7 +15,7 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.methods.fedavg import FedAvg
 from tests.support.federation import SITES, Federation
 from tests.support.fixes import GONE, HEART, Case, Values, changed, check, refused, tiny
-from tests.support.keys import as_keys
+from tests.support.setting_keys import as_keys
 from tests.support.tiny import HALF_EPOCHS, TINY_METHOD
 
 # Parts of the errors that the functions below try

@@ -11,7 +11,7 @@ from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
 from tests.support.federation import SITES, Federation
 from tests.support.fixes import Case, Values, check, refused, tiny
-from tests.support.keys import as_keys
+from tests.support.setting_keys import as_keys
 
 SECURE: Values = {"secure.clip-norm": 1.0, "secure.aggregation": "secagg"}
 PRIVATE: Values = {

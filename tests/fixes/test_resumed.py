@@ -11,7 +11,7 @@ from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
 from tests.support.data_folders import write_tables
 from tests.support.fixes import HEART, Values, refused
-from tests.support.keys import as_keys
+from tests.support.setting_keys import as_keys
 
 # Parts of the errors that the functions below try
 TRIED = (

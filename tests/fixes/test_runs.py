@@ -10,7 +10,7 @@ from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.meeting import participants
 from tests.support.fixes import HEART, Case, Values, changed, check, refused, tiny
-from tests.support.keys import as_keys
+from tests.support.setting_keys import as_keys
 from tests.support.tiny import TINY_METHOD, VIT
 
 # Parts of the errors that the functions below try

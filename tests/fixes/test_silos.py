@@ -9,8 +9,8 @@ from fedsilo.server_app.config.settings import resolve
 from tests.support.colour import write_gtsrb, write_signs
 from tests.support.data_folders import SITES, write_images, write_tables
 from tests.support.fixes import Case, Changes, Values, check, refused
-from tests.support.keys import as_keys
 from tests.support.made_data import SMALL, write_data
+from tests.support.setting_keys import as_keys
 
 UNSEEN: Values = {"dataset": "digits", "partition": "unseen", "unseen": 0.0}
 DIRICHLET: Values = {"dataset": "digits", "partition": "dirichlet", "concentration": 0.3}
@@ -155,7 +155,9 @@ def test_manifest_with_split_loads_without_folds_or_in_train(part: str, tmp_path
     values: Values = {"dataset": "images", "data.dir": str(tmp_path), f"{part}-folds": 2}
     write(part)
     said = refused(lambda: load(values))
-    assert f"gives {part} images itself: set '{part}-folds' to 0, or put them into 'tra" in said
+    assert (
+        f"gives {part} images itself: set 'split.{part}-folds' to 0, or put them into 'tra" in said
+    )
     assert not refused(lambda: load({**values, f"{part}-folds": 0}))
     write("train")
     assert not refused(lambda: load(values))

@@ -92,15 +92,15 @@ CASES = [
         {"set 'split.public-share' to the same": {"split.public-share": 0.3}},
     ),
     Case(
-        "set 'vit.backbone' and 'backbone-...' to those of the weights, or name other weights",
+        "set 'vit.backbone' and 'vit.backbone-...' to those of the weights, or name other weights",
         {**FROZEN, "backbone-weights": "wide"},
         {
-            "'backbone-...' to those of the weights": OF_THE_WIDE,
+            "'vit.backbone-...' to those of the weights": OF_THE_WIDE,
             "or name other weights": {"backbone-weights": "fitting"},
         },
     ),
     Case(
-        "'backbone-...' to those of the weights, or name other weights",
+        "'vit.backbone-...' to those of the weights, or name other weights",
         {**ON_DIGITS, **PLAIN, "backbone-weights": "named"},
         {"set 'vit.backbone'": {"backbone": "test_vit"}},
     ),
@@ -108,12 +108,12 @@ CASES = [
         "arrays of the blocks are not in it",
         {**TRAINED, "train.initial-weights": "deep", "vit.backbone-depth": 4},
         {
-            "'backbone-...' to those of the weights": OF_THE_DEEP,
+            "'vit.backbone-...' to those of the weights": OF_THE_DEEP,
             "or name other weights": {"train.initial-weights": "fitting", "vit.backbone-depth": 2},
         },
     ),
     Case(
-        "set 'vit.backbone' and 'backbone-...' to those of the",
+        "set 'vit.backbone' and 'vit.backbone-...' to those of the",
         {
             **ON_DIGITS,
             **PLAIN,

@@ -23,8 +23,8 @@ from tests.fuzz.driver import Kind, Trial
 from tests.fuzz.file_mutations import mutate_file
 from tests.fuzz.oracle import line_faults
 from tests.fuzz.replies import listening
-from tests.support.keys import as_keys
 from tests.support.made_data import MADE, SMALL, write_data
+from tests.support.setting_keys import as_keys
 from tests.support.tiny import TINY
 
 _DIGITS = ("split.silos", "split.silo-train-size", "split.silo-test-size")

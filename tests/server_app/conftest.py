@@ -7,7 +7,7 @@ import pytest
 from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
-from tests.support.keys import as_keys
+from tests.support.setting_keys import as_keys
 from tests.support.tiny import TINY, VIT
 
 DIGITS: dict[str, Value] = TINY | {"split.silo-test-size": 15, "train.mc-passes": 1}

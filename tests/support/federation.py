@@ -11,7 +11,8 @@ from fedsilo.engines.inline_engine import InlineGrid, flower_identity
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.runner import run
-from tests.support.keys import as_keys, compare_keys
+from tests.support.keys import compare_keys
+from tests.support.setting_keys import as_keys
 
 SITES = ("cleveland", "hungary", "switzerland", "va")  # of 'heart-synthetic'
 _USUAL: Mapping[str, Value] = {

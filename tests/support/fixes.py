@@ -7,7 +7,7 @@ from typing import Any
 
 from fedsilo.core.errors import FedsiloError
 from fedsilo.core.settings_schema import Value
-from tests.support.keys import as_keys
+from tests.support.setting_keys import as_keys
 from tests.support.tiny import TINY, TINY_METHOD
 
 GONE = None  # the setting is taken away

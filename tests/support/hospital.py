@@ -25,7 +25,7 @@ from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.maths.standardisation import pooled_statistics, standardise, sums_of
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.wire.records import to_record, unbundle
-from tests.support.keys import as_keys
+from tests.support.setting_keys import as_keys
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 

@@ -1,25 +1,25 @@
-"""Settings by short names in tests: fields of the classes, or keys with ``__`` for the dot."""
+"""Hospitals that have compared their signing keys, as by telephone."""
 
 from collections.abc import Mapping
-from typing import TypeVar
+from pathlib import Path
 
-from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings.removed import RENAMED
-from fedsilo.core.settings_schema import key_of, keys_of
-
-V = TypeVar("V")
-
-_FIELDS = keys_of(CommonSettings)
+from fedsilo.client_app.privacy.signing import KnownKeys, signing_key
+from fedsilo.client_app.site.node import OWN
+from fedsilo.strategies.wire.signatures import key_code, public_text
 
 
-def as_key(name: str) -> str:
-    """Return the key for ``batch_size`` (a field), ``uefl__gamma`` or a key itself."""
-    if name in _FIELDS:
-        return _FIELDS[name]
-    key = key_of(name.replace("__", "."))
-    return RENAMED.get(key, key)
+def compare_keys(states: Mapping[str, Path]) -> dict[str, str]:
+    """Let hospitals make their keys and compare each with each, and return the codes by site.
 
-
-def as_keys(values: Mapping[str, V]) -> dict[str, V]:
-    """Return values by the keys of their names; of two names for one key the later counts."""
-    return {as_key(name): value for name, value in values.items()}
+    Args:
+        states: the 'state-dir' of each hospital, by site.
+    """
+    codes = {}
+    for site, state in states.items():
+        codes[site] = key_code(public_text(signing_key(state / OWN / site)))
+    for site, state in states.items():
+        known = KnownKeys(state / OWN / site)
+        for other, code in codes.items():
+            if other != site and known.read().get(other) is None:
+                known.mark(other, code)
+    return codes

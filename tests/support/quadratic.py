@@ -30,7 +30,7 @@ from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class
 from fedsilo.strategies.wire.records import to_record, unpack
 from fedsilo.strategies.wire.reply import Reply
-from tests.support.keys import as_keys
+from tests.support.setting_keys import as_keys
 
 RATE = 0.1
 START = (1.0, -1.0)

@@ -11,7 +11,7 @@ from flwr.app import Context
 from fedsilo.client_app.site.identity import site_settings
 from fedsilo.core.errors import RefusedError, SettingError
 from fedsilo.core.plugins import load_plugins, locate_plugin, plug_digests
-from tests.support.keys import as_keys
+from tests.support.setting_keys import as_keys
 
 _TEXT = "executed = True\n\n\ndef build(input_shape, classes): ...\n"
 

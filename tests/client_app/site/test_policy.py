@@ -31,8 +31,8 @@ from fedsilo.models.privacy.accountant import epsilon
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.wire.records import record_bytes, unbundle
-from tests.support.keys import as_keys
 from tests.support.lab import session_with
+from tests.support.setting_keys import as_keys
 from tests.support.tiny import TINY
 
 Node = Callable[..., Context]

@@ -11,7 +11,7 @@ from fedsilo.core.errors import RefusedError
 from fedsilo.core.messages import HELLO, METRICS, TRAIN
 from fedsilo.core.settings.common_settings import CommonSettings
 from tests.support.hospital import Hospital
-from tests.support.keys import as_keys
+from tests.support.setting_keys import as_keys
 
 Make = Callable[..., Hospital]
 SECAGG = {"trust": "sums", "secure_aggregation": "secagg", "clip_norm": 1.0}

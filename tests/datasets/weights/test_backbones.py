@@ -201,7 +201,7 @@ def test_weights_of_another_architecture_are_refused(
     told = refusal(common(path))
     assert f"'backbone-weights': {path} is of another architecture than the run's ViT: " in told
     assert re.search(said, told), told
-    assert "set 'vit.backbone' and 'backbone-...'" in told
+    assert "set 'vit.backbone' and 'vit.backbone-...'" in told
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])

@@ -11,8 +11,8 @@ from fedsilo.core.errors import SettingError
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory, config_document
-from tests.support.keys import as_keys
 from tests.support.run_files import SUMMARY, summary
+from tests.support.setting_keys import as_keys
 
 GIVEN = {"rounds": 4, "network.name": "conv", "train.local-steps": 9}
 EQUAL = Budget("digits", GIVEN, 3, (4, 4), 100.0, 1600.0)

@@ -11,8 +11,8 @@ from fedsilo.comparison.trials import Trial, run_trials
 from fedsilo.core.errors import RunFailedError
 from fedsilo.core.settings_schema import Value
 from fedsilo.server_app.config.settings import resolve
-from tests.support.keys import as_keys
 from tests.support.run_files import summary
+from tests.support.setting_keys import as_keys
 
 LOCAL: dict[str, Value] = {
     "method": "local",

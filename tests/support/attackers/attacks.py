@@ -11,7 +11,7 @@ from tests.support.attackers import images, inversion, means
 from tests.support.attackers.asked import SERVER, Asked, Attack, nobody
 from tests.support.attackers.planes import FEATURES, PLAN, WAYS, planes_by
 from tests.support.hospital import Hospital
-from tests.support.keys import as_keys
+from tests.support.setting_keys import as_keys
 
 DATA = (
     "dataset",

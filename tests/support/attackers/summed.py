@@ -20,7 +20,7 @@ from tests.support.attackers.asked import Arrays, Asked
 from tests.support.attackers.attacks import ATTACKS, DATA
 from tests.support.attackers.planes import WAYS, planes_by
 from tests.support.hospital import Hospital
-from tests.support.keys import as_keys
+from tests.support.setting_keys import as_keys
 from tests.support.two_worlds import RUN, Federation
 
 # More planes, since the rows of all hospitals lie between them

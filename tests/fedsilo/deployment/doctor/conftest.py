@@ -40,7 +40,8 @@ from fedsilo.deployment.doctor.findings import Finding, examine
 from fedsilo.deployment.doctor.server import ServerSetup
 from fedsilo.deployment.doctor.site import SiteSetup
 from fedsilo.server_app.config.settings import resolve
-from tests.support.keys import as_keys, compare_keys
+from tests.support.keys import compare_keys
+from tests.support.setting_keys import as_keys
 
 SCHEMA = """
 columns: [{name: age}, {name: chol, mean: 240.0, std: 50.0}]

@@ -22,7 +22,7 @@ from tests.fedsilo.deployment.doctor.conftest import (
     write_images,
     write_table,
 )
-from tests.support.keys import as_keys
+from tests.support.setting_keys import as_keys
 
 LONG_AGO, LATELY = datetime(2020, 1, 1, tzinfo=UTC), datetime(2021, 1, 1, tzinfo=UTC)
 YEAR = timedelta(days=366)

@@ -27,7 +27,7 @@ from fedsilo.server_app.run.meeting import (
     read_meeting,
     write_meeting,
 )
-from tests.support.keys import as_keys
+from tests.support.setting_keys import as_keys
 from tests.support.tiny import TINY, TINY_METHOD
 
 
