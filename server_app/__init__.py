@@ -1,4 +1,1 @@
-"""The server: the Flower ServerApp (``app.py``), run directories, studies, API and command line.
-
-Nothing is imported here: ``fedsilo experiments`` needs no Flower.
-"""
+"""The server: the Flower ServerApp (``app.py``), the course of a run, and its files."""

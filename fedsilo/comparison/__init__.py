@@ -1,4 +1,1 @@
-"""Compares many runs in one table, tunes settings, and cross-validates.
-
-Imports run of this room.
-"""
+"""Compares many runs in one table, tunes settings, and cross-validates."""

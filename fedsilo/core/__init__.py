@@ -1,4 +1,4 @@
-"""The contract between server and sites: messages, settings, errors, seeds and versions.
+"""The ground of all rooms: settings, messages, the table of methods, errors, seeds, files.
 
-This package imports nothing else of the project. Functions that need torch import it themselves.
+It imports nothing else of the project. Functions that need torch import it themselves.
 """

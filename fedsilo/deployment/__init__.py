@@ -1,4 +1,1 @@
-"""Starts and ends the processes of a deployment, and makes its keys and kits.
-
-Imports run of this room.
-"""
+"""Starts and ends the processes of a deployment, and makes its keys and kits."""

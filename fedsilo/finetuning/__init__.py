@@ -1,4 +1,1 @@
-"""Fine-tunes a finished run's model for a new task.
-
-Imports run, compare and pictures of this room.
-"""
+"""Fine-tunes a finished run's model for a new task, and pre-trains backbones."""

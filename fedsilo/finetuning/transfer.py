@@ -107,7 +107,7 @@ def _transfer_run(
         raise SettingError(
             f"none of the {len(run_model.arrays)} arrays of {run_model.label} (network "
             f"'{run_model.network}') fits the network to be trained: leave 'network.width' and "
-            "'backbone-...' at the run's"
+            "'vit.backbone-...' at the run's"
         )
     state = trunk.state_dict()
     head = _head(state, run_model) if classes == run_model.classes else {}

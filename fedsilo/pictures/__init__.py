@@ -1,4 +1,1 @@
-"""Draws pictures of finished runs.
-
-Imports config and records of this room.
-"""
+"""Draws pictures of runs: learning curves, labels, topology, a method's own documents."""

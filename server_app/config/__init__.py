@@ -1,4 +1,4 @@
-"""Settings from every source, and the experiments of simulation.yaml.
+"""The settings of a run from every source, and the plugins and files that it names.
 
 Nothing here knows a run or a method by name.
 """

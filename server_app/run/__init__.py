@@ -1,4 +1,4 @@
-"""One run on one engine: inline, processes, or Ray.
+"""The course of a run at the server: checks, beginning, rounds, end.
 
-Imports only config and records of this room.
+Imports only config and records of this room. It draws nothing: whoever started the run does.
 """

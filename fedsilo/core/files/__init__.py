@@ -1,4 +1,1 @@
-"""Bytes at rest: files that are complete or absent, downloads with checksums.
-
-The only data sets that it knows are in the table of public ones, ``datasets/public.yaml``.
-"""
+"""Files at rest: complete or absent, sealed by a checksum, read within bounds."""

@@ -1,4 +1,1 @@
-"""Checks a site, a server or a run for faults before a run starts.
-
-Imports deploy and run of this room.
-"""
+"""Checks a site, a server or a run for faults before a run starts."""

@@ -1,4 +1,1 @@
-"""Exports a finished run's model in formats that other programs read, with a model card.
-
-Imports predict and records of this room.
-"""
+"""Exports a finished run's model in formats that other programs read, with a model card."""

@@ -1,5 +1,4 @@
 """``fedsilo survey``: the data that the sites hold, before training, as JSON and as a page.
 
-It imports report, pictures, deploy and run. ``collect`` asks the sites, by
-``strategies.meeting.survey``; they answer in ``client_app.summary``.
+``server_app.run.survey`` asks the sites; they answer in ``client_app.summary``.
 """

@@ -82,7 +82,7 @@ def test_a_name_that_is_not_there_names_what_to_use() -> None:
 
 
 def test_the_old_import_works_and_names_the_new_one() -> None:
-    old = importlib.import_module("fedsilo.api")
+    old = importlib.import_module("fedsilo.server_app.api")
     for name, new in {"simulate": "simulate", "datasets": "list_datasets", "Run": "Run"}.items():
         with pytest.warns(DeprecationWarning, match=f"from fedsilo import {new}'"):
             assert getattr(old, name) is getattr(fedsilo, new)
