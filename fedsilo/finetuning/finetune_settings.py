@@ -165,9 +165,9 @@ def read_changes(
     """Read the user's settings, each ``key=value``; ``device`` and ``data_dir`` override them."""
     changes = dict(parse_assignment(text) for text in texts)
     if device is not None:
-        changes["device"] = device
+        changes["machine.device"] = device
     if data_dir is not None:
-        changes["data-dir"] = str(data_dir)
+        changes["data.dir"] = str(data_dir)
     return changes
 
 
