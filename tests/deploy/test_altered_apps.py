@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 from fedsilo.core.processes import app_folder
 from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import FEDERATION, Deployment, read_deployment
 from fedsilo.deployment.flower_commands import flwr
 from fedsilo.deployment.worker.installed import ROOMS
+from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 
 SITES = 2
@@ -74,7 +76,7 @@ def altered(tmp_path: Path) -> Callable[[Callable[[Path], None]], Path]:
         assert len(beside) == len(ROOMS) - 1
         for room in (*beside, "fedsilo"):
             shutil.copytree(app_folder() / room, app / room, ignore=ignored)
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
+        for name in ("pyproject.toml", "simulation.yaml", "README.md", "LICENSE"):
             shutil.copy(app_folder() / name, app)
         before = {path: path.read_bytes() for path in app.rglob("*") if path.is_file()}
         change(app)
@@ -87,8 +89,8 @@ def altered(tmp_path: Path) -> Callable[[Callable[[Path], None]], Path]:
 def _ship(deployment: Deployment, app: Path, values: Mapping[str, Value], name: str) -> str:
     """Start a run of an app; return its number."""
     config = deployment.folder / f"{name}.toml"
-    told = values | {"run.name": name, "run.out": str(deployment.runs)}
-    config.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in told.items() if "." not in k))
+    settings = resolve({**values, "run.name": name, "run.out": str(deployment.runs)})
+    config.write_text(tomli_w.dumps(settings.run_config()))
     answer = flwr(deployment, "run", str(app), FEDERATION, "--run-config", str(config))
     return str(answer["run-id"])
 
