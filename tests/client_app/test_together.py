@@ -70,7 +70,7 @@ def test_sites_trained_as_one_come_to_what_the_loop_over_them_comes_to(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    train_in_float64(monkeypatch)  # a grouped convolution adds up in another order
+    train_in_float64(monkeypatch)  # a group_names convolution adds up in another order
     loop = ran(tmp_path, values, 1, sites)
     with mock.patch.object(together, "_steps", wraps=together._steps) as steps:
         one = ran(tmp_path, values, vectorised, sites)
