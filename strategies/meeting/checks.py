@@ -259,7 +259,7 @@ def unlike(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | 
         both = f"{one_line(facts.backbone, 70)}; {one_line(others.backbone, 70)}"
         return (
             f"the backbones of sites {site} and {other} differ ({both}): give all sites the same "
-            "'backbone-weights'"
+            "'vit.backbone-weights'"
         )
     return None
 
@@ -312,7 +312,9 @@ def unwanted_sums(facts: Facts, pooled: bool) -> Refused:
     refused: Refused = {}
     for site in sorted(facts):
         if (facts[site].sums is None) == pooled:
-            refused[site] = f"{site} sent {sent}: all sites of a run need the same 'standardise'"
+            refused[site] = (
+                f"{site} sent {sent}: all sites of a run need the same 'data.standardise'"
+            )
     return refused
 
 
