@@ -51,7 +51,7 @@ class Outbound:
         Args:
             leaving: the arrays that leave, by name.
             received: the arrays that the site received. The sum adds the updates to these, clipped
-                to 'clip-norm'.
+                to 'secure.clip-norm'.
             metrics: the measured metrics; those that the server asks to sum are added.
         """
         update = {name: array.cpu().double() - received[name] for name, array in leaving.items()}

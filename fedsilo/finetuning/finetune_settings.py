@@ -129,7 +129,7 @@ def settings_of(
     dataset = dataset or str(first.get("dataset", ""))
     if not dataset:
         raise SettingError("without a run, the data set is unknown: give --dataset")
-    partition = str({**first, **changes}.get("partition", "own"))
+    partition = str({**first, **changes}.get("split.partition", "own"))
     of_data = _of_data(dataset, partition, task)
     _refuse_unused(changes, of_data)
     kept = of_data if dataset == first.get("dataset") else frozenset(_FILES)
@@ -165,9 +165,9 @@ def read_changes(
     """Read the user's settings, each ``key=value``; ``device`` and ``data_dir`` override them."""
     changes = dict(parse_assignment(text) for text in texts)
     if device is not None:
-        changes["device"] = device
+        changes["machine.device"] = device
     if data_dir is not None:
-        changes["data-dir"] = str(data_dir)
+        changes["data.dir"] = str(data_dir)
     return changes
 
 

@@ -118,7 +118,7 @@ class FinishedRun:
         """The content of ``config.toml``: settings by key, engine, versions of the software."""
         config = read_run_config(self.path / CONFIG)
         # Decoded data are written to the cache, so a foreign run directory must not choose it
-        return dataclasses.replace(config, settings=config.settings | {"cache-dir": ""})
+        return dataclasses.replace(config, settings=config.settings | {"data.cache-dir": ""})
 
     @cached_property
     def settings(self) -> RunSettings:

@@ -100,7 +100,7 @@ def refuse_other_backbone(
     """
     if backbone_digest(common) not in digests:
         raise SettingError(
-            f"the weights that 'backbone-weights' names ('{common.backbone_weights}') are not "
+            f"the weights that 'vit.backbone-weights' names ('{common.backbone_weights}') are not "
             f"those of the run in {run_dir}: {fix}"
         )
 

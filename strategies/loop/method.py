@@ -201,7 +201,7 @@ class Method(ABC):
         return None
 
     def average(self, replies: Replies, before: Arrays, equal: bool = False) -> dict[str, NDArray]:
-        """Combine the arrays named in ``before`` as 'aggregation' says.
+        """Combine the arrays named in ``before`` as 'server.aggregation' says.
 
         'mean' weighs each site by its training samples. The other aggregations limit the influence
         of a few faulty sites. A secret sum was averaged before, so its mean is returned.

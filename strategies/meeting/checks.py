@@ -322,7 +322,9 @@ def unwanted_sums(facts: Facts, pooled: bool) -> Refused:
     refused: Refused = {}
     for site in sorted(facts):
         if (facts[site].sums is None) == pooled:
-            refused[site] = f"{site} sent {sent}: all sites of a run need the same 'standardise'"
+            refused[site] = (
+                f"{site} sent {sent}: all sites of a run need the same 'data.standardise'"
+            )
     return refused
 
 

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from fedsilo.cli.main import main
-from fedsilo.deployment.worker.polling import end_with
+from fedsilo.core.processes import end_with
 
 COMMAND = (sys.executable, str(Path(__file__).resolve()))
 
