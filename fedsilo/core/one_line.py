@@ -17,11 +17,11 @@ _KEPT = "\n\t"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Markup of Markdown and HTML, and what begins a link by itself in GitHub's Markdown
 _INLINE = r"[\\`*_\[\]~&@]|<(?=\S)|:(?=//)|(?<=www)\.|(?<=mailto):|(?<=xmpp):"
-# At the start of a line also what begins a heading, a list or a quotation
+# Signs that begin a heading, a list or a quotation count at the start of a line only
 _MARKUP = re.compile(rf"{_INLINE}|^[#+=>-]")
 _CELL_MARKUP = re.compile(rf"{_INLINE}|\|")
-# What a cell keeps: a star by itself, and an interval of numbers unless what follows could make a
-# link of it
+# A cell keeps a star by itself, and an interval of numbers unless the next sign could make a link
+# of it
 _NUMBER = r"[+-]?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|nan|inf)"
 _NO_MARKUP = re.compile(rf"(\[{_NUMBER}, {_NUMBER}\](?![\[(:])|(?<!\S)\*(?!\S))")
 
