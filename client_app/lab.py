@@ -17,7 +17,7 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedsilo.client_app.outbound import Arrays, Outbound
+from fedsilo.client_app.masked_part import Arrays, MaskedPart
 from fedsilo.client_app.patients import PatientPrivacy
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState
@@ -28,7 +28,7 @@ from fedsilo.client_app.training.loop import (
     LocalTraining,
     Objective,
     Penalty,
-    annealed,
+    anneal_evidence,
     count_steps,
     round_steps,
 )
@@ -114,7 +114,7 @@ class Lab:
         # The optimiser steps of this answer, and the samples that they used
         self.work: Counter[str] = Counter()
         # This site's part of a secret sum, and the ledger of its epsilon in this run
-        self.outbound = Outbound(session, instruction, content, self.state_files.folder)
+        self.masked_part = MaskedPart(session, instruction, content, self.state_files.folder)
         # The names of the operations that were not deterministic
         self.unrepeatable: Collection[str] = ()
         self.began = time.perf_counter()
@@ -139,7 +139,7 @@ class Lab:
         """
         return {
             name.removeprefix(prefix): array
-            for name, array in self.stored.items()
+            for name, array in self.stored_state.items()
             if name.startswith(prefix) and not name.startswith(PREFIX)
         }
 
@@ -157,10 +157,10 @@ class Lab:
     @cached_property
     def privacy(self) -> PatientPrivacy:
         """The privacy mechanisms for this message's training and statistics."""
-        return PatientPrivacy(self.session, self.instruction.round, self.outbound.ledger)
+        return PatientPrivacy(self.session, self.instruction.round, self.masked_part.ledger)
 
     @cached_property
-    def stored(self) -> dict[str, Tensor]:
+    def stored_state(self) -> dict[str, Tensor]:
         """The site's whole state before this message, read and checked once."""
         return self.state_files.before(self.instruction) or {}
 
@@ -183,7 +183,7 @@ class Lab:
     def measure(self, network: SiteNetwork) -> None:
         """Measure the received model, if the server asks for it."""
         if self.instruction.evaluate:
-            self.metrics |= self.measured(network, INCOMING, ("val", "test"))
+            self.metrics |= self.measure_splits(network, INCOMING, ("val", "test"))
 
     def fit(
         self,
@@ -246,7 +246,7 @@ class Lab:
             training.weights = class_weights(self.common, self.silo)[training.split.labels]
         before = self.instruction.round - 1
         if evidences(network):
-            training.before_pass = annealed(training, settings, before)
+            training.before_pass = anneal_evidence(training, settings, before)
         # A schedule does not count the steps of a plan
         scheduled = plan is None and (settings.schedule != "constant" or settings.warm_up > 0)
         if settings.rate_decay != "none" or scheduled:
@@ -259,7 +259,7 @@ class Lab:
         drops_moments = stays and settings.is_private()
         if settings.epoch_steps or (settings.optimiser_state == "run" and not drops_moments):
             loss, self.continued = train_continued(
-                training, self.stored, before + 1, self.site, order
+                training, self.stored_state, before + 1, self.site, order
             )
         else:
             loss = self.session.trainers.get(training.key, LocalTraining.run)(training)
@@ -275,7 +275,7 @@ class Lab:
         """Return ``Outgoing(...)``; kept for plugins of version 0.1, and removed after 0.2."""
         return Outgoing(network, send=send, keep=keep)
 
-    def measured(
+    def measure_splits(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]
     ) -> dict[str, float]:
         """Measure the networks that the method names on ``splits``; return metrics by key.

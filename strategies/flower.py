@@ -104,7 +104,9 @@ class FlowerStrategy(Strategy):
         self, server_round: int, replies: Iterable[Message]
     ) -> MetricRecord | None:
         """Return the final model's metrics, weighted by samples; None before the last round."""
-        return self._metrics.record() if server_round == self.rounds else None
+        if server_round != self.rounds:
+            return None
+        return self._metrics.record()
 
     def summary(self) -> None:
         """Print nothing, because the settings are already in the run config."""
@@ -128,6 +130,9 @@ class FlowerStrategy(Strategy):
         return self._loop
 
 
+_MEASURED = (f"{INCOMING}.", f"{TRAINED}.")  # the beginnings of the names of measurements
+
+
 class _MeanMetrics(Hook):
     """Keep the replies of the last phase in which a site measured something."""
 
@@ -137,18 +142,23 @@ class _MeanMetrics(Hook):
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
         """Store ``replies`` if any of them has a measurement."""
         # Metrics of training do not count in an evaluation, because the trained weights are older
-        prefixes = (f"{INCOMING}.",) if phase == EVALUATE else (f"{INCOMING}.", f"{TRAINED}.")
-        if any(key.startswith(prefixes) for reply in replies.values() for key in reply.metrics):
-            self._replies = replies
+        prefixes: tuple[str, ...] = _MEASURED
+        if phase == EVALUATE:
+            prefixes = (f"{INCOMING}.",)
+        for reply in replies.values():
+            if any(key.startswith(prefixes) for key in reply.metrics):
+                self._replies = replies
 
     def record(self) -> MetricRecord:
         """Return the mean of each metric over the sites that sent it, weighted by samples."""
-        means: dict[str, Any] = {}
-        for key in sorted({k for reply in self._replies.values() for k in reply.metrics}):
-            if key.startswith((f"{INCOMING}.", f"{TRAINED}.")):
-                sent = [reply for reply in self._replies.values() if key in reply.metrics]
-                total = sum(reply.metrics[key] * reply.examples for reply in sent)
-                means[key] = total / sum(reply.examples for reply in sent)
+        totals: dict[str, float] = {}
+        examples: dict[str, int] = {}
+        for reply in self._replies.values():
+            for key, value in reply.metrics.items():
+                if key.startswith(_MEASURED):
+                    totals[key] = totals.get(key, 0.0) + value * reply.examples
+                    examples[key] = examples.get(key, 0) + reply.examples
+        means: dict[str, Any] = {key: totals[key] / examples[key] for key in sorted(totals)}
         return MetricRecord(means)
 
 

@@ -70,7 +70,7 @@ def told_counts(
         CheckpointError: the stored counts are damaged, or cannot be written.
     """
     file, key = _file(hospital), json_digest(sorted(data.items()))
-    with file.locked():
+    with file.lock():
         known = _read(file)
         if key not in known:
             noise = counts_noise(named, hospital)
@@ -108,7 +108,7 @@ def draw_again(named: float, hospital: Ledger) -> float:
         CheckpointError: the stored counts are damaged, or cannot be written.
     """
     file, noise = _file(hospital), counts_noise(named, hospital)
-    with file.locked():
+    with file.lock():
         known = _read(file)
         unpaid = [key for key, told in known.items() if not told.again]
         if unpaid:

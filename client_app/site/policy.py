@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from flwr.app import Context, Message
 
-from fedsilo.client_app.site.audit_log import check_log, grouped, names_in
+from fedsilo.client_app.site.audit_log import check_log, group_names, names_in
 from fedsilo.client_app.site.identity import own_name, refusing_as
 from fedsilo.client_app.site.limits import Limits, cap, floor
 from fedsilo.client_app.site.node import Answering, built, own_folder
@@ -123,7 +123,7 @@ class SiteFile(Limits):
         barred = [name for name in names if matches(name, self.refused_records)]
         for key, refused in (("records", unlisted), ("refused-records", barred)):
             if refused:
-                groups = list(grouped(refused))
+                groups = list(group_names(refused))
                 more = f" and {len(groups) - 5} more" if len(groups) > 5 else ""
                 raise RefusedError(
                     f"the site file does not let {', '.join(groups[:5])}{more} leave ('{key}'), "

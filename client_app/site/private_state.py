@@ -49,7 +49,7 @@ class SiteState:
         keys = self._keys()
         # A resumed server may ask again for a round that this site has already finished
         older = [key for key in keys if key < (instruction.round, instruction.step)]
-        if not older and _forgotten(keys, instruction):
+        if not older and _is_forgotten(keys, instruction):
             raise CheckpointError(
                 f"{self._name}: round {instruction.round} is asked for, but the oldest state in "
                 f"{self.folder} is from round {keys[0][0]}; resume from a newer checkpoint or "
@@ -141,7 +141,7 @@ def settings_digest_of(common: CommonSettings, own: Any) -> str:
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 
-def _forgotten(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
+def _is_forgotten(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
     """Tell whether there was a state before ``instruction`` that has been dropped.
 
     If only the requested round is on disk, it is this site's first round, and nothing was dropped.

@@ -133,6 +133,7 @@ def resume_command(
     if seed is not None:
         words += ["--seed", str(seed)]
     for change in sources.changes:
-        if not change.startswith("resume="):
+        # 'resume' is the former name of the setting
+        if not change.startswith(("run.resume=", "resume=")):
             words += ["--set", change]
     return shlex.join([*words, "--name", name, "--set", "run.resume=true"])

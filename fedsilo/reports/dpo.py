@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from fedsilo.client_app.site.audit_log import ANSWERED, grouped
+from fedsilo.client_app.site.audit_log import ANSWERED, group_names
 from fedsilo.client_app.site.policy import SiteFile
 from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import ARRAYS, METRICS
@@ -146,9 +146,9 @@ def _arrays(run: Shown) -> list[list[str]] | None:
     if not path.is_file():
         return None
     arrays, _ = load_state(path)
-    values, groups = Counter[str](), grouped(f"{ARRAYS}/{name}" for name in arrays)
+    values, groups = Counter[str](), group_names(f"{ARRAYS}/{name}" for name in arrays)
     for name, array in arrays.items():
-        values[next(iter(grouped([f"{ARRAYS}/{name}"])))] += int(np.size(array))
+        values[next(iter(group_names([f"{ARRAYS}/{name}"])))] += int(np.size(array))
     return [
         [name, str(count), f"{values[name]:,}", bytes_text(4 * values[name])]
         for name, count in sorted(groups.items())

@@ -40,7 +40,10 @@ class Replies(dict[str, Reply]):
     def of(self, sites: Iterable[str]) -> Replies:
         """Return the replies of the given sites; a site without a reply is skipped."""
         wanted = set(sites)
-        chosen = Replies({site: reply for site, reply in self.items() if site in wanted})
+        chosen = Replies()
+        for site, reply in self.items():
+            if site in wanted:
+                chosen[site] = reply
         chosen.sums, chosen.means, chosen.failed = self.sums, self.means, self.failed
         return chosen
 
@@ -52,8 +55,11 @@ class Replies(dict[str, Reply]):
         """
         if name in self.means:
             return self.means[name]
-        examples = sum(reply.examples for reply in self.values())
-        return sum(reply.examples * reply.metrics[name] for reply in self.values()) / examples
+        examples, total = 0, 0.0
+        for reply in self.values():
+            examples += reply.examples
+            total += reply.examples * reply.metrics[name]
+        return total / examples
 
 
 def weighted_mean(
@@ -66,14 +72,17 @@ def weighted_mean(
     came. One array is summed over all sites before the next is read. So memory never holds more
     than the mean and one array of one site.
     """
-    ordered = [reply for _, reply in sorted(replies.items())]
-    weights = [1 if equal else reply.examples for reply in ordered]
+    sites = sorted(replies)
+    weights = [replies[site].examples for site in sites]
+    if equal:
+        weights = [1] * len(sites)
+    whole = sum(weights)
     mean: dict[str, NDArray] = {}
     for name in sorted(names):
         total: Any = None
-        for reply, weight in zip(ordered, weights, strict=True):
+        for site, weight in zip(sites, weights, strict=True):
             # float64, because the rounding errors of many float32 summands would add up
-            part = reply.arrays[name].astype(np.float64) * (weight / sum(weights))
+            part = replies[site].arrays[name].astype(np.float64) * (weight / whole)
             total = part if total is None else total + part
         mean[name] = np.asarray(total).astype(np.float32)
     return mean
@@ -127,26 +136,44 @@ class Ask(ABC):
         Raises:
             SiteError: too few sites gave a usable reply, or a site in ``send`` takes no part.
         """
-        if reference is None:
-            reference = send if expect is None else {}
-        wanted = reference if expect is None else expect
+        if expect is None:
+            # A site returns what it was sent, or what its update is compared with
+            if reference is None:
+                reference = send
+            expect = reference
+        elif reference is None:
+            reference = {}
         # Many sites share the same arrays, whose specs are then made only once
         made: dict[int, Specs] = {}
-        for arrays in wanted.values():
+        specs: dict[str, Specs] = {}
+        for site, arrays in expect.items():
             if id(arrays) not in made:
-                made[id(arrays)] = {
-                    name: array if isinstance(array, ArraySpec) else ArraySpec(array.shape)
-                    for name, array in arrays.items()
-                }
-        specs = {site: made[id(arrays)] for site, arrays in wanted.items()}
-        each = dict.fromkeys(send, notes) if isinstance(notes, Notes) else notes or {}
-        if not all(isinstance(own, Notes) for own in each.values()):
-            raise TypeError(f"{phase}: 'notes' is no Notes, nor one by site: derive a class of it")
-        return self.put(Question(phase, send, specs, reference, each, metrics, fault))
+                made[id(arrays)] = _specs_of(arrays)
+            specs[site] = made[id(arrays)]
+        if isinstance(notes, Notes):
+            notes = dict.fromkeys(send, notes)
+        notes = notes or {}
+        for own in notes.values():
+            if not isinstance(own, Notes):
+                raise TypeError(
+                    f"{phase}: 'notes' must be a Notes, or one per site: derive a class from Notes"
+                )
+        return self.put(Question(phase, send, specs, reference, notes, metrics, fault))
 
     @abstractmethod
     def put(self, question: Question) -> Replies:
         """Send a question to its sites and return the usable replies; see ``__call__``."""
+
+
+def _specs_of(arrays: Mapping[str, NDArray | ArraySpec]) -> Specs:
+    """Return the specs of arrays by name; an entry that is a spec is returned as it is."""
+    specs: dict[str, ArraySpec] = {}
+    for name, array in arrays.items():
+        if isinstance(array, ArraySpec):
+            specs[name] = array
+        else:
+            specs[name] = ArraySpec(array.shape)
+    return specs
 
 
 class _Asked(Exception):

@@ -91,10 +91,12 @@ class Hooks:
 
     def __init__(self, hooks: Sequence[Hook]) -> None:
         self._by_event: dict[str, list[Callable[..., Any]]] = {}
-        for name in (name for name in vars(Hook) if not name.startswith("_")):
-            own = [hook for hook in hooks if getattr(type(hook), name) is not getattr(Hook, name)]
-            if own and callable(getattr(Hook, name)):
-                self._by_event[name] = [getattr(hook, name) for hook in own]
+        for event, default in vars(Hook).items():
+            if event.startswith("_") or not callable(default):
+                continue
+            for hook in hooks:
+                if getattr(type(hook), event) is not default:
+                    self._by_event.setdefault(event, []).append(getattr(hook, event))
 
     def call(self, event: str, *args: Any, **named: Any) -> None:
         """Call each hook that overrides the event, in their order."""
@@ -103,5 +105,8 @@ class Hooks:
 
     def first(self, event: str, *args: Any) -> str | None:
         """Return the first non-empty answer of a hook to the event; None if there is none."""
-        answers = (hook(*args) for hook in self._by_event.get(event, ()))
-        return next((answer for answer in answers if answer), None)
+        for hook in self._by_event.get(event, ()):
+            answer: str | None = hook(*args)
+            if answer:
+                return answer
+        return None

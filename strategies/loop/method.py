@@ -57,12 +57,17 @@ class State:
         Raises:
             CheckpointError: a field's value would change in JSON.
         """
-        own = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in _SHARED}
-        if odd := [name for name, value in own.items() if not _returns(value)]:
-            raise CheckpointError(
-                f"'{odd[0]}' of {type(self).__name__} has values that JSON does not give back, so "
-                "that a resumed run would differ: take lists, numbers, texts, and texts as keys"
-            )
+        own: dict[str, Any] = {}
+        for field_ in fields(self):
+            name = field_.name
+            if name in _SHARED:
+                continue
+            own[name] = getattr(self, name)
+            if not _survives_json(own[name]):
+                raise CheckpointError(
+                    f"'{name}' of {type(self).__name__} has values that JSON would change, so a "
+                    "resumed run would differ: use lists, numbers and texts, and texts as keys"
+                )
         return {"round": self.round, "extras": own, "keepers": dict(self.kept)}
 
     @classmethod
@@ -73,26 +78,30 @@ class State:
             CheckpointError: they belong to another method or an earlier version.
         """
         extras = dict(facts.get("extras", {}))
-        own = {f.name for f in fields(cls)} - _SHARED
+        own = {field_.name for field_ in fields(cls)} - _SHARED
         if extras.keys() != own:
             raise CheckpointError(
                 f"the stored state has {sorted(extras)} in addition to its arrays, not "
                 f"{sorted(own)}: it was made by another version of fedsilo; start a new run"
             )
-        # Older runs numbered states with 100 keys per round; convert theirs to today's numbers
-        old = {s: state_key(*divmod(k, 100)) for s, k in facts["keepers"].items() if k < ROUND_KEYS}
-        return cls(arrays, facts["round"], {**facts["keepers"], **old}, **extras)
+        kept: dict[str, int] = {}
+        for site, key in facts["keepers"].items():
+            kept[site] = key
+            if key < ROUND_KEYS:  # older runs numbered states with 100 keys per round
+                kept[site] = state_key(*divmod(key, 100))
+        return cls(arrays, facts["round"], kept, **extras)
 
 
 _SHARED = {"arrays", "round", "kept"}
 
 
-def _returns(value: Any) -> bool:
+def _survives_json(value: Any) -> bool:
     """Tell whether JSON returns a value unchanged; tuples may become lists."""
     if isinstance(value, dict):
-        return all(isinstance(key, str) and _returns(one) for key, one in value.items())
+        has_text_keys = all(isinstance(key, str) for key in value)
+        return has_text_keys and all(map(_survives_json, value.values()))
     if isinstance(value, list | tuple):
-        return all(map(_returns, value))
+        return all(map(_survives_json, value))
     return value is None or isinstance(value, int | float | str)
 
 
@@ -171,7 +180,8 @@ class Method(ABC):
 
     def evaluate(self, state: Any, ask: Ask) -> None:
         """Let all sites measure the final model; they return only metrics."""
-        ask(EVALUATE, {site: self.model_for(site, state) for site in ask.sites}, expect={})
+        send = {site: self.model_for(site, state) for site in ask.sites}
+        ask(EVALUATE, send, expect={})
 
     def model_for(self, site: str, state: Any) -> Arrays:
         """Return the arrays that ``site`` needs to measure the final model: here all of it."""
@@ -180,7 +190,11 @@ class Method(ABC):
     def model(self, state: Any) -> Arrays:
         """Return the arrays of the model that a finished run stores."""
         arrays: Arrays = state.arrays
-        return {n: array for n, array in arrays.items() if not n.startswith(self.beside)}
+        model: dict[str, NDArray] = {}
+        for name, array in arrays.items():
+            if not name.startswith(self.beside):
+                model[name] = array
+        return model
 
     def why_finished(self, state: Any) -> str | None:
         """Return the reason to end the run before its last round; None to continue."""
@@ -217,7 +231,9 @@ class Method(ABC):
         Sites that do not tell their number of samples all weigh the same. In a secret sum the sites
         that could not answer weigh nothing.
         """
-        every = {site: f.sizes().get("train", 1) for site, f in self.participants.facts.items()}
+        every: dict[str, int] = {}
+        for site, facts in self.participants.facts.items():
+            every[site] = facts.sizes().get("train", 1)
         every |= self.participants.agreed_samples()
         weights = float(sum(every[site] for site in replies))
         if replies.failed:  # nobody knows which sites failed, so the mean weight is taken off
@@ -233,8 +249,9 @@ class Method(ABC):
         Raises:
             SettingError: the file of initial weights is missing or belongs to another network.
         """
-        begun = site in ask.stateful_sites or not self.common.initial_weights
-        return {} if begun else self._start
+        if site in ask.stateful_sites or not self.common.initial_weights:
+            return {}
+        return self._start
 
     @cached_property
     def _start(self) -> dict[str, NDArray]:
@@ -246,10 +263,11 @@ class Method(ABC):
 
     def leaves(self) -> list[str]:
         """Return a sentence for each kind of data that leaves a site, by hello or by method."""
+        sentences = [*self.participants.leaves(), *self.disclosures().leaves]
         compression = compression_of(self.common)
-        fewer = compression.disclosure() if compression else ""
-        words = [*self.participants.leaves(), *self.disclosures().leaves, fewer]
-        return [sentence for sentence in words if sentence]
+        if compression:
+            sentences.append(compression.disclosure())
+        return [sentence for sentence in sentences if sentence]
 
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return further files for the end of a run: file name -> content for JSON.

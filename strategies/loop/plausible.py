@@ -55,7 +55,10 @@ class Range:
 
     def __str__(self) -> str:
         """Return the range in words, for errors."""
-        return f"{'a whole number from ' if self.whole else ''}{self.low:g} to {self.high:g}"
+        limits = f"{self.low:g} to {self.high:g}"
+        if self.whole:
+            return f"a whole number from {limits}"
+        return limits
 
 
 _SHARE, _ANY = Range(0, 1), Range(-_LARGEST, _LARGEST)
@@ -91,8 +94,10 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
     This is the number that the site reported. In a private run that number may have noise, so ten
     standard deviations of the noise are added.
     """
-    noise = statistics_noise(common) if common.is_private() else 0.0
-    hidden = math.ceil(_TAIL * noise * math.sqrt(facts.classes))
+    hidden = 0
+    if common.is_private():
+        # A size is a sum over the classes, each with noise of its own
+        hidden = math.ceil(_TAIL * statistics_noise(common) * math.sqrt(facts.classes))
     return {split: size + hidden for split, size in facts.sizes().items()}
 
 
@@ -110,12 +115,16 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
     if read.metric.part:  # a member of a family: of one class, bin or site
         if read.metric.part not in _COUNTS:
             return _SHARE
-        return _COUNT if most is None else Range(0, most.get(read.split, 0), whole=True)
+        if most is None:
+            return _COUNT
+        return Range(0, most.get(read.split, 0), whole=True)
     name = read.metric.word.removeprefix("own-labels-").removeprefix("own-")
     if name == "entropy":
         return Range(0, math.log(classes))
-    if name == "loss":  # a method may add negative terms to the training loss
-        return Range(-_DIVERGED, _DIVERGED) if read.split == "train" else Range(0, _LARGEST_LOSS)
+    if name == "loss" and read.split == "train":  # a method may add negative terms
+        return Range(-_DIVERGED, _DIVERGED)
+    if name == "loss":
+        return Range(0, _LARGEST_LOSS)
     return _RANGES.get(name, _ANY)
 
 
@@ -124,9 +133,11 @@ def metric_fault(
 ) -> str | None:
     """Explain why a metric is not plausible, or return None; arguments as in ``metric_range``."""
     allowed = metric_range(key, classes, most)
-    slack = 0.0 if allowed.whole else _ROUNDING  # shares may exceed the range by a rounding error
-    inside = allowed.low - slack <= value <= allowed.high + slack
-    if inside and (not allowed.whole or value == math.floor(value)):
+    if allowed.whole:
+        is_plausible = allowed.low <= value <= allowed.high and value == math.floor(value)
+    else:  # a share may exceed its range by a rounding error
+        is_plausible = allowed.low - _ROUNDING <= value <= allowed.high + _ROUNDING
+    if is_plausible:
         return None
     return f"metric '{key}' is {value:g}, not {allowed}"
 
@@ -182,7 +193,9 @@ def array_fault(name: str, array: NDArray) -> str | None:
     holds weights, embeddings or shares.
     """
     last = name.rpartition("/")[2].rpartition(".")[2]
-    largest = _LARGEST_STATISTIC if last in _STATISTICS else _LARGEST_WEIGHT
+    largest = _LARGEST_WEIGHT
+    if last in _STATISTICS:
+        largest = _LARGEST_STATISTIC
     if last in _NEVER_BELOW and (array < 0).any():
         return f"array '{name}' has a number below 0, which no {_NEVER_BELOW[last]} is"
     if array.size and float(np.abs(array).max()) > largest:
@@ -207,18 +220,21 @@ class UpdateStatistics:
 
 def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
     """Return the joint L2 norm of a reply's update of the arrays ``names``."""
-    squares = (
-        float(np.square(reply.arrays[name].astype(np.float64) - before[name]).sum())
-        for name in sorted(names)
-    )
-    return math.sqrt(sum(squares))
+    squared = 0.0
+    for name in sorted(names):  # in one order, so that every server gets the same bits
+        update = reply.arrays[name].astype(np.float64) - before[name]
+        squared += float(np.square(update).sum())
+    return math.sqrt(squared)
 
 
 def in_kinds(names: Iterable[str]) -> dict[str, list[str]]:
     """Group array names into "weights" and "statistics"; a kind without names is left out."""
     kinds: dict[str, list[str]] = {}
     for name in sorted(names):
-        kinds.setdefault("statistics" if name.endswith(BATCH_NORM) else "weights", []).append(name)
+        kind = "weights"
+        if name.endswith(BATCH_NORM):
+            kind = "statistics"
+        kinds.setdefault(kind, []).append(name)
     return kinds
 
 
@@ -262,16 +278,20 @@ def update_statistics(
         replies: the sites' replies. A site without weights in both ``before`` and ``after`` is left
             out.
     """
-    weights = {
-        site: [n for n in before.get(site, ()) if n in after and not n.endswith(BATCH_NORM)]
-        for site in replies
-    }
-    sums = {site: np.zeros(3) for site, names in weights.items() if names}
+    # By array the sites that trained it; by site the squared lengths of its update and of the
+    # model's step, and their scalar product
+    sites_of: dict[str, list[str]] = {}
+    sums: dict[str, NDArray] = {}
+    for site in replies:
+        for name in before.get(site, ()):
+            if name in after and not name.endswith(BATCH_NORM):
+                sites_of.setdefault(name, []).append(site)
+                sums[site] = np.zeros(3)
     # One array at a time over all sites: replies may lie in a file, and a model may be large
-    for name in sorted({name for names in weights.values() for name in names}):
+    for name, sites in sorted(sites_of.items()):
         # Most sites began from the same array, so the model's step from it is kept
         steps: dict[int, tuple[NDArray, float]] = {}
-        for site in (site for site in sums if name in weights[site]):
+        for site in sites:
             array = before[site][name]
             if id(array) not in steps:
                 step = after[name].astype(np.float64) - array

@@ -35,7 +35,8 @@ def fewest_sites(common: CommonSettings) -> int:
 
 def why_too_few(common: CommonSettings, sites: int) -> str | None:
     """Explain why ``sites`` are too few for 'server.aggregation', or return None."""
-    if sites >= (needed := fewest_sites(common)):
+    needed = fewest_sites(common)
+    if sites >= needed:
         return None
     return (
         f"'server.aggregation' '{common.aggregation}' needs at least {needed} sites, but there are "
@@ -60,7 +61,8 @@ def robust_mean(
     Raises:
         SiteError: too few sites replied.
     """
-    if reason := why_too_few(common, len(replies)):
+    reason = why_too_few(common, len(replies))
+    if reason:
         raise SiteError(reason)
     ordered = dict(sorted(replies.items()))
     if common.aggregation == "norm-clip":
@@ -68,10 +70,11 @@ def robust_mean(
     if common.aggregation == "multikrum":
         chosen = chosen_by_krum(ordered, before, FAULTY)
         ordered = {site: ordered[site] for site in chosen}
-    return {
-        name: np.asarray(_combine(common, _stack(ordered, name)), np.float32)
-        for name in sorted(before)
-    }
+    combined: dict[str, NDArray] = {}
+    for name in sorted(before):
+        stacked = np.stack([reply.arrays[name].astype(np.float64) for reply in ordered.values()])
+        combined[name] = np.asarray(_combine(common, stacked), np.float32)
+    return combined
 
 
 def _combine(common: CommonSettings, stacked: NDArray) -> NDArray:
@@ -95,17 +98,25 @@ def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str
 
     Weights and running statistics are measured and clipped separately.
     """
-    counts = [1 if equal else reply.examples for reply in replies.values()]
-    weights, mean = [count / sum(counts) for count in counts], dict[str, NDArray]()
+    counts = [reply.examples for reply in replies.values()]
+    if equal:
+        counts = [1] * len(replies)
+    mean: dict[str, NDArray] = {}
     for names in in_kinds(before).values():
         norms = [update_norm(reply, before, names) for reply in replies.values()]
         limit = float(np.median(norms))
-        cuts = [limit / norm if norm > limit else 1.0 for norm in norms]
+        # A site's update counts by its share of the samples, shortened to the median norm
+        factors = []
+        for count, norm in zip(counts, norms, strict=True):
+            factor = count / sum(counts)
+            if norm > limit:
+                factor *= limit / norm
+            factors.append(factor)
         for name in names:
             total = before[name].astype(np.float64)
-            for reply, weight, cut in zip(replies.values(), weights, cuts, strict=True):
+            for reply, factor in zip(replies.values(), factors, strict=True):
                 update = reply.arrays[name].astype(np.float64) - before[name]
-                total = total + update * (weight * cut)
+                total = total + update * factor
             mean[name] = np.asarray(total, np.float32)
     return mean
 
@@ -120,18 +131,14 @@ def chosen_by_krum(replies: Replies, before: Arrays, faulty: int) -> list[str]:
     sites = list(replies)
     distances = np.zeros((len(sites), len(sites)))
     for name in sorted(before):
-        records = [
-            ArrayRecord({name: Array(reply.arrays[name].astype(np.float64) - before[name])})
-            for reply in replies.values()
-        ]
+        records = []
+        for reply in replies.values():
+            update = reply.arrays[name].astype(np.float64) - before[name]
+            records.append(ArrayRecord({name: Array(update)}))
+        # Squared distances add up over the arrays
         distances += compute_distances(records)
     # A site is not its own neighbour
     np.fill_diagonal(distances, np.inf)
     nearest = np.sort(distances, axis=1)[:, : len(sites) - faulty - 2]
     ranking = np.argsort(nearest.sum(axis=1), kind="stable")[: len(sites) - faulty]
     return sorted(sites[place] for place in ranking)
-
-
-def _stack(replies: Replies, name: str) -> NDArray:
-    """Stack array ``name`` of all sites, (sites, *shape), float64."""
-    return np.stack([reply.arrays[name].astype(np.float64) for reply in replies.values()])

@@ -26,6 +26,7 @@ from fedsilo.core.messages import (
     TRAINED,
     TRAINING,
     Instruction,
+    Value,
     measurement,
     state_key,
 )
@@ -91,7 +92,8 @@ class Round(Ask):
         self._step += 1
         if self.method.common.measures_in(self.number):
             self.measuring = {EVALUATE, *TRAINING}
-        if unknown := sorted(set(question.send) - set(self.method.participants.nodes)):
+        unknown = sorted(set(question.send) - set(self.method.participants.nodes))
+        if unknown:
             raise SiteError(
                 f"round {self.number}, phase {question.phase}: the method asks {unknown[0]}, which "
                 f"takes no part; the sites are {', '.join(self.sites)}"
@@ -100,8 +102,9 @@ class Round(Ask):
             return Replies({})
         self.failed, self.codes = {}, {}
         replies = Replies(self._check(question, self._exchange(question)))
-        key = state_key(self.number, self._step)
-        self.stateful_sites.update({s: key for s, reply in replies.items() if reply.keeps_state})
+        for site, reply in replies.items():
+            if reply.keeps_state:
+                self.stateful_sites[site] = state_key(self.number, self._step)
         self.hooks.call("phase_ended", self.number, question.phase, replies)
         self._answered.append((question, replies))
         return replies
@@ -123,28 +126,38 @@ class Round(Ask):
     def message(self, site: str, question: Question) -> Message:
         """Build the message that asks ``site`` a question."""
         phase, participants = question.phase, self.method.participants
+        # Only a simulated site is on this machine, so only it may learn the folder
+        run_dir = ""
+        if participants.facts[site].simulated:
+            run_dir = self.run_dir
+        notes: Mapping[str, Value] = {}
+        if site in question.notes:
+            notes = question.notes[site].to_values()
         instruction = Instruction(
             # Sites count the final evaluation as a round of its own
             round=self.number + (self.ends or phase == EVALUATE),
             phase=phase,
             step=self._step,
             run_name=self.method.common.run_name,
-            run_dir=self.run_dir if participants.facts[site].simulated else "",
+            run_dir=run_dir,
             evaluate=phase in self.measuring,
             expects_state=self.stateful_sites.get(site, 0),
             returns=bool(question.expect.get(site)),
-            notes=question.notes[site].to_values() if site in question.notes else {},
+            notes=notes,
         )
         content = RecordDict({CONFIG: ConfigRecord(dict(instruction.to_config()))})
         if site in question.records:
             content[SECURE] = question.records[site]
-        if arrays := question.send[site]:
+        arrays = question.send[site]
+        if arrays:
             if self.compression and phase in TRAINING:
                 self.compression.pack(arrays, self._packed)
             content[ARRAYS] = to_record(arrays, self._packed)
         if self.standardisation is not None and phase not in SECURING:
             content[STANDARDISED] = self.standardisation
-        kind = EVALUATE if phase == EVALUATE else TRAIN
+        kind = TRAIN  # Flower knows only two kinds; the instruction names the phase
+        if phase == EVALUATE:
+            kind = EVALUATE
         return Message(content, participants.nodes[site], kind, group_id=str(instruction.round))
 
     def _exchange(self, question: Question) -> dict[str, Reply]:
@@ -154,14 +167,19 @@ class Round(Ask):
         """
         phase, participants = question.phase, self.method.participants
         sites = sorted(question.send)
-        messages = {site: self.message(site, question) for site in sites}
-        sizes = {site: record_bytes(message.content) for site, message in messages.items()}
-        self.hooks.call("phase_started", self.number, phase, sites)
-        for site, message in messages.items():
+        messages: list[Message] = []
+        sizes: dict[str, int] = {}
+        site_of: dict[int, str] = {}
+        for site in sites:
+            message = self.message(site, question)
+            # Measured before bundling, so that deployments and simulations report the same bytes
+            sizes[site] = record_bytes(message.content)
             # A simulated site's messages pass no SuperLink, so bundling them would only copy them
             if not participants.facts[site].simulated:
                 message.content = bundle(message.content, self._bundles)
-        site_of = {participants.nodes[site]: site for site in sites}
+            messages.append(message)
+            site_of[participants.nodes[site]] = site
+        self.hooks.call("phase_started", self.number, phase, sites)
 
         def note_away(nodes: Collection[int]) -> None:
             away = sorted(site_of[node] for node in nodes)
@@ -169,7 +187,7 @@ class Round(Ask):
 
         replies: dict[str, Reply] = {}
         waits = self.timeout, self.method.common.away_timeout
-        for node, message in arriving(self.grid, list(messages.values()), *waits, note_away):
+        for node, message in arriving(self.grid, messages, *waits, note_away):
             site = site_of[node]
             try:
                 reply = self._decode(site, message, question)
@@ -199,11 +217,14 @@ class Round(Ask):
         else:
             reply = decode(site, message.content, expected)
         for name, array in reply.arrays.items():
-            if array.dtype.kind == "f" and (fault := array_fault(name, array)):
-                raise SiteError(fault)
+            if array.dtype.kind == "f":
+                fault = array_fault(name, array)
+                if fault:
+                    raise SiteError(fault)
         examples = int(reply.metrics.get(NUM_EXAMPLES, 0))
         # A site's own count does not matter if 'run.site-weights' has an agreed one
-        if agreed := self.method.participants.terms.weights:
+        agreed = self.method.participants.terms.weights
+        if agreed:
             examples = agreed.samples[site]
         return replace(reply, arrays=self.spill.keep(reply.arrays), examples=examples)
 
@@ -215,11 +236,14 @@ class Round(Ask):
         """
         usable: dict[str, Reply] = {}
         for site in sorted(replies):
-            if reason := self._fault(question, replies[site]):
-                self.failed[site] = reason
+            fault = self._fault(question, replies[site])
+            if fault:
+                self.failed[site] = fault
             else:
                 usable[site] = replies[site]
-        if limit := self.method.common.max_update_norm:
+        limit = self.method.common.max_update_norm
+        if limit:
+            # After the single checks, because an unusable reply must not move the median
             for site, reason in far_out(limit, question.reference, usable).items():
                 self.failed[site] = reason
                 del usable[site]
@@ -246,10 +270,12 @@ class Round(Ask):
                 return f"metric '{key}' is missing"
         most = most_counted(own, common)
         for key, value in metrics.items():
-            if fault := metric_fault(key, value, own.classes, most):
+            fault = metric_fault(key, value, own.classes, most)
+            if fault:
                 return one_line(fault)
         # Sites may have joined since the run began, so the names are read again
-        if fault := names_fault(metrics, own.classes, facts.keys()):
+        fault = names_fault(metrics, own.classes, facts.keys())
+        if fault:
             return one_line(fault)
         samples = own.sizes().get("train")
         if common.trust != SUMS and not 0 < metrics[NUM_EXAMPLES] == samples:
@@ -270,8 +296,9 @@ class Round(Ask):
             yield measurement(TRAINED, "train", "loss")
         if phase in self.measuring:
             for split in ("val", "test"):
-                for metric in ("accuracy", "entropy", "loss") if split in held else ():
-                    yield measurement(INCOMING, split, metric)
+                if split in held:
+                    for metric in ("accuracy", "entropy", "loss"):
+                        yield measurement(INCOMING, split, metric)
 
     def _refuse_too_few(self, question: Question, answered: int) -> None:
         """Refuse fewer than 'run.min-sites' usable replies; 0 means all sites asked.
@@ -286,10 +313,10 @@ class Round(Ask):
         if answered >= needed:
             return
         failed = by_reason((f"site {site}", self.failed[site]) for site in sorted(self.failed))
-        reasons = "; ".join(
-            f"{sites}, round {self.number}, phase {phase}: {reason}"
-            for reason, sites in failed.items()
-        )
+        parts = []
+        for reason, sites in failed.items():
+            parts.append(f"{sites}, round {self.number}, phase {phase}: {reason}")
+        reasons = "; ".join(parts)
         raise TooFewSitesError(
             f"{reasons} -- {answered} of {asked} sites answered and {needed} are needed "
             "('run.min-sites'): repair the site and resume or start again, or set 'run.min-sites' "

@@ -15,6 +15,7 @@ from fedsilo.core.errors import SettingError, SiteError
 from fedsilo.core.seeding import derive_seed
 from fedsilo.core.settings.common_settings import SUMS, CommonSettings
 from fedsilo.models.privacy.secure_sum import needed_sites
+from fedsilo.strategies.loop.ask import Ask
 from fedsilo.strategies.loop.hooks import Hook, Hooks
 from fedsilo.strategies.loop.method import Method, State
 from fedsilo.strategies.loop.robust import why_too_few
@@ -74,7 +75,10 @@ class RoundLoop:
     def connect(self, grid: Grid, timeout: float = 3600.0) -> None:
         """Use ``grid`` for all following rounds; arguments as in ``start``."""
         self._grid = grid
+        standardisation = None
         pooled = self.method.participants.standardisation()
+        if pooled:
+            standardisation = to_record(vars(pooled))
         # All rounds of a run share these parts
         self._open_round = partial(
             Round,
@@ -83,7 +87,7 @@ class RoundLoop:
             grid=grid,
             timeout=timeout,
             run_dir=self.run_dir,
-            standardisation=to_record(vars(pooled)) if pooled else None,
+            standardisation=standardisation,
             compression=compression_of(self.method.common),
         )
 
@@ -96,9 +100,11 @@ class RoundLoop:
         sites = sampled_sites(method.common, list(method.participants.facts), number)
         spill = Spill(self.run_dir)
         asked = self._open_round(number, sites, dict(before.kept), spill=spill)
-        is_secure = method.common.secure_aggregation != "none"
+        ask: Ask = asked
+        if method.common.secure_aggregation != "none":
+            ask = SecureAsk(asked)
         try:
-            after = method.round(before, SecureAsk(asked) if is_secure else asked)
+            after = method.round(before, ask)
             # A state may store the model under a prefix, but sites reply with its plain names
             asked.measure_updates({**method.model(after), **after.arrays})
         finally:
@@ -110,10 +116,12 @@ class RoundLoop:
     def evaluate(self) -> None:
         """Let all sites measure the current model."""
         state, method = self.state, self.method
-        asked = self._open_round(
-            state.round, method.participants.sites(), dict(state.kept), ends=True
-        )
-        method.evaluate(state, SecureAsk(asked) if method.common.trust == SUMS else asked)
+        sites = method.participants.sites()
+        asked = self._open_round(state.round, sites, dict(state.kept), ends=True)
+        if method.common.trust == SUMS:
+            method.evaluate(state, SecureAsk(asked))
+        else:
+            method.evaluate(state, asked)
 
     def _is_over(self, num_rounds: int) -> bool:
         if self.stopped or self.state.round >= num_rounds or self.method.why_finished(self.state):
@@ -125,7 +133,10 @@ class RoundLoop:
         """Add sites that connected after the last round to the run."""
         known = self.method.participants
         participants, refused = meet_latecomers(self._grid, known)
-        joined = [s for s in participants.sites() if participants.nodes[s] != known.nodes.get(s)]
+        joined = []  # new sites, and known ones that came back on another node
+        for site, node in sorted(participants.nodes.items()):
+            if node != known.nodes.get(site):
+                joined.append(site)
         self.method.participants = participants
         for reason in refused:
             self.hooks.call("site_failed", round_, "hello", "unknown", reason)
@@ -143,7 +154,8 @@ def sampled_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> 
         return sorted(sites)
     rng = np.random.default_rng(derive_seed(common.seed, "sites-per-round", round_))
     chosen = rng.choice(len(sites), count, replace=False)
-    return sorted(sorted(sites)[place] for place in chosen)
+    ordered = sorted(sites)
+    return sorted(ordered[place] for place in chosen)
 
 
 def refuse_site_count(common: CommonSettings, sites: int) -> None:
@@ -159,7 +171,8 @@ def refuse_site_count(common: CommonSettings, sites: int) -> None:
             f"sites ({sites}): lower it, or set it to 0 for all"
         )
     asked = common.sites_per_round or sites
-    if reason := why_too_few(common, asked):
+    reason = why_too_few(common, asked)
+    if reason:
         raise SettingError(reason)
     if common.secure_aggregation != "none":
         needed_sites(common, asked)

@@ -9,9 +9,10 @@ keys. The protocol is figure 4 of Bonawitz et al. 2017, with every site a neighb
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
+from types import MappingProxyType
 
-from flwr.app import ArrayRecord
-
+from fedsilo.core.array_names import with_prefix
 from fedsilo.core.errors import SiteError
 from fedsilo.core.messages import (
     ARRAYS,
@@ -29,7 +30,7 @@ from fedsilo.models.privacy.summed_metrics import summed_metrics
 from fedsilo.strategies.loop.ask import Ask, Question, Replies, TooFewSitesError
 from fedsilo.strategies.loop.round import Round
 from fedsilo.strategies.loop.secure_round import SecureSum
-from fedsilo.strategies.wire.records import NDArray, unpack
+from fedsilo.strategies.wire.records import NDArray, from_record
 from fedsilo.strategies.wire.reply import Arrays, Reply
 from fedsilo.strategies.wire.secure_keys import (
     LONGEST_KEY,
@@ -72,19 +73,22 @@ class SecureAsk(Ask):
         if not send or not (phase == TRAIN or (phase == EVALUATE and only_sums)):
             return ask.put(question)
         # Masks cancel only if all sites receive the same arrays
-        everything = {name: array for arrays in send.values() for name, array in arrays.items()}
+        everything: dict[str, NDArray] = {}
+        for arrays in send.values():
+            everything |= arrays
         # The model may be only a part of the arrays sent, so the specs come from the expected reply
         specs = next(iter(question.expect.values()), {})
         classes = ask.method.participants.task().classes
         sum_ = SecureSum(ask.number + ask.ends, self.common, specs, len(send), classes)
         sum_.take_keys(self._put(sum_, SECURE_KEYS, send))
+        metrics = question.metrics  # those that each single reply must have
         if only_sums:
+            metrics = ()
             summed = summed_metrics(phase == TRAIN, phase in ask.measuring, sum_.splits)
             sum_.metrics = sorted([*summed, *question.metrics])
         asked = [*sum_.masked_specs(), *sum_.metrics]
         # The masks depend on everything that a site received, so a server that sends sites
-        # different
-        # arrays gets only noise
+        # different arrays gets only noise
         sum_.bound = bound_to(sum_.context, self._sent(everything), asked)
         sum_.take_shares(self._put(sum_, SECURE_SHARES, sum_.keys))
         masked = replace(
@@ -92,7 +96,7 @@ class SecureAsk(Ask):
             send=dict.fromkeys(sum_.sealed, everything),
             expect=dict.fromkeys(sum_.sealed, sum_.masked_specs()),
             reference={},
-            metrics=() if only_sums else question.metrics,
+            metrics=metrics,
             fault=None,
             records={site: sum_.record(phase, site) for site in sum_.sealed},
         )
@@ -130,29 +134,25 @@ class SecureAsk(Ask):
             raise TooFewSitesError(
                 f"round {self.ask.number}, phase {phase}: {reason} -- {answered} of {asked} sites "
                 f"answered but {needed} are needed ('run.min-sites'): repair the sites and begin "
-                "a run "
-                "with another 'seed', lower 'train.learning-rate' if training has diverged, or set "
-                "'run.min-sites' to fewer",
+                "a run with another 'seed', lower 'train.learning-rate' if training has diverged, "
+                "or set 'run.min-sites' to fewer",
                 reason,
             )
         self.ask.hooks.call("site_failed", self.ask.number, phase, "unknown", reason)
 
     def _sent(self, arrays: Arrays) -> dict[str, NDArray]:
         """Return all arrays that a site receives, named ``<record>/<array>``."""
-        standardisation = self.ask.standardisation or ArrayRecord()
-        sent = {f"{ARRAYS}/{name}": array for name, array in arrays.items()}
-        return sent | {
-            f"{STANDARDISED}/{name}": unpack(array) for name, array in standardisation.items()
-        }
+        sent = with_prefix(f"{ARRAYS}/", arrays)
+        if self.ask.standardisation:
+            sent |= with_prefix(f"{STANDARDISED}/", from_record(self.ask.standardisation))
+        return sent
 
     def _put(self, sum_: SecureSum, phase: str, sites: Iterable[str]) -> Replies:
-        nothing: dict[str, Arrays] = {site: {} for site in sites}
-        records = {site: sum_.record(phase, site) for site in nothing}
-        return self.ask.put(
-            Question(
-                phase, nothing, {}, fault=lambda reply: _fault(sum_, phase, reply), records=records
-            )
-        )
+        """Ask ``sites`` a question of the protocol, which has a record but no arrays."""
+        records = {site: sum_.record(phase, site) for site in sites}
+        nothing: dict[str, Arrays] = dict.fromkeys(records, MappingProxyType({}))
+        fault = partial(_fault, sum_, phase)
+        return self.ask.put(Question(phase, nothing, {}, fault=fault, records=records))
 
 
 def _fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
@@ -168,8 +168,7 @@ def _fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
             _check_number(tokens(record, "sealed", LONGEST_SEALED), len(sum_.keys) - 1)
             token(record, "check", LONGEST_KEY)
         elif phase == SECURE_AGREE:
-            # The signature covers what the site has agreed to,
-            # so the server cannot change any of it
+            # The signature covers what the site has agreed to, so the server cannot change it
             _check_signature(sum_, reply)
         else:
             of = texts(record, "of")
@@ -182,8 +181,11 @@ def _fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
 
 def _check_keys(sum_: SecureSum, reply: Reply) -> None:
     record = reply.secure
-    parts = ("mask-key", "seal-key", "public", "terms", "signature")
-    mask, seal, public, terms, signature = (token(record, part, LONGEST_KEY) for part in parts)
+    mask = token(record, "mask-key", LONGEST_KEY)
+    seal = token(record, "seal-key", LONGEST_KEY)
+    public = token(record, "public", LONGEST_KEY)
+    terms = token(record, "terms", LONGEST_KEY)
+    signature = token(record, "signature", LONGEST_KEY)
     # An invalid key would fail later at every other site, which would hide whose it is
     refuse_no_key(mask)
     refuse_no_key(seal)

@@ -46,7 +46,6 @@ from fedsilo.strategies.wire.secure_keys import (
 )
 from fedsilo.strategies.wire.signatures import common_splits, context_of
 
-_KEYS = ("mask-key", "seal-key")
 _VARIANCE = "running_var"
 _MARGIN = 1.001
 
@@ -70,7 +69,9 @@ class SecureSum:
         self.common = common
         self.classes = classes
         self.specs = specs
-        self.numbers = sum(math.prod(n or 1 for n in spec.shape) for spec in specs.values())
+        self.numbers = 0  # how many numbers the arrays have together
+        for spec in specs.values():
+            self.numbers += math.prod(length or 1 for length in spec.shape)
         # The number of sites that must stay to the end; 0 until all keys have arrived
         self.threshold = 0
         # Masks cancel only for equal values of this: the
@@ -102,20 +103,24 @@ class SecureSum:
         """Return the specs of a masked reply: whole numbers instead of floats."""
         specs = {name: ArraySpec(spec.shape, "uint32") for name, spec in self.specs.items()}
         specs[COUNTS] = ArraySpec((2,), "uint32")
-        for name in (METRICS, MEASURED) if self.metrics else ():
-            specs[name] = ArraySpec((len(self.metrics),), "uint32")
+        if self.metrics:
+            specs[METRICS] = ArraySpec((len(self.metrics),), "uint32")
+            specs[MEASURED] = ArraySpec((len(self.metrics),), "uint32")
         return specs
 
     def record(self, phase: str, site: str) -> ConfigRecord:
         """Build the record that ``site`` receives in a phase."""
         values: dict[str, Any] = {"round": self.round}
         if phase == SECURE_SHARES:
+            # Lists in one order of sites, because a record holds no mappings
+            mask_keys, seal_keys = zip(*self.keys.values(), strict=True)
+            publics, signatures = zip(*self.signers.values(), strict=True)
             values |= {
                 "sites": list(self.keys),
-                "mask-keys": [mask for mask, _ in self.keys.values()],
-                "seal-keys": [seal for _, seal in self.keys.values()],
-                "publics": [public for public, _ in self.signers.values()],
-                "signatures": [signature for _, signature in self.signers.values()],
+                "mask-keys": list(mask_keys),
+                "seal-keys": list(seal_keys),
+                "publics": list(publics),
+                "signatures": list(signatures),
                 "splits": self._said,
                 "threshold": self.threshold,
             }
@@ -128,12 +133,15 @@ class SecureSum:
         elif phase == SECURE_AGREE:
             values |= {"answered": list(self.replies)}
         elif phase == SECURE_UNMASK:
-            senders = [sender for sender in self.sealed if sender != site]
+            sealed = {}  # the shares that the other sites made for this one, by their names
+            for sender, shares in self.sealed.items():
+                if sender != site:
+                    sealed[sender] = shares[site]
             values |= {
                 "signers": list(self.signatures),
                 "signatures": list(self.signatures.values()),
-                "from": senders,
-                "sealed": [self.sealed[sender][site] for sender in senders],
+                "from": list(sealed),
+                "sealed": list(sealed.values()),
             }
         return ConfigRecord(values)
 
@@ -154,14 +162,14 @@ class SecureSum:
             ) from None
         self.samples = self._agreed_samples(replies)
         way = quantisation(self.common, len(replies), self.samples)
-        if reason := why_too_coarse(self.numbers, way):
+        reason = why_too_coarse(self.numbers, way)
+        if reason:
             raise SettingError(reason)
         for site, reply in sorted(replies.items()):
             record = reply.secure
-            mask, seal = (bytes(record[key]) for key in _KEYS)
-            self.keys[site] = mask, seal
+            self.keys[site] = bytes(record["mask-key"]), bytes(record["seal-key"])
             self.signers[site] = bytes(record["public"]), bytes(record["signature"])
-        self._said = [str(reply.secure["splits"]) for _, reply in sorted(replies.items())]
+            self._said.append(str(record["splits"]))
         self.splits = common_splits(self._said)
         self.context = context_of(self.common.run_name, self.round, self.keys, self.threshold)
 
@@ -175,9 +183,10 @@ class SecureSum:
         for site, reply in sorted(replies.items()):
             said.setdefault(whole(reply.secure, "samples"), []).append(site)
         if len(said) > 1 or min(said) < 1:
-            each = "; ".join(f"{', '.join(sites)}: {most}" for most, sites in sorted(said.items()))
+            parts = [f"{', '.join(sites)}: {samples}" for samples, sites in sorted(said.items())]
             raise SiteError(
-                f"round {self.round}: 'secure-samples' differs between the site files ({each}), "
+                f"round {self.round}: 'secure-samples' differs between the site files "
+                f"({'; '.join(parts)}), "
                 "but all parts of a sum must have one scale: agree on a number, then resume"
             )
         return next(iter(said))
@@ -194,18 +203,19 @@ class SecureSum:
         """Add up the masked arrays; only one array of one site is in memory at a time."""
         self._refuse_few(replies, "sent masked weights")
         for name in sorted(self.masked_specs()):
-            total: Any = None
-            for _, reply in sorted(replies.items()):
-                array = reply.arrays[name]
-                # Uint32 wraps around, so this is the sum modulo 2^32
-                total = array if total is None else total + array
+            total: Any = np.uint32(0)
+            for reply in replies.values():
+                # uint32 wraps around, so this is the sum modulo 2^32, in whatever order
+                total = total + reply.arrays[name]
             self._sums[name] = total
-        self.replies = {s: replace(reply, arrays={}) for s, reply in sorted(replies.items())}
+        for site, reply in sorted(replies.items()):
+            self.replies[site] = replace(reply, arrays={})
 
     def take_signatures(self, replies: Mapping[str, Reply]) -> None:
         """Store each site's signature of the list of sites whose weights arrived."""
         self._refuse_few(replies, "signed whose weights came")
-        self.signatures = {s: bytes(r.secure["signature"]) for s, r in sorted(replies.items())}
+        for site, reply in sorted(replies.items()):
+            self.signatures[site] = bytes(reply.secure["signature"])
 
     def mean(
         self, replies: Mapping[str, Reply], before: Arrays
@@ -231,7 +241,8 @@ class SecureSum:
         sites = len(self.replies)
         way = quantisation(self.common, len(self.keys), self.samples)
         self._refuse_counts(samples, behind)
-        if reason := why_too_coarse(self.numbers, way, sites, samples):
+        reason = why_too_coarse(self.numbers, way, sites, samples)
+        if reason:
             raise SettingError(reason)
         # Sites scaled their updates by samples / B, so that none exceeds the clipping norm
         share = self.samples / samples
@@ -239,10 +250,10 @@ class SecureSum:
         self._refuse_unlikely(updates, way, share)
         mean = {}
         for name, update in updates.items():
-            became = before[name].astype(np.float64) + update
-            # Rounding may move a variance of zero just below zero
-            at_least = 0.0 if name.endswith(_VARIANCE) else -np.inf
-            mean[name] = np.asarray(np.maximum(became, at_least), np.float32)
+            array = before[name].astype(np.float64) + update
+            if name.endswith(_VARIANCE):
+                array = np.maximum(array, 0.0)  # rounding may move a variance of 0 just below 0
+            mean[name] = np.asarray(array, np.float32)
         return mean, self._metric_means(replace(way, limit=1.0).total(portions, sites), behind)
 
     def _metric_means(self, portions: NDArray, behind: Words) -> dict[str, float]:
@@ -267,18 +278,22 @@ class SecureSum:
         compute them.
         """
         plus: list[bytes] = []
-        shares = {
-            giver: dict(zip(reply.secure["of"], reply.secure["shares"], strict=True))
-            for giver, reply in replies.items()
-        }
+        # By giver, the shares that it returned, by the site whose secret they belong to
+        shares: dict[str, dict[str, bytes]] = {}
+        for giver, reply in replies.items():
+            record = reply.secure
+            shares[giver] = dict(zip(record["of"], record["shares"], strict=True))
         minus = [self._secret(site, shares) for site in self.replies]
         for gone in sorted(self.sealed.keys() - self.replies.keys()):
             private = self._secret(gone, shares)
             for site in self.replies:
                 key = mask_key(private, self.keys[site][0], self.bound)
-                # The pair's masks have opposite signs by the order
-                # of their names, so undo the sign used
-                (minus if site < gone else plus).append(key)
+                # Of a pair the site with the first name adds the mask and the other one subtracts
+                # it; the server undoes what ``site`` did
+                if site < gone:
+                    minus.append(key)
+                else:
+                    plus.append(key)
         return plus, minus
 
     def _secret(self, site: str, shares: Mapping[str, Mapping[str, bytes]]) -> bytes:
@@ -291,13 +306,17 @@ class SecureSum:
             SiteError: no choice of shares gives the secret; names the likely cause as far as it is
                 known.
         """
-        given = {giver: gives[site] for giver, gives in shares.items() if site in gives}
+        given: dict[str, bytes] = {}
+        for giver, gives in shares.items():
+            if site in gives:
+                given[giver] = gives[site]
         for left_out in (None, *given):
             some = [share for giver, share in given.items() if giver != left_out]
             if len(some) < self.threshold:
                 continue
             with suppress(SiteError):
-                if self._fits(site, secret := join_shares(some[: self.threshold])):
+                secret = join_shares(some[: self.threshold])
+                if self._fits(site, secret):
                     return secret
         raise SiteError(
             f"round {self.round}: the masks of site {site} cannot be taken off: of "
@@ -358,7 +377,10 @@ class SecureSum:
         # Each number may be wrong by one step of the quantisation at each site
         rounding = len(self.replies) * way.step * math.sqrt(self.numbers)
         longest = self.common.clip_norm + share * rounding
-        length = math.sqrt(sum(float(np.square(update).sum()) for update in updates.values()))
+        squared = 0.0
+        for update in updates.values():
+            squared += float(np.square(update).sum())
+        length = math.sqrt(squared)
         if length > _MARGIN * longest:
             raise self._spoilt(f"has a mean {length:.3g} long where {longest:.3g} is the most")
 

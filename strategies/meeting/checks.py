@@ -85,8 +85,9 @@ def check_fingerprints(facts: SiteFacts) -> str | None:
 def check_inputs(facts: SiteFacts) -> str | None:
     """Check that an input is an image of possible size, or a row with a value for each feature."""
     shape = facts.input_shape
-    lengths = all(0 < length <= _LENGTH for length in shape[:3])
-    if len(shape) not in _DIMENSIONS or not lengths or math.prod(shape) > _NUMBERS:
+    # At most three lengths are looked at: a hostile shape may have many, each of them huge
+    are_lengths = all(0 < length <= _LENGTH for length in shape[:3])
+    if len(shape) not in _DIMENSIONS or not are_lengths or math.prod(shape) > _NUMBERS:
         return f"an input's shape is {one_line(shape, 60)}, which none can have"
     if facts.features and shape != (len(facts.features),):
         return f"it has {len(facts.features)} features and inputs of {one_line(shape, 60)}"
@@ -106,8 +107,9 @@ def check_counts(facts: SiteFacts) -> str | None:
     """Check counts of samples and patients; a site at trust 'sums' reports no label counts."""
     if not facts.label_counts.keys() <= set(SPLITS):
         return f"its 'label-counts' are not of {', '.join(SPLITS)}"
-    if any(max(counts, default=0) > _MOST for counts in facts.label_counts.values()):
-        return f"a class has more than {_MOST} samples"
+    for counts in facts.label_counts.values():
+        if max(counts, default=0) > _MOST:
+            return f"a class has more than {_MOST} samples"
     if not 0 <= facts.dropped <= _MOST:
         return f"{one_line(facts.dropped, 30)} samples are left out"
     if not 1 <= facts.floor <= _MOST:
@@ -170,16 +172,16 @@ class Registry:
         """Explain why ``node`` may not take part as ``site``, or return None."""
         if self.nodes.get(site) == node:
             return None
-        name = next((name for name, known in self.nodes.items() if known == node), None)
-        if name is None:
-            return (
-                f"node {node} says that it is '{site}': its key is registered at the SuperLink, "
-                f"and the other registration, its line in {self.path}, is missing: 'fedsilo deploy "
-                f"renew {site}', or 'add', writes both"
-            )
+        for name, known in self.nodes.items():
+            if known == node:
+                return (
+                    f"node {node} is registered as '{name}' and says that it is '{site}': give it "
+                    f"its own 'site' in its node config, or correct {self.path}"
+                )
         return (
-            f"node {node} is registered as '{name}' and says that it is '{site}': give it its own "
-            f"'site' in its node config, or correct {self.path}"
+            f"node {node} says that it is '{site}': its key is registered at the SuperLink, "
+            f"and the other registration, its line in {self.path}, is missing: 'fedsilo deploy "
+            f"renew {site}', or 'add', writes both"
         )
 
 
@@ -221,10 +223,14 @@ class Terms:
             facts: the site's hello.
             simulated: whether all sites of the run are simulated. These have no keys to check.
         """
-        fault = self.registry.fault(node, facts.site) if self.registry and not simulated else None
-        if self.weights:
-            fault = fault or self.weights.fault(facts)
-        return fault or (self.unfit(facts) if self.unfit else None)
+        fault = None
+        if self.registry and not simulated:
+            fault = self.registry.fault(node, facts.site)
+        if self.weights and not fault:
+            fault = self.weights.fault(facts)
+        if self.unfit and not fault:
+            fault = self.unfit(facts)
+        return fault
 
 
 # --- Sites together: each check returns the sites to leave out, each with the reason. It gets the
@@ -245,7 +251,9 @@ def unlike(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | 
         )
     if facts.features != others.features:
         odd = sorted(set(facts.features) ^ set(others.features))
-        how = one_line(odd, 120) if odd else "the same in another order"
+        how = "the same in another order"
+        if odd:
+            how = one_line(odd, 120)
         return (
             f"the features of sites {site} and {other} differ ({how}): give all sites the same "
             "schema"
@@ -308,7 +316,9 @@ def unwanted_sums(facts: Facts, pooled: bool) -> Refused:
     """
     if all(site.sums is None for site in facts.values()):
         return {}
-    sent = "no sums to pool" if pooled else "sums that nobody pools"
+    sent = "sums that nobody pools"
+    if pooled:
+        sent = "no sums to pool"
     refused: Refused = {}
     for site in sorted(facts):
         if (facts[site].sums is None) == pooled:
@@ -365,11 +375,17 @@ def _typical(scales: Vector) -> float:
     median = float(np.median(known))
     if median > 0:
         return median
-    return float(np.median(known[known > 0])) if (known > 0).sum() > 1 else np.inf
+    positive = known[known > 0]
+    if len(positive) < 2:
+        return np.inf
+    return float(np.median(positive))
 
 
 def _and(sites: Sequence[str]) -> str:
-    shown = [*sites[:3], f"{len(sites) - 3} more"] if len(sites) > 4 else sites
+    """Join names in words; of more than four only the first three are named."""
+    shown = list(sites)
+    if len(sites) > 4:
+        shown = [*sites[:3], f"{len(sites) - 3} more"]
     return f"{', '.join(shown[:-1])} and {shown[-1]}"
 
 

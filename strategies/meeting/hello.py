@@ -8,7 +8,8 @@ Cauchy-Schwarz inequality, up to rounding.
 
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
@@ -23,6 +24,16 @@ from fedsilo.strategies.wire.messaging import arriving
 from fedsilo.strategies.wire.records import record_bytes
 
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Heard(Generic[T]):
+    """What one node has answered."""
+
+    node: int  # the node's id
+    said: T  # its hello or its answer to a survey, read and checked
+    traffic: tuple[int, int]  # the bytes of asking it: down to the node, and up from it
+
 
 _TIMEOUT = 600.0  # seconds: at its first start a site may have to decode its data
 _BYTES = 2**22  # the largest hello or survey; names and counts of thousands of classes fit in it
@@ -42,7 +53,8 @@ def read_hello(content: RecordDict, counted: bool = True) -> SiteFacts:
         facts = SiteFacts.from_config(content.config_records[CONFIG])
         if counted and not facts.label_counts:
             raise ValueError("it has no 'label-counts'")
-    if fault := find_hello_fault(facts):
+    fault = find_hello_fault(facts)
+    if fault:
         raise SiteError(site_reason(fault))
     return facts
 
@@ -53,7 +65,7 @@ def ask_nodes(
     kind: str,
     read: Callable[[RecordDict], T],
     away_timeout: float = 300.0,
-) -> tuple[list[tuple[int, T, tuple[int, int]]], list[str]]:
+) -> tuple[list[Heard[T]], list[str]]:
     """Ask nodes for a hello or a survey.
 
     Args:
@@ -64,14 +76,14 @@ def ask_nodes(
         away_timeout: seconds until a disconnected node is given up.
 
     Returns:
-        For each node that answered its id, its answer, and the bytes sent and received. Then, for
-        each other node, a line that says why it has no usable answer.
+        The usable answers, sorted by node. Then, for each other node, a line that says why it has
+        no usable answer.
     """
     asks = ConfigRecord({kind.removeprefix("query."): True, **own_versions()})
     content = RecordDict({CONFIG: asks})
     messages = [Message(content, node, kind) for node in nodes]
     replies = dict(arriving(grid, messages, _TIMEOUT, away_timeout))
-    heard: list[tuple[int, T, tuple[int, int]]] = []
+    heard: list[Heard[T]] = []
     refused: list[str] = []
     for node in sorted(nodes):
         reply = replies.get(node)
@@ -85,7 +97,8 @@ def ask_nodes(
             except SiteError as error:
                 refused.append(f"node {node}: {error}")
             else:
-                heard.append((node, said, (record_bytes(content), record_bytes(reply.content))))
+                traffic = record_bytes(content), record_bytes(reply.content)
+                heard.append(Heard(node, said, traffic))
     return heard, refused
 
 
@@ -101,7 +114,8 @@ def reading(what: str, content: RecordDict) -> Iterator[None]:
         SiteError: the data are larger, or cannot be read; one line.
     """
     try:
-        if (size := record_bytes(content)) > _BYTES:
+        size = record_bytes(content)
+        if size > _BYTES:
             raise ValueError(f"it has {size} bytes, more than {_BYTES}")
         yield
     except Exception as error:  # untrusted data can make a reader fail in any way

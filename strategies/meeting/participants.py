@@ -21,10 +21,9 @@ from fedsilo.core.site_facts import FeatureStatistics, SiteFacts
 from fedsilo.models.maths.standardisation import pooled_statistics
 from fedsilo.models.networks.kinds import Task
 from fedsilo.strategies.meeting.checks import TOGETHER_CHECKS, Terms, shared_data, task_of, unlike
-from fedsilo.strategies.meeting.hello import ask_nodes, read_hello
+from fedsilo.strategies.meeting.hello import Heard, ask_nodes, read_hello
 
-# A node's id, its hello, and the bytes sent and received
-Heard = tuple[int, SiteFacts, tuple[int, int]]
+Hello = Heard[SiteFacts]
 
 _JOIN_SECONDS = 60.0  # seconds that a deployment's sites have to connect
 
@@ -60,7 +59,9 @@ class Participants:
     def agreed_samples(self) -> dict[str, int]:
         """Return each site's agreed training samples ('run.site-weights'); empty without a file."""
         weights = self.terms.weights
-        return {site: weights.samples[site] for site in self.sites()} if weights else {}
+        if not weights:
+            return {}
+        return {site: weights.samples[site] for site in self.sites()}
 
     def leaves(self) -> list[str]:
         """Return sentences on the statistics that sites sent in their hellos; empty without any."""
@@ -79,8 +80,14 @@ class Participants:
 
     def standardisation(self) -> FeatureStatistics | None:
         """Return the mean and standard deviation pooled from the sites' sums; None without sums."""
-        sums = [sent for site in self.sites() if (sent := self.facts[site].sums) is not None]
-        return pooled_statistics(sums) if sums else None
+        pooled = []
+        for site in self.sites():  # in order, because sums of floats depend on it
+            sums = self.facts[site].sums
+            if sums is not None:
+                pooled.append(sums)
+        if not pooled:
+            return None
+        return pooled_statistics(pooled)
 
 
 def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = None) -> list[int]:
@@ -96,8 +103,10 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = Non
     """
     needed = max(settings.min_sites, 1)
     limit = time.monotonic() + _JOIN_SECONDS
-    while len(nodes := sorted(grid.get_node_ids())) < needed and time.monotonic() < limit:
+    nodes = sorted(grid.get_node_ids())
+    while len(nodes) < needed and time.monotonic() < limit:
         time.sleep(0.2)
+        nodes = sorted(grid.get_node_ids())
     _refuse_many(len(nodes), silos)
     if len(nodes) < needed:
         raise SiteError(
@@ -140,7 +149,10 @@ def grouped_refusals(refused: Iterable[str]) -> list[str]:
     pairs = []
     for refusal in sorted(refused):
         site, colon, reason = refusal.partition(": ")
-        pairs.append((site, colon + reason) if colon else ("", refusal))
+        if colon:
+            pairs.append((site, colon + reason))
+        else:  # a refusal without a site
+            pairs.append(("", refusal))
     return [sites + reason for reason, sites in by_reason(pairs).items()]
 
 
@@ -169,51 +181,59 @@ def hear_sites(
     nodes, terms = wait_for_nodes(grid, settings), terms or Terms()
     read = partial(read_hello, counted=settings.trust != SUMS)
     heard, refused = ask_nodes(grid, nodes, HELLO, read, settings.away_timeout)
-    simulated = all(facts.simulated for _, facts, _ in heard)
+    simulated = all(hello.said.simulated for hello in heard)
     heard = _admit(heard, refused, terms, simulated)
-    doubles = _doubles(heard, simulated)
-    _refuse_many(len(nodes) - len(doubles), silos)
-    refused += dict.fromkeys(doubles.values())
-    heard = [one for one in heard if one[0] not in doubles]
-    heard = _unlike_left_out(heard, settings, refused)
-    by_site = sorted(heard, key=lambda one: one[1].site)
-    return Participants(
-        {facts.site: facts for _, facts, _ in by_site},
-        {facts.site: node for node, facts, _ in by_site},
-        {facts.site: weight for _, facts, weight in by_site},
-        tuple(refused),
-        frozenset(nodes) if simulated else frozenset(nodes) - doubles.keys(),
-        terms,
-    )
+    duplicates = _find_duplicates(heard, simulated)
+    _refuse_many(len(nodes) - len(duplicates), silos)
+    refused += dict.fromkeys(duplicates.values())
+    heard = [hello for hello in heard if hello.node not in duplicates]
+    heard = _drop_unlike(heard, settings, refused)
+    # A duplicate at a real hospital may take its site's place later, so it is asked again
+    asked = frozenset(nodes)
+    if not simulated:
+        asked -= duplicates.keys()
+    facts: dict[str, SiteFacts] = {}
+    node_of: dict[str, int] = {}
+    traffic: dict[str, tuple[int, int]] = {}
+    for hello in sorted(heard, key=lambda hello: hello.said.site):
+        site = hello.said.site
+        facts[site], node_of[site], traffic[site] = hello.said, hello.node, hello.traffic
+    return Participants(facts, node_of, traffic, tuple(refused), asked, terms)
 
 
-def _admit(heard: list[Heard], refused: list[str], terms: Terms, simulated: bool) -> list[Heard]:
+def _admit(heard: list[Hello], refused: list[str], terms: Terms, simulated: bool) -> list[Hello]:
     """Return the nodes that meet operator's and method's terms; add others to ``refused``."""
-    faults = {node: terms.fault(node, facts, simulated) for node, facts, _ in heard}
-    refused += [site_reason(fault) for fault in faults.values() if fault]
-    return [one for one in heard if not faults[one[0]]]
+    admitted = []
+    for hello in heard:
+        fault = terms.fault(hello.node, hello.said, simulated)
+        if fault:
+            refused.append(site_reason(fault))
+        else:
+            admitted.append(hello)
+    return admitted
 
 
-def _doubles(heard: list[Heard], simulated: bool) -> dict[int, str]:
+def _find_duplicates(heard: list[Hello], simulated: bool) -> dict[int, str]:
     """Return the nodes whose site already has a node, each with the reason.
 
     The node with the lowest id takes part; with a registry only the node with the right key is
     left. In a simulation two nodes of one site are an error, so all of them are left out.
     """
     nodes: dict[str, list[int]] = {}
-    for node, facts, _ in heard:
-        nodes.setdefault(facts.site, []).append(node)
+    for hello in heard:
+        nodes.setdefault(hello.said.site, []).append(hello.node)
     found: dict[int, str] = {}
-    for site, those in sorted(nodes.items()):
-        if simulated and len(those) > 1:
-            found |= dict.fromkeys(
-                those,
-                f"{'two' if len(those) == 2 else len(those)} SuperNodes say that they are site "
-                f"'{site}': give each its own 'site' in its node config",
+    for site, same in sorted(nodes.items()):
+        if not simulated:
+            for node in sorted(same)[1:]:
+                found[node] = _second_node_refusal(site, node)
+        elif len(same) > 1:
+            number = {2: "two"}.get(len(same), str(len(same)))
+            reason = (
+                f"{number} SuperNodes say that they are site '{site}': give each its own 'site' "
+                "in its node config"
             )
-        found |= {
-            node: _second_node_refusal(site, node) for node in sorted(those)[1:] if not simulated
-        }
+            found |= dict.fromkeys(same, reason)
     return found
 
 
@@ -224,16 +244,15 @@ def _second_node_refusal(site: str, node: int) -> str:
     )
 
 
-def _unlike_left_out(
-    heard: list[Heard], settings: CommonSettings, refused: list[str]
-) -> list[Heard]:
+def _drop_unlike(heard: list[Hello], settings: CommonSettings, refused: list[str]) -> list[Hello]:
     """Return the sites that fit together; add the reasons against the others to ``refused``."""
     pooled = settings.standardise == "pooled"
     for check in TOGETHER_CHECKS:
-        reasons = check({facts.site: facts for _, facts, _ in heard}, pooled)
+        reasons = check({hello.said.site: hello.said for hello in heard}, pooled)
         # Two sites with the same reason get one line
         refused += dict.fromkeys(map(site_reason, reasons.values()))
-        heard = [one for one in heard if one[1].site not in reasons]
+        # Each check sees only the sites that passed those before
+        heard = [hello for hello in heard if hello.said.site not in reasons]
     return heard
 
 
@@ -251,23 +270,23 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
     heard, refused = ask_nodes(grid, new_nodes, HELLO, partial(read_hello, counted=counted))
     heard = _admit(heard, refused, participants.terms, participants.are_simulated())
     asked = participants.asked | set(new_nodes)
-    for node, facts, weight in heard:
+    for hello in heard:
+        node, facts = hello.node, hello.said
         # Two nodes claim one site, and only the hospital knows which is right: the first one stays
         if participants.nodes.get(facts.site) in connected:
             asked -= {node}
-            if (refusal := _second_node_refusal(facts.site, node)) not in (
-                *participants.refused,
-                *refused,
-            ):
+            refusal = _second_node_refusal(facts.site, node)
+            if refusal not in participants.refused and refusal not in refused:
                 refused.append(refusal)
             continue
         joined = replace(
             participants,
             facts=dict(sorted({**participants.facts, facts.site: facts}.items())),
             nodes=dict(sorted({**participants.nodes, facts.site: node}.items())),
-            traffic={**participants.traffic, facts.site: weight},
+            traffic={**participants.traffic, facts.site: hello.traffic},
         )
-        if reason := _why_not(facts, participants, joined):
+        reason = _why_not(facts, participants, joined)
+        if reason:
             refused.append(f"{facts.site}: {reason}")
         else:
             participants = joined
@@ -280,7 +299,8 @@ def _why_not(facts: SiteFacts, participants: Participants, joined: Participants)
     if known is not None and known.fingerprints != facts.fingerprints:
         return "it comes back with other data: start a new run"
     first = participants.sites()[0]
-    if difference := unlike(facts.site, facts, first, participants.facts[first]):
+    difference = unlike(facts.site, facts, first, participants.facts[first])
+    if difference:
         return difference
     if (facts.sums is None) != (participants.facts[first].sums is None):
         return "it sent sums and the others none, or none where they did: see 'data.standardise'"

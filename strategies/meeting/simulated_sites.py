@@ -101,5 +101,9 @@ def with_all_sites(grid: Grid, settings: CommonSettings) -> Grid:
     Raises:
         DataError: the data set's files, which give the number of silos, are missing.
     """
-    sites = len(silo_names(settings)) if is_simulation(grid) else 0
-    return SimulatedSites(grid, sites) if sites else grid
+    if not is_simulation(grid):
+        return grid
+    sites = len(silo_names(settings))
+    if not sites:
+        return grid
+    return SimulatedSites(grid, sites)

@@ -18,7 +18,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.survey import Survey
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.strategies.meeting.checks import Registry
-from fedsilo.strategies.meeting.hello import ask_nodes, reading
+from fedsilo.strategies.meeting.hello import Heard, ask_nodes, reading
 from fedsilo.strategies.meeting.participants import grouped_refusals, wait_for_nodes
 
 
@@ -48,7 +48,7 @@ def survey_sites(
     nodes = wait_for_nodes(grid, settings, silos)
     read = partial(read_survey, dataset=settings.dataset)
     heard, refused = ask_nodes(grid, nodes, SURVEY, read)
-    answers = _answers_by_site([(node, answer) for node, answer, _ in heard], registry, refused)
+    answers = _answers_by_site(heard, registry, refused)
     if not answers:
         raise SiteError(f"no site has answered the survey: {'; '.join(grouped_refusals(refused))}")
     return Surveyed(answers, tuple(refused))
@@ -65,7 +65,8 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
         if set(content) != {SURVEYED}:
             raise ValueError(f"it has other records than '{SURVEYED}'")
         answer = Survey.from_config(content.config_records[SURVEYED])
-    if fault := site_name_fault(answer.about.site):
+    fault = site_name_fault(answer.about.site)
+    if fault:
         raise SiteError(site_reason(fault))
     if answer.about.dataset != dataset:
         raise SiteError(f"its answer is about data set '{answer.about.dataset}', not '{dataset}'")
@@ -73,18 +74,22 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
 
 
 def _answers_by_site(
-    heard: Sequence[tuple[int, Survey]], registry: Registry | None, refused: list[str]
+    heard: Sequence[Heard[Survey]], registry: Registry | None, refused: list[str]
 ) -> dict[str, Survey]:
     """Return the answers by site; if two nodes claim one name, neither answer is used."""
-    simulated = all(answer.about.simulated for _, answer in heard)
-    names = [answer.about.site for _, answer in heard]
+    names = [answer.said.about.site for answer in heard]
+    if all(answer.said.about.simulated for answer in heard):
+        registry = None  # simulated sites have no keys
     answers = {}
-    for node, answer in sorted(heard, key=lambda one: one[1].about.site):
-        site = answer.about.site
-        if registry and not simulated and (fault := registry.fault(node, site)):
+    for answer in sorted(heard, key=lambda answer: answer.said.about.site):
+        node, site = answer.node, answer.said.about.site
+        fault = None
+        if registry:
+            fault = registry.fault(node, site)
+        if fault:
             refused.append(site_reason(fault))
         elif names.count(site) > 1:
             refused.append(f"node {node} says that it is site '{site}', but so does another")
         else:
-            answers[site] = answer
+            answers[site] = answer.said
     return answers

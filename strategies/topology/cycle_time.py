@@ -10,7 +10,8 @@ It is never larger; on a directed ring it is the mean over the arcs instead of t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -52,17 +53,24 @@ def resolve_links(
     graph = link_graph(sites, silo_set)
     if not graph.number_of_edges():
         graph = nx.complete_graph(len(sites))
-    open_ = {"latency": settings.link_latency_ms, "gbps": settings.link_gbps}
+    assumed = {"latency": settings.link_latency_ms, "gbps": settings.link_gbps}
     for _, _, link in graph.edges(data=True):
-        link.update({key: value for key, value in open_.items() if link.get(key) is None})
+        for key, value in assumed.items():
+            if link.get(key) is None:
+                link[key] = value
     shape = (len(sites), len(sites))
     latency, gbps = np.zeros(shape), np.full(shape, np.inf)
     for start, paths in nx.all_pairs_dijkstra_path(graph, weight="latency"):
         for end, path in paths.items():
-            hops = [(start, end)] if graph.has_edge(start, end) else nx.utils.pairwise(path)
-            used = [graph.edges[hop] for hop in hops if start != end]
-            latency[start, end] = sum(link["latency"] for link in used) / 1000
-            gbps[start, end] = min((link["gbps"] for link in used), default=np.inf)
+            hops = list(nx.utils.pairwise(path))  # none from a site to itself
+            if graph.has_edge(start, end):
+                hops = [(start, end)]
+            milliseconds = 0
+            for hop in hops:
+                link = graph.edges[hop]
+                milliseconds += link["latency"]
+                gbps[start, end] = min(gbps[start, end], link["gbps"])
+            latency[start, end] = milliseconds / 1000
     return Links(latency, gbps, settings.access_gbps)
 
 
@@ -86,13 +94,16 @@ def cycle_time(
             visitors one after another and send them back; when all are back, sites compute.
     """
     compute = np.array([compute_seconds[site] for site in topology.sites])
-    visits = np.array([visit_seconds[site] for site in topology.sites]) if visit_seconds else None
+    visits = None
+    if visit_seconds:
+        visits = np.array([visit_seconds[site] for site in topology.sites])
     seconds = _Seconds(links, 8 * model_bytes, compute, visits)
     if topology.matcha is not None:
-        return sum(
-            share * seconds.round(topology.matcha.matrix(active) > 0)
-            for share, active in topology.matcha.cases()
-        )
+        # Each round draws its matchings, so its expected time is the mean over the cases
+        expected = 0.0
+        for share, active in topology.matcha.cases():
+            expected += share * seconds.round(topology.matcha.matrix(active) > 0)
+        return expected
     arcs = nx.to_numpy_array(topology.graph, nodelist=topology.sites, weight=None) > 0
     if topology.kind == "star" and visits is None:
         return seconds.star(arcs)
@@ -160,10 +171,11 @@ def topology_document(
     empty if the computing times are unknown.
     """
     links = resolve_links(topology.sites, silo_set, settings)
-
-    def by_site(seconds: Mapping[str, float] | None) -> dict[str, float] | None:
-        return {site: seconds[site] for site in topology.sites} if seconds else None
-
+    cycle_times: dict[str, float] = {}
+    if compute_seconds:
+        for kind, other in _alternatives(topology, silo_set).items():
+            seconds = cycle_time(other, links, model_bytes, compute_seconds, visit_seconds)
+            cycle_times[kind] = seconds
     return {
         "kind": topology.kind,
         "sites": list(topology.sites),
@@ -171,38 +183,45 @@ def topology_document(
         "mixing": topology.weights.tolist(),
         **_matcha(topology),
         "model-bytes": model_bytes,
-        "compute-seconds": by_site(compute_seconds),
-        "visit-seconds": by_site(visit_seconds),
+        "compute-seconds": _in_order(compute_seconds, topology.sites),
+        "visit-seconds": _in_order(visit_seconds, topology.sites),
         "access-gbps": links.access_gbps,
-        "cycle-times": {
-            kind: cycle_time(other, links, model_bytes, compute_seconds, visit_seconds)
-            for kind, other in _alternatives(topology, silo_set).items()
-        }
-        if compute_seconds
-        else {},
+        "cycle-times": cycle_times,
     }
 
 
+def _in_order(seconds: Mapping[str, float] | None, sites: Iterable[str]) -> dict[str, float] | None:
+    """Return the seconds of ``sites`` in their order; None if the seconds are unknown."""
+    if not seconds:
+        return None
+    return {site: seconds[site] for site in sites}
+
+
 def _edges(topology: Topology, links: Links) -> list[dict[str, Any]]:
-    places = {site: place for place, site in enumerate(topology.sites)}
-    return [
-        {
-            "from": j,
-            "to": i,
-            "weight": weight,
-            "latency-ms": 1000 * float(links.latency[places[j], places[i]]),
-            "gbps": float(links.gbps[places[j], places[i]]),
-        }
-        for j, i, weight in sorted(topology.graph.edges(data="weight"))
-    ]
+    edges = []
+    for sender, receiver, weight in sorted(topology.graph.edges(data="weight")):
+        hop = topology.sites.index(sender), topology.sites.index(receiver)
+        edges.append(
+            {
+                "from": sender,
+                "to": receiver,
+                "weight": weight,
+                "latency-ms": 1000 * float(links.latency[hop]),
+                "gbps": float(links.gbps[hop]),
+            }
+        )
+    return edges
 
 
 def _matcha(topology: Topology) -> dict[str, Any]:
-    if (matcha := topology.matcha) is None:
+    matcha, sites = topology.matcha, topology.sites
+    if matcha is None:
         return {}
-    sites = topology.sites
+    matchings = []
+    for matching in matcha.matchings:
+        matchings.append([[sites[a], sites[b]] for a, b in matching])
     return {
-        "matchings": [[[sites[a], sites[b]] for a, b in matching] for matching in matcha.matchings],
+        "matchings": matchings,
         "probabilities": list(matcha.probabilities),
         "alpha": matcha.alpha,
         "budget": topology.budget,
@@ -212,13 +231,12 @@ def _matcha(topology: Topology) -> dict[str, Any]:
 def _alternatives(topology: Topology, silo_set: SiloSet | None) -> dict[str, Topology]:
     """Return the topologies to compare, by kind, including this one."""
     alternatives = {}
+    sites, seed, budget = topology.sites, topology.seed, topology.budget
     for kind in dict.fromkeys([*_COMPARED, topology.kind]):
-        try:
-            alternatives[kind] = (
-                topology
-                if kind == topology.kind
-                else build_topology(kind, topology.sites, silo_set, topology.seed, topology.budget)
-            )
-        except SettingError:
-            continue  # a budget too small for matcha must not prevent the document
+        if kind == topology.kind:
+            alternatives[kind] = topology
+            continue
+        # A budget too small for matcha must not prevent the document
+        with suppress(SettingError):
+            alternatives[kind] = build_topology(kind, sites, silo_set, seed, budget)
     return alternatives

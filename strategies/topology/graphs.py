@@ -44,13 +44,18 @@ class Topology:
 
     def matrix(self, round_: int) -> Matrix:
         """Return the mixing matrix of a round, (sites, sites); row i has the weights of site i."""
-        return self.matcha.matrix(self.matcha.active(round_)) if self.matcha else self.weights
+        if self.matcha:
+            return self.matcha.matrix(self.matcha.active(round_))
+        return self.weights
 
     def mixing(self, site: str, round_: int) -> dict[str, float]:
         """Return a site's weights in a round: of its own model and of its in-neighbours' models."""
         row = self.matrix(round_)[self.sites.index(site)].tolist()
-        weights = zip(self.sites, row, strict=True)
-        return {name: weight for name, weight in weights if weight > 0 or name == site}
+        weights: dict[str, float] = {}
+        for name, weight in zip(self.sites, row, strict=True):
+            if weight > 0 or name == site:
+                weights[name] = weight
+        return weights
 
     def in_neighbours(self, site: str, round_: int) -> list[str]:
         """Return the sites whose models ``site`` receives in a round, sorted."""
@@ -79,7 +84,8 @@ def build_topology(
     base = link_graph(names, silo_set)
     matcha = None
     if kind == "matcha":
-        base = base if base.number_of_edges() else nx.complete_graph(len(names))
+        if not base.number_of_edges():
+            base = nx.complete_graph(len(names))
         matcha = solve_matcha(base, budget, seed)
         arcs, weights = base.to_directed().edges, matcha.expected_matrix()
     else:
@@ -95,9 +101,10 @@ def link_graph(names: tuple[str, ...], silo_set: SiloSet | None) -> nx.Graph:
     """Return the silo set's links as a graph over the sites' positions, with their attributes."""
     graph = nx.Graph()
     graph.add_nodes_from(range(len(names)))
-    places = {name: place for place, name in enumerate(names)}
-    for (a, b), link in sorted((silo_set.links if silo_set else {}).items()):
-        ends = sorted((places[a], places[b]))
+    if silo_set is None:
+        return graph
+    for (a, b), link in sorted(silo_set.links.items()):
+        ends = sorted((names.index(a), names.index(b)))
         graph.add_edge(*ends, latency=link.latency_ms, gbps=link.gbps)
     return graph
 
@@ -106,9 +113,10 @@ def _refuse(kind: str, names: tuple[str, ...], silo_set: SiloSet | None) -> None
     if kind not in _KINDS:
         raise SettingError(f"'topology' is '{kind}': choose one of {', '.join(_KINDS)}")
     if len(names) < 2:
+        present = f"{len(names)} ({', '.join(names)})"
         raise SettingError(
-            f"topology '{kind}' connects at least 2 silos, and this run has {len(names)}"
-            f"{' (' + names[0] + ')' if names else ''}: add silos, or choose method 'local'"
+            f"topology '{kind}' connects at least 2 silos, and this run has "
+            f"{present.removesuffix(' ()')}: add silos, or choose method 'local'"
         )
     if silo_set is not None:
         _refuse_silo_set(names, silo_set)
@@ -120,19 +128,22 @@ def _refuse(kind: str, names: tuple[str, ...], silo_set: SiloSet | None) -> None
 
 
 def _refuse_silo_set(names: tuple[str, ...], silo_set: SiloSet) -> None:
-    if unknown := sorted(set(silo_set.names) - set(names)):
+    unknown = sorted(set(silo_set.names) - set(names))
+    if unknown:
         raise SettingError(
             f"'split.silo-set' names {', '.join(unknown)}, and no node of this run has that name: "
             f"its sites are {', '.join(names)}"
         )
-    if missing := sorted(set(names) - set(silo_set.names)):
+    missing = sorted(set(names) - set(silo_set.names))
+    if missing:
         raise SettingError(
             f"'split.silo-set' does not have the site(s) {', '.join(missing)} of this run: add "
             f"them, or choose a silo set of {len(names)} silos"
         )
     # In a graph that is not connected, silos of different parts would never agree
-    found = sorted(nx.connected_components(link_graph(names, silo_set)), key=min)
-    parts = [", ".join(names[place] for place in sorted(part)) for part in found]
+    parts = []
+    for part in sorted(nx.connected_components(link_graph(names, silo_set)), key=min):
+        parts.append(", ".join(names[place] for place in sorted(part)))
     if silo_set.links and len(parts) > 1:
         raise SettingError(
             f"'split.silo-set' is not connected, it falls into {len(parts)} parts: "
@@ -168,10 +179,14 @@ def _star(base: nx.Graph) -> _Built:
 def _hub(base: nx.Graph) -> _Built:
     """Put the site with the quickest slowest link in the middle; ties go to the first."""
     latencies = _latencies(base)
-    places = range(len(base))
-    hub = 0 if latencies is None else min(places, key=lambda i: (max(latencies[i]), i))
-    edges = [(hub, place) for place in places if place != hub]
-    return _weigh_edges(nx.Graph(edges))
+    hub = 0
+    if latencies is not None:
+        hub = int(latencies.max(axis=1).argmin())  # argmin takes the first of equals
+    graph = nx.Graph()
+    for place in range(len(base)):
+        if place != hub:
+            graph.add_edge(hub, place)
+    return _weigh_edges(graph)
 
 
 def _weigh_edges(graph: nx.Graph) -> _Built:
@@ -199,9 +214,11 @@ def _latencies(base: nx.Graph) -> Matrix | None:
     known = [latency is not None for _, _, latency in base.edges(data="latency")]
     if not known or not all(known):
         return None
-    lengths = dict(nx.all_pairs_dijkstra_path_length(base, weight="latency"))
-    size = len(base)
-    return np.array([[float(lengths[a][b]) for b in range(size)] for a in range(size)])
+    latencies = np.zeros((len(base), len(base)))
+    for start, lengths in nx.all_pairs_dijkstra_path_length(base, weight="latency"):
+        for end, length in lengths.items():
+            latencies[start, end] = length
+    return latencies
 
 
 def _tour(base: nx.Graph) -> list[int]:
@@ -224,4 +241,6 @@ def _tour(base: nx.Graph) -> list[int]:
     # A tour has no beginning or direction, so both are fixed to get one result for one graph
     start = tour.index(0)
     tour = tour[start:] + tour[:start]
-    return tour if tour[1] <= tour[-1] else [tour[0], *reversed(tour[1:])]
+    if tour[1] > tour[-1]:
+        return [0, *reversed(tour[1:])]
+    return tour

@@ -53,8 +53,10 @@ class Matcha:
         With the paper's step, a site that uses more than 1 / alpha links would give its own model a
         negative weight. In such a round the step is 1 / (the largest number of links of a site).
         """
-        parts = zip(active, laplacians(self.size, self.matchings), strict=True)
-        total = sum((part for used, part in parts if used), np.zeros((self.size, self.size)))
+        total = np.zeros((self.size, self.size))
+        for is_used, part in zip(active, laplacians(self.size, self.matchings), strict=True):
+            if is_used:
+                total = total + part
         step = min(self.alpha, 1 / max(1.0, total.max()))
         matrix: Matrix = np.eye(self.size) - step * total
         return matrix.clip(min=0.0)  # rounding makes 1 - (1 / n) * n negative for some n
@@ -65,18 +67,26 @@ class Matcha:
         With more than 12 matchings, the next 1000 sampled rounds are used.
         """
         if len(self.matchings) > _ENUMERATED:
-            yield from ((1 / _DRAWN, self.active(round_)) for round_ in range(1, _DRAWN + 1))
+            for round_ in range(1, _DRAWN + 1):
+                yield 1 / _DRAWN, self.active(round_)
             return
         for active in itertools.product((False, True), repeat=len(self.matchings)):
-            pairs = zip(active, self.probabilities, strict=True)
-            probability = math.prod(p if used else 1 - p for used, p in pairs)
+            # Matchings are drawn independently, so their probabilities multiply
+            probability = 1.0
+            for is_used, p in zip(active, self.probabilities, strict=True):
+                if is_used:
+                    probability *= p
+                else:
+                    probability *= 1 - p
             if probability > 0:
                 yield probability, active
 
     def expected_matrix(self) -> Matrix:
         """Return the mean of the mixing matrix over ``cases``, (sites, sites)."""
-        zero = np.zeros((self.size, self.size))
-        return sum((share * self.matrix(active) for share, active in self.cases()), zero)
+        expected = np.zeros((self.size, self.size))
+        for share, active in self.cases():
+            expected = expected + share * self.matrix(active)
+        return expected
 
 
 def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
@@ -99,11 +109,13 @@ def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
 
 def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
     """Return the Laplacian of each matching, (size, size)."""
-    matrices = [np.zeros((size, size)) for _ in matchings]
-    for laplacian, edges in zip(matrices, matchings, strict=True):
+    matrices = []
+    for edges in matchings:
+        laplacian = np.zeros((size, size))
         for a, b in edges:
             laplacian[a, a] = laplacian[b, b] = 1
             laplacian[a, b] = laplacian[b, a] = -1
+        matrices.append(laplacian)
     return matrices
 
 
@@ -112,17 +124,17 @@ def decompose(graph: nx.Graph) -> tuple[tuple[Edge, ...], ...]:
 
     Nodes must be numbers, because sets of texts have a different order in each process.
     """
-    ways = [_by_colour(graph), _by_matching(graph)]
-    return tuple(tuple(sorted(edges)) for edges in min(ways, key=len))
+    matchings = min([_by_colour(graph), _by_matching(graph)], key=len)
+    return tuple(tuple(sorted(edges)) for edges in matchings)
 
 
 def _by_colour(graph: nx.Graph) -> list[list[Edge]]:
     """Colour the edges greedily; edges of one colour share no site, so they form a matching."""
     colours = nx.greedy_color(nx.line_graph(graph), strategy="largest_first", interchange=True)
-    matchings: list[list[Edge]] = [[] for _ in range(max(colours.values()) + 1)]
+    matchings: dict[int, list[Edge]] = {}
     for (a, b), colour in colours.items():
-        matchings[colour].append((min(a, b), max(a, b)))
-    return matchings
+        matchings.setdefault(colour, []).append((min(a, b), max(a, b)))
+    return [edges for _, edges in sorted(matchings.items())]
 
 
 def _by_matching(graph: nx.Graph) -> list[list[Edge]]:
@@ -245,7 +257,10 @@ def _within(basis: Matrix, values: Matrix) -> Matrix:
 
 def _weighted_sum(weights: Any, parts: Sequence[Matrix]) -> Any:
     """Return sum of weight * part; weights are numbers or a solver's variables."""
-    return sum(weights[index] * part for index, part in enumerate(parts))
+    total = 0
+    for index, part in enumerate(parts):
+        total = total + weights[index] * part
+    return total
 
 
 def _solve(problem: Any) -> None:

@@ -54,8 +54,12 @@ class Compression:
 
     def received(self, arrays: Arrays) -> dict[str, NDArray]:
         """Return the arrays as a site uses them, with bfloat16 bits converted back to float32."""
-        bits = np.uint16 if self.down == "bf16" else None
-        return {name: from_bf16(a) if a.dtype == bits else a for name, a in arrays.items()}
+        usable: dict[str, NDArray] = dict(arrays)
+        if self.down == "bf16":
+            for name, array in arrays.items():
+                if array.dtype == np.uint16:
+                    usable[name] = from_bf16(array)
+        return usable
 
     def packed(self, leaving: Arrays, sent: Arrays) -> dict[str, NDArray]:
         """Return a site's arrays in the form in which they travel.
@@ -81,8 +85,9 @@ class Compression:
                     f"cannot travel as {self.precision}: if training has diverged, lower "
                     "'train.learning-rate'"
                 )
-            values: NDArray = to_bf16(update) if self.precision == "bf16" else update
-            data = values.astype(_VALUES[self.precision]).tobytes()
+            if self.precision == "bf16":
+                update = to_bf16(update)
+            data = update.astype(_VALUES[self.precision]).tobytes()
             travelling[name] = np.frombuffer(data, np.uint8)
         return travelling
 
@@ -94,9 +99,11 @@ class Compression:
         """
         kind = _VALUES[self.precision]
         travelling = dict(expected)
-        updates = [name for name, spec in expected.items() if _is_update(name, spec, sent)]
-        for name in updates:
-            travelling[name] = ArraySpec((sent[name].size * kind.itemsize,), "uint8")
+        updates: list[str] = []
+        for name, spec in expected.items():
+            if _is_update(name, spec, sent):
+                updates.append(name)
+                travelling[name] = ArraySpec((sent[name].size * kind.itemsize,), "uint8")
         reply = decode(site, content, travelling)
         arrays = dict(reply.arrays)
         for name in updates:
@@ -113,7 +120,9 @@ class Compression:
     def _update(self, data: bytes) -> Floats:
         """Convert the bytes of an update to float32 numbers."""
         values = np.frombuffer(data, _VALUES[self.precision])
-        return from_bf16(values) if self.precision == "bf16" else values.astype(np.float32)
+        if self.precision == "bf16":
+            return from_bf16(values)
+        return values.astype(np.float32)
 
 
 def compression_of(common: CommonSettings) -> Compression | None:

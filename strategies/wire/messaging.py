@@ -40,15 +40,22 @@ def arriving(
     """
     # Flower gives no id for a message that it rejects, and sends its own error replies (node
     # unavailable, message expired) from node 1. So only the message's id tells whose reply it is.
-    sent = list(zip(grid.push_messages(messages), messages, strict=True))
-    for message in (message for key, message in sent if not key):
-        yield message.metadata.dst_node_id, Message(_NOT_TAKEN, reply_to=message)
-    node_of = {key: message.metadata.dst_node_id for key, message in sent if key}
-    waiting, away_since, known_away = dict(node_of), dict[int, float](), set[int]()
+    rejected: list[tuple[int, Message]] = []
+    waiting: dict[str, int] = {}  # the nodes that still owe a reply, by the message's id
+    for key, message in zip(grid.push_messages(messages), messages, strict=True):
+        node = message.metadata.dst_node_id
+        if key:
+            waiting[key] = node
+        else:
+            rejected.append((node, Message(_NOT_TAKEN, reply_to=message)))
+    yield from rejected
+    away_since: dict[int, float] = {}
+    known_away: set[int] = set()
     began = time.monotonic()
     while waiting and time.monotonic() < began + timeout:
         missing = _missing(grid, set(waiting.values()), away_since, away_timeout)
-        if (gone := set(waiting.values()) & away_since.keys()) != known_away:
+        gone = set(waiting.values()) & away_since.keys()
+        if gone != known_away:
             known_away = gone
             away(sorted(gone))
         ready = [key for key, node in waiting.items() if node not in missing]
@@ -77,13 +84,15 @@ def retry_soon() -> bool:
     try:
         module = importlib.import_module(_OBJECTS)
         asking = (module.pull_objects, module.pull_and_inflate_object_from_tree)
-        waits = [function.__kwdefaults__ for function in asking]
+        waits = [function.__kwdefaults__ or {} for function in asking]
     except (ImportError, AttributeError):
         return False
-    if known := all("initial_backoff" in (wait or {}) for wait in waits):
-        for wait in waits:
-            wait["initial_backoff"] = _RETRY
-    return known
+    # Both or neither, so that a half known version of Flower keeps its own waits
+    if not all("initial_backoff" in wait for wait in waits):
+        return False
+    for wait in waits:
+        wait["initial_backoff"] = _RETRY
+    return True
 
 
 def _missing(grid: Grid, nodes: set[int], away_since: dict[int, float], timeout: float) -> set[int]:
@@ -93,9 +102,10 @@ def _missing(grid: Grid, nodes: set[int], away_since: dict[int, float], timeout:
     later reply. So a connection lost for a minute would cost a round.
     """
     now, connected = time.monotonic(), set(grid.get_node_ids())
+    missing: set[int] = set()
     for node in nodes:
         if node in connected:
             away_since.pop(node, None)
-        else:
-            away_since.setdefault(node, now)
-    return {node for node in nodes if node in away_since and now - away_since[node] < timeout}
+        elif now - away_since.setdefault(node, now) < timeout:
+            missing.add(node)
+    return missing

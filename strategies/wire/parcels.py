@@ -44,7 +44,9 @@ class _Unpickler(pickle.Unpickler):
 
     def __init__(self, data: bytes, shared: Tensor | None) -> None:
         super().__init__(io.BytesIO(data))
-        self._shared = memoryview(b"") if shared is None else shared.numpy().data
+        self._shared = memoryview(b"")
+        if shared is not None:
+            self._shared = shared.numpy().data
 
     def persistent_load(self, pid: tuple[int, int]) -> bytes:
         """Return a copy of the bytes at a position."""
@@ -64,13 +66,15 @@ class Packing:
         Raises:
             ProcessError: shared memory has no room.
         """
-        pickler = _Pickler(file := io.BytesIO())
+        file = io.BytesIO()
+        pickler = _Pickler(file)
         pickler.dump(message)
-        same = len(pickler.large) == len(self._before) and all(
-            one is other for one, other in zip(pickler.large, self._before, strict=True)
-        )
-        if not same:
-            self._shared = _share(pickler.large) if pickler.large else None
+        # The same objects as before lie in shared memory already. Equal bytes are not enough to
+        # know that: comparing them would cost more than sharing them again
+        if list(map(id, pickler.large)) != list(map(id, self._before)):
+            self._shared = None
+            if pickler.large:
+                self._shared = _share(pickler.large)
             self._before = pickler.large
         return file.getvalue(), self._shared
 

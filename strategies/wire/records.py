@@ -59,7 +59,8 @@ def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> Ar
         packed: a cache. An array object or a record in it is not serialised again for each site. It
             holds the array itself too, so that no other object can get the array's id.
     """
-    packed = {} if packed is None else packed
+    if packed is None:
+        packed = {}
     names = tuple((name, id(arrays[name])) for name in sorted(arrays))
     if names not in packed:
         record = dict[str, Array]()
@@ -133,7 +134,9 @@ def unpack(packed: Array) -> NDArray:
     header = read_header(packed)
     try:
         flat = np.frombuffer(packed.data, header.dtype, offset=header.offset)
-        view: NDArray = flat.reshape(header.shape, order="F" if header.fortran else "C")
+        view: NDArray = flat.reshape(header.shape)
+        if header.fortran:
+            view = flat.reshape(header.shape, order="F")
     except (ValueError, TypeError, OverflowError):  # a shape such as (0, 2**61)
         raise ArrayError(f"no array is {one_line(header.shape, 80)}") from None
     return view.copy(order="K")
@@ -149,8 +152,9 @@ def _parse_header(start: bytes) -> Header:
         shape, fortran, dtype = read(file, max_header_size=_LONGEST_HEADER)
     except Exception as error:  # malformed bytes can make numpy's reader fail in any way
         raise ArrayError(f"it has no array's header ({one_line(error, 120)})") from None
-    lengths = all(type(length) is int and 0 <= length < 2**62 for length in shape)
-    if not lengths or len(shape) > _DIMENSIONS:
+    # ``type`` and not isinstance, because True is an int
+    are_lengths = all(type(length) is int and 0 <= length < 2**62 for length in shape)
+    if not are_lengths or len(shape) > _DIMENSIONS:
         raise ArrayError(f"no array is {one_line(shape, 80)}")
     return Header(dtype, shape, fortran, file.tell())
 
@@ -172,10 +176,13 @@ def bundle(content: RecordDict, cache: Bundles | None = None) -> RecordDict:
         cache: bundles made before, so that data for several sites are serialised once. It holds the
             arrays too, so that no other object can get the ids of their data.
     """
-    cache = {} if cache is None else cache
+    if cache is None:
+        cache = {}
     bundled = RecordDict(dict(content.items()))
     for name, record in content.array_records.items():
-        if len(record) > 1 and all(np.dtype(a.dtype).kind in KINDS for a in record.values()):
+        if len(record) < 2:
+            continue
+        if all(np.dtype(array.dtype).kind in KINDS for array in record.values()):
             bundled[name] = ArrayRecord({BUNDLE: _bundle(record, cache)})
     return bundled
 
@@ -184,8 +191,10 @@ def _bundle(record: ArrayRecord, cache: Bundles) -> Array:
     arrays = list(record.values())
     key = tuple((name, id(array.data)) for name, array in record.items())
     if key not in cache:
-        data = save({name: np.asarray(unpack(a), order="C") for name, a in record.items()})
-        cache[key] = arrays, Array(np.frombuffer(data, np.uint8))
+        unpacked: dict[str, NDArray] = {}
+        for name, array in record.items():
+            unpacked[name] = np.asarray(unpack(array), order="C")
+        cache[key] = arrays, Array(np.frombuffer(save(unpacked), np.uint8))
     return cache[key][1]
 
 
@@ -199,8 +208,8 @@ def unbundle(content: RecordDict) -> RecordDict:
     unbundled = RecordDict(dict(content.items()))
     for name, record in content.array_records.items():
         if list(record) == [BUNDLE]:
-            arrays = opened(name, record[BUNDLE])
-            unbundled[name] = ArrayRecord({key: Array(array) for key, array in arrays.items()})
+            arrays = opened(name, record[BUNDLE]).items()
+            unbundled[name] = ArrayRecord({key: Array(array) for key, array in arrays})
     return unbundled
 
 
@@ -229,8 +238,7 @@ def opened(name: str, array: Array, most: int | None = None) -> dict[str, NDArra
     """
     try:
         data = unpack(array).reshape(-1)
-        # The sizes are checked before the parser sees the bytes, because it trusts the file's
-        # header
+        # The sizes are checked before the parser sees the bytes, because it trusts the header
         if data.dtype != np.uint8 or len(data) < _LENGTH:
             raise ArrayError("it is cut short or no bundle")
         if most is not None and data.nbytes > most + _LONGEST_LISTING:
@@ -244,7 +252,7 @@ def opened(name: str, array: Array, most: int | None = None) -> dict[str, NDArra
         raise SiteError(
             f"record '{one_line(name, 80)}' cannot be opened: {error}; was it altered?"
         ) from None
-    return {key: arrays[key] for key in sorted(arrays)}
+    return dict(sorted(arrays.items()))
 
 
 def _arrays_in(data: bytes) -> dict[str, NDArray]:
@@ -263,7 +271,8 @@ def record_bytes(content: RecordDict) -> int:
     weights = 0
     for record in content.values():
         if isinstance(record, ConfigRecord):  # Flower's own count fails at an empty text
-            weights += sum(len(key) + len(str(value)) for key, value in record.items())
+            for key, value in record.items():
+                weights += len(key) + len(str(value))
         else:
             weights += record.count_bytes()
     return weights

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from flwr.app import ArrayRecord, RecordDict
+from flwr.app import Array, ArrayRecord, RecordDict
 
 from fedsilo.core.errors import RunDirectoryError, SiteError
 from fedsilo.core.messages import ARRAYS, KEPT_STATE, METRICS
@@ -27,6 +27,7 @@ from fedsilo.core.one_line import one_line, shown
 from fedsilo.strategies.wire.records import (
     BUNDLE,
     ArrayError,
+    Header,
     NDArray,
     opened,
     packed_bytes,
@@ -86,8 +87,9 @@ def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
     if list(record) == [BUNDLE]:
         # Counted as if the arrays were not bundled, so that a deployment and a simulation report
         # comparable numbers
-        apart = sum(len(name) + packed_bytes(array) for name, array in arrays.items())
-        size += apart - record.count_bytes()
+        size -= record.count_bytes()
+        for name, array in arrays.items():
+            size += len(name) + packed_bytes(array)
     secure: Mapping[str, Any] = dict(content.config_records.get(SECURE, {}))
     keeps = metrics.get(KEPT_STATE, 0) == 1
     return Reply(site, arrays, metrics, bytes_up=size, secure=secure, keeps_state=keeps)
@@ -120,33 +122,40 @@ def _metrics(content: RecordDict) -> dict[str, float]:
 
 
 def _arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
-    bundled = list(record) == [BUNDLE]
-    arrays = opened(ARRAYS, record[BUNDLE], most_bytes(expected)) if bundled else None
-    names = record.keys() if arrays is None else arrays.keys()
-    if names != expected.keys():
-        missing, surplus = sorted(expected.keys() - names), sorted(names - expected.keys())
+    """Return the arrays of a reply; their names are compared before any array is unpacked."""
+    arrays: Mapping[str, Array | NDArray] = record
+    if list(record) == [BUNDLE]:
+        arrays = opened(ARRAYS, record[BUNDLE], most_bytes(expected))
+    if arrays.keys() != expected.keys():
+        missing = sorted(expected.keys() - arrays.keys())
+        surplus = sorted(arrays.keys() - expected.keys())
         raise SiteError(
             f"arrays do not match: missing {one_line(missing, 120)}, "
             f"surplus {one_line(surplus, 120)}"
         )
-    return {
-        name: _array(name, spec, record[name] if arrays is None else arrays[name])
-        for name, spec in expected.items()
-    }
+    return {name: _array(name, spec, arrays[name]) for name, spec in expected.items()}
 
 
-def _array(name: str, spec: ArraySpec, given: Any) -> NDArray:
-    """Return an array that fits its spec; of serialised bytes the header is read first."""
+def _array(name: str, spec: ArraySpec, given: Array | NDArray) -> NDArray:
+    """Return an array that fits its spec.
+
+    Args:
+        name: the array's name, for errors.
+        spec: the expected type and shape.
+        given: the array, or its serialised form, which is unpacked only once its header fits.
+    """
     try:
-        header = given if isinstance(given, np.ndarray) else read_header(given)
-        lengths = zip(spec.shape, header.shape, strict=False)
-        fits = len(header.shape) == len(spec.shape) and header.dtype == np.dtype(spec.dtype)
-        if not fits or any(want not in (None, have) for want, have in lengths):
-            shape = tuple("any" if length is None else length for length in spec.shape)
+        header: NDArray | Header = read_header(given) if isinstance(given, Array) else given
+        fits = header.dtype == np.dtype(spec.dtype) and len(header.shape) == len(spec.shape)
+        for wanted, length in zip(spec.shape, header.shape, strict=False):
+            fits = fits and wanted in (None, length)
+        if not fits:
+            shape = str(spec.shape).replace("None", "'any'")
             raise SiteError(
                 f"array '{name}' is {header.dtype} {header.shape}, expected {spec.dtype} {shape}"
             )
-        array = given if isinstance(given, np.ndarray) else unpack(given)
+        # Only now, because bytes of another shape may need far more memory
+        array = unpack(given) if isinstance(given, Array) else given
     except ArrayError as error:
         raise SiteError(f"array '{name}' cannot be unpacked: {error}") from None
     if not np.isfinite(array).all():
@@ -158,9 +167,17 @@ def _array(name: str, spec: ArraySpec, given: Any) -> NDArray:
 
 
 def most_bytes(expected: Specs) -> int:
-    """Return the most bytes that a reply's arrays may have together."""
-    lengths = [[_ANY if n is None else n for n in spec.shape] for spec in expected.values()]
-    return 4 * sum(map(math.prod, lengths))
+    """Return the most bytes that a reply's arrays may have together, at 4 bytes per number."""
+    total = 0
+    for spec in expected.values():
+        size = 4
+        for length in spec.shape:
+            if length is None:
+                size *= _ANY
+            else:
+                size *= length
+        total += size
+    return total
 
 
 IN_MEMORY = 2**24  # bytes of all replies of a round
@@ -184,15 +201,17 @@ class Spill:
         if size <= self.in_memory:
             self.in_memory -= size
             return arrays
-        folder = self.folder if Path(self.folder).is_dir() else ""
+        folder = self.folder
+        if not folder or not Path(folder).is_dir():
+            folder = tempfile.gettempdir()
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(dir=folder or None)  # noqa: SIM115
+                self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115
             return SpilledArrays(self._file, arrays)
         except OSError as error:
             raise RunDirectoryError(
-                f"the replies of a round cannot be kept in {folder or tempfile.gettempdir()} "
-                f"({error.strerror}): make room there and resume"
+                f"the replies of a round cannot be kept in {folder} ({error.strerror}): make room "
+                "there and resume"
             ) from None
 
     def close(self) -> None:

@@ -182,9 +182,9 @@ def texts(record: Mapping[str, Any], key: str) -> list[str]:
         SiteError: the record has no such list.
     """
     values = record.get(key)
-    if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-        raise SiteError(f"record '{SECURE}' has no list of texts '{key}'")
-    return list(values)
+    if isinstance(values, list) and all(isinstance(value, str) for value in values):
+        return list(values)
+    raise SiteError(f"record '{SECURE}' has no list of texts '{key}'")
 
 
 def tokens(record: Mapping[str, Any], key: str, longest: int) -> list[bytes]:
@@ -194,10 +194,13 @@ def tokens(record: Mapping[str, Any], key: str, longest: int) -> list[bytes]:
         SiteError: the record has no such list, or an entry is empty or longer.
     """
     values = record.get(key)
-    if not isinstance(values, list) or not all(
-        isinstance(value, bytes) and 0 < len(value) <= longest for value in values
-    ):
-        raise SiteError(f"record '{SECURE}' has no list '{key}' of at most {longest} bytes each")
+    if not isinstance(values, list):
+        values = [None]  # fails below
+    for value in values:
+        if not isinstance(value, bytes) or not 0 < len(value) <= longest:
+            raise SiteError(
+                f"record '{SECURE}' has no list '{key}' of at most {longest} bytes each"
+            )
     return list(values)
 
 

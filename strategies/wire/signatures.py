@@ -65,8 +65,13 @@ def common_splits(said: Iterable[str]) -> list[str]:
     Args:
         said: for each site, its splits joined by commas.
     """
-    measured = [set(filter(None, splits.split(","))) for splits in said]
-    return sorted(set.intersection(*measured)) if measured else []
+    common: set[str] | None = None  # None before the first site
+    for splits in said:
+        measured = set(splits.split(",")) - {""}
+        if common is None:
+            common = measured
+        common &= measured
+    return sorted(common or ())
 
 
 def context_of(

@@ -336,7 +336,7 @@ def test_a_hospital_says_what_it_runs_and_where_and_a_simulated_site_does_not(
     assert said.keys() == {"fedsilo", "revision", "flower", "torch", "device"}
     assert said["device"] == "cpu"
     assert said["torch"] == version("torch")
-    assert site_facts(SiteSession.open(context({"partition-id": 0}))).software == {}
+    assert site_facts(SiteSession.from_context(context({"partition-id": 0}))).software == {}
     with refuses(SettingError, "device", "tpu"):
         admitted(context({"site": "s3a", "device": "tpu"}))
 

@@ -287,12 +287,12 @@ def test_an_offset_that_stays_is_drawn_at_the_site_and_goes_on_where_it_was(
     assert set(reply[ARRAYS]) == set(sent)
     assert reply[METRICS]["kept-state"] == 1
     later = opened("distrans", sent, own=own, round=2)
-    assert set(later.stored) == {OFFSET}
+    assert set(later.stored_state) == {OFFSET}
     assert not torch.equal(offset_of(later), drawn)
-    assert torch.equal(offset_of(later), later.stored[OFFSET])
+    assert torch.equal(offset_of(later), later.stored_state[OFFSET])
     assert torch.equal(offset_of(opened("distrans", sent, own=own)), drawn), "round 1 asked again"
     final = opened("distrans", sent, own=own, round=2, phase="evaluate")
-    assert torch.equal(offset_of(final), later.stored[OFFSET])
+    assert torch.equal(offset_of(final), later.stored_state[OFFSET])
 
 
 def test_an_offset_that_is_sent_to_a_site_that_keeps_its_own_is_not_taken(
@@ -331,7 +331,7 @@ def test_epochs_that_span_rounds_leave_the_offset_out_of_the_optimiser(
     sent = received(**own)
     reply = answer(opened("distrans", sent, own=own))
     assert (reply[ARRAYS][OFFSET].numpy() != sent[OFFSET]).any()
-    stored = opened("distrans", own=own, round=2).stored
+    stored = opened("distrans", own=own, round=2).stored_state
     assert [name for name in stored if "head.logits.weight" in name]
     assert not [name for name in stored if OFFSET in name]
 

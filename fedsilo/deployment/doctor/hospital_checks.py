@@ -16,7 +16,7 @@ from pathlib import Path
 from fedsilo.client_app.privacy.signing import own_code, signing_key
 from fedsilo.client_app.site.node import OWN, owner_only
 from fedsilo.client_app.site.own_file import OwnFile
-from fedsilo.client_app.site.sentences import explained
+from fedsilo.client_app.site.sentences import explain_rules
 from fedsilo.core.errors import FedsiloError
 from fedsilo.core.files.atomic_files import build_folder, read_regular, write_atomically
 from fedsilo.core.processes import free_ports
@@ -95,7 +95,7 @@ def ready(
         try:
             certificate(scratch / AUTHORITY)
             setup = setup_of(kit, scratch, (state, *request.node_config))
-            sentences = explained(setup.rules)
+            sentences = explain_rules(setup.rules)
             look(setup)
         except FedsiloError as error:  # the operator knows the kit, but not the scratch folder
             raise KitError(str(error).replace(str(scratch), str(kit.path))) from None

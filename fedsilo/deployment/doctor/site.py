@@ -16,7 +16,7 @@ from fedsilo.client_app.site.identity import NODE_FIELDS, refusing_as
 from fedsilo.client_app.site.limits import MEGABYTE, limits_of
 from fedsilo.client_app.site.node import own_cache, own_folder_of
 from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile
-from fedsilo.client_app.site.sentences import effective, explained
+from fedsilo.client_app.site.sentences import effective, explain_rules
 from fedsilo.core.messages import (
     ARRAYS,
     CONFIG,
@@ -170,7 +170,7 @@ def _rules(setup: SiteSetup) -> Passed:
     if log := rules.audit_log:
         writable_folder(Path(log).parent, "the audit log's folder")
     said = f"{path} can be read" if named else "there is none, but floors and quotas still apply"
-    return Passed(said, tuple(explained(rules, named)))
+    return Passed(said, tuple(explain_rules(rules, named)))
 
 
 def _certificate(setup: SiteSetup) -> str:

@@ -152,7 +152,7 @@ def test_a_server_without_data_knows_no_sites_and_says_nothing(
     monkeypatch.delenv("FEDSILO_DATA", raising=False)
     assert silo_count(ISIC) is None
     assert ISIC2019.notices(ISIC) == []
-    with refuses(DataError, "isic2019", "data-dir"):
+    with refuses(DataError, "isic2019", "data.dir"):
         load(Places(None, tmp_path))
     with pytest.raises(DataError, match=r"isic2019 has no folder of images: it must be one of im"):
         load(Places(tmp_path, tmp_path))

@@ -103,7 +103,7 @@ def test_the_declaration_names_the_silos_in_its_order(
     assert silo_count(OWN) is None
     with refuses(DataError, "east", "2", "north", "south"):
         load(places, "east")
-    with refuses(DataError, "images", "images.yaml", "data-dir"):
+    with refuses(DataError, "images", "images.yaml", "data.dir"):
         load(dataclasses.replace(places, data=None))
 
 
@@ -167,7 +167,7 @@ def test_a_plain_list_of_classes_names_their_labels(places: Places) -> None:
     [
         ("sites: {a: a.csv}", "lacks the key 'classes'"),
         ("classes: [x, y]", "lacks the key 'sites'"),
-        ("sites: {a: a.csv}\nclasses: [x, y]\nimage_size: 3", "did you mean 'data.image-size'"),
+        ("sites: {a: a.csv}\nclasses: [x, y]\nimage_size: 3", "did you mean 'image-size'"),
         ("sites: {a: a.csv}\nclasses: [x]", "at least two class names"),
         ("sites: {a: a.csv}\nclasses: [x, x, y]", "a name appears twice"),
         ("sites: {a: a.csv}\nclasses: {x: [1], y: [1.0]}", "each label value must appear once"),
@@ -176,11 +176,11 @@ def test_a_plain_list_of_classes_names_their_labels(places: Places) -> None:
         ("sites: {}\nclasses: [x, y]", "'sites' must map"),
         (
             "sites: {a: a.csv}\nclasses: [x, y]\nimage-size: 15",
-            "'data.image-size' must .* 16 to 4096",
+            "'image-size' must .* 16 to 4096",
         ),
         (
             "sites: {a: a.csv}\nclasses: [x, y]\nimage-size: 5000",
-            "'data.image-size' must be a whole",
+            "'image-size' must be a whole",
         ),
         ("sites: {a: a.csv}\nclasses: [x, y]\nimage-size: big", "must be a whole number"),
         ("sites: {a: a.csv}\nclasses: [x, y]\nimage-size:", "must be a whole number"),

@@ -247,7 +247,7 @@ def test_a_site_needs_its_own_file_alone_and_says_which_is_missing(places: Place
 def test_without_a_data_folder_or_schema_the_user_is_told_what_to_put_where(
     places: Places,
 ) -> None:
-    with refuses(DataError, "table", "schema.yaml", "data-dir"):
+    with refuses(DataError, "table", "schema.yaml", "data.dir"):
         load_silo("north", TABLE, dataclasses.replace(places, data=None))
     assert places.data is not None
     (places.data / "schema.yaml").unlink()

@@ -124,5 +124,5 @@ def test_notes_that_no_site_would_get_are_refused() -> None:
     def asks(ask: Ask) -> object:
         return ask("train", {"a": {}}, expect={}, notes={"warm": True})  # type: ignore[dict-item]
 
-    with pytest.raises(TypeError, match="train: 'notes' is no Notes, nor one by site"):
+    with pytest.raises(TypeError, match="train: 'notes' must be a Notes, or one per site"):
         first_question(asks, ["a"])

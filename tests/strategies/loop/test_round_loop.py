@@ -37,7 +37,7 @@ def test_each_site_is_told_round_phase_run_and_folder(started: Started, told: An
     assert [m.metadata.group_id for m in grid.sent[::3]] == ["1", "2", "3"]
     for message in grid.sent:
         assert told(message)["phase"] == message.metadata.message_type
-        assert told(message)["run.name"] == "run"
+        assert told(message)["run-name"] == "run"
         assert told(message)["run-dir"] == "/somewhere"
 
 

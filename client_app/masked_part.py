@@ -29,7 +29,7 @@ Arrays = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Outbound:
+class MaskedPart:
     """A site's part of the secret sum that one message asks for."""
 
     session: SiteSession  # the run at this site
@@ -56,7 +56,7 @@ class Outbound:
         """
         update = {name: array.cpu().double() - received[name] for name, array in leaving.items()}
         with self.naming_round():
-            return to_record(self._masked(update, metrics))
+            return to_record(self._mask(update, metrics))
 
     def refuse_before_data(self) -> None:
         """Refuse an impossible secret sum before data are opened; afterwards nothing is refused.
@@ -69,7 +69,7 @@ class Outbound:
             names = texts(secure.asked, "metrics")
             for name in names:
                 self._bounds_of(name)
-            received = self._received()
+            received = self._received_arrays()
             self._zeros(received)
             secure.ready(received, names)
 
@@ -79,7 +79,7 @@ class Outbound:
         Raises:
             SiteError: it has.
         """
-        self.secure_site().refuse_after_failure(self._received())
+        self.secure_site().refuse_after_failure(self._received_arrays())
 
     def failed_part(self) -> ArrayRecord:
         """Build the masked part of a site that could not answer: zeros, and the mark of a failure.
@@ -88,9 +88,9 @@ class Outbound:
             FedsiloError: nothing can be masked.
         """
         with self.naming_round():
-            return to_record(self._masked(None, {}))
+            return to_record(self._mask(None, {}))
 
-    def _masked(self, update: Arrays | None, metrics: Mapping[str, float]) -> dict[str, NDArray]:
+    def _mask(self, update: Arrays | None, metrics: Mapping[str, float]) -> dict[str, NDArray]:
         """Build this site's part of a secret sum; ``update`` is None if the site could not answer.
 
         Names and shapes are always those that the server asks for and sends.
@@ -98,7 +98,7 @@ class Outbound:
         Raises:
             SiteError: the update has other names or shapes.
         """
-        received = self._received()
+        received = self._received_arrays()
         zeros = self._zeros(received)
         part = zeros
         if update is not None:
@@ -117,9 +117,9 @@ class Outbound:
             name: portion(metrics.get(name), *self._bounds_of(name))
             for name in texts(secure.asked, "metrics")
         }
-        return dict(secure.masked(clipped, received, portions))
+        return dict(secure.mask(clipped, received, portions))
 
-    def _received(self) -> dict[str, NDArray]:
+    def _received_arrays(self) -> dict[str, NDArray]:
         """Return all received arrays, named ``<record>/<array>``."""
         return {
             f"{record}/{name}": unpack(array)
@@ -147,7 +147,7 @@ class Outbound:
             raise RefusedError(f"'{name[:80]}' is not a measurement that is summed here")
         return ends
 
-    def secured(self) -> ConfigRecord:
+    def answer_phase(self) -> ConfigRecord:
         """Answer a phase of secure aggregation; errors name the site and the round.
 
         Raises:
