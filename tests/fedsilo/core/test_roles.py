@@ -26,7 +26,7 @@ _ROLES = (
         "own",
         "files",
         "pixels",
-        "split.partition",
+        "partition",
         "silo",
         "sampling",
         "rows",
