@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsilo.core.drawing.palette import BLUE, CATEGORIES, GREY, LineStyle
 from fedsilo.core.drawing.panels import literal
-from fedsilo.core.one_line import shortened
+from fedsilo.core.one_line import abbreviate
 from fedsilo.models.measures.intervals import Estimate, Interval
 
 if TYPE_CHECKING:
@@ -152,7 +152,7 @@ def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) ->
 
 def short_label(name: str) -> str:
     """Return a name as a picture's label: shortened in its middle, and never read as a formula."""
-    return literal(shortened(name, _NAME, _NAME // 2))
+    return literal(abbreviate(name, _NAME, _NAME // 2))
 
 
 def _panel(height: float) -> tuple[Figure, Axes]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsilo.core.drawing.palette import BLUE, ORANGE, LineStyle, line_styles
 from fedsilo.core.drawing.panels import line_legend
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.pictures.panel_grids import new_figure, over_rounds, panel_grid
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
     kind = "weight"
     if "matchings" in document:
         kind = "expected weight"
-    start = f"{document['kind']}, {counted(len(weights), 'link')}"
+    start = f"{document['kind']}, {format_count(len(weights), 'link')}"
     if high - low < 1e-9:
         each = " each" if len(weights) > 1 else ""
         return f"{start}: {kind} {high:.3g}{each}"

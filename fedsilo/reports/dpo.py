@@ -10,7 +10,7 @@ from fedsilo.client_app.site.audit_log import ANSWERED, grouped
 from fedsilo.client_app.site.policy import SiteFile
 from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import ARRAYS, METRICS
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import NOBODY
 from fedsilo.core.settings_schema import Value, key_of, keys_of, rules_of
 from fedsilo.pages.number_texts import at_most
@@ -53,8 +53,8 @@ def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
 
 def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
     """Build the result and the main limit for a data protection officer."""
-    sites = counted(len(run.silos), "hospital")
-    messages = counted(len(run.traffic_rows), "message")
+    sites = format_count(len(run.silos), "hospital")
+    messages = format_count(len(run.traffic_rows), "message")
     total = 0
     for by_phase in _sent_bytes(run).values():
         total += sum(by_phase.values())

@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from fedsilo.core.drawing.palette import BLUE, GREEN, ORANGE
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
 from fedsilo.pages.page import Picture, environment
 from fedsilo.server_app.records.summary import ALWAYS_LEAVES, BY_TRUST
@@ -87,7 +87,7 @@ def picture(level: str, sites: int, epsilon: str) -> Picture:
     """
     texts = _texts()[level]
     sent, measured = texts["picture"]
-    hospitals = counted(sites, "hospital")
+    hospitals = format_count(sites, "hospital")
     mark = texts["mark"]
     if epsilon and level == NOBODY:
         mark += f" (epsilon {epsilon})"

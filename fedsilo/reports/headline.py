@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
 from fedsilo.core.versions import FEDSILO
 from fedsilo.datasets.registry import data_set
@@ -39,7 +39,7 @@ def facts(run: Shown) -> list[tuple[str, str]]:
     hospitals = str(len(run.silos))
     if run.is_simulated:
         hospitals += ", simulated in one place"
-    rounds = counted(summary["rounds"], "round")
+    rounds = format_count(summary["rounds"], "round")
     if summary["rounds"] != run.settings.common.rounds:
         rounds += f" of at most {run.settings.common.rounds}"
     written = "not recorded"
@@ -113,7 +113,7 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]]) -> st
     interval = wilson(right, samples)
     return (
         f"Predictions are right for {right:,} of {samples:,} test {run.noun(samples)} of "
-        f"{counted(len(tested), 'hospital')}: {percent(right / samples)} (95 % interval "
+        f"{format_count(len(tested), 'hospital')}: {percent(right / samples)} (95 % interval "
         f"{percent(interval.low)} to {percent(interval.high)})"
         f"{_beside_guessing(run, list(tested))}.{_noise(run)}"
     )

@@ -10,7 +10,7 @@ from fedsilo.comparison.results import shared_summaries, values_by_seed
 from fedsilo.comparison.significance import Tested, significance
 from fedsilo.comparison.tables import mean
 from fedsilo.core.drawing.palette import line_styles
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.measures.intervals import Estimate, of_mean
 from fedsilo.pages.number_texts import with_interval
@@ -184,7 +184,7 @@ def comparison_head(runs: Runs, split: str) -> dict[str, Any]:
     """Build the template variables of ``head.html`` in which several runs differ from one."""
     methods = dict.fromkeys(f"{run.summary['title']} ({run.summary['method']})" for run in runs)
     common = [pair for pair in facts(runs[0]) if pair[0] not in ("method", "trained")]
-    counts = f"{len(experiments_of(runs))} experiments, {counted(len(runs), 'run')}"
+    counts = f"{len(experiments_of(runs))} experiments, {format_count(len(runs), 'run')}"
     return {
         "facts": [*common, ("methods", ", ".join(methods)), ("runs", counts)],
         "result": _best_experiment(runs, split),
@@ -206,7 +206,7 @@ def _best_experiment(runs: Runs, split: str) -> str:
         return f"No run has a {split} {metric} that may be shown."
     # Equal means stay in the order of the runs
     best, *others = sorted(means, key=lambda name: -means[name].value)
-    seeds = counted(len(samples[best]), "seed")
+    seeds = format_count(len(samples[best]), "seed")
     said = f"Highest {split} {metric}: {best}, {with_interval(means[best])} over {seeds}"
     if not others:
         return f"{said}."

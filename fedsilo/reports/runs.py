@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.core.errors import RunDirectoryError
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import SERVER
 from fedsilo.pages.number_texts import hide_small_count
 from fedsilo.runs.finished_run import FinishedRun, Shown
@@ -115,7 +115,7 @@ def taking_part(run: Shown) -> dict[str, Any]:
         failed.append([round_, failure["phase"], failure["site"], failure["reason"]])
     return {
         "name": run.name,
-        "site_count": counted(len(run.silos), "site"),
+        "site_count": format_count(len(run.silos), "site"),
         "simulated": run.is_simulated,
         "noun": run.noun(2),
         "floor": run.floor,

@@ -68,7 +68,7 @@ def feature_pictures(answers: Answers, distances: Sequence[Between]) -> list[Pic
 
 def training_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, Sequence[Count]]:
     """Return each site's counts of a feature, of the sites that declare it so and send them."""
-    counts = {}
+    counts: dict[str, Sequence[Count]] = {}
     for site, answer in answers.items():
         if feature not in answer.about.features:
             continue

@@ -38,7 +38,7 @@ class View:
         """Return a row for each site: its name, what it does now, and its cost so far."""
         if self.run is None:
             return []
-        rows = []
+        rows: list[tuple[str, ...]] = []
         for site, progress in sorted(self.run.progress.sites.items()):
             peak = epsilon = "-"
             if progress.peak_memory_bytes:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsilo.core.errors import RunDirectoryError
-from fedsilo.core.one_line import as_word, counted
+from fedsilo.core.one_line import as_word, format_count
 from fedsilo.core.processes import process_of
 from fedsilo.server_app.records.progress import (
     FILE,
@@ -75,7 +75,7 @@ class Watched:
         """Describe in sentences how far the run is, and what it waits for."""
         here = self.progress
         if here.state == "finished":
-            return f"The run is finished after {counted(here.finished_rounds, 'round')}."
+            return f"The run is finished after {format_count(here.finished_rounds, 'round')}."
         if self.over:
             done = f"{here.finished_rounds} of {here.rounds} rounds are finished."
             return f"The run is over: {self.state()}. {done}"
