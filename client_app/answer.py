@@ -4,7 +4,6 @@
 """
 
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 
 import torch
@@ -145,13 +144,13 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
         send = exchanged_arrays(network)
     arrays, is_summed = None, lab.common.secure_aggregation != "none"
     if send and not is_summed:
-        plain = {n: a.detach().float().cpu().contiguous().numpy() for n, a in send.items()}
-        arrays = _compress(lab, plain) if session.compression else to_record(plain)
+        arrays = _plain_record(lab, send)
     has_kept = _store(lab, outgoing.keep or {})
-    marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(lab.unrepeatable)}
-    if session.stand_in is not None or session.cap:
-        marks = {}  # the operations that ran may depend on the data: a batch may be empty
-    record = MetricRecord({**_leaving_metrics(lab), KEPT_STATE: int(has_kept), **marks})
+    metrics: dict[str, float] = {**_leaving_metrics(lab), KEPT_STATE: int(has_kept)}
+    # The operations that ran may depend on the data, because a batch may be empty
+    if session.stand_in is None and not session.cap:
+        metrics |= {f"{UNREPEATABLE}{name}": 1 for name in sorted(lab.unrepeatable)}
+    record = MetricRecord(dict(metrics))
     if is_summed and (send or _adds_to_a_sum(lab)):
         arrays = lab.masked_part.masked_record(send, lab.arrays(), lab.metrics)
     packed = RecordDict({METRICS: record})
@@ -160,17 +159,21 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
     return packed
 
 
-def _compress(lab: Lab, leaving: Mapping[str, NDArray]) -> ArrayRecord:
-    """Pack arrays as compressed updates: differences to the arrays that the site received.
+def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
+    """Pack arrays that are not masked; compressed ones as updates to the received arrays.
 
     Raises:
-        SiteError: an update is not finite; names site, round and array.
+        SiteError: a compressed update is not finite; names site, round and array.
     """
+    plain: dict[str, NDArray] = {}
+    for name, array in leaving.items():
+        plain[name] = array.detach().float().cpu().contiguous().numpy()
     compression = lab.session.compression
-    assert compression is not None
+    if not compression:
+        return to_record(plain)
     received = {name: array.numpy() for name, array in lab.arrays().items()}
     try:
-        return to_record(compression.packed(leaving, received))
+        return to_record(compression.packed(plain, received))
     except ArrayError as error:
         raise SiteError(f"site {lab.site}, round {lab.instruction.round}: {error}") from None
 
@@ -228,7 +231,7 @@ def _store(lab: Lab, keep: Arrays) -> bool:
     continued = lab.continued
     if keep or continued:
         if continued is None:  # nothing was trained, so the optimiser's moments stay as they were
-            continued = {n: array for n, array in lab.stored_state.items() if n.startswith(PREFIX)}
+            continued = {n: a for n, a in lab.stored_state.items() if n.startswith(PREFIX)}
         kept = {**lab.counted, **keep, **continued}
         if lab.session.cap:  # an error would reveal the course of training on a patient's data
             kept = {name: torch.nan_to_num(array) for name, array in kept.items()}

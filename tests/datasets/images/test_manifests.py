@@ -208,7 +208,7 @@ def test_a_wrong_declaration_is_told_with_its_file(places: Places, text: str, sa
         ),
         ("b.png,,P1", "line 3, column 'label': this label is not one of"),
         ("../../b.png,nevus,P1", "line 3, column 'path': the file is outside the data directory"),
-        ("/etc/b.png,nevus,P1", "line 3, column 'path': the path is absolute, and not below"),
+        ("/etc/b.png,nevus,P1", "line 3, column 'path': the path is absolute, but not below"),
         (",nevus,P1", "line 3, column 'path': this is not a file name"),
         ("x/../a.png,nevus,P1", "line 3, column 'path': the same file is in line 2"),
         ("b.png,nevus", "line 3: 2 values, and line 1 names 3 columns"),
@@ -274,7 +274,7 @@ def test_an_empty_column_split_is_no_split(places: Places) -> None:
 @pytest.mark.parametrize("part", ["", "Train", "dev"])
 def test_a_split_must_stand_in_all_lines_or_in_none(places: Places, part: str) -> None:
     listing(places, "path,label,split", "a,nevus,train", f"b,nevus,{part}", "c,nevus,test")
-    said = "line 3, column 'split': it must be one of train, val, test, in all lines or in none"
+    said = "line 3, column 'split': the value must be one of train, val, test, in all lines"
     assert said in refused(places)
 
 

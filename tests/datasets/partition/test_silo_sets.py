@@ -88,10 +88,13 @@ def test_a_file_of_edges_only_is_enough_and_a_link_is_found_from_both_ends(tmp_p
         ("site,neighbour\na,../b\n", r"line 2: a silo's name must consist of"),
         ("site,neighbour\n,b\n", "line 2: a silo's name must consist of"),
         *(
-            (f"site,neighbour,gbps\na,b,1\nb,c,{bad}\n", "line 3, column 'gbps': the value must be a nu")
+            (f"site,neighbour,gbps\na,b,1\nb,c,{bad}\n", "line 3, column 'gbps': the value must be")
             for bad in ("fast", "nan", "inf", "0", "-1")
         ),
-        ("site,neighbour,latency-ms\na,b,-0.5\n", "column 'latency-ms': the value must be a number from"),
+        (
+            "site,neighbour,latency-ms\na,b,-0.5\n",
+            "column 'latency-ms': the value must be a number",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_is_refused_with_its_line(

