@@ -218,7 +218,9 @@ def parse_structure(key: str, text: str, example: str) -> Any:
     if content is None:
         return kind()
     if not isinstance(content, kind):
-        what = {dict: "a mapping", list: "a list"}[kind]
+        what = "a mapping"
+        if kind is list:
+            what = "a list"
         raise SettingError(
             f"setting '{key}' is {quote_value(text)}; it must be {what}, as {example}"
         )
