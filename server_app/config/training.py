@@ -20,6 +20,7 @@ def check_training(common: CommonSettings, is_table: bool) -> None:
         from fedsilo.client_app.together import check_vectorised
 
         check_vectorised(common)
+    # The sites' own checks are imported only if a setting needs them: they bring PyTorch
     values, usual = as_mapping(common), defaults(CommonSettings)
     if all(values[key] == usual[key] for key in _TRAINING):
         return
@@ -36,20 +37,24 @@ def check_training(common: CommonSettings, is_table: bool) -> None:
 
 def _check_early_stopping(common: CommonSettings) -> None:
     metric, usual = common.early_stopping_metric, CommonSettings()
+    fault = ""
     if metric == "none":
         if common.patience != usual.patience:
-            raise SettingError(
+            fault = (
                 "setting 'server.patience' has no effect without a metric: set "
                 "'server.early-stopping-metric'"
             )
+    # A metric with noise would stop a run at random, and one that never comes would stop none
     elif common.trust == NOBODY or (common.trust == SUMS and metric not in MEASURED):
-        raise SettingError(
+        fault = (
             f"setting 'server.early-stopping-metric' is '{metric}', but at 'privacy.trust' "
             f"'{common.trust}' this metric has noise or is not reported: remove "
             f"'server.early-stopping-metric', or at trust 'sums' choose {', '.join(MEASURED)}"
         )
     elif not common.evaluate_every:
-        raise SettingError(
+        fault = (
             f"setting 'server.early-stopping-metric' is '{metric}', but 'server.evaluate-every' is "
             "0, so no round is measured: set 'server.evaluate-every' to 1"
         )
+    if fault:
+        raise SettingError(fault)

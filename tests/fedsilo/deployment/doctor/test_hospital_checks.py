@@ -177,7 +177,7 @@ def test_the_folder_of_the_version_before_starts_once_it_is_confirmed(
     (home / "registry.json").write_text("{}")
     card = json.loads((home / "kit.json").read_text())
     card["files"]["registry.json"] = "0" * 64
-    card["seal"] = Card.model_validate(card).computed()
+    card["seal"] = Card.model_validate(card).compute_seal()
     (home / "kit.json").write_text(json.dumps(card))
     _refused(_request(home, rules=RuleOptions()), "not confirmed", _disagree)
     ready(_request(home, rules=RuleOptions()), _agree)
