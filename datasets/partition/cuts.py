@@ -306,7 +306,9 @@ def _refuse_small_silos(
     if 0 < settings.silo_train_size < _FEWEST:
         advice = f"raise 'split.silo-train-size' to at least {_FEWEST}"
     elif settings.partition == DIRICHLET:
-        advice = f"raise 'split.concentration', {advice}"
+        advice = (
+            "raise 'split.concentration', lower 'split.silos', or set another 'split.fold-seed'"
+        )
     raise DataError(
         f"{dataset}, partition '{settings.partition}' leaves {len(small)} of {len(names)} silos "
         f"without {_FEWEST} training samples, '{small[0]}' first: {advice}"

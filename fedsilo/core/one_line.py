@@ -20,8 +20,7 @@ _INLINE = r"[\\`*_\[\]~&@]|<(?=\S)|:(?=//)|(?<=www)\.|(?<=mailto):|(?<=xmpp):"
 # Signs that begin a heading, a list or a quotation count at the start of a line only
 _MARKUP = re.compile(rf"{_INLINE}|^[#+=>-]")
 _CELL_MARKUP = re.compile(rf"{_INLINE}|\|")
-# A cell keeps a star by itself, and an interval of numbers unless the next sign could make a link
-# of it
+# A cell keeps a star by itself, and an interval of numbers unless a link could follow
 _NUMBER = r"[+-]?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|nan|inf)"
 _NO_MARKUP = re.compile(rf"(\[{_NUMBER}, {_NUMBER}\](?![\[(:])|(?<!\S)\*(?!\S))")
 

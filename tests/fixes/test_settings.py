@@ -120,7 +120,7 @@ CASES = [
         },
     ),
     Case(
-        "is a table, and partition 'unseen' cuts images by label",
+        "partition 'unseen' cuts images by label, but data set",
         HEART | {"method": "fedavg", "partition": "unseen"},
         {
             "choose another data set": {"dataset": "digits", "network": "auto"},

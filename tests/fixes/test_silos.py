@@ -44,7 +44,7 @@ CASES = [
         {"lower 'split.silos'": {"silos": 100}},
     ),
     Case(
-        "a silo of 9 training images has no validation part, a tenth",
+        "a silo of 9 training images has no validation part, because",
         {**UNSEEN, "split.silos": 3, "split.silo-train-size": 9, "split.unseen": 1.0},
         {"raise 'split.silo-train-size' to at least 10": {"split.silo-train-size": 10}},
     ),
@@ -71,7 +71,7 @@ CASES = [
         {"lower 'split.silos', or": {"silos": 14}, "or choose another 'split.partition'": OWN},
     ),
     Case(
-        "training images are more than their labels have",
+        "training images need more than their labels have",
         {**UNSEEN, "split.silos": 9, "split.silo-train-size": 300},
         {
             "lower 'split.silo-train-size'": {"split.silo-train-size": 150},
