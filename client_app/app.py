@@ -48,7 +48,7 @@ from fedsilo.core.messages import (
     TRAIN,
     Instruction,
 )
-from fedsilo.core.one_line import shown
+from fedsilo.core.one_line import quote_value
 from fedsilo.core.settings.common_settings import SUMS
 from fedsilo.core.settings.removed import RENAMED, with_current_keys
 from fedsilo.core.versions import refuse_other_versions
@@ -71,7 +71,7 @@ class HospitalApp(ClientApp):
         kind = message.metadata.message_type
         if kind in _KINDS:
             return super().__call__(message, context)
-        error = RefusedError(f"{shown(kind)} is no kind of message that a hospital answers")
+        error = RefusedError(f"{quote_value(kind)} is no kind of message that a hospital answers")
         return refuse(message, context, error)
 
 

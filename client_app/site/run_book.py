@@ -19,7 +19,7 @@ from fedsilo.client_app.site.limits import Limits
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.core.errors import RefusedError
 from fedsilo.core.messages import ROUND_KEYS, Instruction
-from fedsilo.core.one_line import shown
+from fedsilo.core.one_line import quote_value
 
 _PHASE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _KNOWN_RUNS = 1000
@@ -50,7 +50,7 @@ class RunRecord:
         named = _PHASE.fullmatch(message.phase)
         if not named or not 1 <= round_ <= rounds + 1 or not 0 <= step < ROUND_KEYS:
             raise RefusedError(
-                f"{shown(message.phase)} of round {round_}, step {step} is asked for: run '{name}' "
+                f"{quote_value(message.phase)} of round {round_}, step {step} is asked for: run '{name}' "
                 f"has {rounds} rounds, and phases have plain names"
             )
         if round_ < self.round - 1:

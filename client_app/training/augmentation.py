@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.yaml_text import parse_structure
-from fedsilo.core.one_line import one_line, shown
+from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.seeding import seed_generators
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import unknown_name
@@ -76,7 +76,7 @@ def _built(entries: Any) -> list[Any]:
         named = {entry: {}} if isinstance(entry, str) else entry
         if not isinstance(named, dict) or len(named) != 1:
             raise SettingError(
-                f"'train.augmentation' has {shown(entry)}; write a list as {_EXAMPLE}"
+                f"'train.augmentation' has {quote_value(entry)}; write a list as {_EXAMPLE}"
             )
         ((name, arguments),) = named.items()
         if name not in known:

@@ -19,7 +19,7 @@ from torch.optim import Optimizer, lr_scheduler
 from fedsilo.client_app.training.optimisers import eager
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.yaml_text import parse_structure
-from fedsilo.core.one_line import listed, one_line
+from fedsilo.core.one_line import join_names, one_line
 from fedsilo.core.settings.common_settings import CommonSettings
 
 # A run may set only these arguments; the others follow from its rounds and 'train.learning-rate'
@@ -123,9 +123,9 @@ def _arguments(schedule: str, text: str) -> dict[str, Any]:
         "train.schedule-arguments", text, _EXAMPLES.get(schedule, "{pct_start: 0.3}")
     )
     if unknown := sorted(map(str, chosen.keys() - {*_ARGUMENTS[schedule]})):
-        known = listed(_ARGUMENTS[schedule]) or "none"
+        known = join_names(_ARGUMENTS[schedule]) or "none"
         raise SettingError(
-            f"'train.schedule-arguments' has {listed(unknown)}, but schedule '{schedule}' takes "
+            f"'train.schedule-arguments' has {join_names(unknown)}, but schedule '{schedule}' takes "
             f"{known}: remove what it does not take"
         )
     return chosen

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from fedsilo.core.errors import SettingError
-from fedsilo.core.one_line import shown
+from fedsilo.core.one_line import quote_value
 from fedsilo.core.settings_schema import Value, unknown_key
 
 RESOURCES: dict[str, Value] = {
@@ -35,7 +35,7 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
             raise unknown_key(key, RESOURCES)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
             raise SettingError(
-                f"resource '{key}' must be a number from 0 to {_MOST}, but is {shown(value)}"
+                f"resource '{key}' must be a number from 0 to {_MOST}, but is {quote_value(value)}"
             )
     chosen = RESOURCES | dict(resources)
     if int(chosen["num-supernodes"]) < 1:

@@ -19,7 +19,7 @@ from fedsilo.core.errors import RunDirectoryError, SettingError
 from fedsilo.core.files.locations import installed_folder
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.methods import METHODS, load_plugin_files, settings_class
-from fedsilo.core.one_line import one_line, shown
+from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.plugins import (
     PINS,
     digests_text,
@@ -154,7 +154,7 @@ def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
     differing = []
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
-            there, here = shown(before.get(key, "unset")), shown(now.get(key, "unset"))
+            there, here = quote_value(before.get(key, "unset")), quote_value(now.get(key, "unset"))
             differing.append(f"{key} is {there} there and {here} here")
     return "; ".join(differing)
 
@@ -382,13 +382,15 @@ def parse_pair(text: str) -> tuple[str, Any]:
     """
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
-        raise SettingError(f"{shown(text)} is not a setting: write key=value, for example rounds=5")
+        raise SettingError(
+            f"{quote_value(text)} is not a setting: write key=value, for example rounds=5"
+        )
     try:
         parsed = tomllib.loads(f"value = {raw.strip()}")
     except (ValueError, RecursionError):
         parsed = {"value": raw.strip()}
     if parsed.keys() != {"value"}:
-        raise SettingError(f"{shown(text)} is more than one setting: give each its own --set")
+        raise SettingError(f"{quote_value(text)} is more than one setting: give each its own --set")
     value = parsed["value"]
     if isinstance(value, datetime.date | datetime.time):
         value = raw.strip()  # a bare name such as 2024-01-01

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.methods import METHODS, site_class
-from fedsilo.core.one_line import listed, shown
+from fedsilo.core.one_line import join_names, quote_value
 from fedsilo.core.settings.common_settings import NOBODY, SUMS, CommonSettings
 from fedsilo.core.settings_schema import Value, as_mapping, defaults, keys_with
 from fedsilo.models.privacy.summed_metrics import MEASURED

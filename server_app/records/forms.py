@@ -21,7 +21,7 @@ from pydantic import (
 
 from fedsilo.core.errors import RunDirectoryError
 from fedsilo.core.files.declarations import check_content, misfit
-from fedsilo.core.one_line import one_line, shown
+from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
 from fedsilo.core.settings_schema import key_of
 from fedsilo.datasets.silo.declared_silos import SiteName
@@ -95,7 +95,7 @@ def _line_fault(cells: Mapping[Any, Any]) -> str:
     for column, cell in cells.items():
         fault = _cell_fault(column, cell)
         if fault:
-            return f", '{column}' is {shown(cell)}, {fault}"
+            return f", '{column}' is {quote_value(cell)}, {fault}"
     # After the cells, so that 'value' is a number here
     if not _is_possible(cells.get("metric", ""), float(cells.get("value", 0))):
         return ", 'value' is not possible for its metric"

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from fedsilo.core.one_line import counted, one_line
+from fedsilo.core.one_line import format_count, one_line
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.server_app.records.many_sites import join_names
 from fedsilo.server_app.records.privacy_account import PrivacyHook
@@ -127,8 +127,8 @@ class ProgressHook(Hook):
         """Print the title, the sites and the number of rounds."""
         self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
-        sites = f"{counted(len(self.sites), 'site')} ({join_names(self.sites)})"
-        self.say(f"{self.progress.title}: {sites}, {counted(total_rounds, 'round')}")
+        sites = f"{format_count(len(self.sites), 'site')} ({join_names(self.sites)})"
+        self.say(f"{self.progress.title}: {sites}, {format_count(total_rounds, 'round')}")
         if state.round:
             self.say(f"resuming after round {state.round}")
 

@@ -28,7 +28,7 @@ from fedsilo.core.errors import FedsiloError, RunDirectoryError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.messages import RUN_NAME, RUN_NAME_WORDS
-from fedsilo.core.one_line import as_word, one_line, shown
+from fedsilo.core.one_line import as_word, one_line, quote_value
 from fedsilo.core.settings.written_settings import group_settings
 from fedsilo.core.versions import git_revision
 from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings
@@ -202,7 +202,7 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     # The name comes first: '../x' would lead to another folder
     if not RUN_NAME.fullmatch(run_name):
         raise RunDirectoryError(
-            f"setting 'run.name' must be {RUN_NAME_WORDS}, but is {shown(run_name)}"
+            f"setting 'run.name' must be {RUN_NAME_WORDS}, but is {quote_value(run_name)}"
         )
     path = runs_folder(out) / run_name
     fault = ""

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedsilo.core.errors import DataError, FedsiloError, RunDirectoryError, SettingError
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SPLITS, SiteFacts
@@ -338,7 +338,7 @@ def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[st
             reason = _UNREADABLE
             if facts.features:  # a table
                 reason = "a value is missing"
-            yield f"site {site}: {counted(facts.dropped, 'sample')} left out: {reason}"
+            yield f"site {site}: {format_count(facts.dropped, 'sample')} left out: {reason}"
 
 
 def _has_test(facts: SiteFacts) -> bool:

@@ -23,7 +23,7 @@ from fedsilo.core.metric_names import (
     read_bins,
     read_metric,
 )
-from fedsilo.core.one_line import listed, reason_of, shortened
+from fedsilo.core.one_line import abbreviate, join_names, reason_of
 from fedsilo.core.plugins import stated_digests
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.datasets.registry import data_set
@@ -162,7 +162,7 @@ def _results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
             "distributions": summaries.by_distribution(val, distribution_of),
         },
         # The text may quote the errors of all sites, so it is cut to a readable length
-        "stopped": shortened(loop.stopped or method.why_finished(state) or "", 1000) or None,
+        "stopped": abbreviate(loop.stopped or method.why_finished(state) or "", 1000) or None,
         "marks": method.marks(state),
         "failures": recorder.failures,
     }
@@ -209,7 +209,7 @@ def _show_table(method: Method, summary: Mapping[str, Any], console: Console) ->
     if "auc" in shown and few:
         say = printer(console)
         say(
-            f"a class has fewer than {floor} test samples at {listed(few)}: balanced accuracy "
+            f"a class has fewer than {floor} test samples at {join_names(few)}: balanced accuracy "
             "and AUC are unreliable there, so reports do not show them"
         )
 

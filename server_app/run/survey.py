@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 from flwr.serverapp import Grid
 
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import SPLITS
 from fedsilo.core.survey import Count, Survey
@@ -43,7 +43,7 @@ def run_survey(
     for line in surveyed.refused:
         say(f"without an answer: {line}")
     directory.write_json(SURVEY, survey_document(surveyed, common))
-    say(f"answers of {counted(len(surveyed.answers), 'site')}: {', '.join(surveyed.answers)}")
+    say(f"answers of {format_count(len(surveyed.answers), 'site')}: {', '.join(surveyed.answers)}")
     say(f"survey: {directory.path / SURVEY}")
     return directory
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.client_app.training.standardised import standardise_silo
 from fedsilo.core.errors import FedsiloError, SettingError
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo, Split
@@ -285,6 +285,6 @@ def _others(model: TrainedModel, sites: Sequence[str]) -> str:
     if model.silo.features and model.common.standardise == "pooled":
         kept = "of theirs only the mean and standard deviation of all sites together"
     return (
-        f"not known here is what {counted(len(others), 'other site')} trained on: the run, made "
+        f"not known here is what {format_count(len(others), 'other site')} trained on: the run, made "
         f"for trust {level}, keeps {kept}"
     )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedsilo.core.metric_names import CONFIDENCE
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import NOBODY
 from fedsilo.inference.predict.answers import Predictions
 from fedsilo.inference.predict.inputs import table_schema
@@ -257,11 +257,11 @@ def _reliability(run: Shown) -> list[Bin]:
 def _sentence(found: Predictions, model: TrainedModel) -> str:
     cases, unread = len(found.inputs.names), len(found.inputs.faults)
     held = found.answered().count(False)
-    sites = counted(len(model.sites), "site")
+    sites = format_count(len(model.sites), "site")
     return (
         f"The model says which of {', '.join(found.classes)} applies to each of "
-        f"{counted(cases, 'case')}. {model.title} trained it at {sites}. "
-        f"Not used: {counted(unread, 'case')}. Unlike the training samples, no answer: {held}."
+        f"{format_count(cases, 'case')}. {model.title} trained it at {sites}. "
+        f"Not used: {format_count(unread, 'case')}. Unlike the training samples, no answer: {held}."
     )
 
 
