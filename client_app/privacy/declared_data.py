@@ -61,6 +61,9 @@ class DeclaredData:
     @classmethod
     def of(cls, silo: Silo) -> "DeclaredData":
         """Declare the data of a silo."""
+        at_least = {}
+        for split, counts in silo.label_counts().items():
+            at_least[split] = [rounded_down(count) for count in counts]
         return cls(
             silo.distribution,
             tuple(silo.task.input_shape),
@@ -70,10 +73,7 @@ class DeclaredData:
             tuple(silo.features),
             silo.schema,
             silo.declared is not None,
-            {
-                split: [rounded_down(count) for count in counts]
-                for split, counts in silo.label_counts().items()
-            },
+            at_least,
         )
 
     def stand_in(self, name: str) -> Silo:
@@ -84,7 +84,9 @@ class DeclaredData:
             labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
             splits[split] = Split(nothing.expand(len(labels), *self.input_shape), labels)
         width = len(self.features)
-        standardisation = FeatureStatistics(torch.zeros(width).numpy(), torch.ones(width).numpy())
+        declared = None
+        if self.has_figures:
+            declared = FeatureStatistics(torch.zeros(width).numpy(), torch.ones(width).numpy())
         return Silo(
             name,
             self.distribution,
@@ -95,7 +97,7 @@ class DeclaredData:
             fingerprints={},
             features=self.features,
             classes=self.class_names,
-            declared=standardisation if self.has_figures else None,
+            declared=declared,
             schema=self.schema,
         )
 
@@ -159,10 +161,9 @@ def _decisive(settings: CommonSettings) -> dict[str, Value]:
     read = {"dataset", "split.partition", *data_set(settings.dataset).settings}
     values = as_mapping(settings)
     decisive = {key: values[key] for key in read | set(cut_keys(settings.partition))}
-    for one, all_of_them in (
-        ("split.test-fold", "split.test-folds"),
-        ("split.val-fold", "split.val-folds"),
-    ):
-        if not values[all_of_them]:
-            decisive.pop(one, None)
+    # Without folds, the number of the fold decides nothing
+    if not values["split.test-folds"]:
+        decisive.pop("split.test-fold", None)
+    if not values["split.val-folds"]:
+        decisive.pop("split.val-fold", None)
     return decisive

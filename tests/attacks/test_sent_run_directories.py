@@ -5,10 +5,12 @@ import json
 import re
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tomli_w
 from markdown_it import MarkdownIt
 
 from fedsilo.cli.main import main
@@ -42,16 +44,16 @@ VALUES: dict[str, Value] = {
 CHANGES: dict[str, dict[str, str]] = {
     "a file by the folder of the process": {
         "plugin": "/proc/self/cwd/sent/evil.py",
-        "network": "evil:build",
+        "network.name": "evil:build",
     },
-    "a file by a relative path": {"plugin": "sent/evil.py", "network": "evil:build"},
+    "a file by a relative path": {"plugin": "sent/evil.py", "network.name": "evil:build"},
     "a file that no setting uses": {"plugin": "sent/evil.py"},
-    "a network's file": {"network": "/proc/self/cwd/sent/evil.py:build"},
-    "a module of the working folder as network": {"network": "sent.evil:build"},
+    "a network's file": {"network.name": "/proc/self/cwd/sent/evil.py:build"},
+    "a module of the working folder as network": {"network.name": "sent.evil:build"},
     "a module of the working folder as data set": {"dataset": "sent.evil:build"},
     "a module of the working folder as method": {"method": "sent.evil"},
-    "a module of the working folder as partition": {"partition": "sent.evil:build"},
-    "a module of the path": {"network": "code:interact"},
+    "a module of the working folder as partition": {"split.partition": "sent.evil:build"},
+    "a module of the path": {"network.name": "code:interact"},
 }
 COMMANDS: dict[str, list[str]] = {
     "report": ["report", "sent", "--out", "r.html"],
@@ -104,11 +106,13 @@ def rewrite(config: Path, change: dict[str, str]) -> None:
     """Write settings over those of a config.toml, with digests that fit the sent file."""
     digest = hashlib.sha256(config.with_name("evil.py").read_bytes()).hexdigest()
     values = {"plugin-digests": f"evil={digest}, sent={digest}, code={digest}"} | change
-    kept = []
-    for line in config.read_text().splitlines():
-        key = line.partition(" = ")[0]
-        kept.append(f'{key} = "{values[key]}"' if key in values else line)
-    config.write_text("\n".join(kept) + "\n")
+    document = tomllib.loads(config.read_text())
+    for key, value in values.items():
+        group, _, name = key.rpartition(".")
+        table = document[group] if group else document
+        assert name in table, "the file has no such setting"
+        table[name] = value
+    config.write_text(tomli_w.dumps(document))
 
 
 # Every command with two changes, and every change with a command of each kind
