@@ -74,7 +74,7 @@ class MoonSite(SiteMethod):
 
 def twin(network: TokenClassifier) -> TokenClassifier:
     """Copy a network; a permanently frozen part, a ViT's backbone, is shared with the copy."""
-    # What deepcopy finds in its memo it does not copy
+    # Deepcopy does not copy an object that is in its memo
     frozen: dict[int, object] = {}
     for part in network.modules():
         if isinstance(part, FrozenPart):

@@ -134,7 +134,7 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
     )
     decisive = _decisive(settings)
     counted = {key: value for key, value in decisive.items() if key not in _HOW}
-    # By the names of 0.1: a declaration of that version must hold, or data would be counted again
+    # Keys have the names of 0.1: its declarations must hold, or the data would be counted again
     key = json_digest(sorted(with_former_keys(decisive).items()))
     samples = json_digest(sorted(with_former_keys(counted).items()))
     with file.lock():
@@ -148,6 +148,7 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
                 "the hospital remove that file"
             )
         new = replace(DeclaredData.of(load()), samples=samples)
+        # Reading the same samples in another way must not make the hospital count them again
         for earlier in known.values():
             if earlier.samples == samples and earlier.classes == new.classes:
                 new = replace(new, at_least=earlier.at_least)

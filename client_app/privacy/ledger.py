@@ -43,6 +43,7 @@ class Ledger:
             EpsilonSpentError: epsilon would exceed a cap; nothing is entered.
             CheckpointError: a ledger is damaged.
         """
+        # One lock for both ledgers, so that no other run spends between the two entries
         with (self.hospital or self)._file().lock():
             self._enter(releases)
 

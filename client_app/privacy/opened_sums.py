@@ -34,7 +34,7 @@ class RoundSum:
     question: str = ""
 
 
-# By round; older versions stored only the sites and the digest of the masked numbers
+# Older versions stored only the sites and the digest of the masked numbers
 _Kept = dict[int, RoundSum | tuple[list[str], str]]
 
 
@@ -51,6 +51,7 @@ class OpenedSums:
         Raises:
             RefusedError: names the sites of the unmasked sum.
         """
+        # More sites may mask than before, because some may drop out; fewer cannot give the same sum
         before = self._of_round()
         if not set(before.sites) <= set(partners):
             raise self._other(before.sites)

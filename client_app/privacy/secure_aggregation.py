@@ -14,7 +14,7 @@ erased once its sum is unmasked; ``fedsilo.client_app.privacy.opened_sums`` reme
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -147,7 +147,7 @@ class SecureSite:
         for other in partners:
             if other != self.site:
                 key = mask_key(secrets.masking, secrets.keys[other][0], bound)
-                # Of each pair one site adds the mask and the other subtracts it, so it cancels
+                # One site of a pair adds the mask and the other subtracts it, so it cancels
                 if self.site < other:
                     plus.append(key)
                 else:
@@ -228,6 +228,7 @@ class SecureSite:
         return digest("question", said, asked, arrays, len(secrets.keys)).hex()
 
     def _make_keys(self) -> ConfigRecord:
+        """Make and sign the keys of a round; keys of an earlier attempt are forgotten."""
         masking, sealing = new_key_pair(), new_key_pair()
         public = masking.public, sealing.public
         private, own_mask = (masking.private, sealing.private), os.urandom(KEY)
@@ -250,7 +251,9 @@ class SecureSite:
         return key_words(self.run, self.round, site, keys, self.terms, splits)
 
     def _share_secrets(self) -> ConfigRecord:
+        """Take all sites' keys, and give each other site a sealed share of this site's secrets."""
         secrets = read_secrets(self.folder, self.round)
+        # A second list of keys would bind the same secrets to other sites
         if secrets.keys:
             raise RefusedError("keys of this round are already shared: begin the round again")
         self._take_keys(secrets)
@@ -264,8 +267,9 @@ class SecureSite:
     def _take_keys(self, secrets: RoundSecrets) -> None:
         """Store all sites' keys of the round; each must be signed by a registered site."""
         sites, splits = texts(self.asked, "sites"), texts(self.asked, "splits")
-        if sites != sorted(set(sites)) or self.site not in sites:
-            raise SiteError("record 'secure' names no sorted list of sites with this one in it")
+        _refuse_unsorted(sites, sites, "that make keys")
+        if self.site not in sites:
+            raise SiteError("the server's list of sites that make keys lacks this site")
         masks = tokens(self.asked, "mask-keys", LONGEST_KEY)
         seals = tokens(self.asked, "seal-keys", LONGEST_KEY)
         publics = tokens(self.asked, "publics", LONGEST_KEY)
@@ -310,7 +314,7 @@ class SecureSite:
         for number, site in enumerate(sites):
             if number != place:
                 shares = Shares(own_masks[number], mask_keys[number])
-                way = (place, number)  # from this site to that one, so no share can be redirected
+                way = (place, number)  # sender and receiver, so that no share can be redirected
                 parcels[site] = sealed(shares, secrets.seal_key_with(site), way)
         check = mask_check(secrets.own_mask)
         return self._record({"to": [*parcels], "sealed": [*parcels.values()], "check": check})
@@ -333,6 +337,7 @@ class SecureSite:
         return self._record({"signature": signed(self.signer.private, secrets.list_words())})
 
     def _unmask(self) -> ConfigRecord:
+        """Return one share for each site, and erase the secrets of the round."""
         secrets = read_secrets(self.folder, self.round)
         if not secrets.answered:
             raise RefusedError("this site has signed no list of sites yet: begin the round again")
@@ -356,8 +361,7 @@ class SecureSite:
         """Refuse to return shares until at least the threshold of sites have signed one list."""
         signers = texts(self.asked, "signers")
         signatures = tokens(self.asked, "signatures", LONGEST_SIGNATURE)
-        if signers != sorted(set(signers) & set(secrets.answered)):
-            raise SiteError("record 'secure' names no sorted list of sites that have answered")
+        _refuse_unsorted(signers, secrets.answered, "that have answered")
         said = secrets.list_words()
         agreeing = 0
         for site, signature in zip(signers, signatures, strict=False):
@@ -387,10 +391,10 @@ class SecureSite:
         return shares
 
     def _refuse_few(self, sites: list[str], secrets: RoundSecrets, what: str) -> None:
+        """Refuse a list of sites that is malformed, below the threshold or without this site."""
         if not secrets.keys:
             raise SiteError("the keys of this round were not shared with this site yet")
-        if sites != sorted(set(sites) & set(secrets.keys)):
-            raise SiteError("record 'secure' names no sorted list of sites that have keys")
+        _refuse_unsorted(sites, secrets.keys, "that have keys")
         if len(sites) < secrets.threshold:
             raise RefusedError(
                 f"{len(sites)} sites {what}, but {secrets.threshold} are needed "
@@ -404,3 +408,12 @@ class SecureSite:
 
     def _sums(self) -> OpenedSums:
         return OpenedSums(self.folder, self.round)
+
+
+def _refuse_unsorted(sites: Sequence[str], known: Iterable[str], which: str) -> None:
+    """Refuse a list of sites that repeats a site, is unsorted or has a site that is not known.
+
+    Signatures cover the list as a text, so every site must write it the same way.
+    """
+    if list(sites) != sorted(set(sites) & set(known)):
+        raise SiteError(f"record 'secure' names no sorted list of sites {which}")

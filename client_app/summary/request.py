@@ -136,6 +136,7 @@ def _first_answer(folder: Path, dataset: str, make: Callable[[], Kept]) -> tuple
 
 def _again(context: Context, kept: Kept) -> dict[str, str]:
     """Return a stored answer; its part ``about`` tells whether the data have changed."""
+    # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)
     now = _open_site(replace(context, run_config={**context.run_config, **before}))[0].silo
     about = json.loads(kept.parts[ABOUT])

@@ -41,6 +41,7 @@ def suppress(
     if sum(counts) < floor:
         return [None] * len(counts)
     hidden = [place for place, count in enumerate(counts) if count < floor]
+    # Further cells, until no hidden count follows from the total by subtraction
     if hidden:
         for place in _order(len(counts), derive_seed(secret, "survey", *table), in_a_row):
             total = sum(counts[other] for other in hidden)
