@@ -131,7 +131,7 @@ def test_sums_of_few_sites_are_refused(ready: Round) -> None:
     [
         ({"threshold": 2}, "threshold 2 is not the one of the run's settings"),
         ({"sites": ["a", "b"]}, "not one key of each kind for each site"),
-        ({"sites": ["b", "c", "d", "e"]}, "no sorted list of sites with this one in it"),
+        ({"sites": ["b", "c", "d", "e"]}, "list of sites that make keys lacks this site"),
         ({"sites": ["b", "a", "c", "d"]}, "no sorted list of sites"),
         ({"sites": 3}, "no list of texts 'sites'"),
         ({"mask-keys": [b"x" * 2000] * 4}, "no list 'mask-keys' of at most 1024 bytes"),
