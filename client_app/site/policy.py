@@ -157,6 +157,7 @@ class SiteFile(Limits):
         for key, value in _with_delta(self.given).items():
             if key not in _STRICTER:
                 continue
+            # Neither side may loosen the other's rule
             if key in in_node_config:
                 value = _STRICTER[key](in_node_config[key], value)
             merged[key] = value

@@ -80,7 +80,9 @@ class RunRecord:
         self.round = max(self.round, message.round)
         self.asked[_key(message)] = self.asked.get(_key(message), 0) + 1
         last = (self.round, self.round - 1)
-        self.asked = {k: n for k, n in self.asked.items() if int(k.partition("-")[0]) in last}
+        for key in list(self.asked):
+            if int(key.partition("-")[0]) not in last:
+                del self.asked[key]
 
 
 class RunBook:
@@ -158,7 +160,8 @@ class RunBook:
             runs = self.file.read({})
             yield runs
             # The order of use decides, because the clock may have been wrong at 'began'
-            for name in [name for name in runs if name][:-_KNOWN_RUNS]:
+            names = [name for name in runs if name]  # the empty name counts hellos
+            for name in names[:-_KNOWN_RUNS]:
                 del runs[name]
             self.file.write(runs)
 

@@ -84,9 +84,13 @@ def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None
     sizes = []
     for batch in batches:
         different = torch.unique(batch)
-        each = [1.0] * len(different) if weights is None else weights[different].tolist()
+        if weights is None:
+            sizes.append(len(different))
+            continue
+        each = weights[different].tolist()
         sizes.append(sum(one > SMALLEST_PART * max(each) for one in each))
-    if (smallest := min(sizes, default=minimum)) < minimum:
+    smallest = min(sizes, default=minimum)
+    if smallest < minimum:
         raise RefusedError(
             f"an optimiser step would rest on {smallest} samples, but at least {minimum} are "
             "needed ('minimum-batch'): ask for larger batches or for 'train.class-weights' closer "
