@@ -148,6 +148,7 @@ def _class_pictures(run: str, outcomes: Outcomes) -> Iterator[Picture]:
     names: dict[str, None] = {}
     for by_class in outcomes.values():
         names |= dict.fromkeys(outcome.name for outcome in by_class)
+    # With more pictures nobody would read the page to its end
     drawn = list(names)[:_DRAWN_CLASSES]
     if len(names) == 2:
         drawn = drawn[1:]

@@ -29,8 +29,9 @@ def reported_runs(folders: Sequence[Path]) -> list[Shown]:
     for folder in folders:
         for path in _run_directories(folder):
             place = path.resolve()
-            if place not in runs:
+            if place not in runs:  # a run may be in two folders, or named by a link
                 runs[place] = FinishedRun.open(path)
+    # A single run needs no path to be distinguished from others
     if len(runs) == 1:
         return [run.shown() for run in runs.values()]
     same_name: dict[str, list[FinishedRun]] = {}
@@ -38,6 +39,7 @@ def reported_runs(folders: Sequence[Path]) -> list[Shown]:
         same_name.setdefault(run.experiment, []).append(run)
     shown = []
     for name, run in zip(_unique_names(list(runs)), runs.values(), strict=True):
+        # Runs of one name with other settings are experiments of their own
         experiment = name
         if _differ_by_seed(same_name[run.experiment]):
             experiment = run.experiment

@@ -38,6 +38,7 @@ def _draw_pictures(folder: Path, written: tuple[int, ...]) -> list[Picture]:
     """
     run = FinishedRun(folder)
     metrics = run.metric_rows
+    # A hello belongs to no round of training
     answers = [row for row in run.traffic_rows if row["phase"] != "hello"]
     accuracy = {
         "val": _mean_by_round(metrics, "val", "accuracy"),
