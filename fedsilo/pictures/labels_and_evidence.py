@@ -130,7 +130,7 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     for site, facts in silos.items():
         splits = facts["label_counts"]
         if not splits:
-            return {}  # at trust 'sums', hospitals do not report label counts
+            return {}  # hospitals do not report label counts at trust 'sums'
         counts_of[site] = np.sum(list(splits.values()), axis=0)
     sites = list(silos)
     counts = np.array(list(counts_of.values()))

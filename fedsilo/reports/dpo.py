@@ -39,7 +39,7 @@ def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
         "head": head_of(run) | _head(run, privacy),
         "trust": privacy["trust"],
         "flow": picture(run.trust, len(run.silos), _epsilon(privacy)),
-        # At other levels of trust, epsilon bounds only weights, class means and prototypes
+        # Epsilon bounds only weights, class means and prototypes at other levels of trust
         "bounded": run.trust == NOBODY,
         "leaves": sentences(run.trust, privacy["leaves each site"]),
         "perturbation": list(shortened(privacy.get("perturbation", ""))),
@@ -66,7 +66,7 @@ def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
     if spent:
         bound = f"; epsilon per patient is at most {spent}"
         if run.trust != NOBODY:
-            bound += ", of weights, class means and prototypes alone"
+            bound += " (only for weights, class means and prototypes)"
     return {
         "result": f"{sites} answered {messages}; sent: {sent}{bound}.",
         "limit": _limit(run, spent),
@@ -212,7 +212,9 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
 
 def site_file_data(file: SiteFile) -> dict[str, Any]:
     """Build the template variables of ``dpo.html`` for a hospital's own site file."""
-    lists = [(key_of(name), ", ".join(getattr(file, name)) or "nothing") for name in _LISTS]
+    lists = []
+    for name in _LISTS:
+        lists.append((key_of(name), ", ".join(getattr(file, name)) or "nothing"))
     rules = rules_of(SiteFile)
     limits = []
     for name, key in keys_of(SiteFile).items():

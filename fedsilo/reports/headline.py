@@ -15,7 +15,7 @@ from fedsilo.server_app.records.progress import read_progress
 
 _UNTOLD: Mapping[str, str] = {
     SUMS: (
-        "At 'trust: sums' the server learns sums over the sites alone: the page has no metric of a "
+        "At 'trust: sums' the server learns only sums over the sites: the page has no metric of a "
         "single site, and no AUC, sensitivity, specificity, calibration, sample count or "
         "fingerprint."
     ),
@@ -68,7 +68,9 @@ def _fingerprints(run: Shown) -> str:
     for site, known in run.silos.items():
         of_splits = known["fingerprints"]
         if of_splits:
-            joined = "".join(f"{split}{of_splits[split]}" for split in sorted(of_splits))
+            joined = ""
+            for split in sorted(of_splits):
+                joined += f"{split}{of_splits[split]}"
             digest = hashlib.sha256(joined.encode()).hexdigest()
             texts.append(f"{site} {digest[:12]}")
     return ", ".join(texts)

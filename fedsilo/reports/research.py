@@ -48,7 +48,12 @@ def research_data(runs: Runs) -> dict[str, Any]:
     compared = NO_COMPARISON
     if len(experiments_of(runs)) > 1:
         compared = comparison_data(runs, split)
-    withheld = set[str]().union(*(run.withheld for run in runs))
+    withheld: set[str] = set()
+    other_sites = []
+    for run in runs:
+        withheld |= set(run.withheld)
+        if run.silos != first.silos:
+            other_sites.append(run.name)
     return {
         "in_short": head,
         "several": several,
@@ -57,7 +62,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         "first": taking_part(first),
         "rows": [_row(run) for run in runs],
         "settings": _settings(runs),
-        "other_sites": [run.name for run in runs if run.silos != first.silos],
+        "other_sites": other_sites,
         "curves": _draw_curves(runs, split),
         "marks": marks,
         "final": list(_final_tables(runs, split)),
@@ -143,7 +148,11 @@ def _software(run: Shown) -> str:
     revision = str(environment.get("fedsilo-revision", ""))[:12]
     # The revision, because many revisions have the same version
     versions = {"fedsilo": revision} | environment.get("packages", {})
-    return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    parts = []
+    for name, version in versions.items():
+        if version:
+            parts.append(f"{name} {version}")
+    return ", ".join(parts)
 
 
 def _draw_curves(runs: Runs, split: str) -> list[Picture]:
@@ -167,12 +176,16 @@ def _draw_curves(runs: Runs, split: str) -> list[Picture]:
 
 
 def _describe_lines(lines: Mapping[str, Line], label: str) -> str:
-    last = max(max(line) for line in lines.values())
-    ends = [f"{name} {line[max(line)]:.3f}" for name, line in lines.items()]
+    last_round = 0
+    ends = []
+    for name, line in lines.items():
+        end = max(line)
+        last_round = max(last_round, end)
+        ends.append(f"{name} {line[end]:.3f}")
     more = ""
     if len(ends) > _NAMED:
         more = f" and {len(ends) - _NAMED} more lines"
-    return f"{label} over {last} rounds. At the end: {', '.join(ends[:_NAMED])}{more}."
+    return f"{label} over {last_round} rounds. At the end: {', '.join(ends[:_NAMED])}{more}."
 
 
 def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:

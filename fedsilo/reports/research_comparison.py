@@ -147,7 +147,7 @@ def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) ->
     points: dict[str, list[float]] = {}
     for earlier, later in itertools.combinations(samples, 2):
         seeds = sorted(samples[earlier].keys() & samples[later].keys())
-        # With one seed there is no interval, and the means say the same
+        # A single seed has no interval, and the means show its difference, too
         if len(seeds) > 1 and len(points) < _PAIRS:
             apart = [samples[later][seed] - samples[earlier][seed] for seed in seeds]
             points[f"{later} - {earlier}"] = apart
@@ -185,7 +185,7 @@ def _draw_cost(runs: Runs, split: str) -> list[Picture]:
     for name, places in points.items():
         descriptions.append(f"{name}: {mean(value for _, value in places):.3f}")
     alt = f"{label}, over {over}. {'; '.join(descriptions)}."
-    return [Picture(svg, alt, f"{metric} against cost, a point a run.")]
+    return [Picture(svg, alt, f"{metric} against cost, one point per run.")]
 
 
 def comparison_head(runs: Runs, split: str) -> dict[str, Any]:
@@ -196,7 +196,8 @@ def comparison_head(runs: Runs, split: str) -> dict[str, Any]:
     return {
         "facts": [*common, ("methods", ", ".join(methods)), ("runs", counts)],
         "result": _best_experiment(runs, split),
-        "limit": "An interval over seeds says how much seeds scatter, nothing of other patients.",
+        "limit": "An interval over seeds shows how much seeds scatter, but nothing about other "
+        "patients.",
     }
 
 

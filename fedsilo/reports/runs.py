@@ -95,12 +95,12 @@ def _settings_without_seeds(run: FinishedRun) -> dict[str, Any]:
 
 def taking_part(run: Shown) -> dict[str, Any]:
     """Build the template variables of ``sites.html`` for a run."""
-    splits = []
+    splits, columns = [], []
     for split in _SPLIT_NAMES:
         if any(facts["sizes"].get(split) for facts in run.silos.values()):
             splits.append(split)
-    columns = [_SPLIT_NAMES[split] for split in splits]
-    # At the other levels of trust, the sites do not report how many samples they left out
+            columns.append(_SPLIT_NAMES[split])
+    # Sites report how many samples they left out only at this level of trust
     reports_dropped = run.trust == SERVER
     if reports_dropped:
         columns.append("left out")

@@ -136,7 +136,7 @@ def _features(answers: Answers) -> Iterator[Table]:
     declared: dict[str, MeasuredFeature] = {}
     for answer in answers.values():
         for feature in answer.about.features:
-            declared.setdefault(feature.name, feature)  # as the first site declares it
+            declared.setdefault(feature.name, feature)  # the first site's declaration counts
     rows = _statistics_rows(declared, answers)
     if rows:
         columns = ("feature", "site", "mean", "sd", "5th percentile", "95th percentile")
@@ -192,7 +192,7 @@ def _files(answers: Answers) -> Iterator[Table]:
         for name, (low, high) in (answer.file_percentiles or {}).items():
             rows.append((name, site, f"{low:g}", f"{high:g}"))
         for feature in answer.about.file_features:
-            declared[feature.name] = feature  # as the last site declares it
+            declared[feature.name] = feature  # the last site's declaration counts
     if rows:
         note = "A table of counts follows if not all of them are suppressed."
         columns = ("what", "site", "5th percentile", "95th percentile")

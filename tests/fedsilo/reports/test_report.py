@@ -324,7 +324,7 @@ def test_research_of_several_runs_draws_paired_differences_and_cost(hearts: Path
     html = report([hearts], ReportOptions())
     assert "Highest test accuracy: " in html
     assert "Paired differences, points: seeds. local - fedavg: " in html
-    assert "accuracy against cost, a point a run." in html
+    assert "accuracy against cost, one point per run." in html
 
 
 def _without_last_metrics(run: Path, site: str) -> None:
