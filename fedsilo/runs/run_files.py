@@ -65,7 +65,7 @@ class RunFiles:
     @cached_property
     def paper(self) -> Published:
         """The numbers of the paper for a run in this setting, or why the paper has none."""
-        return published_numbers(read_run_config(self.path / CONFIG).settings, self.silos)
+        return published_numbers(self.config.settings, self.silos)
 
     @cached_property
     def silos(self) -> Document:
