@@ -45,12 +45,13 @@ class Calibration:
     scores: tuple[float, ...]  # one minus the probability of each row's class, ascending
 
     def threshold(self, coverage: float) -> float:
-        """Return the score up to which classes are in a set.
+        """Return the score up to which a class is in a prediction set of this coverage.
 
         Raises:
             SettingError: the rows are too few for that coverage.
         """
         limit = threshold(torch.tensor(self.scores, dtype=torch.float64), coverage)
+        # An infinite limit would put every class into every set
         if math.isinf(limit):
             raise SettingError(
                 f"--coverage {coverage:g} needs {rows_needed(coverage)} validation rows, but site "
@@ -87,7 +88,7 @@ _FORM = TypeAdapter(Calibration)
 
 
 def calibration_path(run_dir: Path, site: str) -> Path:
-    """Return where ``calibrate`` writes by default."""
+    """Return the path of the file that ``calibrate`` writes by default."""
     return run_dir / f"calibration-{site}.json"
 
 
@@ -106,6 +107,7 @@ def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
     Raises:
         DataError: the site has too few validation rows, or others than the run's.
     """
+    # If rows were moved between the splits since the run, training rows could be among these
     refuse_other_rows(model, SPLIT)
     own = model.silo.splits()[SPLIT]
     needed = max(_MINIMUM, rows_needed(coverage))
@@ -130,10 +132,10 @@ def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
 
 
 def open_calibration(model: TrainedModel, path: Path | None) -> Calibration:
-    """Return the calibration of a model, from ``path`` or the run directory.
+    """Open the calibration of a model, from ``path`` or the run directory.
 
     Raises:
-        SettingError: there is none, or it is of other weights or another site.
+        SettingError: the file does not exist, or it is for other weights or another site.
         CheckpointError: the file is damaged.
     """
     found = path or RunDirectory(model.run_dir).file(calibration_path(Path(), model.site).name)
@@ -148,6 +150,7 @@ def open_calibration(model: TrainedModel, path: Path | None) -> Calibration:
         raise CheckpointError(
             f"{found} is damaged or no calibration: run 'fedsilo calibrate' again"
         ) from None
+    # Scores of other weights or rows would promise a coverage that does not hold
     if calibration.weights != model.weights_digest() or calibration.site != model.site:
         raise SettingError(
             f"{found} is of run {calibration.run} at site {calibration.site}, and its weights or "
