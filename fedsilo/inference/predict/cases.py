@@ -95,6 +95,7 @@ def _order(found: Predictions, place: int, kept: Mapping[int, int]) -> tuple[int
     state = _state(found, kept.get(place))
     first = 0.0
     if state == "unusual":
+        # The most unusual case first
         first = -_novelty(found, kept[place])
     elif place in kept:
         first = float(found.probabilities[kept[place]].max())
@@ -227,6 +228,7 @@ def _values(context: _Context, index: int) -> list[Any]:
     read = context.found.inputs.read
     if context.texts is None or read is None:
         return []
+    # Without known novelty, no value is marked
     novelty, unusual = context.found.novelty, tuple[str, ...]()
     if not isinstance(novelty, str):
         unusual = novelty.columns(context.found.features)[index]
@@ -240,6 +242,7 @@ def _texts(model: TrainedModel, found: Predictions) -> ValueTexts | None:
         return None
     assert model.silo.standardisation is not None
     schema, floor = table_schema(model), model.common.sums_min_count
+    # Without training rows, the page shows no usual values
     rows, novelty = np.zeros((0, len(model.silo.features))), found.novelty
     if not isinstance(novelty, str) and model.common.trust != NOBODY:
         rows = novelty.reference.rows
