@@ -47,6 +47,7 @@ from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, st
 from tests.support.errors import refuses
 from tests.support.lab import answer, evaluate, fitted
 from tests.support.methods import SITES, Opened, Tiny
+from tests.support.setting_keys import as_keys
 
 # The equations
 
@@ -54,8 +55,7 @@ DIGITS = Task((1, 16, 16), 10)
 
 
 def settings(**values: Any) -> CommonSettings:
-    named = {key.replace("_", "-"): value for key, value in values.items()}
-    return build(CommonSettings, {"method": "distrans", "network.width": 2, **named})
+    return build(CommonSettings, {"method": "distrans", "network.width": 2, **as_keys(values)})
 
 
 def double(alpha: float = 0.2, task: Task = DIGITS, **values: Any) -> DoubleChannelClassifier:
@@ -192,7 +192,7 @@ def test_the_embedding_takes_a_step_down_the_squared_distance() -> None:
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(key: str, value: Any, allowed: str) -> None:
-    with pytest.raises(SettingError, match=rf"'{key}' is .*{allowed}"):
+    with pytest.raises(SettingError, match=rf"'{key}' must be .*{allowed}"):
         build(DisTransSettings, {key: value})
 
 
@@ -208,7 +208,7 @@ def test_a_plug_whose_head_ends_in_a_linear_layer_is_doubled_and_another_is_refu
     assert doubled(torch.zeros(5, 1, 2, 2)).shape == (5, 3)
     for head in (nn.Identity(), nn.Sequential(nn.Linear(2, 3), nn.Tanh())):
         other = TokenClassifier(body, head, tokens=1, channels=2)
-        with refuses(SettingError, "mine:build", "network"):
+        with refuses(SettingError, "mine:build", "network.name"):
             double_channels(other, common, own, (1, 2, 2))
 
 

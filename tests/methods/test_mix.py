@@ -92,7 +92,7 @@ def test_a_servers_run_directory_makes_no_simulation_of_a_real_site(
 ) -> None:
     method = opened("mix", weights, **trainer())
     assert method.instruction.run_dir
-    method.session.simulated = False
+    method.session = dataclasses.replace(method.session, simulated=False)
     with pytest.raises(SiteError, match="which only a simulation can"):
         pooled_training_data(method)
 

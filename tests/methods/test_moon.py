@@ -149,7 +149,7 @@ def test_the_head_is_the_seeds_and_leaves_other_draws_alone() -> None:
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(key: str, value: float, allowed: str) -> None:
-    with pytest.raises(SettingError, match=rf"'{key}' is .* {allowed}"):
+    with pytest.raises(SettingError, match=rf"'{key}' must be .*{allowed}"):
         build(MoonSettings, {key: value})
 
 

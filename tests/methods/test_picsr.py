@@ -745,8 +745,8 @@ def test_each_sites_own_statistics_are_refused_as_they_blind_the_router() -> Non
 def test_a_site_too_small_for_a_prototype_must_not_send_the_sums_that_hold_it() -> None:
     for dataset in ("heart", "heart-synthetic", "table"):
         told = refused({"dataset": dataset}, {"prototype_min_count": 11})
-        assert "'picsr.prototype-min-count' is 11, but 'sums-min-count' is 10" in told
-        assert told.endswith("raise 'sums-min-count'")
+        assert "'picsr.prototype-min-count' is 11, but 'privacy.sums-min-count' is 10" in told
+        assert told.endswith("raise 'privacy.sums-min-count'")
 
 
 @pytest.mark.parametrize(
@@ -965,7 +965,7 @@ def test_picsr_says_what_leaves_a_site(picsr: Build, own: dict[str, Any], said: 
     assert said in "\n".join(told)
     for always in ("the site's expert", "prototype, the mean", "router's weights", "quantiles"):
         assert any(always in line for line in told)
-    assert any("train.warm-up" in line for line in told) is (own == FINETUNED)
+    assert any("warm-up" in line for line in told) is (own == FINETUNED)
 
 
 # Whole runs. Whole runs of PICSR, over real sites and over sites that fail when a test wants it.

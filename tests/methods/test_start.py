@@ -66,7 +66,8 @@ def test_experts_of_the_mixture_start_there_too(
 
 def test_prompts_and_heads_start_there_too(tiny: Tiny, inline_run: InlineRun) -> None:
     prompts = tiny("fedevprompt", rounds=1)
-    shared = {k: v for k, v in prompts.items() if "." not in k} | {"method": "fedavg"}
+    shared = {k: v for k, v in prompts.items() if not k.startswith("fedevprompt.")}
+    shared["method"] = "fedavg"
     before = inline_run(shared | {"run.name": "before"})
     named = {"train.initial-weights": str(before.path / "model.safetensors")}
     federated = inline_run(shared | named | {"run.name": "federated"})
