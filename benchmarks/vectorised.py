@@ -20,12 +20,12 @@ from unittest import mock
 import pandas as pd
 import torch
 
-from fedsilo.client_app import together
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import load_silo, silo_names
 from fedsilo.datasets.silo.silos import Split
+from fedsilo.engines import together
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.server_app.config.settings import resolve

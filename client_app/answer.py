@@ -4,14 +4,13 @@
 """
 
 import time
-from collections.abc import Mapping
 from contextlib import suppress
 
 import torch
 from flwr.app import ArrayRecord, MetricRecord, RecordDict
 
 from fedsilo.client_app.lab import Lab, Outgoing
-from fedsilo.client_app.outbound import Arrays, Outbound
+from fedsilo.client_app.masked_part import Arrays, MaskedPart
 from fedsilo.client_app.privacy.round_secrets import drop_secrets
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.node import note_opening
@@ -56,13 +55,13 @@ def answer(lab: Lab) -> RecordDict:
     phase = lab.instruction.phase
     with noted_operations() as lab.unrepeatable:
         if phase in SECURING:
-            record = lab.outbound.secured()
+            record = lab.masked_part.answer_phase()
             reply = pack(lab, Outgoing())
             reply[SECURE] = record
             return reply
         if phase in TRAINING and lab.common.secure_aggregation != "none":
             # An hour of training would be in vain if the sum is refused afterwards
-            lab.outbound.refuse_before_data()
+            lab.masked_part.refuse_before_data()
         outgoing = lab.session.phase(phase)(lab)
         if not isinstance(outgoing, Outgoing):
             raise SiteError(
@@ -83,10 +82,10 @@ def open_declared(
     """
     if instruction.phase != EVALUATE:
         session.phase(instruction.phase)
-    outbound = Outbound(session, instruction, content, session.state_folder(instruction))
-    outbound.refuse_before_data()
+    masked_part = MaskedPart(session, instruction, content, session.state_folder(instruction))
+    masked_part.refuse_before_data()
     note_opening()
-    outbound.refuse_after_failure()
+    masked_part.refuse_after_failure()
     return session.with_data()
 
 
@@ -115,7 +114,7 @@ def failed_answer(
     kept = int(instruction.phase != EVALUATE)
     reply = RecordDict({METRICS: MetricRecord({KEPT_STATE: kept})})
     if instruction.returns or instruction.phase == EVALUATE:
-        reply[ARRAYS] = Outbound(session, instruction, content, folder).failed_part()
+        reply[ARRAYS] = MaskedPart(session, instruction, content, folder).failed_part()
     return reply
 
 
@@ -125,7 +124,7 @@ def evaluate(lab: Lab) -> RecordDict:
         drop_secrets(lab.state_files.folder)
     with noted_operations() as lab.unrepeatable:
         network = lab.open()
-        lab.metrics |= lab.measured(network, INCOMING, ("val", "test"))
+        lab.metrics |= lab.measure_splits(network, INCOMING, ("val", "test"))
         return pack(lab, Outgoing())
 
 
@@ -137,7 +136,7 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
     """
     network, session = outgoing.network, lab.session
     if network is not None and network is lab.trained and lab.instruction.evaluate:
-        lab.metrics |= lab.measured(network, TRAINED, ("val",))
+        lab.metrics |= lab.measure_splits(network, TRAINED, ("val",))
     send: Arrays = {}
     if lab.instruction.returns and outgoing.send is not None:
         send = outgoing.send
@@ -145,32 +144,36 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
         send = exchanged_arrays(network)
     arrays, is_summed = None, lab.common.secure_aggregation != "none"
     if send and not is_summed:
-        plain = {n: a.detach().float().cpu().contiguous().numpy() for n, a in send.items()}
-        arrays = _compress(lab, plain) if session.compression else to_record(plain)
+        arrays = _plain_record(lab, send)
     has_kept = _store(lab, outgoing.keep or {})
-    marks = {f"{UNREPEATABLE}{name}": 1 for name in sorted(lab.unrepeatable)}
-    if session.stand_in is not None or session.cap:
-        marks = {}  # the operations that ran may depend on the data: a batch may be empty
-    record = MetricRecord({**_leaving_metrics(lab), KEPT_STATE: int(has_kept), **marks})
+    metrics: dict[str, float] = {**_leaving_metrics(lab), KEPT_STATE: int(has_kept)}
+    # The operations that ran may depend on the data, because a batch may be empty
+    if session.stand_in is None and not session.cap:
+        metrics |= {f"{UNREPEATABLE}{name}": 1 for name in sorted(lab.unrepeatable)}
+    record = MetricRecord(dict(metrics))
     if is_summed and (send or _adds_to_a_sum(lab)):
-        arrays = lab.outbound.masked_record(send, lab.arrays(), lab.metrics)
+        arrays = lab.masked_part.masked_record(send, lab.arrays(), lab.metrics)
     packed = RecordDict({METRICS: record})
     if arrays is not None:
         packed[ARRAYS] = arrays
     return packed
 
 
-def _compress(lab: Lab, leaving: Mapping[str, NDArray]) -> ArrayRecord:
-    """Pack arrays as compressed updates: differences to the arrays that the site received.
+def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
+    """Pack arrays that are not masked; compressed ones as updates to the received arrays.
 
     Raises:
-        SiteError: an update is not finite; names site, round and array.
+        SiteError: a compressed update is not finite; names site, round and array.
     """
+    plain: dict[str, NDArray] = {}
+    for name, array in leaving.items():
+        plain[name] = array.detach().float().cpu().contiguous().numpy()
     compression = lab.session.compression
-    assert compression is not None
+    if not compression:
+        return to_record(plain)
     received = {name: array.numpy() for name, array in lab.arrays().items()}
     try:
-        return to_record(compression.packed(leaving, received))
+        return to_record(compression.packed(plain, received))
     except ArrayError as error:
         raise SiteError(f"site {lab.site}, round {lab.instruction.round}: {error}") from None
 
@@ -205,7 +208,7 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
             # These depend on the real samples, which a private run hides
             metrics |= lab.work
         if limits.minimum_measured > 1:
-            metrics = dict(limits.measured(metrics, sizes))
+            metrics = dict(limits.enough_measured(metrics, sizes))
     if lab.sample_parts:
         release = lab.privacy.measurements(parts_bound(lab.sample_parts))  # this costs epsilon
         metrics |= noisy_metrics(lab.sample_parts, sizes, lab.silo.task.classes, release)
@@ -215,7 +218,7 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
     if common.trust != SUMS:
         metrics[NUM_EXAMPLES] = sizes["train"]
     if common.is_private():
-        metrics[DP_EPSILON] = lab.outbound.ledger.epsilon()
+        metrics[DP_EPSILON] = lab.masked_part.ledger.epsilon()
     return metrics
 
 
@@ -228,7 +231,7 @@ def _store(lab: Lab, keep: Arrays) -> bool:
     continued = lab.continued
     if keep or continued:
         if continued is None:  # nothing was trained, so the optimiser's moments stay as they were
-            continued = {n: array for n, array in lab.stored.items() if n.startswith(PREFIX)}
+            continued = {n: a for n, a in lab.stored_state.items() if n.startswith(PREFIX)}
         kept = {**lab.counted, **keep, **continued}
         if lab.session.cap:  # an error would reveal the course of training on a patient's data
             kept = {name: torch.nan_to_num(array) for name, array in kept.items()}

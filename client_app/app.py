@@ -205,7 +205,7 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
             error = raised
             reply = _failure(message, context, error, opened)
         if ruled:
-            reply = _logged(answering, context, reply, error)
+            reply = _log(answering, context, reply, error)
         if not simulated and reply.has_content() and reply.content.array_records:
             reply.content = bundle(reply.content)
     return reply
@@ -254,7 +254,7 @@ def refuse(message: Message, context: Context, error: RefusedError) -> Message:
     with owner_only():
         with suppress(RefusedError):  # without readable rules the log is in 'state-dir'
             answering.rules = read_site_file(context)
-        return _logged(answering, context, reply, error)
+        return _log(answering, context, reply, error)
 
 
 def _failure(message: Message, context: Context, error: Exception, opened: Opened) -> Message:
@@ -283,7 +283,7 @@ def _round_of(message: Message) -> int:
     return round_ if isinstance(round_, int) else 0
 
 
-def _logged(
+def _log(
     answering: Answering, context: Context, reply: Message, error: Exception | None
 ) -> Message:
     """Write the audit log's line, then return the reply; without the line, return an error.

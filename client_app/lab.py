@@ -7,7 +7,7 @@ everything that is trained or averaged.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import cast
@@ -17,18 +17,18 @@ from flwr.app import ArrayRecord, RecordDict
 from torch import Tensor
 from torch.optim import Optimizer
 
-from fedsilo.client_app.outbound import Arrays, Outbound
+from fedsilo.client_app.masked_part import Arrays, MaskedPart
 from fedsilo.client_app.patients import PatientPrivacy
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState
-from fedsilo.client_app.training.evaluation import measure, measured_parts, of_labels
+from fedsilo.client_app.training.evaluation import Measured, measure, measured_parts, of_labels
 from fedsilo.client_app.training.initial_network import class_weights, initial_classifier
 from fedsilo.client_app.training.loop import (
     AfterStep,
     LocalTraining,
     Objective,
     Penalty,
-    annealed,
+    anneal_evidence,
     count_steps,
     round_steps,
 )
@@ -114,7 +114,7 @@ class Lab:
         # The optimiser steps of this answer, and the samples that they used
         self.work: Counter[str] = Counter()
         # This site's part of a secret sum, and the ledger of its epsilon in this run
-        self.outbound = Outbound(session, instruction, content, self.state_files.folder)
+        self.masked_part = MaskedPart(session, instruction, content, self.state_files.folder)
         # The names of the operations that were not deterministic
         self.unrepeatable: Collection[str] = ()
         self.began = time.perf_counter()
@@ -128,20 +128,18 @@ class Lab:
         if self._arrays is None:
             packed = self.content.array_records.get(ARRAYS, ArrayRecord())
             given = {name: unpack(array) for name, array in packed.items()}
-            given = self.session.compression.received(given) if self.session.compression else given
+            if self.session.compression:
+                given = self.session.compression.received(given)
             self._arrays = {name: torch.from_numpy(array) for name, array in given.items()}
-        return {n.removeprefix(prefix): a for n, a in self._arrays.items() if n.startswith(prefix)}
+        return _without_prefix(prefix, self._arrays)
 
     def state(self, prefix: str = "") -> dict[str, Tensor]:
         """Return the arrays kept in an earlier phase whose names begin with ``prefix``, without it.
 
         The optimiser's moments are left out, because the lab handles them itself.
         """
-        return {
-            name.removeprefix(prefix): array
-            for name, array in self.stored.items()
-            if name.startswith(prefix) and not name.startswith(PREFIX)
-        }
+        of_methods = {n: a for n, a in self.stored_state.items() if not n.startswith(PREFIX)}
+        return _without_prefix(prefix, of_methods)
 
     def counted_state(self) -> dict[str, Tensor]:
         """Return the arrays that this site kept with its last reply that the server used.
@@ -149,18 +147,21 @@ class Lab:
         A reply that was lost, refused or late is in none of the server's sums, so the arrays kept
         with it must not count. The result is stored again with this reply.
         """
-        own = self.state("" if self.state_files.is_counted(self.instruction) else _COUNTED)
-        counted = {name: array for name, array in own.items() if not name.startswith(_COUNTED)}
+        if self.state_files.is_counted(self.instruction):
+            newest = self.state()
+            counted = {name: a for name, a in newest.items() if not name.startswith(_COUNTED)}
+        else:
+            counted = self.state(_COUNTED)
         self.counted = with_prefix(_COUNTED, counted)
         return counted
 
     @cached_property
     def privacy(self) -> PatientPrivacy:
         """The privacy mechanisms for this message's training and statistics."""
-        return PatientPrivacy(self.session, self.instruction.round, self.outbound.ledger)
+        return PatientPrivacy(self.session, self.instruction.round, self.masked_part.ledger)
 
     @cached_property
-    def stored(self) -> dict[str, Tensor]:
+    def stored_state(self) -> dict[str, Tensor]:
         """The site's whole state before this message, read and checked once."""
         return self.state_files.before(self.instruction) or {}
 
@@ -183,7 +184,7 @@ class Lab:
     def measure(self, network: SiteNetwork) -> None:
         """Measure the received model, if the server asks for it."""
         if self.instruction.evaluate:
-            self.metrics |= self.measured(network, INCOMING, ("val", "test"))
+            self.metrics |= self.measure_splits(network, INCOMING, ("val", "test"))
 
     def fit(
         self,
@@ -222,10 +223,14 @@ class Lab:
             SiteError: the training diverged.
         """
         settings = settings or self.sampling
-        own = replace(settings, local_steps=steps) if steps else settings
+        own = settings
+        if steps:
+            own = replace(settings, local_steps=steps)
+        if split is None:
+            split = self.silo.train
         training = LocalTraining(
             network,
-            self.silo.train if split is None else split,
+            split,
             own,
             self.compute,
             (self.instruction.round, self.site, *aside),
@@ -246,7 +251,7 @@ class Lab:
             training.weights = class_weights(self.common, self.silo)[training.split.labels]
         before = self.instruction.round - 1
         if evidences(network):
-            training.before_pass = annealed(training, settings, before)
+            training.before_pass = anneal_evidence(training, settings, before)
         # A schedule does not count the steps of a plan
         scheduled = plan is None and (settings.schedule != "constant" or settings.warm_up > 0)
         if settings.rate_decay != "none" or scheduled:
@@ -259,7 +264,7 @@ class Lab:
         drops_moments = stays and settings.is_private()
         if settings.epoch_steps or (settings.optimiser_state == "run" and not drops_moments):
             loss, self.continued = train_continued(
-                training, self.stored, before + 1, self.site, order
+                training, self.stored_state, before + 1, self.site, order
             )
         else:
             loss = self.session.trainers.get(training.key, LocalTraining.run)(training)
@@ -275,7 +280,7 @@ class Lab:
         """Return ``Outgoing(...)``; kept for plugins of version 0.1, and removed after 0.2."""
         return Outgoing(network, send=send, keep=keep)
 
-    def measured(
+    def measure_splits(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]
     ) -> dict[str, float]:
         """Measure the networks that the method names on ``splits``; return metrics by key.
@@ -292,30 +297,38 @@ class Lab:
         if self.session.cap:
             # Only the first is the received model; others have their own names and stay here
             received = next(iter(self.session.method.measured(self, network)))
-            for split in splits if model == INCOMING else ():
-                self.measure_privately(received.network, split, (model, split))
+            if model == INCOMING:
+                for split in splits:
+                    self.measure_privately(received.network, split, (model, split))
             return {}
         values: dict[str, float] = {}
         for one in self.session.method.measured(self, network):
             for split in splits:
-                samples: Split = getattr(self.silo, split)
-                samples = of_labels(samples, one.within) if one.within is not None else samples
-                if len(samples.labels) < (1 if one.within is None else self.common.sums_min_count):
-                    continue  # the server knows this from the site's label counts
-                final = self.instruction.phase == EVALUATE and split == "test"
-                found = measure(
-                    one.network,
-                    samples,
-                    self.sampling,
-                    self.compute,
-                    (self.instruction.round, self.site, model, split),
-                    one.probe(split) if one.probe else None,
-                    self.common.sums_min_count if final and one.names is None else None,
-                )
-                for metric, value in found.items():
-                    if name := metric if one.names is None else one.names.get(metric):
-                        values[measurement(model, split, name)] = value
+                for metric, value in self._measure_split(one, model, split).items():
+                    values[measurement(model, split, metric)] = value
         return values
+
+    def _measure_split(self, one: Measured, model: str, split: str) -> dict[str, float]:
+        """Return the metrics of one network on one split, by their names in the reply."""
+        samples: Split = getattr(self.silo, split)
+        fewest = 1
+        if one.within is not None:
+            samples = of_labels(samples, one.within)
+            fewest = self.common.sums_min_count
+        if len(samples.labels) < fewest:
+            return {}  # the server knows this from the site's label counts
+        probe = None
+        if one.probe:
+            probe = one.probe(split)
+        counts_from = None
+        # Outcome counts are of the final model under its own names, once
+        if self.instruction.phase == EVALUATE and split == "test" and one.names is None:
+            counts_from = self.common.sums_min_count
+        key = (self.instruction.round, self.site, model, split)
+        found = measure(one.network, samples, self.sampling, self.compute, key, probe, counts_from)
+        if one.names is None:
+            return found
+        return {one.names[metric]: value for metric, value in found.items() if metric in one.names}
 
     def measure_privately(
         self,
@@ -343,3 +356,8 @@ class Lab:
         parts = measured_parts(network, samples, self.sampling, self.compute, place)
         for metric in metrics:
             self.sample_parts[measurement(INCOMING, split, metric)] = parts[metric]
+
+
+def _without_prefix(prefix: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Select arrays by the beginning of their names, in the same order, and remove it."""
+    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}

@@ -66,7 +66,7 @@ class SiteSession(OpenedSite):
     _standardised: dict[Hashable, Silo] = field(init=False, default_factory=dict)
 
     @classmethod
-    def open(cls, context: Context) -> SiteSession:
+    def from_context(cls, context: Context) -> SiteSession:
         """Open this node's site for a run, and check before anything leaves that it can take part.
 
         A hospital that declares its data is opened with a stand-in for them.
@@ -286,13 +286,13 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
         FedsiloError: the site cannot take part.
     """
     if not is_simulated(context):
-        return SiteSession.open(context)
+        return SiteSession.from_context(context)
     configs = f"{context.node_config} {context.run_config}"
     # A hash, because the configs themselves are 15 KB per site
     key = context.run_id, context.node_id, hash(configs)
     if again or key not in _sessions:
         _sessions.pop(key, None)
-        _sessions[key] = SiteSession.open(context)
+        _sessions[key] = SiteSession.from_context(context)
         others = sum(session.held_bytes() for session in list(_sessions.values())[:-1])
         while others > _OTHERS:
             others -= _sessions.popitem(last=False)[1].held_bytes()

@@ -38,7 +38,7 @@ SCHEMA: dict[str, Any] = {
 IMAGES: dict[str, Any] = {
     "sites": {"north": "north.csv"},
     "classes": {"benign": ["nevus"], "malignant": ["melanoma"]},
-    "data.image-size": 64,
+    "image-size": 64,
     "test-share": 0.2,
     "bits": 12,
 }

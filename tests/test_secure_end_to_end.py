@@ -13,7 +13,7 @@ from flwr.app import Array, Error, Message
 from safetensors.numpy import load_file
 
 import fedsilo.engines.inline_engine
-from fedsilo.client_app.outbound import Outbound
+from fedsilo.client_app.masked_part import MaskedPart
 from fedsilo.client_app.privacy import secure_aggregation
 from fedsilo.core.errors import SettingError, SiteError
 from fedsilo.core.messages import (
@@ -107,7 +107,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
         known.updates[self.site] = {name: update.numpy() for name, update in updates.items()}
         return masked(self, updates, received, *more)
 
-    monkeypatch.setattr(secure_aggregation.SecureSite, "masked", watched)
+    monkeypatch.setattr(secure_aggregation.SecureSite, "mask", watched)
     return known
 
 
@@ -470,14 +470,14 @@ def test_sites_that_are_sent_different_models_give_away_no_sum(
 @pytest.fixture
 def failing(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Return a function by which some sites add 0, as hospitals do that could not answer."""
-    honest = Outbound._masked
+    honest = MaskedPart._mask
 
     def fail(*sites: str) -> None:
-        def masked(self: Outbound, update: Any, metrics: Any) -> Any:
+        def masked(self: MaskedPart, update: Any, metrics: Any) -> Any:
             broken = self.session.silo.name in sites
             return honest(self, None if broken else update, metrics)
 
-        monkeypatch.setattr(Outbound, "_masked", masked)
+        monkeypatch.setattr(MaskedPart, "_mask", masked)
 
     return fail
 
@@ -519,18 +519,18 @@ def test_a_metric_that_is_not_finite_is_a_mean_over_the_other_sites(
     values: dict[str, Value], inline_run: InlineRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The cast of a nan is undefined: the mean that the server showed was silently wrong."""
-    honest = Outbound._masked
+    honest = MaskedPart._mask
     losses: dict[str, float] = {}
     loss = "trained.train.loss"
 
-    def masked(self: Outbound, update: Any, metrics: dict[str, float]) -> Any:
+    def masked(self: MaskedPart, update: Any, metrics: dict[str, float]) -> Any:
         changed = dict(metrics)
         if loss in metrics:
             losses[self.session.silo.name] = metrics[loss]
             changed[loss] = math.nan if self.session.silo.name == "s2a" else metrics[loss]
         return honest(self, update, changed)
 
-    monkeypatch.setattr(Outbound, "_masked", masked)
+    monkeypatch.setattr(MaskedPart, "_mask", masked)
     directory = inline_run(values | {"trust": "sums"}, SILOS)
     rows = directory.read_csv("metrics.csv")
     (found,) = [float(row["value"]) for row in rows if row["metric"] == "trained-loss"]
@@ -541,12 +541,12 @@ def test_a_metric_that_is_not_finite_is_a_mean_over_the_other_sites(
 def test_a_metric_that_no_site_has_is_left_out_with_a_line(
     values: dict[str, Value], inline_run: InlineRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    honest = Outbound._masked
+    honest = MaskedPart._mask
 
-    def masked(self: Outbound, update: Any, metrics: dict[str, float]) -> Any:
+    def masked(self: MaskedPart, update: Any, metrics: dict[str, float]) -> Any:
         return honest(self, update, dict.fromkeys(metrics, math.nan))
 
-    monkeypatch.setattr(Outbound, "_masked", masked)
+    monkeypatch.setattr(MaskedPart, "_mask", masked)
     directory = inline_run(values | {"trust": "sums"}, SILOS)
     assert not directory.read_csv("metrics.csv")
     reasons = [f["reason"] for f in directory.read_json("summary.json")["failures"]]

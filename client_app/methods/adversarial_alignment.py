@@ -76,16 +76,16 @@ class Aligner:
         # The step before has seen this batch, and batch norm must not count it twice
         with still_statistics(self.network):
             if len(parts) == 1:
-                own = self._embed(inputs)
+                own = self._mean_embeddings(inputs)
                 self._teach(own.detach())
                 self._confuse(own, 1.0)
             else:  # one part's graph at a time limits memory to that of a part
                 with torch.no_grad():
-                    known = torch.cat([self._embed(inputs[part]) for part in parts])
+                    known = torch.cat([self._mean_embeddings(inputs[part]) for part in parts])
                 self._teach(known)
                 for part in parts:
                     share = (part.stop - part.start) / len(inputs)
-                    self._confuse(self._embed(inputs[part]), share)
+                    self._confuse(self._mean_embeddings(inputs[part]), share)
         optimiser.step()
 
     def kept(self) -> dict[str, Tensor]:
@@ -94,7 +94,7 @@ class Aligner:
         weights = with_prefix(DISCRIMINATOR, self.discriminator.state_dict())
         return weights | with_prefix(_MOMENTS, moments)
 
-    def _embed(self, inputs: Tensor) -> Tensor:
+    def _mean_embeddings(self, inputs: Tensor) -> Tensor:
         with self.compute.autocast():
             return mean_embeddings(self.network, float_inputs(inputs))
 

@@ -135,7 +135,7 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
     # By the names of 0.1: a declaration of that version must hold, or data would be counted again
     key = json_digest(sorted(with_former_keys(decisive).items()))
     samples = json_digest(sorted(with_former_keys(counted).items()))
-    with file.locked():
+    with file.lock():
         known = file.read({})
         if key in known:
             return known[key]

@@ -43,7 +43,7 @@ class Ledger:
             EpsilonSpentError: epsilon would exceed a cap; nothing is entered.
             CheckpointError: a ledger is damaged.
         """
-        with (self.hospital or self)._file().locked():
+        with (self.hospital or self)._file().lock():
             self._enter(releases)
 
     def releases(self) -> Releases:

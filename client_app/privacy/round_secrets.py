@@ -89,7 +89,7 @@ def read_secrets(folder: Path, round_: int) -> RoundSecrets:
 
 def one_at_a_time(folder: Path) -> AbstractContextManager[None]:
     """Let only one message at a time use the secrets; two at once would both find keys unused."""
-    return _file(folder).locked()
+    return _file(folder).lock()
 
 
 def drop_secrets(folder: Path) -> None:

@@ -103,12 +103,12 @@ class SecureSite:
         """
         with one_at_a_time(self.folder):
             if phase == SECURE_KEYS:
-                return self._made_keys()
+                return self._make_keys()
             if phase == SECURE_SHARES:
-                return self._shared()
-            return self._agreed() if phase == SECURE_AGREE else self._unmasked()
+                return self._share_secrets()
+            return self._sign_list() if phase == SECURE_AGREE else self._unmask()
 
-    def masked(
+    def mask(
         self,
         updates: Mapping[str, Tensor],
         received: Mapping[str, Any],
@@ -217,7 +217,7 @@ class SecureSite:
         arrays = arrays_digest(received).hex()
         return digest("question", said, asked, arrays, len(secrets.keys)).hex()
 
-    def _made_keys(self) -> ConfigRecord:
+    def _make_keys(self) -> ConfigRecord:
         masking, sealing = new_key_pair(), new_key_pair()
         public = masking.public, sealing.public
         private, own_mask = (masking.private, sealing.private), os.urandom(KEY)
@@ -239,7 +239,7 @@ class SecureSite:
     def _key_words(self, site: str, keys: tuple[bytes, bytes], splits: str) -> bytes:
         return key_words(self.run, self.round, site, keys, self.terms, splits)
 
-    def _shared(self) -> ConfigRecord:
+    def _share_secrets(self) -> ConfigRecord:
         secrets = read_secrets(self.folder, self.round)
         if secrets.keys:
             raise RefusedError("keys of this round are already shared: begin the round again")
@@ -247,7 +247,7 @@ class SecureSite:
         secrets.threshold = threshold = whole(self.asked, "threshold")
         self._refuse_threshold(threshold, len(secrets.keys))
         secrets.context = context_of(self.run, self.round, secrets.keys, threshold)
-        record = self._cut_and_sealed(secrets)
+        record = self._seal_shares(secrets)
         secrets.write(self.folder)
         return record
 
@@ -288,7 +288,7 @@ class SecureSite:
                 "sites take part"
             )
 
-    def _cut_and_sealed(self, secrets: RoundSecrets) -> ConfigRecord:
+    def _seal_shares(self, secrets: RoundSecrets) -> ConfigRecord:
         """Split this site's secrets, seal a share for each other site, and keep its own shares."""
         sites, place = secrets.sites, secrets.sites.index(self.site)
         own_masks = cut(secrets.own_mask, secrets.threshold, len(sites))
@@ -303,7 +303,7 @@ class SecureSite:
         check = mask_check(secrets.own_mask)
         return self._record({"to": [*parcels], "sealed": [*parcels.values()], "check": check})
 
-    def _agreed(self) -> ConfigRecord:
+    def _sign_list(self) -> ConfigRecord:
         """Sign the list of sites whose weights arrived; only one list under the keys of a round."""
         secrets = read_secrets(self.folder, self.round)
         answered = texts(self.asked, "answered")
@@ -320,14 +320,14 @@ class SecureSite:
         secrets.write(self.folder)
         return self._record({"signature": signed(self.signer.private, secrets.list_words())})
 
-    def _unmasked(self) -> ConfigRecord:
+    def _unmask(self) -> ConfigRecord:
         secrets = read_secrets(self.folder, self.round)
         if not secrets.answered:
             raise RefusedError(
                 "no site has signed yet whose weights arrived: begin the round again"
             )
         self._refuse_disagreement(secrets)
-        opened_shares = self._opened(secrets)
+        opened_shares = self._open_shares(secrets)
         # Before anything leaves
         self._sums().note(secrets.answered, secrets.weighed, secrets.question)
         if self.book:
@@ -362,7 +362,7 @@ class SecureSite:
                 "would reveal single sites' weights"
             )
 
-    def _opened(self, secrets: RoundSecrets) -> dict[str, Shares]:
+    def _open_shares(self, secrets: RoundSecrets) -> dict[str, Shares]:
         """Open the received shares; return them by the site whose secrets they belong to."""
         senders = texts(self.asked, "from")
         received = dict(zip(senders, tokens(self.asked, "sealed", LONGEST_SEALED), strict=False))

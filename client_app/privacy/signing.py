@@ -128,7 +128,7 @@ def signing_key(folder: Path) -> EllipticCurvePrivateKey:
     """
     path = folder / KEY
     # Without the lock two messages could each make a key
-    with KnownKeys(folder).file.locked():
+    with KnownKeys(folder).file.lock():
         try:
             if not os.path.lexists(path):
                 write_atomically(path, _new_key(), mode=0o600)
@@ -189,7 +189,7 @@ class KnownKeys:
         Raises:
             CheckpointError: the list is damaged, or cannot be written.
         """
-        with self.file.locked():
+        with self.file.lock():
             known = self.read()
             if any(key.shown != key.received for key in known.values()):
                 for key in known.values():
@@ -236,7 +236,7 @@ class KnownKeys:
             raise RefusedError(fault)
 
     def _note(self, codes: Mapping[str, str]) -> dict[str, KnownKey]:
-        with self.file.locked():
+        with self.file.lock():
             known = self.read()
             before = {site: key.received for site, key in known.items()}
             for site, code in sorted(codes.items()):
@@ -259,7 +259,7 @@ class KnownKeys:
                 was listed: a server can send its own key while two hospitals are on the telephone.
             CheckpointError: the list is damaged, or cannot be written.
         """
-        with self.file.locked():
+        with self.file.lock():
             known = self.read()
             key = known.get(site, KnownKey())
             was_listed = key.shown == key.received
@@ -295,7 +295,7 @@ class KnownKeys:
             SettingError: the list does not have it.
             CheckpointError: the list is damaged, or cannot be written.
         """
-        with self.file.locked():
+        with self.file.lock():
             known = self.read()
             if site not in known:
                 raise SettingError(f"no key of '{site}' is known: {', '.join(sorted(known))} are")

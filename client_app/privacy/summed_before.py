@@ -98,7 +98,7 @@ class SummedBefore:
 
     def note(self, arrays: str, answered: Sequence[str], failed: bool) -> None:
         """Record that a sum is unmasked; drop the oldest entry if there are too many."""
-        with self._file().locked():
+        with self._file().lock():
             sums = dict(self._sums())
             sums.pop(arrays, None)  # reinserted, so that the newest is last
             sums[arrays] = OpenSum(list(answered), self.terms, failed)

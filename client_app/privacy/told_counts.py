@@ -8,7 +8,8 @@ draws again.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
@@ -70,7 +71,7 @@ def told_counts(
         CheckpointError: the stored counts are damaged, or cannot be written.
     """
     file, key = _file(hospital), json_digest(sorted(data.items()))
-    with file.locked():
+    with file.lock():
         known = _read(file)
         if key not in known:
             noise = counts_noise(named, hospital)
@@ -108,12 +109,13 @@ def draw_again(named: float, hospital: Ledger) -> float:
         CheckpointError: the stored counts are damaged, or cannot be written.
     """
     file, noise = _file(hospital), counts_noise(named, hospital)
-    with file.locked():
+    with file.lock():
         known = _read(file)
         unpaid = [key for key, told in known.items() if not told.again]
         if unpaid:
             hospital.spend({(noise, 1.0): len(unpaid)})
-            known |= {key: Told(known[key].counts, known[key].noise, noise) for key in unpaid}
+            for key in unpaid:
+                known[key] = replace(known[key], again=noise)
             file.write({**known})
     return noise
 
@@ -128,8 +130,12 @@ def _file(hospital: Ledger) -> OwnFile[_Kept]:
 
 
 def _read(file: OwnFile[_Kept]) -> dict[str, Told]:
-    kept = file.read({})
-    return {key: told if isinstance(told, Told) else Told(told) for key, told in kept.items()}
+    known = {}
+    for key, told in file.read({}).items():
+        if not isinstance(told, Told):
+            told = Told(told)
+        known[key] = told
+    return known
 
 
 def _noisy(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
@@ -140,14 +146,16 @@ def _noisy(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
     empty, because it would have no metrics anyway.
     """
     sizes = [len(counts) for counts in exact.values()]
-    # A patient belongs to one count
-    release, flat = Release(1.0, noise, 1, None), [n for counts in exact.values() for n in counts]
-    drawn = release.with_noise({"": torch.tensor(flat, dtype=torch.int64) * UNITS})[""].round()
-    told = {}
+    flat = torch.tensor([*chain.from_iterable(exact.values())], dtype=torch.int64)
+    release = Release(1.0, noise, 1, None)  # a patient belongs to one count
+    drawn = release.with_noise({"": flat * UNITS})[""].round()
+    told: Counts = {}
     for split, counts in zip(exact, torch.split(drawn, sizes), strict=True):
         least = _EMPTY * noise * math.sqrt(len(counts))
-        there = split == "train" or float(counts.sum()) > least
-        told[split] = [max(0, int(n)) if there else 0 for n in counts.tolist()]
+        if split != "train" and float(counts.sum()) <= least:
+            told[split] = [0] * len(counts)
+        else:
+            told[split] = [max(0, int(count)) for count in counts.tolist()]
     if not sum(told["train"]):
         told["train"][0] = 1  # training needs at least one sample
     return told

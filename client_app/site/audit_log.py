@@ -70,7 +70,7 @@ def entry(
         "phase": _short(config.get("phase", "")),
         "outcome": outcome,
         "why": (why or reason)[:_LONGEST_REASON],
-        "records": grouped(names_in(leaving)),
+        "records": group_names(names_in(leaving)),
         "bytes-in": record_bytes(message.content) if message.has_content() else 0,
         "bytes-out": record_bytes(leaving) + len(reason.encode()),
         **({_LEDGER: ledger} if ledger else {}),
@@ -87,7 +87,7 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
     """
     import fcntl  # only on Linux and macOS, where hospitals' containers run
 
-    with _opened(path) as log:
+    with _open_log(path) as log:
         fcntl.flock(log, fcntl.LOCK_EX)
         size = os.fstat(log).st_size
         before, now = _last_mark(log, size), line.get(_LEDGER)
@@ -115,7 +115,7 @@ def last_ledger(path: Path) -> LedgerMark | None:
     Raises:
         RefusedError: the log cannot be opened; the path stays at the site.
     """
-    with _opened(path) as log:
+    with _open_log(path) as log:
         return _last_mark(log, os.fstat(log).st_size)
 
 
@@ -142,7 +142,7 @@ def check_log(path: Path) -> None:
     Raises:
         RefusedError: it cannot be opened; the path stays at the site.
     """
-    with _opened(path):
+    with _open_log(path):
         pass
 
 
@@ -151,7 +151,7 @@ def names_in(content: RecordDict) -> list[str]:
     return sorted(f"{record}/{key}" for record, values in content.items() for key in values)
 
 
-def grouped(names: Iterable[str]) -> dict[str, int]:
+def group_names(names: Iterable[str]) -> dict[str, int]:
     """Group names with the same beginning into one pattern; return the number of each.
 
     Everything after a key's first '.' or '/' becomes '*': ``arrays/head.1.bias`` is
@@ -161,7 +161,7 @@ def grouped(names: Iterable[str]) -> dict[str, int]:
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[int]:
+def _open_log(path: Path) -> Iterator[int]:
     """Open the log; turn an OSError of the block into a refusal."""
     try:
         log = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)

@@ -17,7 +17,7 @@ from fedsilo.client_app.site.node import Answering, built, own_cache, own_folder
 from fedsilo.client_app.site.private_state import drop_old_states
 from fedsilo.client_app.site.run_book import RunBook
 from fedsilo.client_app.site.trust import refuse_distrusted
-from fedsilo.client_app.site.watch import watched
+from fedsilo.client_app.site.watch import watch_usage
 from fedsilo.core.files.locations import find_places
 from fedsilo.core.messages import CONFIG, EVALUATE, HELLO, SURVEY, Instruction
 from fedsilo.core.settings.common_settings import CommonSettings
@@ -51,7 +51,7 @@ def within_bounds(answering: Answering) -> Iterator[None]:
         with refusing_as(site):
             book.hello(limits)
         prune_cache(find_places("", own_cache(context)).cache, limits.max_cache * MEGABYTE)
-        with watched(limits.max_seconds, limits.max_memory):
+        with watch_usage(limits.max_seconds, limits.max_memory):
             yield
         return
     instruction = Instruction.from_config(message.content.config_records.get(CONFIG, {}))
@@ -63,7 +63,7 @@ def within_bounds(answering: Answering) -> Iterator[None]:
     drop_old_states(folder.parent.parent, site, instruction.run_name, limits.max_state * MEGABYTE)
     began = time.monotonic()
     try:
-        with watched(seconds, limits.max_memory):
+        with watch_usage(seconds, limits.max_memory):
             yield
     finally:
         book.add_seconds(instruction.run_name, time.monotonic() - began)

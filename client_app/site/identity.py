@@ -28,7 +28,10 @@ from fedsilo.datasets.registry import data_set, plugs_of, silo_names
 
 _OWN = keys_with(CommonSettings, "own")
 # Key of the node config -> field of the run's settings that it overrides
-NODE_FIELDS = {key_of(name): name for name, key in keys_of(CommonSettings).items() if key in _OWN}
+NODE_FIELDS: dict[str, str] = {}
+for _name, _key in keys_of(CommonSettings).items():
+    if _key in _OWN:
+        NODE_FIELDS[key_of(_name)] = _name
 
 
 @dataclass(frozen=True)
@@ -47,10 +50,15 @@ def site_settings(context: Context) -> CommonSettings:
         RefusedError: the run names a file of a real site.
     """
     settings, node = built(CommonSettings, context.run_config), context.node_config
-    own: dict[str, Any] = {name: str(node[key]) for key, name in NODE_FIELDS.items() if key in node}
+    own: dict[str, Any] = {}
+    for key, name in NODE_FIELDS.items():
+        if key in node:
+            own[name] = str(node[key])
     own["sums_min_count"] = max(settings.sums_min_count, limits_of(context).sums_min_count)
-    if (capped := node_cap(context)).max_epsilon:
-        own["max_epsilon"] = min(cap for cap in (settings.max_epsilon, capped.max_epsilon) if cap)
+    capped = node_cap(context)
+    if capped.max_epsilon:
+        # A run without a cap of its own has 0
+        own["max_epsilon"] = min(settings.max_epsilon or capped.max_epsilon, capped.max_epsilon)
         # The smaller delta holds, because a server might name
         # one near 1, where every epsilon is small
         own["delta"] = min(settings.delta, capped.delta)
@@ -75,9 +83,11 @@ def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettin
             "the run's 'split.silo-set' is a file, but no run opens a hospital's files: use "
             f"'{GAIA}', or leave it empty"
         )
-    folder, plugin = (str(context.node_config.get(key, "")) for key in ("data-dir", "plugin"))
     settings = dataclasses.replace(
-        settings, data_dir=folder, cache_dir=own_cache(context), plugin=plugin
+        settings,
+        data_dir=str(context.node_config.get("data-dir", "")),
+        cache_dir=own_cache(context),
+        plugin=str(context.node_config.get("plugin", "")),
     )
     if "backbone-weights" in context.node_config:
         return settings
@@ -90,19 +100,23 @@ def _refuse_other_plugs(settings: CommonSettings) -> None:
     A server that could name any module would execute it here.
     """
     plugs = plugs_of(settings)
-    own = [module_of(entry) for entry in plugin_entries(settings.plugin)]
+    # A module is installed with all modules below it
+    installed = tuple(f"{module_of(entry)}." for entry in plugin_entries(settings.plugin))
     for plug in plugs:
-        if not plug.invited and not any(f"{plug.module}.".startswith(f"{m}.") for m in own):
+        if not plug.invited and not f"{plug.module}.".startswith(installed):
             raise RefusedError(
                 f"the run needs plugin '{plug.module}', but this hospital has not installed it: "
                 "name its file or module in 'plugin' in the node config"
             )
-    if plugs and not settings.plugin_digests:
+    if not plugs:
+        return
+    if not settings.plugin_digests:
         raise RefusedError(
             "the run does not name the version of its plugins: 'fedsilo deploy run' fills "
             "in 'plugin-digests'"
         )
-    if plugs and (other := other_plugs(plug_digests(plugs), settings.plugin_digests)):
+    other = other_plugs(plug_digests(plugs), settings.plugin_digests)
+    if other:
         raise RefusedError(
             f"plugin {' and '.join(other)} is not this hospital's version: server and hospital "
             "must have the same files"

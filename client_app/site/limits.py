@@ -128,7 +128,9 @@ class Limits:
                     "leave the site out"
                 )
 
-    def measured(self, metrics: Mapping[str, float], sizes: Mapping[str, int]) -> dict[str, float]:
+    def enough_measured(
+        self, metrics: Mapping[str, float], sizes: Mapping[str, int]
+    ) -> dict[str, float]:
         """Return the metrics without those of splits with too few samples.
 
         Args:

@@ -29,7 +29,7 @@ class OwnFile(Generic[T]):
     full: str = "make room or repair the disk, then resume the run"
 
     @contextmanager
-    def locked(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Let only one message at a time change the file; others wait.
 
         Raises:

@@ -13,13 +13,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from pathlib import Path
 from typing import Any, Literal
 
 from flwr.app import Context, Message
 
-from fedsilo.client_app.site.audit_log import check_log, grouped, names_in
+from fedsilo.client_app.site.audit_log import check_log, group_names, names_in
 from fedsilo.client_app.site.identity import own_name, refusing_as
 from fedsilo.client_app.site.limits import Limits, cap, floor
 from fedsilo.client_app.site.node import Answering, built, own_folder
@@ -38,10 +37,13 @@ from fedsilo.core.settings_schema import (
 )
 
 SITE_FILE = "site-file"
+_SHOWN_GROUPS = 5  # groups of names in an error; the others are counted
 
 
 def _lower_cap(one: float, other: float) -> float:
-    return min(one, other) if one and other else one or other  # 0 means no cap
+    if one and other:
+        return min(one, other)
+    return max(one, other)  # 0 means no cap, so the only cap holds
 
 
 def _less_trust(one: str, other: str) -> str:
@@ -123,22 +125,24 @@ class SiteFile(Limits):
         barred = [name for name in names if matches(name, self.refused_records)]
         for key, refused in (("records", unlisted), ("refused-records", barred)):
             if refused:
-                groups = list(grouped(refused))
-                more = f" and {len(groups) - 5} more" if len(groups) > 5 else ""
+                groups = list(group_names(refused))
+                shown = ", ".join(groups[:_SHOWN_GROUPS])
+                if len(groups) > _SHOWN_GROUPS:
+                    shown += f" and {len(groups) - _SHOWN_GROUPS} more"
                 raise RefusedError(
-                    f"the site file does not let {', '.join(groups[:5])}{more} leave ('{key}'), "
-                    "which the method sends: nothing left the site"
+                    f"the site file does not let {shown} leave ('{key}'), which the method sends: "
+                    "nothing left the site"
                 )
 
     def survey_parts(self, parts: Iterable[str]) -> set[str]:
         """Return the parts of a survey that 'records' lists as 'survey/' and no rule refuses."""
         listed = [pattern for pattern in self.records if pattern.startswith(f"{SURVEYED}/")]
-        return {
-            part
-            for part in parts
-            if matches(f"{SURVEYED}/{part}", listed)
-            and not matches(f"{SURVEYED}/{part}", self.refused_records)
-        }
+        allowed = set()
+        for part in parts:
+            name = f"{SURVEYED}/{part}"
+            if matches(name, listed) and not matches(name, self.refused_records):
+                allowed.add(part)
+        return allowed
 
     def over(self, context: Context) -> Context:
         """Return the context with the file's limits in its node config; the stricter value wins.
@@ -148,11 +152,14 @@ class SiteFile(Limits):
         """
         known = {key: value for key, value in context.node_config.items() if key in _STRICTER}
         typed = as_mapping(build(SiteFile, known))
-        places = [_with_delta({key: typed[key] for key in known}), _with_delta(self.given)]
-        merged = dict(context.node_config)
-        for key, stricter in _STRICTER.items():
-            if values := [place[key] for place in places if key in place]:
-                merged[key] = reduce(stricter, values)
+        in_node_config = _with_delta({key: typed[key] for key in known})
+        merged = {**context.node_config, **in_node_config}
+        for key, value in _with_delta(self.given).items():
+            if key not in _STRICTER:
+                continue
+            if key in in_node_config:
+                value = _STRICTER[key](in_node_config[key], value)
+            merged[key] = value
         return replace(context, node_config=merged)
 
 
@@ -165,9 +172,9 @@ _BY_ROLE: Mapping[str, Callable[[Any, Any], Any]] = {
     "least": min,  # consent needs both, so one false is enough to refuse
     "trust": _less_trust,
 }
-_STRICTER = {
-    key: stricter for role, stricter in _BY_ROLE.items() for key in keys_with(SiteFile, role)
-}
+_STRICTER: dict[str, Callable[[Any, Any], Any]] = {}
+for _role, _stricter in _BY_ROLE.items():
+    _STRICTER.update(dict.fromkeys(keys_with(SiteFile, _role), _stricter))
 NODE_LIMITS = tuple(_STRICTER)  # keys of a site file that the node config may also have
 
 
@@ -189,9 +196,11 @@ def read_site_file(context: Context) -> SiteFile:
         raise RefusedError("the site file cannot be read: it is not UTF-8 text") from None
     except SettingError as error:
         raise RefusedError(f"the site file cannot be used: {error}") from None
-    if site_file.site and site_file.site != (named := own_name(context)):
-        other = " ".join(site_file.site.split())
-        raise RefusedError(f"the site file's 'site' is '{other}', but this is site '{named}'")
+    if site_file.site:
+        named = own_name(context)
+        if site_file.site != named:
+            other = " ".join(site_file.site.split())
+            raise RefusedError(f"the site file's 'site' is '{other}', but this is site '{named}'")
     return site_file
 
 
@@ -225,9 +234,11 @@ def under_site_file(answering: Answering) -> Iterator[None]:
 def _refuse_tightened(before: Mapping[str, Value], now: Mapping[str, Value]) -> None:
     """Refuse an answer made under limits that were tightened since; quotas do not count here."""
     usual, quotas = as_mapping(SiteFile()), keys_with(SiteFile, "quota")
-    for key in (key for key in _STRICTER if key in now and key not in quotas):
+    for key, stricter in _STRICTER.items():
+        if key not in now or key in quotas:
+            continue
         earlier = before.get(key, usual[key])
-        if _STRICTER[key](earlier, now[key]) != earlier:
+        if stricter(earlier, now[key]) != earlier:
             raise RefusedError(
                 f"the site file's '{key}' was tightened while the message was answered: nothing "
                 "left the site; ask again"
@@ -252,9 +263,10 @@ def log_path(context: Context, rules: SiteFile | None) -> Path:
     Raises:
         RefusedError: neither names a place.
     """
-    if rules is not None and (named := rules.audit_log):
-        return Path(os.path.realpath(named))  # the hospital may name a symbolic link
-    if home := own_folder(context, own_name(context)):
+    if rules is not None and rules.audit_log:
+        return Path(os.path.realpath(rules.audit_log))  # the hospital may name a symbolic link
+    home = own_folder(context, own_name(context))
+    if home is not None:
         with suppress(OSError):  # opening the log later raises a proper error
             home.mkdir(parents=True, exist_ok=True, mode=0o700)
         return home / "audit.jsonl"
@@ -277,6 +289,7 @@ def refuse_few(site: str, counts: Sequence[int], node_config: Mapping[str, Value
         RefusedError: names the limit, but not the count, which would reveal what is withheld.
     """
     keys = ("minimum-train-samples", "minimum-per-label")
+    # Only these two: another wrong value of the node config has its own error elsewhere
     limits = build(SiteFile, {key: node_config[key] for key in keys if key in node_config})
     if sum(counts) < limits.minimum_train_samples:
         raise RefusedError(
@@ -292,8 +305,11 @@ def refuse_few(site: str, counts: Sequence[int], node_config: Mapping[str, Value
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
     """Tell whether ``name`` matches one of ``patterns``, in which ``*`` is any text."""
-    expressions = (re.escape(pattern).replace(r"\*", ".*") for pattern in patterns)
-    return any(re.fullmatch(expression, name, re.DOTALL) for expression in expressions)
+    for pattern in patterns:
+        expression = re.escape(pattern).replace(r"\*", ".*")
+        if re.fullmatch(expression, name, re.DOTALL):
+            return True
+    return False
 
 
 def parsed_site_file(text: str) -> SiteFile:
@@ -311,4 +327,6 @@ def parsed_site_file(text: str) -> SiteFile:
 
 def _with_delta(values: Mapping[str, Value]) -> dict[str, Value]:
     """Add the default delta to values that have a cap on epsilon but no delta."""
-    return ({"delta": SiteFile.delta} if "max-epsilon" in values else {}) | dict(values)
+    if "max-epsilon" in values:
+        return {"delta": SiteFile.delta, **values}
+    return dict(values)

@@ -46,10 +46,8 @@ class SiteState:
             CheckpointError: the state is gone, cut short or altered; it is older than the one that
                 the server knows; or the server goes back further than this site remembers.
         """
-        keys = self._keys()
-        # A resumed server may ask again for a round that this site has already finished
-        older = [key for key in keys if key < (instruction.round, instruction.step)]
-        if not older and _forgotten(keys, instruction):
+        keys, older = self._keys(), self._older_keys(instruction)
+        if not older and _is_forgotten(keys, instruction):
             raise CheckpointError(
                 f"{self._name}: round {instruction.round} is asked for, but the oldest state in "
                 f"{self.folder} is from round {keys[0][0]}; resume from a newer checkpoint or "
@@ -83,7 +81,7 @@ class SiteState:
 
     def is_counted(self, instruction: Instruction) -> bool:
         """Tell whether the server has used the reply with which ``before``'s state was stored."""
-        older = [key for key in self._keys() if key < (instruction.round, instruction.step)]
+        older = self._older_keys(instruction)
         return not older or state_key(*older[-1]) <= instruction.expects_state
 
     def store(self, instruction: Instruction, arrays: dict[str, Tensor]) -> None:
@@ -104,7 +102,8 @@ class SiteState:
                 f"{self._name} cannot be written to {self.folder}: {error.strerror}; make room or "
                 "repair the disk, then resume the run"
             ) from error
-        kept = sorted({key[0] for key in self._keys() if key <= now})[-2:]
+        rounds = {key[0] for key in self._keys() if key <= now}
+        kept = sorted(rounds)[-2:]
         for key in self._keys():
             if key > now or key[0] not in kept:
                 self._path(*key).unlink(missing_ok=True)
@@ -117,10 +116,23 @@ class SiteState:
         return self.folder / f"round-{round_:06d}-{step:02d}.safetensors"
 
     def _keys(self) -> list[tuple[int, int]]:
+        """Return the (round, step) of each stored state, sorted."""
         if not self.folder.is_dir():
             return []
-        matches = (_NAME.fullmatch(path.name) for path in self.folder.iterdir())
-        return sorted((int(match[1]), int(match[2])) for match in matches if match)
+        keys = []
+        for path in self.folder.iterdir():
+            match = _NAME.fullmatch(path.name)
+            if match:
+                keys.append((int(match[1]), int(match[2])))
+        return sorted(keys)
+
+    def _older_keys(self, instruction: Instruction) -> list[tuple[int, int]]:
+        """Return the (round, step) of each state from before ``instruction``, sorted.
+
+        A resumed server may ask again for a round that this site has already finished.
+        """
+        now = (instruction.round, instruction.step)
+        return [key for key in self._keys() if key < now]
 
 
 # A hospital may change these during a run: where it computes, and its timeouts
@@ -134,20 +146,32 @@ _FREE = frozenset(
 def settings_digest_of(common: CommonSettings, own: Any) -> str:
     """Return a digest of all settings that decide a state's meaning and what of it is shared."""
     values = as_mapping(common) | as_mapping(own)
-    # Empty pins are left out, so that states from before plugins have the same digest
-    chosen = {k: v for k, v in values.items() if k not in _FREE and (v or k != PINS)}
+    defaults_of_01 = former_defaults(values)
+    for key in _FREE:
+        values.pop(key, None)
+    if not values.get(PINS):  # so that states from before plugins have the same digest
+        values.pop(PINS, None)
     # States of 0.1 open: the digest is over its names, and over the settings that it had
-    chosen = with_former_keys(chosen) | former_defaults(values)
+    chosen = with_former_keys(values) | defaults_of_01
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 
-def _forgotten(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
+def _is_forgotten(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
     """Tell whether there was a state before ``instruction`` that has been dropped.
 
     If only the requested round is on disk, it is this site's first round, and nothing was dropped.
     """
     rounds = {key[0] for key in keys}
     return instruction.round > 1 and bool(rounds) and rounds != {instruction.round}
+
+
+@dataclass(frozen=True)
+class _RunStates:
+    """The states of one site in one run."""
+
+    last_used: float  # seconds since 1970
+    size: int  # bytes
+    paths: list[Path]
 
 
 def drop_old_states(home: Path, site: str, current: str, most: int) -> None:
@@ -159,15 +183,19 @@ def drop_old_states(home: Path, site: str, current: str, most: int) -> None:
         current: the run of this message, whose states stay.
         most: the most bytes of all runs together.
     """
-    others = (run for run in home.glob("*") if run.name != current and not run.name.startswith("."))
-    states = [
-        [(path, path.stat()) for path in (run / site).glob("*") if _NAME.fullmatch(path.name)]
-        for run in others
-    ]
-    total = sum(stat.st_size for run in states for _, stat in run)
-    for run in sorted(filter(None, states), key=lambda run: max(stat.st_mtime for _, stat in run)):
+    states: list[_RunStates] = []
+    for run in home.glob("*"):
+        if run.name == current or run.name.startswith("."):
+            continue
+        paths = [path for path in (run / site).glob("*") if _NAME.fullmatch(path.name)]
+        if paths:
+            found = [path.stat() for path in paths]
+            last_used = max(stat.st_mtime for stat in found)
+            states.append(_RunStates(last_used, sum(stat.st_size for stat in found), paths))
+    total = sum(one.size for one in states)
+    for one in sorted(states, key=lambda one: one.last_used):
         if total <= most:
             return
-        for path, stat in run:
+        for path in one.paths:
             path.unlink(missing_ok=True)
-            total -= stat.st_size
+        total -= one.size

@@ -106,7 +106,7 @@ class RunBook:
             RefusedError: the message exceeds a quota, or goes back.
             CheckpointError: the record is damaged, or cannot be written.
         """
-        with self._changed() as runs:
+        with self._change_runs() as runs:
             if message.run_name not in runs:
                 self._refuse_many(runs, limits)
             record = runs.setdefault(message.run_name, RunRecord(time.time()))
@@ -118,7 +118,7 @@ class RunBook:
 
     def add_seconds(self, run_name: str, seconds: float) -> None:
         """Add the working time of a message that was entered."""
-        with self._changed() as runs:
+        with self._change_runs() as runs:
             # A thousand other runs may have begun since, and then this one was dropped
             if run_name in runs:
                 runs[run_name].seconds += seconds
@@ -132,7 +132,7 @@ class RunBook:
             RefusedError: there were more within 24 hours.
         """
         most = 3 * limits.max_runs_per_day + 10
-        with self._changed() as runs:
+        with self._change_runs() as runs:
             day = runs.setdefault("", RunRecord(time.time()))
             if not _is_of_today(day):
                 day = runs[""] = RunRecord(time.time())
@@ -152,9 +152,9 @@ class RunBook:
             )
 
     @contextmanager
-    def _changed(self) -> Iterator[dict[str, RunRecord]]:
+    def _change_runs(self) -> Iterator[dict[str, RunRecord]]:
         """Yield the runs by name and write them back; concurrent messages wait for each other."""
-        with self.file.locked():
+        with self.file.lock():
             runs = self.file.read({})
             yield runs
             # The order of use decides, because the clock may have been wrong at 'began'

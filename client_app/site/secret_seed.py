@@ -26,7 +26,7 @@ def secret_seed(folder: Path) -> int:
         "the hospital's own seed 'seed'",
         "bring it back, or remove the file: a new one is drawn, and running runs lose their order",
     )
-    with file.locked():  # two messages at once must not both draw
+    with file.lock():  # two messages at once must not both draw
         seed = file.read(None)
         if seed is None:
             seed = secrets.randbits(_BITS)

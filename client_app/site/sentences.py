@@ -39,7 +39,7 @@ def effective(context: Context) -> SiteFile:
     return replace(rules, **{name: getattr(limits, name) for name in names})
 
 
-def explained(rules: SiteFile, has_file: bool = True) -> list[str]:
+def explain_rules(rules: SiteFile, has_file: bool = True) -> list[str]:
     """Explain the rules, one sentence per key.
 
     Args:

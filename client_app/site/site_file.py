@@ -28,30 +28,45 @@ def read_rules(text: str, kind: type) -> Any:
         content = with_numbers(parse_yaml(text))
     except YamlError as error:
         raise SettingError(str(error)) from None
+    if content is None:
+        raise SettingError("it is empty")
     if not isinstance(content, dict):
-        raise SettingError("it is empty" if content is None else "it is not a list of 'key: value'")
+        raise SettingError("it is not a list of 'key: value'")
     rules: Any = build_from_file(kind, content, more=_LISTS)
-    lists = {key: _texts(key, content[key]) for key in _LISTS if key in content}
+    lists: dict[str, tuple[str, ...]] = {}
+    for key in _LISTS:
+        if key in content:
+            lists[key] = _texts(key, content[key])
     _refuse_unknown("method", lists.get("methods", ()), METHODS)
     _refuse_unknown("data set", lists.get("datasets", ()), DATA_SETS)
     for key in ("records", "refused-records"):
         _refuse_rootless(key, lists.get(key, ()))
-    if missing := [key for key in _NEEDED if key not in lists]:
-        raise SettingError(
-            f"it lacks '{missing[0]}': list what is allowed, or [\"*\"] for everything"
-        )
-    if (log := content.get("audit-log")) and not Path(log).is_absolute():
+    for key in _NEEDED:
+        if key not in lists:
+            raise SettingError(f"it lacks '{key}': list what is allowed, or [\"*\"] for everything")
+    log = content.get("audit-log")
+    if log and not Path(log).is_absolute():
         raise SettingError("'audit-log' must be an absolute path")
     values = as_mapping(rules)
     given = {key: values[key] for key in content if key not in lists}
-    named = {key.replace("-", "_"): texts for key, texts in lists.items()}
-    return replace(rules, given=given, **named)
+    return replace(
+        rules,
+        given=given,
+        methods=lists["methods"],
+        datasets=lists["datasets"],
+        records=lists["records"],
+        refused_records=lists.get("refused-records", ()),
+    )
 
 
 def _texts(key: str, value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not all(isinstance(v, str) and v for v in value):
+    texts: list[str] = []
+    if isinstance(value, list):
+        texts = [text for text in value if isinstance(text, str) and text]
+    # An empty list is one that allows nothing
+    if texts != value:
         raise SettingError(f"'{key}' must be a list of texts, such as [\"*\"]")
-    return tuple(value)
+    return tuple(texts)
 
 
 def _refuse_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> None:

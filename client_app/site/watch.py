@@ -18,7 +18,7 @@ _SHARE = 0.9  # the share of the machine's memory that is allowed by default
 
 
 @contextmanager
-def watched(seconds: float, megabytes: int) -> Iterator[None]:
+def watch_usage(seconds: float, megabytes: int) -> Iterator[None]:
     """Run a block, and stop it once it exceeds ``seconds``, or the process ``megabytes``.
 
     A timer's signal checks the limits, so that decoding, training and measuring need not. They are

@@ -1,8 +1,9 @@
 """Build a site's answer to a survey: counts, means and percentiles above the site's floors."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import numpy as np
 
@@ -26,6 +27,17 @@ _FEW_VALUES = 10  # a mean over so few distinct values reveals counts
 _TAIL = 0.05  # the share of samples beyond each percentile
 
 
+@dataclass
+class _SplitParts:
+    """The parts of a survey that have a value per split; see ``Survey``."""
+
+    samples: dict[str, Count] = field(default_factory=dict)
+    labels: dict[str, list[Count]] = field(default_factory=dict)
+    histograms: dict[str, dict[str, list[Count]]] = field(default_factory=dict)
+    means: dict[str, dict[str, MeanAndDeviation]] = field(default_factory=dict)
+    percentiles: dict[str, dict[str, tuple[float, float]]] = field(default_factory=dict)
+
+
 @dataclass(frozen=True)
 class AnswerBuilder:
     """Builds an answer about the ``site``, with its own ``secret`` seed."""
@@ -43,43 +55,49 @@ class AnswerBuilder:
         chosen = data_set(settings.dataset)
         places = find_places(settings.data_dir, settings.cache_dir)
         measures = chosen.measures(silo, settings, places)
-        own = not is_cut(settings)  # the silo of a partition has files of many sites
-        files = chosen.file_measures(silo.name, settings, places) if own else []
-        sizes = {name: len(split) for name, split in silo.splits().items() if len(split)}
+        files: list[Measure] = []
+        if not is_cut(settings):  # the silo of a partition has files of many sites
+            files = chosen.file_measures(silo.name, settings, places)
         return Survey(
             about=self._about(measures, files),
-            samples={split: at_least(size, self.floor) for split, size in sizes.items()},
-            labels={
-                split: self._cells(silo.label_counts()[split], "labels", split) for split in sizes
-            },
             left_out=self._left_out(chosen.left_out(silo, settings, places)),
-            histograms={
-                split: {
-                    one.name: self._histogram(one, split, "histograms")
-                    for one in measures
-                    if one.has_histogram
-                }
-                for split in sizes
-            },
-            means={split: dict(self._means(measures, split)) for split in sizes},
-            percentiles={split: self._percentiles(measures, split) for split in sizes},
-            files={
-                one.name: self._histogram(one, place, "files")
-                for one in files
-                for place in one.values
-            },
-            file_percentiles={
-                name: ends
-                for place in {place for one in files for place in one.values}
-                for name, ends in self._percentiles(files, place, few_too=True).items()
-            },
+            **self._describe_splits(measures),
+            **self._describe_files(files),
         )
+
+    def _describe_splits(self, measures: list[Measure]) -> dict[str, Any]:
+        """Return the survey's parts that have a value per split; an empty split is left out."""
+        labels = self.site.silo.label_counts()
+        described = _SplitParts()
+        for name, split in self.site.silo.splits().items():
+            if not len(split):
+                continue
+            described.samples[name] = at_least(len(split), self.floor)
+            described.labels[name] = self._cells(labels[name], "labels", name)
+            described.means[name] = dict(self._means(measures, name))
+            described.percentiles[name] = self._percentiles(measures, name)
+            histograms = described.histograms[name] = {}
+            for one in measures:
+                if one.has_histogram:
+                    histograms[one.name] = self._histogram(one, name, "histograms")
+        return vars(described)
+
+    def _describe_files(self, files: list[Measure]) -> dict[str, Any]:
+        """Return the survey's parts about the site's files, such as their sizes."""
+        histograms: dict[str, list[Count]] = {}
+        percentiles: dict[str, tuple[float, float]] = {}
+        for one in files:
+            for place in one.values:
+                histograms[one.name] = self._histogram(one, place, "files")
+                percentiles.update(self._percentiles([one], place, few_too=True))
+        return {"files": histograms, "file_percentiles": percentiles}
 
     @property
     def floor(self) -> int:
         """The fewest samples behind a count; at a hospital only its own limits decide."""
-        bounds = self.site.settings if self.site.simulated else self.site.limits
-        return bounds.sums_min_count
+        if self.site.simulated:
+            return self.site.settings.sums_min_count
+        return self.site.limits.sums_min_count
 
     def _about(self, measures: list[Measure], files: list[Measure]) -> About:
         return About(
@@ -103,8 +121,11 @@ class AnswerBuilder:
 
     def _left_out(self, rows: LeftOutRows) -> LeftOut:
         """Count the samples in no split, and per column those without a value."""
-        pairs = {name: [count, rows.count - count] for name, count in rows.missing.items()}
-        missing = {n: self._cells(pair, "left-out", n)[0] for n, pair in pairs.items()}
+        missing = {}
+        for name, count in rows.missing.items():
+            # Both cells of the table, because their total may be known
+            cells = [count, rows.count - count]
+            missing[name] = self._cells(cells, "left-out", name)[0]
         return LeftOut(count=at_least(rows.count, self.floor), missing=missing)
 
     def _means(self, measures: list[Measure], split: str) -> Iterator[tuple[str, MeanAndDeviation]]:
@@ -113,10 +134,14 @@ class AnswerBuilder:
         Values beyond the outer edges are moved to them first, so an outlier has no larger influence
         than other values.
         """
-        for one in (one for one in measures if one.edges):
-            # Simulated patients need no protection, so their values are not clipped
-            ends = (-np.inf, np.inf) if self.site.simulated else (one.edges[0], one.edges[-1])
-            values = self._told(replace(one, values={split: one.values[split].clip(*ends)}), split)
+        for one in measures:
+            if not one.edges:
+                continue
+            clipped = one
+            if not self.site.simulated:  # simulated patients need no protection
+                within = one.values[split].clip(one.edges[0], one.edges[-1])
+                clipped = replace(one, values={split: within})
+            values = self._told(clipped, split)
             if values is None or len(values) < self.floor:
                 continue
             mean, sd = float(values.mean()), float(values.std())

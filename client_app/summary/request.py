@@ -122,7 +122,7 @@ def _first_answer(folder: Path, dataset: str, make: Callable[[], Kept]) -> tuple
         "bring it back; if it is removed the next survey gets a new answer",
         "no survey leaves that is not kept; make room or repair the disk",
     )
-    with file.locked():
+    with file.lock():
         known = file.read({})
         if dataset in known:
             return known[dataset], False

@@ -50,7 +50,10 @@ class Probes(list[Probe]):
 
     def values(self) -> dict[str, float]:
         """Return the metrics of all probes."""
-        return {name: value for one in self for name, value in one.values().items()}
+        values = {}
+        for one in self:
+            values.update(one.values())
+        return values
 
 
 @dataclass(frozen=True)
@@ -102,7 +105,9 @@ def measure(
     metrics = metrics_of(probabilities, split.labels)
     if counts_from is not None:
         metrics |= outcome_counts(probabilities, split.labels, counts_from)
-    return metrics | (probe.values() if probe else {})
+    if probe:
+        metrics |= probe.values()
+    return metrics
 
 
 def measured_parts(
@@ -185,7 +190,9 @@ def predict_batches(
     ):
         for inputs in batches:
             parts = _in_parts(network.encode, inputs, compute)  # not the head, which draws
-            tokens = parts[0] if len(parts) == 1 else torch.cat(parts)
+            tokens = parts[0]
+            if len(parts) > 1:  # a single part needs no copy
+                tokens = torch.cat(parts)
             if probe:
                 probe.see(tokens)
             features = network.features(tokens)

@@ -329,7 +329,7 @@ def count_steps(steps: int, settings: CommonSettings, rounds: int) -> tuple[int,
     return rounds * steps, settings.rounds * steps if is_scheduled(settings) else 0
 
 
-def annealed(
+def anneal_evidence(
     training: LocalTraining, settings: CommonSettings, rounds: int
 ) -> Callable[[int], None]:
     """Return a function that anneals the evidential KL weight over all epochs so far.

@@ -28,11 +28,18 @@ SMALLEST_PART = 0.01  # a step below this share of the largest hides no other st
 _TRIED = 5  # the most steps to try; RAdam, for one, makes later ones a hundred times smaller
 _WITHOUT_DECAY = ("lbfgs", "rprop", "sparseadam")
 _EXAMPLE = "{momentum: 0.9}"
-_KINDS: Mapping[str, Callable[..., Optimizer]] = {
-    name.lower(): kind
-    for name, kind in vars(torch.optim).items()
-    if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer
-}
+
+
+def _optimiser_classes() -> Mapping[str, Callable[..., Optimizer]]:
+    """Return PyTorch's optimiser classes by their names in lower case."""
+    classes = {}
+    for name, kind in vars(torch.optim).items():
+        if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer:
+            classes[name.lower()] = kind
+    return classes
+
+
+_KINDS = _optimiser_classes()
 
 
 def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
@@ -46,11 +53,18 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
     """
     slow: set[nn.Parameter] = set(getattr(module, "slow_parameters", list)())
     apart: set[nn.Parameter] = set(getattr(module, "apart_parameters", list)())
-    trained = [p for p in module.parameters() if p.requires_grad and p not in apart]
-    groups: list[dict[str, Any]] = [{"params": [p for p in trained if p not in slow]}]
+    usual: list[nn.Parameter] = []
+    slowed: list[nn.Parameter] = []
+    for parameter in module.parameters():
+        if not parameter.requires_grad or parameter in apart:
+            continue
+        if parameter in slow:
+            slowed.append(parameter)
+        else:
+            usual.append(parameter)
+    groups: list[dict[str, Any]] = [{"params": usual}]
     if slow:
-        rate = settings.basic_learning_rate
-        groups.append({"params": [p for p in trained if p in slow], "lr": rate})
+        groups.append({"params": slowed, "lr": settings.basic_learning_rate})
     name = settings.optimiser.lower()
     if name not in _KINDS:
         raise unknown_name("optimiser", settings.optimiser, _KINDS)
@@ -69,11 +83,16 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
 
 def _own_arguments(settings: CommonSettings) -> dict[str, Any]:
     """Return 'train.optimiser-arguments', pairs such as Adam's betas as tuples."""
-    chosen = parse_structure("train.optimiser-arguments", settings.optimiser_arguments, _EXAMPLE)
+    chosen: dict[str, Any] = parse_structure(
+        "train.optimiser-arguments", settings.optimiser_arguments, _EXAMPLE
+    )
     for name, key in _OWN_KEYS.items():
         if name in chosen:
             raise SettingError(f"'train.optimiser-arguments' has '{name}': set '{key}' instead")
-    return {n: tuple(value) if isinstance(value, list) else value for n, value in chosen.items()}
+    for name, value in chosen.items():
+        if isinstance(value, list):
+            chosen[name] = tuple(value)
+    return chosen
 
 
 def _refusal(settings: CommonSettings, error: Exception) -> SettingError:
@@ -98,13 +117,13 @@ def check_optimiser(settings: CommonSettings) -> None:
         optimiser.step()
     except (TypeError, ValueError, RuntimeError, LookupError) as error:
         raise _refusal(settings, error) from None
-    shapes = {
-        value.shape
-        for weight in weights
-        for value in optimiser.state[weight].values()
-        if isinstance(value, Tensor) and value.shape != weight.shape
-    }
-    if settings.optimiser_state == "run" and shapes - {torch.Size([])}:
+    other_shapes = set()
+    for weight in weights:
+        for value in optimiser.state[weight].values():
+            # Step counts have no shape
+            if isinstance(value, Tensor) and value.shape not in (weight.shape, torch.Size()):
+                other_shapes.add(value.shape)
+    if settings.optimiser_state == "run" and other_shapes:
         raise SettingError(
             f"optimiser '{settings.optimiser}' has a state of other shapes than its weights, which "
             "sites cannot keep over rounds: set 'train.optimiser-state' to 'round', or choose "
@@ -132,12 +151,16 @@ def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) ->
     optimiser = open_optimiser(weights, settings)
     for step in range(steps):
         for number, weight in enumerate(weights):
-            weight.grad = (-1.0 if number == step else 1.0) + pull * weight.detach()
+            gradient = 1.0
+            if number == step:
+                gradient = -1.0
+            weight.grad = gradient + pull * weight.detach()
         optimiser.step()
     # Weight number i had the opposite gradient in step i; the last weight never did
     *turned, plain = (weight.item() for weight in weights)
     moved = [abs(one - plain) for one in turned]
-    if (counted := sum(one >= SMALLEST_PART * max(moved) for one in moved)) < steps:
+    counted = sum(one >= SMALLEST_PART * max(moved) for one in moved)
+    if counted < steps:
         raise RefusedError(
             f"of {steps} optimiser steps only {counted} would decide what leaves, but all must "
             "('minimum-steps-per-reply'): change the run's 'train.optimiser-arguments', or lower "
@@ -155,18 +178,20 @@ def eager(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
     names the method that it wraps, so a subclass can use the methods without guards.
     """
     base = cast(type[Optimizer], kind)
-    methods = {name: inspect.unwrap(getattr(base, name)) for name in _GUARDED}
+    methods: dict[str, Any] = {}
+    for name in _GUARDED:
+        methods[name] = inspect.unwrap(getattr(base, name))
     methods["step"] = torch.no_grad()(inspect.unwrap(base.step))
     return type(base.__name__, (base,), methods)
 
 
 def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
     """Return the moments of all parameters as ``<parameter>/<moment>``."""
-    return {
-        f"{name}/{moment}": torch.as_tensor(value)
-        for name, parameter in module.named_parameters()
-        for moment, value in optimiser.state[parameter].items()
-    }
+    moments = {}
+    for name, parameter in module.named_parameters():
+        for moment, value in optimiser.state[parameter].items():
+            moments[f"{name}/{moment}"] = torch.as_tensor(value)
+    return moments
 
 
 def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]) -> None:
@@ -176,10 +201,12 @@ def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str
         name, _, moment = key.rpartition("/")
         moments.setdefault(name, {})[moment] = value
     for name, parameter in module.named_parameters():
-        # Step counts have no shape
-        own, shapes = moments.get(name, {}), (parameter.shape, torch.Size())
-        if own and all(value.shape in shapes for value in own.values()):
-            optimiser.state[parameter] = {
-                moment: value if moment == "step" else value.to(parameter.device)
-                for moment, value in own.items()
-            }
+        own = moments.get(name, {})
+        shapes = (parameter.shape, torch.Size())  # step counts have no shape
+        if not own or not all(value.shape in shapes for value in own.values()):
+            continue
+        for moment, value in own.items():
+            # PyTorch keeps step counts on the CPU
+            if moment != "step":
+                own[moment] = value.to(parameter.device)
+        optimiser.state[parameter] = own

@@ -16,10 +16,9 @@ from fedsilo.core.errors import DataError
 from fedsilo.core.files.array_files import DAMAGES, kind_of, read_arrays
 from fedsilo.core.files.locations import Places, data_folder
 from fedsilo.core.files.sealed_folders import json_digest
-from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import as_mapping
-from fedsilo.datasets.images.decoding import BrokenImageError
+from fedsilo.datasets.images.decoding import BrokenImageError, check_file
 from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows
 from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo, Split, cached_silo, save_silo
 
@@ -42,35 +41,15 @@ class OwnArrays(DataSet):
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the names of the files, in alphabetical order."""
         folder = self._folder(places)
-        if not (names := sorted(path.stem for path in folder.glob("*.npz"))):
+        names = sorted(path.stem for path in folder.glob("*.npz"))
+        if not names:
             raise DataError(f"{folder} holds no SITE.npz: write one with x, y and classes")
         return names
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return a function that reads a ``.npy`` file as one sample of the form of ``x``."""
         x = _read(self._folder(places) / f"{site}.npz")[0]
-        forms = (x.shape[1:], x.shape[2:]) if x.shape[1] == 1 else (x.shape[1:],)
-
-        def read(path: Path) -> npt.NDArray[Any]:
-            # Opening a pipe would wait for ever
-            if fault := file_fault(path):
-                raise BrokenImageError(fault)
-            try:
-                sample = np.load(path, allow_pickle=False)
-            except (OSError, *DAMAGES):
-                sample = None
-            # numpy opens an archive of arrays too, but returns another object
-            if not isinstance(sample, np.ndarray):
-                raise BrokenImageError("is not a NumPy array (.npy)")
-            with np.errstate(over="ignore"):  # beyond float32 a number becomes infinite
-                own = sample.astype(np.float32) if sample.dtype.kind == "f" else sample
-            if own.dtype != x.dtype or own.shape not in forms:
-                raise BrokenImageError(f"is {kind_of(sample)}, and samples are {x.shape[1:]}")
-            if not np.isfinite(own).all():  # x has none either
-                raise BrokenImageError("contains non-finite numbers")
-            return own.reshape(x.shape[1:])
-
-        return read
+        return lambda path: _read_sample(path, x.shape[1:], x.dtype)
 
     def _folder(self, places: Places) -> Path:
         return data_folder(places, self.name, "with a file SITE.npz for each site")
@@ -78,14 +57,19 @@ class OwnArrays(DataSet):
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Read, split and cache a site's arrays."""
         path = self._folder(places) / f"{name}.npz"
-        stamp, cut = path.stat(), [as_mapping(settings)[key] for key in sorted(SPLIT_KEYS)]
+        stamp = path.stat()
+        values = as_mapping(settings)
+        cut = [values[key] for key in sorted(SPLIT_KEYS)]
         x, y, classes = _read(path)
         facts = [_MAKER, name, str(path.resolve()), stamp.st_size, stamp.st_mtime_ns, cut]
 
         def fill(folder: Path) -> None:
             rows = split_rows(y, settings, _SHARE, settings.fold_seed, str(path))
             if len(rows.train) < 2:
-                raise DataError(f"{path}: {len(rows.train)} training samples are left of {len(y)}")
+                raise DataError(
+                    f"{path}: {len(rows.train)} training samples are left of {len(y)}, but at "
+                    "least 2 are needed: add samples, or take fewer for test and validation"
+                )
             parts = {part: Split.of(x[own], y[own]) for part, own in vars(rows).items()}
             schema = json_digest([classes, x.shape[1:], str(x.dtype)])
             known = {"name": name, "distribution": name, "classes": classes, "schema": schema}
@@ -93,6 +77,39 @@ class OwnArrays(DataSet):
 
         folder = places.cache / f"{self.name}-silos"
         return cached_silo(folder, name, facts, len(classes), fill)
+
+
+def _read_sample(path: Path, form: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """Read a ``.npy`` file as one sample of that form (channels, height, width) and type.
+
+    The file of a sample with one channel may also be (height, width).
+
+    Raises:
+        BrokenImageError: it is not an array, or has another form, another type or NaN or infinity.
+    """
+    check_file(path)
+    try:
+        sample = np.load(path, allow_pickle=False)
+    except (OSError, *DAMAGES):
+        sample = None
+    # numpy opens an archive of arrays too, but returns another object
+    if not isinstance(sample, np.ndarray):
+        raise BrokenImageError("is not a NumPy array (.npy)")
+    numbers = sample
+    if sample.dtype.kind == "f":
+        numbers = _as_float32(sample)
+    is_flat = form[0] == 1 and sample.shape == form[1:]
+    if numbers.dtype != dtype or (sample.shape != form and not is_flat):
+        raise BrokenImageError(f"is {kind_of(sample)}, but must be a sample {form} like the site's")
+    if not np.isfinite(numbers).all():  # the site's own arrays have none either
+        raise BrokenImageError("contains non-finite numbers")
+    return numbers.reshape(form)
+
+
+def _as_float32(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
+    """Convert to float32; a number beyond its range becomes infinite, which is refused later."""
+    with np.errstate(over="ignore"):
+        return array.astype(np.float32)
 
 
 def _read(path: Path) -> Arrays:
@@ -103,28 +120,32 @@ def _check_arrays(
     where: str, x: npt.NDArray[Any], y: npt.NDArray[Any], classes: npt.NDArray[Any]
 ) -> Arrays:
     """Check a site's arrays; return samples (n, channels, height, width), labels (n,) and names."""
-    if x.dtype.kind not in "fu" or x.ndim not in (3, 4) or (x.dtype.kind == "u" and x.itemsize > 1):
+    has_type = x.dtype.kind == "f" or x.dtype == np.uint8
+    if not has_type or x.ndim not in (3, 4):
         raise DataError(
-            f"{where}: x is {kind_of(x)}, and must be 8-bit numbers or floats (n, channels, "
-            "height, width)"
+            f"{where}: x must be 8-bit numbers or floats (n, channels, height, width), but is "
+            f"{kind_of(x)}"
         )
-    with np.errstate(over="ignore"):  # beyond float32 a number becomes infinite
-        x = x if x.dtype == np.uint8 else x.astype(np.float32)
+    if x.dtype.kind == "f":
+        x = _as_float32(x)
     if not np.isfinite(x).all():
         raise DataError(f"{where}: x contains non-finite numbers: remove those samples")
-    names = [str(name) for name in classes.tolist()] if classes.ndim == 1 else []
-    if classes.dtype.kind != "U" or len(set(names)) < max(2, len(names)):
+    names = []
+    if classes.ndim == 1 and classes.dtype.kind == "U":
+        names = [str(name) for name in classes.tolist()]
+    if len(names) < 2 or len(set(names)) < len(names):
         raise DataError(
-            f"{where}: classes is {kind_of(classes)}, and must be two names or more, each once"
+            f"{where}: classes must be two names or more, each once, but is {kind_of(classes)}"
         )
-    right = y.shape == (len(x),) and y.dtype.kind in "iu"
-    if not right or (len(y) and not 0 <= y.min() <= y.max() < len(classes)):
+    has_form = y.shape == (len(x),) and y.dtype.kind in "iu"
+    if not has_form or (len(y) and not 0 <= y.min() <= y.max() < len(classes)):
         raise DataError(
-            f"{where}: y is {kind_of(y)}, and must be a whole number from 0 to {len(classes) - 1} "
-            f"for each of {len(x)} samples"
+            f"{where}: y must be a whole number from 0 to {len(classes) - 1} for each of {len(x)} "
+            f"samples, but is {kind_of(y)}"
         )
-    samples = x[:, None] if x.ndim == 3 else x
-    return samples, y.astype(np.int64), names
+    if x.ndim == 3:
+        x = x[:, None]
+    return x, y.astype(np.int64), names
 
 
 def write_arrays(
@@ -136,15 +157,15 @@ def write_arrays(
         DataError: the forms of samples differ between sites, or a sample has no label.
     """
     every = np.unique(np.concatenate([np.asarray(y).reshape(-1) for _, y in silos.values()]))
-    classes = np.array([str(value) for value in every.tolist()])
-    first, form = "", None
+    classes = np.array(list(map(str, every.tolist())))
+    first = next(iter(silos))
+    form = _channels_first(np.asarray(silos[first][0])).shape[1:]
     for site, (x, y) in silos.items():
         x = _channels_first(np.asarray(x))
-        first, form = (first, form) if form else (site, x.shape[1:])
         if len(y) != len(x) or np.ndim(y) != 1 or x.shape[1:] != form:
             raise DataError(
-                f"silo '{site}' has samples {x.shape} and labels {np.shape(y)}: each sample needs "
-                f"a label, and the form {form} that those of '{first}' have"
+                f"silo '{site}' has samples {x.shape} and labels {np.shape(y)}, but each sample "
+                f"needs one label and the form {form} of those of '{first}': make them alike"
             )
         places = np.searchsorted(every, y)
         _check_arrays(f"silo '{site}'", x, places, classes)  # refused before a run begins
@@ -154,8 +175,10 @@ def write_arrays(
 def _channels_first(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
     """Move the channels of images to the front if they are last."""
     # 4 is the most channels an image has, so that only the last axis can be the channels then
-    last = x.ndim == 4 and x.shape[1] > 4 >= x.shape[-1]
-    return np.ascontiguousarray(x.transpose(0, 3, 1, 2)) if last else x
+    are_last = x.ndim == 4 and x.shape[1] > 4 >= x.shape[-1]
+    if not are_last:
+        return x
+    return np.ascontiguousarray(x.transpose(0, 3, 1, 2))
 
 
 ARRAYS = OwnArrays()

@@ -35,6 +35,7 @@ MOST_PIXELS = 89_478_485  # where Pillow begins to warn; a mammogram has 25 mill
 _TILE_WIDTH, _TILE_HEIGHT = 322, 323
 _WIDE_MODES = ("I", "F")  # more than 8 bits a channel: Pillow would clip them to white
 _WIDE_COLOURS = re.compile(";16[BLN]")
+TRUNCATED = "is truncated or damaged"
 _TOO_LARGE = f"has more than {MOST_PIXELS} pixels, by its header: save it smaller"
 ALL = "all"  # name of the only split in histograms of files
 _WITH_HEADERS = ("JPEG", "PNG", "TIFF", "BMP", "WEBP", "PPM")
@@ -96,9 +97,7 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
     """
     from PIL import Image, UnidentifiedImageError
 
-    # Opening a pipe would wait for ever
-    if fault := file_fault(path):
-        raise BrokenImageError(fault)
+    check_file(path)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # refused below
@@ -117,11 +116,18 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
         raise
     except OSError as error:
         # Errors of the system have a number; those of the decoder have none
-        raise BrokenImageError(
-            f"cannot be read: {error.strerror}" if error.errno else "is truncated or damaged"
-        ) from None
+        if not error.errno:
+            raise BrokenImageError(TRUNCATED) from None
+        raise BrokenImageError(f"cannot be read: {error.strerror}") from None
     except Exception:  # decoders raise nearly anything on damaged files
-        raise BrokenImageError("is truncated or damaged") from None
+        raise BrokenImageError(TRUNCATED) from None
+
+
+def check_file(path: Path) -> None:
+    """Raise a ``BrokenImageError`` for a pipe or device, because opening it would wait forever."""
+    fault = file_fault(path)
+    if fault:
+        raise BrokenImageError(fault)
 
 
 def check_pixels(height: int, width: int) -> None:
@@ -135,9 +141,13 @@ def check_pixels(height: int, width: int) -> None:
 def _check_tiles(image: Image) -> None:
     """Refuse a TIFF whose tiles are larger than a picture may be: each is decoded as a whole."""
     tags = getattr(image, "tag_v2", {})
-    width, height = tags.get(_TILE_WIDTH, 1), tags.get(_TILE_HEIGHT, 1)
-    if not isinstance(width, int) or not isinstance(height, int) or width * height > MOST_PIXELS:
-        raise BrokenImageError(f"has tiles of more than {MOST_PIXELS} pixels: save it without")
+    width = tags.get(_TILE_WIDTH, 1)
+    height = tags.get(_TILE_HEIGHT, 1)
+    are_numbers = isinstance(width, int) and isinstance(height, int)
+    if not are_numbers or width * height > MOST_PIXELS:
+        raise BrokenImageError(
+            f"has tiles of more than {MOST_PIXELS} pixels: save it without tiles"
+        )
 
 
 def is_wide(image: Image) -> bool:
@@ -150,7 +160,7 @@ def is_wide(image: Image) -> bool:
 def refuse_wide(image: Image) -> None:
     """Raise a ``BrokenImageError`` for an image that ``is_wide``."""
     if is_wide(image):
-        raise BrokenImageError("has more than 8 bits a channel: save it with 8")
+        raise BrokenImageError("has more than 8 bits per channel: save it with 8")
 
 
 def _central_square(image: Image, size: int) -> Pixels:
@@ -215,14 +225,14 @@ def check_faults(
     if not faults or policy == "skip":
         return
     log_names(where, [(safe_names[fault.name], fault.name) for fault in faults])
-    named = "; ".join(
-        f"{safe_names[fault.name]} {fault.reason}" for fault in faults[:_NAMED_FAULTS]
-    )
-    more = len(faults) - _NAMED_FAULTS
+    reasons = []
+    for fault in faults[:_NAMED_FAULTS]:
+        reasons.append(f"{safe_names[fault.name]} {fault.reason}")
+    if len(faults) > _NAMED_FAULTS:
+        reasons.append(f"and {len(faults) - _NAMED_FAULTS} more")
     raise DataError(
-        f"{where}: {len(faults)} of {images} images cannot be used: {named}"
-        f"{f'; and {more} more' if more > 0 else ''}: fix them, or set 'data.broken-images' to "
-        "'skip'"
+        f"{where}: {len(faults)} of {images} images cannot be used: {'; '.join(reasons)}: fix "
+        "them, or set 'data.broken-images' to 'skip'"
     )
 
 
@@ -231,7 +241,10 @@ def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
 
     ``images`` are pairs (name in the error, file); ``where`` names the site.
     """
-    named = [f"{called} is {abbreviate(name, 60, 40)}" for called, name in images if called != name]
+    named = []
+    for called, name in images:
+        if called != name:
+            named.append(f"{called} is {abbreviate(name, 60, 40)}")
     if named:
         names = printable(describe(named))
         logging.getLogger("flwr").warning("fedsilo: %s: %s", printable(where), names)
@@ -239,8 +252,10 @@ def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
 
 def describe(names: Sequence[Any], most: int = _NAMED_FAULTS) -> str:
     """Join the first ``most`` names with commas, and say how many more there are."""
-    more = len(names) - most
-    return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
+    listed = ", ".join(map(str, names[:most]))
+    if len(names) > most:
+        return f"{listed} and {len(names) - most} more"
+    return listed
 
 
 @dataclass(frozen=True)
@@ -259,7 +274,9 @@ def picture_header(path: Path) -> ImageHeader:
         BrokenImageError: the file is missing, or is not an image.
     """
     with opened_image(path, _WITH_HEADERS) as image:
-        bits = 16 if image.mode.startswith("I") else _BITS.get(image.mode, 0)
+        bits = _BITS.get(image.mode, 0)
+        if image.mode.startswith("I"):  # Pillow's modes of more than 8 bits
+            bits = 16
         return ImageHeader(image.width, image.height, bits)
 
 
@@ -269,12 +286,10 @@ def header_measures(paths: Iterable[Path], read: Callable[[Path], ImageHeader]) 
     for path in paths:
         with suppress(BrokenImageError):  # they are counted among those left out
             headers.append(read(path))
-    named = {
-        "width": ([h.width for h in headers], _SIDES),
-        "height": ([h.height for h in headers], _SIDES),
-        "bits a pixel": ([h.bits for h in headers], _DEPTHS),
-    }
+    rows = [(header.width, header.height, header.bits) for header in headers]
+    columns = np.array(rows, dtype=np.float64).reshape(-1, 3)
     return [
-        Measure(name, {ALL: np.array(values, dtype=np.float64)}, edges)
-        for name, (values, edges) in named.items()
+        Measure("width", {ALL: columns[:, 0]}, _SIDES),
+        Measure("height", {ALL: columns[:, 1]}, _SIDES),
+        Measure("bits a pixel", {ALL: columns[:, 2]}, _DEPTHS),
     ]

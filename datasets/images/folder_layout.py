@@ -5,6 +5,7 @@ error. So names that look like another level than the one where they stand are r
 """
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,7 +35,9 @@ def entries(folder: Path) -> list[Path]:
     try:
         return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
     except OSError as error:
-        raise DataError(f"{folder} cannot be read: {error.strerror}") from None
+        raise DataError(
+            f"{folder} cannot be read ({error.strerror}): check that this user may read it"
+        ) from None
 
 
 def subfolders(folder: Path) -> list[Path]:
@@ -56,10 +59,15 @@ def are_parts(folders: Sequence[Path]) -> bool:
     names = [folder.name for folder in folders]
     if names and set(names) <= set(SPLITS):
         return True
-    like_parts = [name for name in names if _looks_like_part(name, names)]
+    like_parts = []
+    others = []
+    for name in names:
+        if _looks_like_part(name, names):
+            like_parts.append(name)
+        else:
+            others.append(name)
     if not like_parts:
         return False
-    others = [name for name in names if name not in like_parts]
     place = folders[0].parent
     if others:
         raise DataError(
@@ -75,12 +83,13 @@ def are_parts(folders: Sequence[Path]) -> bool:
 
 def _looks_like_part(name: str, names: Sequence[str]) -> bool:
     """Tell whether a folder's name says 'part of a split', given all names next to it."""
-    lowered = name.lower()
-    if lowered in _TRAINING | _TEST:
+    sure = _TRAINING | _TEST
+    if name.lower() in sure:
         return True
-    # 'valid' next to 'invalid' is a class
-    next_to_parts = any(other.lower() in _TRAINING | _TEST for other in names)
-    return lowered in _VALIDATION and (next_to_parts or len(names) == 1)
+    if name.lower() not in _VALIDATION:
+        return False
+    # 'valid' next to 'invalid' is a class, but next to 'train' a part
+    return len(names) == 1 or not sure.isdisjoint(map(str.lower, names))
 
 
 def check_class_names(place: Path, names: Sequence[str]) -> None:
@@ -110,16 +119,15 @@ def count_unread(class_folder: Path) -> dict[str, int]:
         Reason -> number of files: for each subfolder those in it, and files directly in the class
         folder whose ending is not that of an image.
     """
-    reasons: dict[str, int] = {}
+    reasons: Counter[str] = Counter()
     for path in entries(class_folder):
         if path.is_dir():
-            files = [file for file in path.rglob("*") if file.is_file()]
+            files = sum(map(Path.is_file, path.rglob("*")))
             if files:
-                reasons[f"in subfolder '{one_line(path.name, 60)}'"] = len(files)
+                reasons[f"in subfolder '{one_line(path.name, 60)}'"] = files
         elif not _is_picture(path):
-            reason = "without an image's ending"
-            reasons[reason] = reasons.get(reason, 0) + 1
-    return reasons
+            reasons["without an image's ending"] += 1
+    return dict(reasons)
 
 
 def _is_picture(path: Path) -> bool:
@@ -131,4 +139,7 @@ def quote_names(names: Sequence[str]) -> str:
     quoted = [f"'{one_line(name, 60)}'" for name in names[:_MOST_NAMES]]
     if len(names) > _MOST_NAMES:
         quoted.append(f"{len(names) - _MOST_NAMES} more")
-    return " and ".join([", ".join(quoted[:-1]), quoted[-1]]) if len(quoted) > 1 else quoted[0]
+    *all_but_last, last = quoted
+    if not all_but_last:
+        return last
+    return f"{', '.join(all_but_last)} and {last}"

@@ -59,17 +59,24 @@ def read_folder(folder: Path) -> dict[str, list[Image]]:
     tops = subfolders(folder)
     if not tops:
         raise DataError(f"{folder} holds no folders: sort the images into {LAYOUTS}")
-    without_sites = are_parts(tops) or any(map(pictures, tops))
-    sites = {ALONE: folder} if without_sites else {top.name: top for top in tops}
-    if fault := next(filter(None, map(site_name_fault, sites)), None):
-        raise DataError(f"{folder}: {fault}: rename the folder")
-    found = {site: _read_site(own) for site, own in sites.items()}
-    if len(classes := _classes(found)) < 2:
+    # Folders that are parts, or hold images directly, are not sites: there is only one site then
+    if are_parts(tops) or any(map(pictures, tops)):
+        folders = {ALONE: folder}
+    else:
+        folders = {top.name: top for top in tops}
+    sites = {}
+    for site, site_folder in folders.items():
+        fault = site_name_fault(site)
+        if fault:
+            raise DataError(f"{folder}: {fault}: rename the folder")
+        sites[site] = _read_site(site_folder)
+    classes = _classes(sites)
+    if len(classes) < 2:
         raise DataError(
-            f"{folder} has one class, '{one_line(classes[0], 60)}': a classifier needs two; sort "
-            f"the images into {LAYOUTS}"
+            f"{folder} has one class, '{one_line(classes[0], 60)}', but a classifier needs two: "
+            f"sort the images into {LAYOUTS}"
         )
-    return found
+    return sites
 
 
 def _read_site(folder: Path) -> list[Image]:
@@ -81,7 +88,7 @@ def _read_site(folder: Path) -> list[Image]:
             raise DataError(
                 f"{part_folder} holds no folder of a class: sort the images into {LAYOUTS}"
             )
-        check_class_names(part_folder, [one.name for one in class_folders])
+        check_class_names(part_folder, [folder.name for folder in class_folders])
         for class_folder in class_folders:
             files = pictures(class_folder)
             if not files:
@@ -102,7 +109,11 @@ def _part_folders(folder: Path) -> dict[str, Path]:
 
 
 def _classes(sites: Mapping[str, Sequence[Image]]) -> list[str]:
-    return sorted({image.label for images in sites.values() for image in images})
+    """Return the labels of all sites' images, sorted."""
+    labels = set()
+    for images in sites.values():
+        labels.update(image.label for image in images)
+    return sorted(labels)
 
 
 class FolderImages(ImageDataSet):
@@ -128,29 +139,33 @@ class FolderImages(ImageDataSet):
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """List the site's folder."""
-        folder, sites = self.files_folder(places), self._sites(places)
-        images = sites[ALONE] if list(sites) == [ALONE] else sites[site]
-        numbers, places_of = Counter[str](), {c: at for at, c in enumerate(_classes(sites))}
-        called = []
-        for image in images:
-            own = "/".join(filter(None, (image.split, image.label)))
-            numbers[own] += 1
-            called.append(f"image {numbers[own]} of '{one_line(own, 60)}'")
-        names = tuple(image.path.relative_to(folder).as_posix() for image in images)
+        folder = self.files_folder(places)
+        sites = self._sites(places)
+        site_folder = folder / site
+        if list(sites) == [ALONE]:  # all images belong to the asking site
+            site, site_folder = ALONE, folder
+        images = sites[site]
+        classes = _classes(sites)
+        parts = [image.split for image in images]
+        names = [image.path.relative_to(folder).as_posix() for image in images]
         index = ImageIndex(
-            where=str(folder if list(sites) == [ALONE] else folder / site),
+            where=str(site_folder),
             folder=folder,
-            names=names,
-            labels=np.array([places_of[image.label] for image in images], dtype=np.int64),
+            names=tuple(names),
+            labels=np.array([classes.index(image.label) for image in images], dtype=np.int64),
+            # No patient is known, so that each file is a group
             groups=tuple(f"file {name}" for name in names),
-            safe_names=tuple(called),
-            parts=tuple(image.split for image in images) if images[0].split else (),
+            safe_names=_number_images(images),
+            parts=tuple(filter(None, parts)),
         )
         return take_share(index, settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
         """Tell whether a site has a folder ``val``."""
-        return any(one.split == "val" for images in self._sites(places).values() for one in images)
+        for images in self._sites(places).values():
+            if any(image.split == "val" for image in images):
+                return True
+        return False
 
     def notices(self, settings: CommonSettings) -> list[str]:
         """Say which files are not read, and if the folders name no sites, which leaves one silo."""
@@ -169,13 +184,17 @@ class FolderImages(ImageDataSet):
 
     def _unread_files(self, sites: Mapping[str, Sequence[Image]], places: Places) -> list[str]:
         """Return a sentence for each class folder that has files which are not read."""
-        data, sentences = self.files_folder(places), []
+        data = self.files_folder(places)
+        class_folders: dict[Path, None] = {}
         for images in sites.values():
-            for class_folder in dict.fromkeys(image.path.parent for image in images):
-                name = class_folder.relative_to(data).as_posix()
-                for reason, count in count_unread(class_folder).items():
-                    files = format_count(count, "file")
-                    sentences.append(f"folder '{one_line(name, 80)}': {files} {reason} not read")
+            for image in images:
+                class_folders[image.path.parent] = None
+        sentences = []
+        for class_folder in class_folders:
+            name = class_folder.relative_to(data).as_posix()
+            for reason, count in count_unread(class_folder).items():
+                files = format_count(count, "file")
+                sentences.append(f"folder '{one_line(name, 80)}': {files} {reason} not read")
         return sentences
 
     def files_folder(self, places: Places) -> Path:
@@ -189,9 +208,11 @@ class FolderImages(ImageDataSet):
             sites = read_folder(folder)
         except DataError as error:
             raise FileNamesError(str(error)) from None
-        (first, of_first), *others = ((site, _classes({site: own})) for site, own in sites.items())
-        for site, own in others:
-            if odd := sorted(set(own) ^ set(of_first)):
+        first, *others = sites
+        classes = _classes({first: sites[first]})
+        for site in others:
+            odd = sorted(set(classes).symmetric_difference(_classes({site: sites[site]})))
+            if odd:
                 raise FileNamesError(
                     f"{folder} was read as SITE/CLASS/*, but only one of the sites '{first}' and "
                     f"'{site}' has the class '{one_line(odd[0], 60)}': give all sites folders of "
@@ -200,6 +221,17 @@ class FolderImages(ImageDataSet):
                     "classes of all sites"
                 )
         return sites
+
+
+def _number_images(images: Sequence[Image]) -> tuple[str, ...]:
+    """Name images for errors by part, class and a number, because a file may name a patient."""
+    numbers: Counter[str] = Counter()
+    names = []
+    for image in images:
+        place = f"{image.split}/{image.label}".removeprefix("/")
+        numbers[place] += 1
+        names.append(f"image {numbers[place]} of '{one_line(place, 60)}'")
+    return tuple(names)
 
 
 def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:
@@ -213,26 +245,29 @@ def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:
     """
     sites = read_folder(folder)
     classes = _classes(sites)
-    if odd := [name for name in classes if name != name.lstrip() or not name.isprintable()]:
-        raise DataError(
-            f"{folder}: class {quote_value(odd[0])} must not begin with a space or have characters "
-            "that cannot be printed, because no manifest can name its files: rename its folders"
-        )
-    own = {site: Path("" if site == ALONE else site) / MANIFEST for site in sites}
+    for name in classes:
+        if name != name.lstrip() or not name.isprintable():
+            raise DataError(
+                f"{folder}: class {quote_value(name)} must not begin with a space or have "
+                "characters that cannot be printed, because no manifest can name its files: rename "
+                "its folders"
+            )
+    listed = {}
+    for site in sites:
+        listed[site] = MANIFEST if site == ALONE else f"{site}/{MANIFEST}"
     declaration = folder / _DECLARATION
-    refuse_existing(declaration, *(folder / manifest for manifest in own.values()))
+    # All of them before the first is written, so that nothing is written by half
+    refuse_existing(declaration, *(folder / manifest for manifest in listed.values()))
+    counts = {}
     for site, images in sites.items():
-        write_images(folder / own[site], images)
-    listed = {site: manifest.as_posix() for site, manifest in own.items()}
-    facts = {"sites": listed, "classes": classes}
-    write_atomically(
-        declaration,
-        "".join(f"{k}: {json.dumps(v, ensure_ascii=False)}\n" for k, v in facts.items()),
-    )
-    return {
-        folder / own[site]: Counter(image.label for image in images)
-        for site, images in sites.items()
-    }
+        manifest = folder / listed[site]
+        write_images(manifest, images)
+        counts[manifest] = Counter(image.label for image in images)
+    lines = ""
+    for key, value in {"sites": listed, "classes": classes}.items():
+        lines += f"{key}: {json.dumps(value, ensure_ascii=False)}\n"
+    write_atomically(declaration, lines)
+    return counts
 
 
 def refuse_existing(*paths: Path) -> None:
@@ -244,13 +279,15 @@ def refuse_existing(*paths: Path) -> None:
 
 def write_images(manifest: Path, images: Sequence[Image]) -> None:
     """Write a manifest of images below its folder; the parts only if all of them have one."""
-    rows = [
-        [one.path.relative_to(manifest.parent).as_posix(), one.label, one.patient, one.split]
-        for one in images
-    ]
-    width = len(COLUMNS) if all(one.split for one in images) else len(COLUMNS) - 1
+    width = len(COLUMNS)
+    if not all(image.split for image in images):
+        width -= 1  # the last column is the part
     text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(row[:width] for row in [COLUMNS, *rows])
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS[:width])
+    for image in images:
+        path = image.path.relative_to(manifest.parent).as_posix()
+        writer.writerow([path, image.label, image.patient, image.split][:width])
     write_atomically(manifest, text.getvalue())
 
 

@@ -62,14 +62,15 @@ class ImageDataSet(DataSet):
         channels, dtype: channels and type of an image.
     """
 
-    settings = frozenset(SPLIT_KEYS).union(
-        (
+    settings = frozenset(
+        {
+            *SPLIT_KEYS,
             "data.image-size",
             "data.colour-constancy",
             "data.broken-images",
             "split.sample-share",
             "split.public-share",
-        )
+        }
     )
     headline = ("balanced-accuracy", "accuracy", "auc", "calibration-error")
     size: ClassVar[int] = 224
@@ -102,7 +103,8 @@ class ImageDataSet(DataSet):
 
         They are the folder, and the size and time of change of each file.
         """
-        return [str(index.folder.resolve()), [file_stamp(index.folder / n) for n in index.names]]
+        stamps = [file_stamp(index.folder / name) for name in index.names]
+        return [str(index.folder.resolve()), stamps]
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return a function: name of an image -> pixels (channels, size, size).
@@ -167,13 +169,15 @@ class ImageDataSet(DataSet):
             DataError: no image is in it, or some cannot be decoded.
         """
         if settings.public_share == 0:
-            raise SettingError("setting 'split.public-share' is 0: name a share above 0")
-        sites = self.silo_names(settings, places)
-        indices = [self.index(site, settings, places) for site in sites]
-        parts = [split_public(index, settings.public_share)[1] for index in indices]
+            raise SettingError("'split.public-share' must be above 0, but is 0: name a share")
+        parts = []
+        for site in self.silo_names(settings, places):
+            index = self.index(site, settings, places)
+            parts.append(split_public(index, settings.public_share)[1])
         public = join_indices(f"{self.name}, public part", parts)
         if not len(public):
             raise DataError(f"{public.where}: no image is in it: raise 'split.public-share'")
+        # All of its images train
         every = np.arange(len(public))
         rows = RowSplit(every, every[:0], every[:0])
         return self._open_cached("public", "public", public, lambda: rows, settings, places).train
@@ -193,29 +197,33 @@ class ImageDataSet(DataSet):
         """
         size = settings.image_size or self.own_size(places)
         classes = self.classes(settings, places)
-        listed = [[label, sorted(values)] for label, values in classes.items()]
+        listed = [[name, sorted(labels)] for name, labels in classes.items()]
 
         def fill(target: Path) -> None:
             parts, faults = self._parts(index, rows(), size, settings)
             if kind == "silo" and len(parts["train"]) < 2:
                 raise DataError(
                     f"{index.where}: {len(parts['train'])} training images are left "
-                    f"({faults} were left out as broken); at least 2 are needed: add images, or "
-                    "lower the test, validation or public share"
+                    f"({faults} were left out as broken), but at least 2 are needed: add images, "
+                    "or lower the test, validation or public share"
                 )
             facts = {"name": name, "distribution": name, "classes": list(classes)}
             schema = json_digest([listed, size])
             save_silo(target, parts, {**facts, "dropped": faults, "schema": schema})
 
+        # The public part is not split, so that the settings of the split do not matter to it
+        read = self.settings
+        folder = f"{name}-silo"
+        if kind == "public":
+            read = read - frozenset(SPLIT_KEYS)
+            folder = "all-public"
         values = as_mapping(settings)
-        read = self.settings - frozenset(SPLIT_KEYS if kind == "public" else ())
         key = [
             *(_MAKER, self.name, name, kind, size, self.own_share(places)),
             *(listed, {key: values[key] for key in sorted(read)}),
             [index.names, index.labels.tolist(), index.groups, index.parts],
             self.content(index),
         ]
-        folder = f"{name}-silo" if kind == "silo" else "all-public"
         return cached_silo(places.cache / f"{self.name}-silos", folder, key, len(classes), fill)
 
     def _parts(
@@ -249,16 +257,19 @@ def _given_split(index: ImageIndex, groups: Sequence[str], settings: CommonSetti
 
     ``groups`` has the group of each image, with copies joined.
     """
-    places = {part: np.flatnonzero([p == part for p in index.parts]) for part in SPLITS}
+    given = np.array(index.parts)
+    rows = {part: np.flatnonzero(given == part) for part in SPLITS}
     for kind, folds in (("test", settings.test_folds), ("val", settings.val_folds)):
-        if folds and len(places[kind]):
+        if not folds:
+            continue
+        if len(rows[kind]):
             raise DataError(
                 f"{index.where} gives {kind} images itself: set 'split.{kind}-folds' to 0, or put "
                 "them into 'train' in its column 'split'"
             )
-        if folds:
-            places["train"], places[kind] = cut_fold(
-                kind, places["train"], index.labels, settings, index.where, groups
-            )
-    test = places["test"] if settings.use_test else places["test"][:0]
-    return RowSplit(places["train"], places["val"], test)
+        rows["train"], rows[kind] = cut_fold(
+            kind, rows["train"], index.labels, settings, index.where, groups
+        )
+    if not settings.use_test:
+        rows["test"] = rows["test"][:0]
+    return RowSplit(rows["train"], rows["val"], rows["test"])

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import operator
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -53,26 +55,40 @@ class ImageIndex:
 
     def take(self, rows: Rows) -> ImageIndex:
         """Select images by their rows, in the order of ``rows``."""
-        texts = (self.names, self.groups, self.safe_names)
-        names, groups, safe_names = (tuple(all_[row] for row in rows) for all_ in texts)
-        parts = tuple(self.parts[row] for row in rows) if self.parts else ()
-        return ImageIndex(
-            self.where, self.folder, names, self.labels[rows], groups, safe_names, parts
+        return replace(
+            self,
+            names=_pick(self.names, rows),
+            labels=self.labels[rows],
+            groups=_pick(self.groups, rows),
+            safe_names=_pick(self.safe_names, rows),
+            parts=_pick(self.parts, rows),
         )
+
+
+def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
+    """Select texts by their rows; an empty tuple stays empty."""
+    if not texts:
+        return texts
+    return tuple(texts[row] for row in rows)
 
 
 def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
     """Join the indices of several sites whose images are in one folder."""
-    folder = parts[0].folder if parts else Path()
-    names = tuple(name for index in parts for name in index.names)
-    groups = tuple(group for index in parts for group in index.groups)
-    labels = np.concatenate([np.empty(0, np.int64), *(index.labels for index in parts)])
-    safe_names = []
+    names: list[str] = []
+    groups: list[str] = []
+    safe_names: list[str] = []
+    labels = [np.empty(0, np.int64)]
     for index in parts:
+        names += index.names
+        groups += index.groups
+        labels.append(index.labels)
         # Each manifest counts lines from 1, so that a line needs the name of its site
-        apart = "" if index.safe_names == index.names else f" of {index.where}"
-        safe_names += [f"{name}{apart}" for name in index.safe_names]
-    return ImageIndex(where, folder, names, labels, groups, tuple(safe_names))
+        place = "" if index.safe_names == index.names else f" of {index.where}"
+        safe_names += [f"{name}{place}" for name in index.safe_names]
+    folder = parts[0].folder if parts else Path()
+    return ImageIndex(
+        where, folder, tuple(names), np.concatenate(labels), tuple(groups), tuple(safe_names)
+    )
 
 
 def split_public(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageIndex]:
@@ -96,6 +112,7 @@ def take_share(index: ImageIndex, share: float) -> ImageIndex:
     sizes = Counter(index.groups)
     kept: set[str] = set()
     images = 0
+    # Two groups with the same number are ordered by their names
     for group in sorted(sizes, key=lambda group: (_fraction("sample-share", group), group)):
         if images >= 2 and len(kept) >= round(share * len(sizes)):
             break
@@ -116,28 +133,31 @@ def find_copies(index: ImageIndex) -> list[tuple[int, int]]:
         Pairs of rows (first file with this content, its copy), in the order of the copies. Files
         that cannot be read are left out, because decoding reports them.
     """
-    same_size: dict[int, list[int]] = {}
+    first: dict[str, int] = {}
+    copies = []
+    for rows in _rows_by_size(index):
+        if len(rows) == 1:
+            # Files of different sizes differ, so that most files need not be read here
+            continue
+        for row in rows:
+            with suppress(OSError):
+                content = (index.folder / index.names[row]).read_bytes()
+                original = first.setdefault(hashlib.sha256(content).hexdigest(), row)
+                if original != row:
+                    copies.append((original, row))
+    return sorted(copies, key=operator.itemgetter(1))
+
+
+def _rows_by_size(index: ImageIndex) -> Iterable[list[int]]:
+    """Group the rows of readable files by the files' sizes in bytes."""
+    rows: dict[int, list[int]] = {}
     for row, name in enumerate(index.names):
         path = index.folder / name
         if file_fault(path):
             continue
-        try:
-            same_size.setdefault(path.stat().st_size, []).append(row)
-        except OSError:
-            continue
-    first: dict[str, int] = {}
-    copies = []
-    # Files of different sizes differ, so that most files need not be read here
-    for rows in same_size.values():
-        for row in rows if len(rows) > 1 else ():
-            try:
-                content = (index.folder / index.names[row]).read_bytes()
-            except OSError:
-                continue
-            original = first.setdefault(hashlib.sha256(content).hexdigest(), row)
-            if original != row:
-                copies.append((original, row))
-    return sorted(copies, key=lambda pair: pair[1])
+        with suppress(OSError):
+            rows.setdefault(path.stat().st_size, []).append(row)
+    return rows.values()
 
 
 def join_copies(index: ImageIndex) -> ImageIndex:
@@ -177,14 +197,18 @@ def check_copies(index: ImageIndex) -> None:
     """
     if not index.parts:
         return
-    copies = []
+    pairs = []
+    files = []
     for original, copy in find_copies(index):
-        if index.parts[original] != index.parts[copy]:
-            copies.append((original, copy))
-    if copies:
-        called = index.safe_names
-        log_names(index.where, [(called[r], index.names[r]) for pair in copies for r in pair])
-        pairs = [" and ".join(f"{called[r]} ({index.parts[r]})" for r in p) for p in copies]
+        if index.parts[original] == index.parts[copy]:
+            continue
+        named = []
+        for row in (original, copy):
+            files.append((index.safe_names[row], index.names[row]))
+            named.append(f"{index.safe_names[row]} ({index.parts[row]})")
+        pairs.append(" and ".join(named))
+    if pairs:
+        log_names(index.where, files)
         raise DataError(
             f"{index.where}: files of equal content are in two parts: {describe(pairs)}: keep "
             "one of each, or put both into one part"

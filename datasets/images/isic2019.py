@@ -32,12 +32,15 @@ def classes_of(target: str) -> dict[str, tuple[str, ...]]:
     """Return the diagnoses of each class for 'data.target'."""
     if target == "diagnosis":
         return {diagnosis: (diagnosis,) for diagnosis in DIAGNOSES}
-    return {"other": tuple(d for d in DIAGNOSES if d != "NV"), "nevus": ("NV",)}
+    others = [diagnosis for diagnosis in DIAGNOSES if diagnosis != "NV"]
+    return {"other": tuple(others), "nevus": ("NV",)}
 
 
 def class_of(diagnosis: int, target: str) -> int:
     """Return the class of a diagnosis (its place in ``DIAGNOSES``) for 'data.target'."""
-    return diagnosis if target == "diagnosis" else int(DIAGNOSES[diagnosis] == "NV")
+    if target == "diagnosis":
+        return diagnosis
+    return int(DIAGNOSES[diagnosis] == "NV")
 
 
 class Isic2019(ImageDataSet):
@@ -54,10 +57,12 @@ class Isic2019(ImageDataSet):
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the centres that have images on this machine."""
         folder = _folder(places)
-        here = set(os.listdir(_image_folder(folder)))
-        listed = _read_listing(folder).items()
-        centres = {centre for image, (_, centre) in listed if f"{image}.jpg" in here}
-        return [name for centre, name in enumerate(CENTRES) if centre in centres]
+        files = set(os.listdir(_image_folder(folder)))
+        present = set()
+        for image, (_, centre) in _read_listing(folder).items():
+            if f"{image}.jpg" in files:
+                present.add(CENTRES[centre])
+        return [name for name in CENTRES if name in present]
 
     def notices(self, settings: CommonSettings) -> list[str]:
         """Name the centres that are left out, unless there are no data at all."""
@@ -66,8 +71,10 @@ class Isic2019(ImageDataSet):
             here = self.silo_names(settings, places)
         except DataError:
             return []
-        absent = ", ".join(name for name in CENTRES if name not in here)
-        return [f"isic2019: no image of {absent} is here; left out"] if absent else []
+        absent = [name for name in CENTRES if name not in here]
+        if not absent:
+            return []
+        return [f"isic2019: no image of {', '.join(absent)} is here; left out"]
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Return a centre's images that are listed, and available if that is listed too.
@@ -75,23 +82,26 @@ class Isic2019(ImageDataSet):
         An image without a lesion's id counts as its own lesion, unless no table
         has any image of the centre.
         """
-        folder, centre = _folder(places), CENTRES.index(site)
+        folder = _folder(places)
+        centre = CENTRES.index(site)
         lesions = _lesions(folder, *(file_stamp(folder / name) for name, _ in _LESIONS))
-        rows = {
-            im: target for im, (target, there) in _read_listing(folder).items() if there == centre
-        }
+        rows: dict[str, int] = {}
+        for image, (diagnosis, image_centre) in _read_listing(folder).items():
+            if image_centre == centre:
+                rows[image] = diagnosis
         if not any(image in lesions for image in rows):
             raise DataError(
-                f"isic2019, {site}: no table of lesions knows an image of this centre, and images "
-                f"of a lesion would be both training and test data: put {_LESIONS[-1][0]} into "
-                "the folder isic2019 of the data directory"
+                f"isic2019, {site}: no table of lesions names an image of this centre, so that "
+                f"images of a lesion would be both training and test data: put {_LESIONS[-1][0]} "
+                "into the folder isic2019 of the data directory"
             )
         names = tuple(f"{image}.jpg" for image in rows)
+        labels = [class_of(diagnosis, settings.target) for diagnosis in rows.values()]
         every = ImageIndex(
             where=f"isic2019, {site}",
             folder=_image_folder(folder),
             names=names,
-            labels=np.array([class_of(t, settings.target) for t in rows.values()], dtype=np.int64),
+            labels=np.array(labels, dtype=np.int64),
             groups=tuple(lesions.get(image) or image for image in rows),
             safe_names=names,  # public names
         )
@@ -107,7 +117,7 @@ def _image_folder(folder: Path) -> Path:
     for name in _FOLDERS:
         if (folder / name).is_dir():
             return folder / name
-    raise DataError(f"{folder} has no folder of images: it must be one of {', '.join(_FOLDERS)}")
+    raise DataError(f"{folder} has no folder of images: put them into one of {', '.join(_FOLDERS)}")
 
 
 def _read_listing(folder: Path) -> dict[str, tuple[int, int]]:
@@ -127,21 +137,28 @@ def _listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
         place = f"{path}, line {number}"
         image = row["image"]
         if not re.fullmatch(r"[A-Za-z0-9_-]+", image):
-            raise DataError(f"{place}, column 'image': this is not an image name")
+            raise DataError(
+                f"{place}, column 'image': this is not an image's name: correct it, without .jpg"
+            )
         if image in rows:
-            raise DataError(f"{place}: image {image} is listed twice")
+            raise DataError(f"{place}: image {image} is listed twice: remove one of the lines")
         target = _number(row["target"], "target", len(DIAGNOSES), place)
         rows[image] = (target, _number(row["center"], "center", len(CENTRES), place))
     if not (folder / _AVAILABLE).is_file():
         return rows
     available = {row["image"] for _, row in read_rows(folder / _AVAILABLE, ("image",))}
-    return {image: row for image, row in rows.items() if image in available}
+    for image in rows.keys() - available:
+        del rows[image]
+    return rows
 
 
 def _number(text: str, column: str, count: int, place: str) -> int:
     number = text.removesuffix(".0")
     if number not in map(str, range(count)):
-        raise DataError(f"{place}, column '{column}': it must be a number from 0 to {count - 1}")
+        raise DataError(
+            f"{place}, column '{column}': the value must be a number from 0 to {count - 1}: "
+            "correct it"
+        )
     return int(number)
 
 
@@ -151,16 +168,19 @@ def _lesions(folder: Path, *stamps: object) -> dict[str, str]:
 
     The first table that names a lesion decides. ``stamps`` are part of the cache's key only.
     """
-    tables = [(folder / name, key) for name, key in _LESIONS if (folder / name).is_file()]
-    if not tables:
-        raise DataError(
-            f"{folder} has no table of lesions ({' or '.join(name for name, _ in _LESIONS)}): "
-            "without one, images of a lesion would be both training and test data"
-        )
     lesions: dict[str, str] = {}
-    for path, key in tables:
-        for _, row in read_rows(path, (key, "lesion_id")):
+    has_table = False
+    for name, key in _LESIONS:
+        if not (folder / name).is_file():
+            continue
+        has_table = True
+        for _, row in read_rows(folder / name, (key, "lesion_id")):
             lesions[row[key]] = lesions.get(row[key]) or row["lesion_id"]
+    if not has_table:
+        raise DataError(
+            f"{folder} has no table of lesions, but without one, images of a lesion would be both "
+            f"training and test data: put {' or '.join(dict(_LESIONS))} there"
+        )
     return lesions
 
 

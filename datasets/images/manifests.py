@@ -8,7 +8,9 @@ import logging
 import os
 import unicodedata
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar
 
@@ -99,7 +101,8 @@ class ManifestDataSet(ImageDataSet):
         manifest = _inside("", declaration.sites[site])
         if manifest is None:
             raise DataError(
-                f"{folder / self.file}: the manifest of site '{site}' is outside the data directory"
+                f"{folder / self.file}: the manifest of site '{site}' is outside the data "
+                "directory: move it there"
             )
         reader = _Manifest(folder, manifest, declaration.classes, self.file, self.columns)
         return take_share(reader.read(), settings.sample_share)
@@ -107,8 +110,12 @@ class ManifestDataSet(ImageDataSet):
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
         """Return whether the manifest of a site that is here lists images for validation."""
         folder = self.files_folder(places)
-        here = [s for s, f in self.declaration(places).sites.items() if (folder / f).is_file()]
-        return any("val" in self.index(site, settings, places).parts for site in here)
+        for site, manifest in self.declaration(places).sites.items():
+            if not (folder / manifest).is_file():
+                continue
+            if "val" in self.index(site, settings, places).parts:
+                return True
+        return False
 
     def files_folder(self, places: Places) -> Path:
         """Return the data directory, where the declaration is."""
@@ -131,7 +138,9 @@ def _inside(folder: str, path: str) -> str | None:
     """Resolve ``path`` in ``folder`` relative to the data directory; None if it leads outside."""
     # normpath removes '..', so that only a path that leads outside still begins with '..'
     joined = os.path.normpath(PurePosixPath(folder) / path)
-    return None if PurePosixPath(joined).parts[:1] in {("..",), ("/",)} else joined
+    if PurePosixPath(joined).parts[:1] in {("..",), ("/",)}:
+        return None
+    return joined
 
 
 @dataclass
@@ -158,8 +167,10 @@ class _Manifest:
         for number, row in rows:
             name = self._file(number, row["path"])
             patient = normalise_name(row.get("patient", ""))
-            known = patient.lower() not in _NO_PATIENT
-            groups.append(f"patient {patient}" if known else f"file {name}")
+            if patient.lower() in _NO_PATIENT:
+                groups.append(f"file {name}")
+            else:
+                groups.append(f"patient {patient}")
         index = ImageIndex(
             where=self.where,
             folder=self.folder,
@@ -167,7 +178,7 @@ class _Manifest:
             labels=np.array(labels, dtype=np.int64),
             groups=tuple(groups),
             safe_names=tuple(f"the image of line {number}" for number in self.lines.values()),
-            parts=self._parts([(number, row.get("split", "")) for number, row in rows]),
+            parts=self._parts(rows),
         )
         self._check_patients(index)
         self._mention_large_group(index)
@@ -178,25 +189,27 @@ class _Manifest:
         for place, labels in enumerate(self.classes.values()):
             if text in labels:
                 return place
-        known = ", ".join(f"'{label}'" for labels in self.classes.values() for label in labels)
+        known = [f"'{label}'" for label in chain(*self.classes.values())]
         raise DataError(
             f"{self.where}, line {number}, column 'label': this label is not one of "
-            f"{one_line(known, 200)}; correct it, or declare it under 'classes' in "
+            f"{one_line(', '.join(known), 200)}: correct it, or declare it under 'classes' in "
             f"{self.declaration}"
         )
 
     def _file(self, number: int, path: str) -> str:
         place = f"{self.where}, line {number}, column 'path'"
         if not path or not path.isprintable():
-            raise DataError(f"{place}: this is not a file name")
+            raise DataError(f"{place}: this is not a file name: correct it")
         if PurePosixPath(path).is_absolute():
             path = self._relative(path, place)
         name = _inside(str(PurePosixPath(self.file).parent), path)
         if name is None:
-            raise DataError(f"{place}: the file is outside the data directory; move it there")
+            raise DataError(f"{place}: the file is outside the data directory: move it there")
         name = self._stored_name(name)
         if name in self.lines:
-            raise DataError(f"{place}: the same file is in line {self.lines[name]}; keep one")
+            raise DataError(
+                f"{place}: the same file is in line {self.lines[name]}: keep one of the lines"
+            )
         self.lines[name] = number
         return name
 
@@ -206,7 +219,7 @@ class _Manifest:
         data = self.folder.resolve()
         if not Path(os.path.normpath(path)).is_relative_to(data):
             raise DataError(
-                f"{place}: the path is absolute, and not below the data directory: write it "
+                f"{place}: the path is absolute, but not below the data directory: write it "
                 "relative to the manifest's folder, or move the file there"
             )
         return os.path.relpath(path, base)
@@ -222,17 +235,18 @@ class _Manifest:
                 return stored
         return name
 
-    def _parts(self, given: list[tuple[int, str]]) -> tuple[str, ...]:
+    def _parts(self, rows: Sequence[tuple[int, Mapping[str, str]]]) -> tuple[str, ...]:
         """Return the split of each image; empty if no line names one."""
-        if not any(part for _, part in given):
+        parts = [row.get("split", "") for _, row in rows]
+        if not any(parts):
             return ()
-        for number, part in given:
+        for (number, _), part in zip(rows, parts, strict=True):
             if part not in SPLITS:
                 raise DataError(
-                    f"{self.where}, line {number}, column 'split': it must be one of "
-                    f"{', '.join(SPLITS)}, in all lines or in none"
+                    f"{self.where}, line {number}, column 'split': the value must be one of "
+                    f"{', '.join(SPLITS)}, in all lines or in none: correct it"
                 )
-        return tuple(part for _, part in given)
+        return tuple(parts)
 
     def _mention_large_group(self, index: ImageIndex) -> None:
         """Write to this machine's log if one patient has more than half of the images."""
@@ -252,11 +266,13 @@ class _Manifest:
         """Refuse patients in two parts of the given split; errors name their lines, not them."""
         seen: dict[str, tuple[str, int]] = {}
         pairs: list[str] = []
-        numbers = list(self.lines.values())
-        for group, part, number in zip(index.groups, index.parts, numbers, strict=False):
-            there, first = seen.setdefault(group, (part, number))
-            if there != part:
-                pairs.append(f"{first} ({there}) and {number} ({part})")
+        # Without a given split there are no parts, and so nothing to check
+        for group, part, number in zip(
+            index.groups, index.parts, self.lines.values(), strict=False
+        ):
+            first_part, first_number = seen.setdefault(group, (part, number))
+            if first_part != part:
+                pairs.append(f"{first_number} ({first_part}) and {number} ({part})")
         if pairs:
             raise DataError(
                 f"{self.where}, column 'patient': a patient is in two parts, in lines "

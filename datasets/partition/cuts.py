@@ -8,7 +8,8 @@ others have seen. No sample is at two silos, each stays in the part (training, v
 where the data set has it, and the run's seed decides nothing.
 """
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -52,12 +53,14 @@ def label_shares(classes: int, silos: int, held: int, rng: np.random.Generator) 
     """
     if held > classes or held * silos < classes:
         raise SettingError(
-            f"setting 'split.labels-per-silo' is {held}, and {silos} silos share {classes} labels: "
-            f"it must be {-(-classes // silos)} to {classes}"
+            f"'split.labels-per-silo' must be {math.ceil(classes / silos)} to {classes}, because "
+            f"{silos} silos share {classes} labels, but is {held}"
         )
-    order, holds = rng.permutation(classes), np.zeros((classes, silos))
+    order = rng.permutation(classes)
+    holds = np.zeros((classes, silos))
     for silo in range(silos):
-        holds[order[np.arange(silo * held, (silo + 1) * held) % classes], silo] = 1
+        turns = np.arange(silo * held, (silo + 1) * held) % classes
+        holds[order[turns], silo] = 1
     shares: Shares = holds / holds.sum(axis=1, keepdims=True)
     return shares
 
@@ -75,17 +78,18 @@ def deal_rows(
     Returns:
         For each silo: split -> rows, ascending.
     """
-    found: list[dict[str, Rows]] = [{} for _ in range(shares.shape[1])]
-    for part, of_part in labels.items():
-        pieces = []  # pieces[label][silo] are rows
-        for label, of_label in enumerate(shares):
-            rows = rng.permutation(np.flatnonzero(of_part == label))
+    silos: list[dict[str, Rows]] = [{} for _ in range(shares.shape[1])]
+    for part, labels_of_part in labels.items():
+        pieces: list[list[Rows]] = [[] for _ in silos]
+        for label, shares_of_label in enumerate(shares):
+            rows = rng.permutation(np.flatnonzero(labels_of_part == label))
             # Edges of cumulated shares: every row goes to exactly one silo, whatever the rounding
-            edges = np.rint(np.cumsum(of_label) * len(rows)).astype(int)
-            pieces.append(np.split(rows, edges[:-1]))
-        for own, of_silo in zip(found, zip(*pieces, strict=True), strict=True):
-            own[part] = np.sort(np.concatenate(of_silo))
-    return found
+            edges = np.rint(np.cumsum(shares_of_label) * len(rows)).astype(int)
+            for place, piece in enumerate(np.split(rows, edges[:-1])):
+                pieces[place].append(piece)
+        for place, silo in enumerate(silos):
+            silo[part] = np.sort(np.concatenate(pieces[place]))
+    return silos
 
 
 _KEYS = frozenset(keys_with(CommonSettings, "silo"))
@@ -107,7 +111,9 @@ def cut_keys(partition: str) -> frozenset[str]:
     """Return the settings that a partition reads, in addition to those of the data set."""
     if partition == "own":
         return frozenset()
-    return _KEYS if partition == UNSEEN else _KEYS | {"split.fold-seed"}
+    if partition == UNSEEN:  # nothing in it is random
+        return _KEYS
+    return _KEYS | {"split.fold-seed"}
 
 
 def check_partition(data: DataSet, settings: CommonSettings) -> None:
@@ -122,7 +128,7 @@ def check_partition(data: DataSet, settings: CommonSettings) -> None:
     for key, partition in _OF.items():
         if values[key] != usual[key] and settings.partition != partition:
             raise SettingError(
-                f"setting '{key}' has no effect without partition '{partition}': remove it, or set "
+                f"'{key}' has no effect without partition '{partition}': remove it, or set "
                 f"'split.partition' to '{partition}'"
             )
     if not is_cut(settings):
@@ -131,15 +137,16 @@ def check_partition(data: DataSet, settings: CommonSettings) -> None:
         _partitioner(settings)
     _refuse_table(data, settings)
     silos = len(cut_names(settings))
-    classes = _known_classes(data, settings) if settings.partition == UNSEEN else None
-    if classes is not None:
-        label_sets(classes, silos, settings.unseen)
+    if settings.partition == UNSEEN:
+        classes = _known_classes(data, settings)
+        if classes is not None:
+            label_sets(classes, silos, settings.unseen)
 
 
 def _refuse_table(data: DataSet, settings: CommonSettings) -> None:
     if data.is_table and settings.partition == UNSEEN:
         raise SettingError(
-            f"data set '{data.name}' is a table, and partition 'unseen' cuts images by label: "
+            f"partition 'unseen' cuts images by label, but data set '{data.name}' is a table: "
             "choose another data set, or set 'split.partition' to 'own'"
         )
 
@@ -169,8 +176,8 @@ def cut_names(settings: CommonSettings) -> list[str]:
     names = list(open_silo_set(settings.silo_set).names)
     if settings.silos not in (CommonSettings().silos, len(names)):
         raise SettingError(
-            f"setting 'split.silos' is {settings.silos}, and silo set '{settings.silo_set}' has "
-            f"{len(names)} silos: remove it"
+            f"'split.silos' is {settings.silos}, but silo set '{settings.silo_set}' has "
+            f"{len(names)} silos: remove 'split.silos'"
         )
     return names
 
@@ -186,14 +193,18 @@ def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places)
     names = cut_names(settings)
     if name not in names:
         if settings.silo_set:  # its file's cells are not quoted
-            raise DataError(f"there is no silo '{name}' in the silo set of {len(names)} silos")
+            raise DataError(
+                f"the silo set has {len(names)} silos, but no silo '{name}': correct the name"
+            )
         raise no_such_silo(name, names)
     pool = open_cut_pool(data, settings, places)
     rows = _rows(data, pool, settings, names)[names.index(name)]
-    facts = [_MAKER, name, pool.key, {part: rows[part].tolist() for part in SPLITS}]
+    facts = [_MAKER, name, pool.key, _as_lists(rows)]
 
     def fill(folder: Path) -> None:
-        parts = {part: pool.split(part, rows[part]) for part in SPLITS}
+        parts = {}
+        for part in SPLITS:
+            parts[part] = pool.split(part, rows[part])
         save_silo(folder, parts, {"name": name, "distribution": settings.partition, **pool.facts})
 
     folder = places.cache / f"{data.name}-{settings.partition.replace(':', '-')}-silos"
@@ -208,29 +219,36 @@ def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dic
     """
     names = cut_names(settings)
     rows = _rows(data, open_cut_pool(data, settings, places), settings, names)
-    silos = {
-        name: {part: own[part].tolist() for part in SPLITS}
-        for name, own in zip(names, rows, strict=True)
-    }
-    decisive = sorted(["split.partition", *_OF, "split.fold-seed", *_KEYS])
-    decided_by = {key: as_mapping(settings)[key] for key in decisive}
+    silos = {}
+    for name, own in zip(names, rows, strict=True):
+        silos[name] = _as_lists(own)
+    values = as_mapping(settings)
+    decided_by = {}
+    for key in sorted(["split.partition", *_OF, "split.fold-seed", *_KEYS]):
+        decided_by[key] = values[key]
     return {"decided-by": decided_by, "sha256": json_digest(silos), "silos": silos}
+
+
+def _as_lists(rows: Mapping[str, Rows]) -> dict[str, list[int]]:
+    """Return the rows of each split as a list, which JSON can hold."""
+    return {part: rows[part].tolist() for part in SPLITS}
 
 
 def _rows(
     data: DataSet, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
     """Return each silo's rows; 'val' rows are training rows if the pool has no validation part."""
-    if settings.partition not in PARTITIONS:  # a plug may deal otherwise under the same settings
+    if settings.partition not in PARTITIONS:  # a plugin may change under the same settings
         return _shared_rows(data.name, pool, settings, names)
     key = json_digest([data.name, pool.key, as_mapping(settings), names])
-    rows = _last_rows.get(key)
-    if rows is None:
-        deal = _unseen_rows if settings.partition == UNSEEN else _shared_rows
-        rows = deal(data.name, pool, settings, names)
+    if key not in _last_rows:
+        if settings.partition == UNSEEN:
+            rows = _unseen_rows(data.name, pool, settings, names)
+        else:
+            rows = _shared_rows(data.name, pool, settings, names)
         _last_rows.clear()
         _last_rows[key] = rows
-    return rows
+    return _last_rows[key]
 
 
 def _unseen_rows(
@@ -239,8 +257,11 @@ def _unseen_rows(
     """Give each silo rows of its own labels."""
     sets = label_sets(pool.classes, len(names), settings.unseen)
     cut = LabelCut(pool.labels, sets, names, pool.classes, f"{dataset}, partition 'unseen'")
-    test_size = settings.silo_test_size or pool.test_size if settings.use_test else 0
-    return cut.rows(settings.silo_train_size or pool.train_size, test_size)
+    train_size = settings.silo_train_size or pool.train_size
+    test_size = 0
+    if settings.use_test:
+        test_size = settings.silo_test_size or pool.test_size
+    return cut.rows(train_size, test_size)
 
 
 def _shared_rows(
@@ -256,27 +277,40 @@ def _shared_rows(
         cut = deal_rows(pool.labels, shares, rng)
     else:
         cut = _plugged_rows(pool.labels, len(names), settings, rng)
-    test_size = settings.silo_test_size if settings.use_test else 0
+    has_validation = len(pool.labels["val"]) > 0
+    # The order of the draws decides which rows a silo gets: train, test, val, silo by silo
     for own in cut:
-        own["train"] = _some(own["train"], settings.silo_train_size, rng)
-        own["test"] = _some(own["test"], test_size, rng) if settings.use_test else own["test"][:0]
-        if not len(pool.labels["val"]):
-            held_out = _some(own["train"], len(own["train"]) // VALIDATION_SHARE or -1, rng)
-            own["val"], own["train"] = held_out, np.setdiff1d(own["train"], held_out)
-    short = [name for name, own in zip(names, cut, strict=True) if len(own["train"]) < _FEWEST]
-    if short:
-        advice = "lower 'split.silos', or set another 'split.fold-seed'"
-        if 0 < settings.silo_train_size < _FEWEST:
-            advice = f"raise 'split.silo-train-size' to at least {_FEWEST}"
-        elif settings.partition == DIRICHLET:
-            advice = (
-                "raise 'split.concentration', lower 'split.silos', or set another 'split.fold-seed'"
-            )
-        raise DataError(
-            f"{dataset}, partition '{settings.partition}' leaves {len(short)} of {len(names)} "
-            f"silos without {_FEWEST} training samples, '{short[0]}' first: {advice}"
-        )
+        own["train"] = _draw(own["train"], settings.silo_train_size or None, rng)
+        if settings.use_test:
+            own["test"] = _draw(own["test"], settings.silo_test_size or None, rng)
+        else:
+            own["test"] = own["test"][:0]
+        if not has_validation:
+            own["val"] = _draw(own["train"], len(own["train"]) // VALIDATION_SHARE, rng)
+            own["train"] = np.setdiff1d(own["train"], own["val"])
+    _refuse_small_silos(dataset, settings, names, cut)
     return cut
+
+
+def _refuse_small_silos(
+    dataset: str, settings: CommonSettings, names: Sequence[str], cut: Sequence[Mapping[str, Rows]]
+) -> None:
+    """Refuse silos with fewer than two training samples, by a ``DataError``."""
+    small = []
+    for name, own in zip(names, cut, strict=True):
+        if len(own["train"]) < _FEWEST:
+            small.append(name)
+    if not small:
+        return
+    advice = "lower 'split.silos', or set another 'split.fold-seed'"
+    if 0 < settings.silo_train_size < _FEWEST:
+        advice = f"raise 'split.silo-train-size' to at least {_FEWEST}"
+    elif settings.partition == DIRICHLET:
+        advice = f"raise 'split.concentration', {advice}"
+    raise DataError(
+        f"{dataset}, partition '{settings.partition}' leaves {len(small)} of {len(names)} silos "
+        f"without {_FEWEST} training samples, '{small[0]}' first: {advice}"
+    )
 
 
 def _partitioner(settings: CommonSettings) -> Callable[..., Any]:
@@ -297,35 +331,49 @@ def _plugged_rows(
     Raises:
         SettingError: the plugin fails, or does not return rows, each at one silo at most.
     """
-    name, partitioner = settings.partition, _partitioner(settings)
+    name = settings.partition
+    partitioner = _partitioner(settings)
+    # A copy, because a plugin that writes into the labels would change the pool
+    copies = {part: of_part.copy() for part, of_part in labels.items()}
     try:
-        given = partitioner({part: of_part.copy() for part, of_part in labels.items()}, silos, rng)
-        cut = [{part: np.asarray(own.get(part, ())) for part in labels} for own in given]
-        fits = len(cut) == silos and all(
-            _is_once([own[part] for own in cut if own[part].size], len(of_part))
-            for part, of_part in labels.items()
-        )
+        cut = []
+        for own in partitioner(copies, silos, rng):
+            cut.append({part: np.asarray(own.get(part, ())) for part in labels})
+        is_valid = len(cut) == silos
+        for part, of_part in labels.items():
+            is_valid = is_valid and _is_once([own[part] for own in cut], len(of_part))
     except Exception as error:  # it is anybody's code
-        raise SettingError(f"partition '{name}' fails ({reason_of(error)})") from None
-    if not fits:
+        raise SettingError(
+            f"partition '{name}' fails ({reason_of(error)}): correct the plugin"
+        ) from None
+    if not is_valid:
         raise SettingError(
             f"partition '{name}' must return, for each of {silos} silos, a mapping of part (train, "
-            "val, test) to numbers of rows, of which none is at two silos"
+            "val, test) to row numbers, with no row at two silos: correct the plugin"
         )
-    return [{part: np.sort(own[part]).astype(np.int64) for part in labels} for own in cut]
+    for own in cut:
+        for part in labels:
+            own[part] = np.sort(own[part]).astype(np.int64)
+    return cut
 
 
-def _is_once(rows: list[Rows], count: int) -> bool:
+def _is_once(rows: Sequence[Rows], count: int) -> bool:
     """Tell whether all ``rows`` together are whole numbers in 0..count-1, each at most once."""
-    if not rows:
+    # An empty list becomes an array of floats, which would make all numbers floats
+    filled = [own for own in rows if own.size]
+    if not filled:
         return True
-    found = np.concatenate(rows)
-    whole = found.ndim == 1 and np.issubdtype(found.dtype, np.integer)
-    return whole and len(np.unique(found)) == len(found) and 0 <= found.min() <= found.max() < count
+    numbers = np.concatenate(filled)
+    if numbers.ndim != 1 or not np.issubdtype(numbers.dtype, np.integer):
+        return False
+    is_unique = len(np.unique(numbers)) == len(numbers)
+    return is_unique and bool(0 <= numbers.min() <= numbers.max() < count)
 
 
-def _some(rows: Rows, count: int, rng: np.random.Generator) -> Rows:
-    """Draw ``count`` of ``rows``, ascending; all rows for 0, no rows for a negative number."""
-    if count < 0:
+def _draw(rows: Rows, count: int | None, rng: np.random.Generator) -> Rows:
+    """Draw ``count`` of ``rows``, ascending; all rows for None or for more than there are."""
+    if count is None or count >= len(rows):
+        return rows
+    if count == 0:
         return rows[:0]
-    return rows if not count or count >= len(rows) else np.sort(rng.permutation(rows)[:count])
+    return np.sort(rng.permutation(rows)[:count])

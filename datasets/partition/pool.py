@@ -51,9 +51,10 @@ class CutPool:
         """Return rows of a split; without a validation part 'val' rows are training rows."""
         import torch
 
-        whence = "train" if part == "val" and not len(self.labels["val"]) else part
-        labels = np.array(self.labels[whence][rows], dtype=np.int64)
-        return Split(self.inputs(whence, rows), torch.from_numpy(labels))
+        if part == "val" and not len(self.labels["val"]):
+            part = "train"
+        labels = np.array(self.labels[part][rows], dtype=np.int64)
+        return Split(self.inputs(part, rows), torch.from_numpy(labels))
 
 
 def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
@@ -82,8 +83,11 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
         images, _, own = parts[part]
         return scale_pixels(shift(images[own[rows]], "D1", noise=False, key=""), source, settings)
 
+    labels = {}
+    for part, (_, of_part, own) in parts.items():
+        labels[part] = of_part[own]
     return CutPool(
-        labels={part: labels[own] for part, (_, labels, own) in parts.items()},
+        labels=labels,
         inputs=inputs,
         classes=source.classes,
         key=[key, settings.pixel_scale],
@@ -97,12 +101,16 @@ def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> C
     """Return the samples of all the data set's own silos, each in the part that it has there."""
     own = replace(settings, partition="own")
     silos = [data.load(name, own, places) for name in data.silo_names(own, places)]
-    if odd := [silo.name for silo in silos if silo.schema != silos[0].schema]:
-        raise DataError(
-            f"data set '{data.name}': '{odd[0]}' has samples of another form, or other classes, "
-            f"than '{silos[0].name}', and a partition mixes all: make them alike"
-        )
-    parts = {part: _Mixed([silo.splits()[part] for silo in silos]) for part in SPLITS}
+    for silo in silos:
+        if silo.schema != silos[0].schema:
+            raise DataError(
+                f"data set '{data.name}': a partition mixes the samples of all silos, but those of "
+                f"'{silo.name}' have another form or other classes than those of "
+                f"'{silos[0].name}': make them alike"
+            )
+    parts = {}
+    for part in SPLITS:
+        parts[part] = _Mixed([silo.splits()[part] for silo in silos])
     return CutPool(
         labels={part: mixed.labels for part, mixed in parts.items()},
         inputs=lambda part, rows: parts[part].inputs(rows),
@@ -133,6 +141,7 @@ class _Mixed:
         labels = [split.labels.numpy() for split in splits]
         self._silo = np.repeat(np.arange(len(splits)), [len(part) for part in labels])
         self._row = np.concatenate([np.arange(len(part)) for part in labels])
+        # The last key decides first: place within the label, then silo, then row
         place = np.concatenate([_place_in_label(part) for part in labels])
         self._order = np.lexsort((self._row, self._silo, place))
         self.labels: Labels = np.concatenate(labels)[self._order]

@@ -114,30 +114,36 @@ def _read(path: Path) -> SiloSet:
         ends = [row[column] for column in _EDGE]
         if any(map(site_name_fault, ends)):  # a cell is never quoted
             raise DataError(
-                f"{where}: a silo's name is not a plain name of letters, digits, '.', '_' and '-', "
-                "or is 'all', which stands for the mean over sites"
+                f"{where}: a silo's name must consist of letters, digits, '.', '_' and '-', and "
+                "must not be 'all', which stands for the mean over sites: rename the silo"
             )
         for name in ends:
             names.setdefault(name, len(names))
         first, second = sorted(ends, key=names.__getitem__)
         pair = first, second
-        if pair[0] == pair[1]:
-            raise DataError(f"{where}: an edge joins a silo with itself: remove it")
+        if first == second:
+            raise DataError(f"{where}: an edge joins a silo with itself: remove the line")
         if pair in links:
             raise DataError(
-                f"{where}: the edge between these two silos is in line {lines[pair]}, and edges go "
-                "both ways; keep one"
+                f"{where}: the edge between these two silos is in line {lines[pair]} too, but an "
+                "edge goes both ways: keep one of the lines"
             )
         latency = _number(row, "latency-ms", where, zero=True)
         links[pair] = Link(latency, _number(row, "gbps", where, zero=False))
         lines[pair] = number
     if not links:
-        raise DataError(f"{path} has no edge: a silo set has at least 2 silos and an edge")
+        raise DataError(
+            f"{path} has no edge, but a silo set needs at least 2 silos and an edge: add a line"
+        )
     return SiloSet(tuple(names), links)
 
 
 def _number(row: Mapping[str, str], column: str, where: str, zero: bool) -> float | None:
-    """Return a value above 0, or 0 if that may be; None where it is empty or has no column."""
+    """Return a cell as a number, or None if the cell is empty or the column is missing.
+
+    Raises:
+        DataError: the text is not a finite number above 0; with ``zero`` the number may be 0.
+    """
     text = row.get(column)
     if not text:
         return None
@@ -145,9 +151,11 @@ def _number(row: Mapping[str, str], column: str, where: str, zero: bool) -> floa
         value = float(text)
     except ValueError:
         value = math.nan
-    if not (math.isfinite(value) and (value > 0 or (zero and value == 0))):
+    is_allowed = value > 0 or (zero and value == 0)
+    if not math.isfinite(value) or not is_allowed:
+        least = "from 0" if zero else "above 0"
         raise DataError(
-            f"{where}, column '{column}': it is not a number {'from 0' if zero else 'above 0'}; "
-            "leave it empty for the run's default"
+            f"{where}, column '{column}': the value must be a number {least}: correct it, or leave "
+            "the cell empty for the run's default"
         )
     return value

@@ -30,36 +30,43 @@ def read_idx(path: Path) -> Bytes:
     try:
         with gzip.open(path) as file:
             shape = _shape(file, path)
-            length, content = math.prod(shape), bytearray()
+            length = math.prod(shape)
+            content = bytearray()
             # A small file may unpack to any size, so that it is read in parts, and at most one byte
             # more than the header says
-            while len(content) <= length and (part := file.read(min(length + 1, _PART))):
+            while len(content) <= length:
+                part = file.read(min(length + 1, _PART))
+                if not part:
+                    break
                 content += part
         if len(content) == length:
             return np.frombuffer(content, np.uint8).reshape(shape)
-        found = "more" if len(content) > length else f"{len(content)} bytes"
-        raise DataError(
-            f"{path} holds {found} where its header {shape} says {length} bytes: download it again"
-        )
+        fault = f"holds {len(content)} bytes, but its header {shape} says {length} bytes"
+        if len(content) > length:
+            fault = f"holds more than the {length} bytes that its header {shape} says"
     except (EOFError, zlib.error):
-        raise DataError(f"{path} is truncated: download it again") from None
+        fault = "is truncated"
     except gzip.BadGzipFile:
-        raise DataError(f"{path} is damaged or not a gzip file: download it again") from None
+        fault = "is damaged or not a gzip file"
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+        fault = f"cannot be read ({error.strerror})"
     except ValueError:  # a zero length beside lengths that no array can have
-        raise DataError(f"{path} is not an IDX file: its header says {shape}") from None
+        fault = f"is not an IDX file, because its header says {shape}"
+    raise DataError(f"{path} {fault}: download it again")
 
 
 def _shape(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
     """Read the header and return the shape in it."""
     start = file.read(4)
     if start[:3] != b"\0\0\x08" or len(start) < 4:
-        raise DataError(f"{path} is not an IDX file of unsigned bytes")
+        raise DataError(f"{path} is not an IDX file of unsigned bytes: download it again")
     dimensions = start[3]
     lengths = file.read(4 * dimensions)
     if dimensions not in (1, 2, 3, 4) or len(lengths) < 4 * dimensions:
-        raise DataError(f"{path} is not an IDX file of images or labels: bad or cut header")
+        raise DataError(
+            f"{path} is not an IDX file of images or labels, because its header is wrong or cut "
+            "short: download it again"
+        )
     shape: tuple[int, ...] = struct.unpack(f">{dimensions}I", lengths)
     check_unpacked(path, math.prod(shape))
     return shape
@@ -75,7 +82,7 @@ def read_labelled_images(images: Path, labels: Path, classes: int) -> tuple[Byte
     if pixels.ndim != 3 or targets.ndim != 1 or len(pixels) != len(targets):
         raise DataError(
             f"{images.name} {pixels.shape} and {labels.name} {targets.shape} in {images.parent} "
-            "are not images with one label each"
+            "are not images with one label each: download both again"
         )
     refuse_out_of_range(targets, classes, labels)
     return pixels, targets
@@ -87,6 +94,6 @@ def refuse_out_of_range(labels: npt.NDArray[np.integer], classes: int, path: Pat
     if len(wrong):
         raise DataError(
             f"{path}: label {labels[wrong[0]]} of image {wrong[0]} is out of range "
-            f"0..{classes - 1}: the file is damaged or belongs to another data set; "
+            f"0..{classes - 1}, because the file is damaged or belongs to another data set: "
             "download it again"
         )

@@ -3,6 +3,7 @@
 Errors name the file and the key, but never a value. The module is imported when a file is read.
 """
 
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -19,11 +20,13 @@ LONGEST = 64  # characters, as in SITE_NAME
 
 def site_name_fault(name: str) -> str | None:
     """Say what is wrong with a site's name; None if it can name folders and columns."""
-    if SITE_NAME.fullmatch(name) and name != "all":
+    if name == "all":
+        return "site 'all' must have another name, because 'all' stands for the mean over sites"
+    if SITE_NAME.fullmatch(name):
         return None
     return (
-        f"site '{name}' is not a plain name of letters, digits, '.', '_' and '-' of at most "
-        f"{LONGEST} characters, or is 'all', which stands for the mean over sites"
+        f"site '{name}' is not a plain name of letters, digits, '.', '_' and '-', at most "
+        f"{LONGEST} characters long"
     )
 
 
@@ -48,8 +51,7 @@ def _plain_sites(content: Any) -> Any:
     if not isinstance(content, dict) or not content:
         raise fault("'sites' must map each site's name to its CSV file")
     for name in content:
-        if wrong := site_name_fault(str(name)):
-            raise fault(wrong)
+        _plain_name(str(name))
     return _of_distinct_names(content, "sites")
 
 
@@ -60,22 +62,26 @@ def _lists_by_name(content: Any) -> Any:
 
 
 def _of_distinct_names(content: dict[Any, Any], key: str) -> dict[Any, Any]:
-    if len({str(name) for name in content}) < len(content):  # 1 and '1'
-        raise fault(f"under '{key}' two names are the same text")
+    if len(set(map(str, content))) < len(content):  # 1 and '1'
+        raise fault(f"under '{key}' two names are the same text: rename one")
     return content
 
 
 def _one_class_each(classes: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return each class's label values in one form; refuse one that appears twice, or none."""
-    forms = {name: [same_text(value) for value in listed] for name, listed in classes.items()}
-    values = [value for listed in forms.values() for value in listed]
-    if len(set(values)) != len(values) or not all(forms.values()):
-        raise fault("under 'classes' each label value must appear once, and each class have one")
+    """Return each class's label values in one form, so that 1.0 and 1 are the same value."""
+    forms = {name: list(map(same_text, values)) for name, values in classes.items()}
+    every = list(chain(*forms.values()))
+    if len(set(every)) < len(every) or not all(forms.values()):
+        raise fault(
+            "under 'classes' each label value must appear once, but one appears twice or a class "
+            "has none: correct the lists"
+        )
     return forms
 
 
 def _plain_name(name: str) -> str:
-    if wrong := site_name_fault(name):
+    wrong = site_name_fault(name)
+    if wrong:
         raise fault(wrong)
     return name
 

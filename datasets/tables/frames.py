@@ -41,25 +41,25 @@ def write_frames(
     """
     import pandas as pd
 
-    named = {site: _plain(frame) for site, frame in frames.items()}
-    columns = _common_columns({site: list(one.columns) for site, one in named.items()}, label)
-    classes = _classes(label, pd.concat([frame[label] for frame in named.values()]))
-    schema = {
-        "columns": [
-            _column(name, {site: frame[name] for site, frame in named.items()})
-            for name in columns
-            if name != label
-        ],
-        "label": {"column": label, "classes": {one: [one] for one in classes}},
+    plain = {site: _plain(frame) for site, frame in frames.items()}
+    names = _common_columns({site: list(frame.columns) for site, frame in plain.items()}, label)
+    columns = []
+    for name in names:
+        if name != label:
+            columns.append(_column(name, {site: frame[name] for site, frame in plain.items()}))
+    classes = _classes(label, pd.concat([frame[label] for frame in plain.values()]))
+    content = {
+        "columns": columns,
+        "label": {"column": label, "classes": {text: [text] for text in classes}},
         "missing": list(_MISSING),
         "policy": policy,
-        "sites": {site: f"{site}.csv" for site in named},
+        "sites": {site: f"{site}.csv" for site in plain},
     }
-    write_atomically(folder / SCHEMA_FILE, json.dumps(schema, ensure_ascii=False))
-    read: TableSchema = check_content(TableSchema, schema, DataError)
-    for site, frame in named.items():
-        text = frame[columns].to_csv(index=False)
-        parse_table(text, read, f"silo '{site}'")  # refused here, before a run begins
+    write_atomically(folder / SCHEMA_FILE, json.dumps(content, ensure_ascii=False))
+    schema: TableSchema = check_content(TableSchema, content, DataError)
+    for site, frame in plain.items():
+        text = frame[names].to_csv(index=False)
+        parse_table(text, schema, f"silo '{site}'")  # refused here, before a run begins
         write_atomically(folder / f"{site}.csv", text, 0o600)
 
 
@@ -83,20 +83,21 @@ def _plain(frame: DataFrame) -> DataFrame:
 
 def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:
     """Return the columns that all sites have."""
-    first, *others = columns
-    for site, own in columns.items():
-        if len(set(own)) < len(own):
-            raise DataError(f"silo '{site}' has two columns of one name: rename one")
-        if label not in own:
-            shown = one_line(", ".join(own), 200)
+    first = next(iter(columns))
+    for site, names in columns.items():
+        if len(set(names)) < len(names):
+            raise DataError(f"silo '{site}' has two columns with one name: rename one")
+        if label not in names:
+            shown = one_line(", ".join(names), 200)
             raise DataError(
                 f"silo '{site}' has no column '{label}' of labels, but {shown}: name it by label="
             )
-    for site in others:
-        if odd := sorted(set(columns[site]) ^ set(columns[first])):
+    for site, names in columns.items():
+        odd = sorted(set(names).symmetric_difference(columns[first]))
+        if odd:
             raise DataError(
-                f"silos '{first}' and '{site}' have other columns: only one of them has "
-                f"'{one_line(odd[0], 60)}'; give all the same"
+                f"only one of the silos '{first}' and '{site}' has the column "
+                f"'{one_line(odd[0], 60)}': give all silos the same columns"
             )
     return columns[first]
 
@@ -105,11 +106,14 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
     """Return a column as the schema declares it, by its values at all sites."""
     import pandas as pd
 
-    kinds = {_kind(name, own): site for site, own in sites.items() if own.notna().any()}
+    kinds = {}
+    for site, values in sites.items():
+        if values.notna().any():
+            kinds[_kind(name, values)] = site
     if len(kinds) > 1:
         raise DataError(
-            f"column '{one_line(name, 60)}' holds numbers at silo '{kinds['numbers']}' and texts "
-            f"at '{kinds['texts']}': give all the same"
+            f"column '{one_line(name, 60)}' holds numbers at silo '{kinds['numbers']}', but texts "
+            f"at '{kinds['texts']}': give all silos the same kind"
         )
     if "texts" not in kinds:
         return {"name": name}
@@ -139,22 +143,23 @@ def _kind(name: str, values: Series[Any]) -> str:
 
 def _texts(name: str, values: Series[Any]) -> list[str]:
     """Return the different values as texts in one form, numbers in their order."""
-    found = {same_text(text) for text in values.dropna().map(str).unique()} - set(_MISSING)
-    if not all(map(str.isprintable, found)):
+    texts = set(map(same_text, values.dropna().map(str).unique()))
+    texts.difference_update(_MISSING)
+    if not all(map(str.isprintable, texts)):
         raise DataError(
             f"column '{one_line(name, 60)}' has a text that is not one printable line: clean it"
         )
     try:
-        return sorted(found, key=float)
+        return sorted(texts, key=float)
     except ValueError:
-        return sorted(found)
+        return sorted(texts)
 
 
 def _classes(label: str, values: Series[Any]) -> list[str]:
     classes = _texts(label, values)
     if not 2 <= len(classes) <= _MOST_CLASSES:
         raise DataError(
-            f"column '{one_line(label, 60)}' of labels has {len(classes)} different values: a "
-            f"classifier needs 2 to {_MOST_CLASSES} classes"
+            f"column '{one_line(label, 60)}' of labels has {len(classes)} different values, but a "
+            f"classifier needs 2 to {_MOST_CLASSES} classes: name another column, or group values"
         )
     return classes

@@ -43,10 +43,11 @@ class Heart(TableDataSet):
 
     def schema(self, places: Places) -> TableSchema:
         """Return the schema of the UCI files."""
-        columns = [
-            column.model_copy(update=self.cholesterol if column.name == "chol" else {})
-            for column in _schema().columns
-        ]
+        columns = []
+        for column in _schema().columns:
+            if column.name == "chol":
+                column = column.model_copy(update=self.cholesterol)
+            columns.append(column)
         return _schema().model_copy(update={"columns": columns})
 
     def text_of(self, site: str, schema: TableSchema, places: Places) -> tuple[str, str]:
@@ -55,11 +56,11 @@ class Heart(TableDataSet):
         path = published.find(places, [name]) / name
         content = path.read_bytes()
         checksum = hashlib.md5(content, usedforsecurity=False).hexdigest()
-        (md5,) = (file.md5 for file in published.files if file.name == name)
-        if checksum != md5:
+        published_checksums = {file.name: file.md5 for file in published.files}
+        if checksum != published_checksums[name]:
             raise DataError(
-                f"{path} has MD5 {checksum}, not {md5}: it was altered or truncated; run "
-                "'fedsilo fetch heart --data-dir DIR'"
+                f"{path} must have MD5 {published_checksums[name]}, but has {checksum}, because it "
+                "was altered or truncated: run 'fedsilo fetch heart --data-dir DIR'"
             )
         return content.decode(), str(path)
 

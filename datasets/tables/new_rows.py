@@ -68,26 +68,31 @@ def read_table(path: Path, delimiter: str = ",") -> Lines:
         most = max((delimiter, *_DELIMITERS), key=first.count)  # the first of equals
         return csv_lines(text, str(path), most)
     frame = _read_frame(path, kind)
-    cells: list[list[str]] = []
-    characters, most = 0, most_unpacked(path)
+    lines: list[tuple[int, list[str]]] = []
+    if kind in _PARQUET:
+        lines.append((0, list(map(str, frame.columns))))
+    characters = 0
+    most = most_unpacked(path)
     columns = [_objects(frame.iloc[:, number]) for number in range(frame.shape[1])]
-    for row in zip(*columns, strict=True):
-        line = [_cell(value) for value in row]
+    for number, row in enumerate(zip(*columns, strict=True), 1):
+        line = list(map(_cell, row))
         characters += sum(map(len, line))
         if characters > most:  # one text of the file may be in each of its rows
             check_unpacked(path, characters)
-        cells.append(line)
-    if kind in _PARQUET:
-        return [(0, [str(name) for name in frame.columns]), *enumerate(cells, 1)]
-    return [(number, line) for number, line in enumerate(cells, 1) if any(line)]
+        if any(line) or kind in _PARQUET:
+            lines.append((number, line))
+    return lines
 
 
 def _read_frame(path: Path, kind: str) -> DataFrame:
     """Read a packed table once its own figures say that it takes no more than it may."""
     import pandas as pd
 
-    if not path.is_file() or (fault := file_fault(path)):
-        raise DataError(f"{path} {fault if path.is_file() else 'cannot be read: no such file'}")
+    if not path.is_file():
+        raise DataError(f"{path} cannot be read: no such file; correct its name")
+    fault = file_fault(path)
+    if fault:
+        raise DataError(f"{path} {fault}")
     if kind == ".xls":
         raise DataError(f"{path} is an Excel file from before 2007: save it as .xlsx or CSV")
     try:
@@ -106,13 +111,18 @@ def _read_frame(path: Path, kind: str) -> DataFrame:
     except FedsiloError:
         raise
     except Exception as error:  # openpyxl and pyarrow raise nearly anything at a damaged file
-        raise DataError(f"{path} is damaged or no {kind} file ({type(error).__name__})") from None
+        raise DataError(
+            f"{path} is damaged or no {kind} file ({type(error).__name__}): save it again, or as "
+            "CSV"
+        ) from None
 
 
 def _with_index_columns(frame: DataFrame) -> DataFrame:
     """Return the frame with a named index as columns, because pandas stored it as such."""
     names = [name for name in frame.index.names if name is not None]
-    return frame.reset_index(names) if names else frame
+    if not names:
+        return frame
+    return frame.reset_index(names)
 
 
 def _objects(column: Series) -> npt.NDArray[Any]:
@@ -132,7 +142,9 @@ def _cell(value: Any) -> str:
     """Return a cell as a CSV file would have it; pandas has many values for a missing one."""
     import pandas as pd
 
-    return "" if pd.api.types.is_scalar(value) and pd.isna(value) else str(value).strip()
+    if pd.api.types.is_scalar(value) and pd.isna(value):
+        return ""
+    return str(value).strip()
 
 
 def parse_new_rows(
@@ -147,80 +159,109 @@ def parse_new_rows(
     Raises:
         DataError: a column is missing or named twice, or there is no row; it names ``where``.
     """
-    schema = schema.model_copy(update={"missing": [*dict.fromkeys([*schema.missing, ""])]})
+    if "" not in schema.missing:
+        schema = schema.model_copy(update={"missing": [*schema.missing, ""]})
     names, rows = _columns(lines, schema, where, id_column)
     if not rows:
         raise DataError(f"{where} has no rows: give at least one")
     reader = RowReader(schema, names, where)
-    numeric = [column.name for column in schema.columns if column.kind == "numeric"]
-    kept, faults, ids = dict[int, list[float]](), dict[int, str](), dict[int, str]()
+    features: dict[int, list[float]] = {}
+    faults: dict[int, str] = {}
+    ids: dict[int, str] = {}
     for number, line in rows:
         if id_column is not None:
             ids[number] = _id(line, names.index(id_column))
         try:
-            tokens = reader.tokens(number, line)
-            tokens |= {one: BOOLEANS.get(tokens[one].lower(), tokens[one]) for one in numeric}
-            features = reader.features(number, tokens)
+            features[number] = _read_row(schema, reader, number, line)
         except DataError as error:
             faults[number] = str(error).removeprefix(f"{where}, line {number}").lstrip(",: ")
-            continue
-        if fault := _row_fault(schema, reader, tokens):
-            faults[number] = fault
-        else:
-            kept[number] = features
-    known = {*(column.name for column in schema.columns), schema.label.column, id_column}
-    matrix = as_matrix(list(kept.values()), schema)
-    return NewRows(tuple(kept), matrix, faults, ids, len(set(names) - known))
+    unread = set(names).difference(_declared_names(schema), [id_column])
+    matrix = as_matrix(list(features.values()), schema)
+    return NewRows(tuple(features), matrix, faults, ids, len(unread))
+
+
+def _declared_names(schema: TableSchema) -> list[str]:
+    """Return the names of the schema's columns, the label's last."""
+    names = [column.name for column in schema.columns]
+    return [*names, schema.label.column]
+
+
+def _read_row(schema: TableSchema, reader: RowReader, number: int, line: list[str]) -> list[float]:
+    """Read the features of a row that can be predicted.
+
+    Raises:
+        DataError: a value cannot be read, is outside the schema's range, or is missing and the
+            schema drops such rows.
+    """
+    tokens = reader.tokens(number, line)
+    for column in schema.numeric_columns():
+        token = tokens[column.name]
+        tokens[column.name] = BOOLEANS.get(token.lower(), token)
+    features = reader.features(number, tokens)
+    fault = _row_fault(schema, reader, tokens)
+    if fault:
+        raise DataError(fault)
+    return features
 
 
 def _columns(
     lines: Lines, schema: TableSchema, where: str, id_column: str | None
 ) -> tuple[list[str], Lines]:
     """Return the names of the columns, as the schema writes them, and the lines of rows."""
-    declared, label = [column.name for column in schema.columns], schema.label.column
-    first = [normalise_name(cell) for cell in lines[0][1]] if lines else []
-    exact = {*declared, label, id_column}
-    folded = {name.casefold(): name for name in (*declared, label)}
-    named = [cell if cell in exact else folded.get(cell.casefold(), cell) for cell in first]
+    declared = _declared_names(schema)
+    folded = {name.casefold(): name for name in declared}
+    named = []
+    for cell in lines[0][1] if lines else []:
+        name = normalise_name(cell)
+        # Two columns may differ by case only, so that an exact name goes first
+        if name not in declared and name != id_column:
+            name = folded.get(name.casefold(), name)
+        named.append(name)
     used = schema.used_columns()
-    if not schema.header and id_column is None and not set(used) & set(named):
-        names = declared if len(first) == len(declared) else [*declared, label]
-        return names, lines
-    needed = used if id_column is None else [*used, id_column]
+    if not schema.header and id_column is None and not set(used).intersection(named):
+        if len(named) == len(declared) - 1:
+            declared.pop()  # the label's column is not there
+        return declared, lines
+    needed = list(used)
+    if id_column is not None:
+        needed.append(id_column)
     # Names of other columns are not quoted: without a header they would be a patient's values
     missing = [name for name in needed if name not in named]
     twice = [name for name in needed if named.count(name) > 1]
     if missing or twice:
-        what = (
-            f"lacks the columns {quote_texts(missing)}"
-            if missing
-            else f"has {quote_texts(twice)} twice"
-        )
+        fault = f"has {quote_texts(twice)} twice"
+        if missing:
+            fault = f"lacks the columns {quote_texts(missing)}"
         raise DataError(
-            f"{where}: the first line {what}: name each once there, in any order "
+            f"{where}: the first line {fault}: name each once there, in any order "
             f"(the schema's are {quote_texts(used)})"
         )
     return named, lines[1:]
 
 
 def _id(line: Sequence[str], place: int) -> str:
-    """Return a patient's id, printable and of no length that breaks a table."""
-    return one_line(line[place].strip(), _LONGEST_ID) if place < len(line) else ""
+    """Return a patient's id, printable and short enough for a table; empty in a short line."""
+    if place >= len(line):
+        return ""
+    return one_line(line[place].strip(), _LONGEST_ID)
 
 
 def _row_fault(schema: TableSchema, reader: RowReader, tokens: Mapping[str, str]) -> str | None:
     """Say why a row whose values can be read is still not predicted; None if it is."""
-    impossible = [
-        f"column '{column.name}': {one_line(token, 30)} is impossible, the schema's range is "
-        f"{column.range[0]:g} to {column.range[1]:g}"
-        for column in schema.columns
-        if column.range and (token := tokens[column.name]) not in reader.missing
-        if token not in reader.unmeasured[column.name]
-        if not column.range[0] <= float(token) <= column.range[1]
-    ]
+    impossible = []
+    for column in schema.columns:
+        token = tokens[column.name] if column.range else ""
+        if not column.range or token in reader.missing or token in reader.unmeasured[column.name]:
+            continue
+        low, high = column.range
+        if not low <= float(token) <= high:
+            impossible.append(
+                f"column '{column.name}': {one_line(token, 30)} is impossible, because the "
+                f"schema's range is {low:g} to {high:g}"
+            )
     if impossible:
         return "; ".join(impossible)
     lacking = [name for name in schema.used_columns() if tokens[name] in reader.missing]
     if lacking and schema.policy == "drop":
-        return f"has no value of {', '.join(lacking)}, and the schema drops such rows"
+        return f"has no value of {', '.join(lacking)}, but the schema drops such rows"
     return None

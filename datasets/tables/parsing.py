@@ -42,14 +42,17 @@ def parse_table(text: str, schema: TableSchema, where: str) -> ParsedTable:
             the schema does not know; with line and column.
     """
     lines = csv_lines(text, where, schema.delimiter)
-    names = [*(column.name for column in schema.columns), schema.label.column]
+    label = schema.label.column
+    names = [column.name for column in schema.columns]
+    names.append(label)
     if schema.header:
-        first = [normalise_name(name) for name in lines[0][1]] if lines else []
+        header = lines[0][1] if lines else []
+        first = [normalise_name(name) for name in header]
         _check_header(first, names, where)
         names, lines = first, lines[1:]
     reader = RowReader(schema, names, where)
-    label = schema.label.column
-    used = [name for name in names if name in {*schema.used_columns(), label}]
+    used = [name for name in names if name == label or name in schema.used_columns()]
+    unused = [name for name in names if name not in used]
     missing = dict.fromkeys(used, 0)
     rows: list[list[float]] = []
     labels: list[int] = []
@@ -57,16 +60,19 @@ def parse_table(text: str, schema: TableSchema, where: str) -> ParsedTable:
     for number, line in lines:
         tokens = reader.tokens(number, line)
         lacking = [name for name in used if tokens[name] in reader.missing]
-        if label not in lacking:
+        is_kept = label not in lacking
+        if is_kept:
+            # A row that is dropped is read too, so that its errors are not hidden
             features = reader.features(number, tokens)
             truth = reader.label(number, tokens)
-            if schema.policy == "impute" or not lacking:
-                rows.append(features)
-                labels.append(truth)
-                ignored.append(tuple(tokens[name] for name in names if name not in missing))
-                continue
-        for name in lacking:
-            missing[name] += 1
+            is_kept = schema.policy == "impute" or not lacking
+        if is_kept:
+            rows.append(features)
+            labels.append(truth)
+            ignored.append(tuple(tokens[name] for name in unused))
+        else:
+            for name in lacking:
+                missing[name] += 1
     left_out = LeftOutRows(len(lines) - len(rows), missing)
     matrix = as_matrix(rows, schema)
     classes = np.array(labels, dtype=np.int64)
@@ -81,9 +87,11 @@ def _number_contents(
     ``ignored`` has the texts of the columns that no feature is made of, row by row.
     """
     numbers: dict[tuple[bytes, int, tuple[str, ...]], int] = {}
-    contents = zip(rows, labels, ignored, strict=True)
-    found = [numbers.setdefault((r.tobytes(), int(y), i), len(numbers)) for r, y, i in contents]
-    return np.array(found, dtype=np.int64)
+    contents = np.empty(len(rows), dtype=np.int64)
+    for place, texts in enumerate(ignored):
+        content = (rows[place].tobytes(), int(labels[place]), texts)
+        contents[place] = numbers.setdefault(content, len(numbers))
+    return contents
 
 
 def as_matrix(rows: list[list[float]], schema: TableSchema) -> npt.NDArray[np.float32]:
@@ -92,16 +100,19 @@ def as_matrix(rows: list[list[float]], schema: TableSchema) -> npt.NDArray[np.fl
 
 
 def _check_header(names: list[str], wanted: list[str], where: str) -> None:
+    if sorted(names) == sorted(wanted):
+        return
+    missing = sorted(set(wanted).difference(names))
     # Surplus names are only counted: without a header they would be a patient's values
-    missing, surplus = sorted(set(wanted) - set(names)), len(set(names) - set(wanted))
-    if missing or surplus or len(names) != len(set(names)):
-        raise DataError(
-            f"{where}: the first line does not name the schema's columns: missing {missing}, "
-            f"{surplus} that the schema does not know"
-            f"{'' if len(names) == len(set(names)) else ', a name appears twice'}; correct the "
-            "file, declare surplus columns as 'ignored', correct the schema's 'delimiter', or set "
-            "the schema's 'header' to false"
-        )
+    surplus = len(set(names).difference(wanted))
+    twice = ""
+    if len(set(names)) < len(names):
+        twice = ", a name appears twice"
+    raise DataError(
+        f"{where}: the first line does not name the schema's columns: missing {missing}, {surplus} "
+        f"that the schema does not know{twice}: correct the file, declare surplus columns as "
+        "'ignored', correct the schema's 'delimiter', or set the schema's 'header' to false"
+    )
 
 
 @dataclass(frozen=True)
@@ -123,8 +134,8 @@ class RowReader:
         """Return the values of a line by column."""
         if len(line) != len(self.names):
             raise DataError(
-                f"{self.where}, line {number}: {len(line)} values, and the schema has "
-                f"{len(self.names)} columns ({', '.join(self.names)}); correct the line, or the "
+                f"{self.where}, line {number}: the line has {len(line)} values, but the schema has "
+                f"{len(self.names)} columns ({', '.join(self.names)}): correct the line, or the "
                 "schema's 'delimiter'"
             )
         return {name: token.strip() for name, token in zip(self.names, line, strict=True)}
@@ -139,7 +150,7 @@ class RowReader:
                 value = self._number(token, column)
                 if value is None:
                     raise DataError(
-                        f"{self._place(number, column)}: this is not a number; correct it or use "
+                        f"{self._place(number, column)}: this is not a number: correct it, or use "
                         f"a mark of a missing value ({quote_texts(self.schema.missing)})"
                     )
                 numbers.append(value)
@@ -175,7 +186,7 @@ class RowReader:
         if level not in column.levels:
             raise DataError(
                 f"{self._place(number, column)}: this is not one of the declared levels "
-                f"{quote_texts(column.levels)}; correct it, or declare the level in the schema of "
+                f"{quote_texts(column.levels)}: correct it, or declare the level in the schema of "
                 "all sites"
             )
         return [float(level == other) for other in column.levels[1:]]
@@ -189,7 +200,7 @@ class RowReader:
                 return index
         raise DataError(
             f"{self.where}, line {number}, column '{self.schema.label.column}': this label is not "
-            f"one of {quote_texts(chain(*classes))}; correct it, or declare it under 'classes'"
+            f"one of {quote_texts(chain(*classes))}: correct it, or declare it under 'classes'"
         )
 
 

@@ -7,7 +7,6 @@ levels are declared, not found, so that all hospitals have the same features wit
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,6 +26,11 @@ def _in_one_form(levels: list[str]) -> list[str]:
     return [same_text(level) for level in levels]
 
 
+def _are_rising(numbers: list[float], most: int) -> bool:
+    """Tell whether there are at most ``most`` numbers, each above the one before it."""
+    return len(numbers) <= most and numbers == sorted(set(numbers))
+
+
 def _one_character(text: str) -> str:
     if len(text) != 1:
         raise misfit("must be one character")
@@ -36,12 +40,12 @@ def _one_character(text: str) -> str:
 class Column(FileModel):
     """A column: ``kind`` numeric, categorical or ignored; ``levels`` of a categorical one.
 
-    ``mean`` and ``std`` standardise a numeric column, if they are declared. ``edges`` are those of
-    its histogram in a survey; without them they follow from mean and standard deviation. ``range``
-    is the lowest and highest value that is possible: ``fedsilo predict`` refuses any other.
+    ``mean`` and ``std``, if they are declared, standardise a numeric column. ``edges`` are the
+    edges of its histogram in a survey; without them they follow from mean and standard deviation.
+    ``range`` is the lowest and the highest possible value: ``fedsilo predict`` refuses any other.
     ``unmeasured`` lists values of a numeric column that mean "not measured": they are imputed,
     whatever the schema's policy. ``indicator`` adds a feature ``column=unmeasured``, which is 1
-    where the value is imputed and else 0.
+    if the value is imputed and 0 otherwise.
     """
 
     model_config = ConfigDict(title="a column")
@@ -58,37 +62,43 @@ class Column(FileModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> Column:
-        levels = self.levels
-        if (self.kind == "categorical") != bool(levels) or len(set(levels)) != len(levels):
-            raise fault(
-                f"column '{self.name}' is {self.kind} with {len(levels)} levels, of which "
-                f"{len(set(levels))} differ; a categorical column, and no other, lists its "
-                "levels, each once"
+        sentence = self._find_fault()
+        if sentence:
+            raise fault(f"column '{self.name}' {sentence}")
+        return self
+
+    def _find_fault(self) -> str:
+        """Say what contradicts what in the column, and what to do; empty if nothing does."""
+        is_numeric = self.kind == "numeric"
+        different = len(set(self.levels))
+        if (self.kind == "categorical") != bool(self.levels) or different < len(self.levels):
+            return (
+                f"is {self.kind} with {len(self.levels)} levels, of which {different} differ: a "
+                "categorical column, and no other, lists its levels, each once"
             )
         if "=" in self.name and self.kind != "ignored":
-            raise fault(f"column '{self.name}' has '=' in its name, as levels do: rename it")
-        if len(levels) == 1:
-            raise fault(f"column '{self.name}' has one level only: declare it as 'ignored'")
+            return "has '=' in its name, as levels do: rename it"
+        if different == 1:
+            return "has only one level: declare it as 'ignored'"
         if (self.mean is None) != (self.std is None):
-            raise fault(f"column '{self.name}' declares one of 'mean' and 'std'; give both or none")
-        rising = all(low < high for low, high in pairwise(self.edges))
-        if self.edges and (self.kind != "numeric" or not rising or len(self.edges) > _MOST_EDGES):
-            raise fault(
-                f"column '{self.name}' has 'edges', which must be up to {_MOST_EDGES} rising "
-                "numbers of a numeric column"
+            return "declares one of 'mean' and 'std': give both or none"
+        if self.edges and not (is_numeric and _are_rising(self.edges, _MOST_EDGES)):
+            return (
+                f"has 'edges', but they must be up to {_MOST_EDGES} rising numbers of a numeric "
+                "column: correct them"
             )
-        pair = len(self.range) == 2 and self.range[0] < self.range[1]
-        if self.range and (self.kind != "numeric" or not pair):
-            raise fault(
-                f"column '{self.name}' has a 'range', which must be the lowest and the highest "
-                "possible value of a numeric column"
+        is_pair = len(self.range) == 2 and _are_rising(self.range, 2)
+        if self.range and not (is_numeric and is_pair):
+            return (
+                "has a 'range', but it must be the lowest and the highest possible value of a "
+                "numeric column: correct it"
             )
-        if self.kind != "numeric" and (self.unmeasured or self.indicator):
-            raise fault(
-                f"column '{self.name}' is {self.kind} and has 'unmeasured' or 'indicator', which "
-                "are of numeric columns: name its mark under the schema's 'missing'"
+        if not is_numeric and (self.unmeasured or self.indicator):
+            return (
+                f"is {self.kind}, but has 'unmeasured' or 'indicator', which only numeric columns "
+                "have: list its mark of a missing value under the schema's 'missing'"
             )
-        return self
+        return ""
 
     def unmeasured_marks(self) -> Marks:
         """Return the values that mean that nothing was measured; '0.0' is the value 0."""
@@ -98,6 +108,7 @@ class Column(FileModel):
         """Return the edges of its histogram, or none if nothing declares them."""
         if self.edges or self.mean is None or self.std is None:
             return tuple(self.edges)
+        # From three standard deviations below the mean to three above
         return tuple(self.mean + step * self.std for step in range(-3, 4))
 
 
@@ -121,7 +132,8 @@ class TableSchema(FileModel):
         header: whether the first line names the columns.
         delimiter: separates values.
         sites: site -> CSV file.
-        test_share, split_seed: of the split where no folds are set.
+        test_share: share of test rows if the settings have no test folds.
+        split_seed: random state of that split.
     """
 
     model_config = ConfigDict(title="the schema")
@@ -140,9 +152,11 @@ class TableSchema(FileModel):
     def _consistent(self) -> TableSchema:
         names = [column.name for column in self.columns]
         if len({*names, self.label.column}) != len(names) + 1:
-            raise fault("two columns have one name, or the label is among 'columns'")
-        if all(column.kind == "ignored" for column in self.columns):
-            raise fault("no column is 'numeric' or 'categorical'")
+            raise fault(
+                "two columns have one name, or the label is among 'columns': rename or remove one"
+            )
+        if not self.used_columns():
+            raise fault("no column is 'numeric' or 'categorical': declare at least one")
         for column in self.indicator_columns():
             if self.policy == "drop" and not column.unmeasured:
                 raise fault(
@@ -158,10 +172,19 @@ class TableSchema(FileModel):
         return self.label.classes
 
     def features(self) -> tuple[str, ...]:
-        """Return the features' names: numeric columns, ``column=level``, ``column=unmeasured``."""
-        numbers = [column.name for column in self.columns if column.kind == "numeric"]
-        levels = [f"{one.name}={level}" for one in self.columns for level in one.levels[1:]]
-        return (*numbers, *levels, *(f"{one.name}=unmeasured" for one in self.indicator_columns()))
+        """Return the features' names: numeric columns, ``column=level``, ``column=unmeasured``.
+
+        The order is that of ``RowReader.features``.
+        """
+        names = [column.name for column in self.numeric_columns()]
+        for column in self.columns:
+            names += [f"{column.name}={level}" for level in column.levels[1:]]
+        names += [f"{column.name}=unmeasured" for column in self.indicator_columns()]
+        return tuple(names)
+
+    def numeric_columns(self) -> list[Column]:
+        """Return the columns of numbers."""
+        return [column for column in self.columns if column.kind == "numeric"]
 
     def indicator_columns(self) -> list[Column]:
         """Return the columns with an indicator, a feature that is 1 where the value is imputed."""
@@ -173,14 +196,21 @@ class TableSchema(FileModel):
 
     def digest(self) -> str:
         """Return a SHA-256 of all that must be the same at every site for one model to fit all."""
+        columns: list[Any] = []
+        marked: list[Any] = []
+        for column in self.columns:
+            columns.append([column.name, column.kind, column.levels, column.mean, column.std])
+            if column.unmeasured or column.indicator:
+                marked.append([column.name, sorted(column.unmeasured), column.indicator])
+        classes = [[name, sorted(values)] for name, values in self.classes.items()]
         facts = [
-            [[c.name, c.kind, c.levels, c.mean, c.std] for c in self.columns],
-            [self.label.column, [[name, sorted(values)] for name, values in self.classes.items()]],
-            [sorted(same_text(mark) for mark in self.missing), self.policy],
+            columns,
+            [self.label.column, classes],
+            [sorted(map(same_text, self.missing)), self.policy],
         ]
-        marked = [[c.name, sorted(c.unmeasured), c.indicator] for c in self.columns]
-        if declared := [mark for mark in marked if mark[1:] != [[], False]]:
-            facts.append(declared)  # other schemas keep the digest that they had
+        if marked:
+            # A schema without such columns keeps the digest of earlier versions
+            facts.append(marked)
         return json_digest(facts)
 
     def missing_marks(self) -> Marks:
@@ -190,33 +220,43 @@ class TableSchema(FileModel):
     def declared_statistics(self) -> FeatureStatistics | None:
         """Return the declared mean and standard deviation; None if a numeric column has none.
 
-        One-hot features are shifted by an equal share of each level, which a missing one gets; an
-        indicator becomes -1 or 1.
+        The mean of a one-hot feature is an equal share for each level, which a missing value gets
+        too. The statistics of an indicator turn 0 and 1 into -1 and 1.
         """
-        numeric = [column for column in self.columns if column.kind == "numeric"]
-        pairs = [(c.mean, c.std) for c in numeric if c.mean is not None and c.std is not None]
-        if len(pairs) < len(numeric):
-            return None
-        for column in self.columns:  # a first level has no feature: all of the others are 0 there
-            pairs += [(1 / len(column.levels), 1.0) for _ in column.levels[1:]]
-        pairs += [(0.5, 0.5) for _ in self.indicator_columns()]
-        return FeatureStatistics(
-            np.array([mean for mean, _ in pairs]), np.array([std for _, std in pairs])
-        )
+        means: list[float] = []
+        stds: list[float] = []
+        for column in self.numeric_columns():
+            if column.mean is None or column.std is None:
+                return None
+            means.append(column.mean)
+            stds.append(column.std)
+        for column in self.columns:
+            if column.levels:
+                # The first level has no feature: the features of all other levels are 0 there
+                features = len(column.levels) - 1
+                means += [1 / len(column.levels)] * features
+                stds += [1.0] * features
+        indicators = len(self.indicator_columns())
+        means += [0.5] * indicators
+        stds += [0.5] * indicators
+        return FeatureStatistics(np.array(means), np.array(stds))
 
     def key(self) -> dict[str, Any]:
         """Return all that it says, which decides a cached silo's content."""
-        said = self.model_dump()
-        columns, label = said.pop("columns"), said.pop("label")
-        for column in columns:  # columns without these keep the key that they had
+        content = self.model_dump()
+        columns = content.pop("columns")
+        label = content.pop("label")
+        for column in columns:
             for name in ("unmeasured", "indicator"):
+                # Without them a column keeps the key of earlier versions
                 if not column[name]:
                     del column[name]
-        return {"columns": columns, "label": label["column"], "classes": label["classes"], **said}
+        named = {"columns": columns, "label": label["column"], "classes": label["classes"]}
+        return {**named, **content}
 
 
 def read_schema(path: Path) -> TableSchema:
-    """Return the schema in a YAML file; docs/tables.md shows one.
+    """Read the schema in a YAML file; docs/tables.md shows one.
 
     Raises:
         DataError: the file is missing, no YAML, or a key is unknown, missing or of a wrong kind.

@@ -63,17 +63,20 @@ class TableDataSet(DataSet):
         def fill(folder: Path) -> None:
             table = parse_table(text, schema, where)
             dropped = table.left_out.count
-            told = f"{where} ({dropped} rows were dropped for missing values)" if dropped else where
+            place = where
+            if dropped:
+                place = f"{where} ({dropped} rows were dropped for missing values)"
             groups = self._groups(table, where)
             share, seed = schema.test_share, schema.split_seed
-            rows = split_rows(table.labels, settings, share, seed, told, groups)
+            rows = split_rows(table.labels, settings, share, seed, place, groups)
             if len(rows.train) < 2:
                 raise DataError(
-                    f"{told}: {len(rows.train)} training rows are left, at least 2 are needed: add "
-                    "rows, or set the schema's 'policy' to 'impute'"
+                    f"{place}: {len(rows.train)} training rows are left, but at least 2 are "
+                    "needed: add rows, or set the schema's 'policy' to 'impute'"
                 )
-            chosen = vars(rows).items()
-            parts = {part: Split.of(table.rows[own], table.labels[own]) for part, own in chosen}
+            parts = {}
+            for part, chosen in vars(rows).items():
+                parts[part] = Split.of(table.rows[chosen], table.labels[chosen])
             save_silo(folder, parts, _facts(name, schema, dropped))
 
         folder = places.cache / f"{self.name}-silos"
@@ -116,18 +119,23 @@ def _facts(name: str, schema: TableSchema, dropped: int) -> dict[str, Any]:
 def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
     """Return the columns of a silo that are read, in the schema's order."""
     inputs = {part: split.inputs.double().numpy() for part, split in silo.splits().items()}
-    places = {name: place for place, name in enumerate(schema.features())}
+    features = schema.features()
     measures = []
     for column in schema.columns:
         may_lack = schema.policy != "drop" or bool(column.unmeasured)
+        values = {}
         if column.kind == "numeric":
-            values = {split: rows[:, places[column.name]] for split, rows in inputs.items()}
+            place = features.index(column.name)
+            for split, rows in inputs.items():
+                values[split] = rows[:, place]
             measures.append(Measure(column.name, values, column.survey_edges(), may_lack=may_lack))
         elif column.kind == "categorical":
-            named = [places[f"{column.name}={level}"] for level in column.levels[1:]]
-            numbers = np.arange(1.0, len(column.levels))  # the first level has no feature
-            levels = {split: rows[:, named] @ numbers for split, rows in inputs.items()}
-            measures.append(Measure(column.name, levels, levels=column.levels, may_lack=may_lack))
+            # The first level has no feature: it is number 0, the features of the others 1, 2, ...
+            places = [features.index(f"{column.name}={level}") for level in column.levels[1:]]
+            numbers = np.arange(1.0, len(column.levels))
+            for split, rows in inputs.items():
+                values[split] = rows[:, places] @ numbers
+            measures.append(Measure(column.name, values, levels=column.levels, may_lack=may_lack))
     return measures
 
 

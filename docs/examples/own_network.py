@@ -18,6 +18,6 @@ def build(input_shape: tuple[int, ...], classes: int) -> nn.Module:
 
 
 if __name__ == "__main__":
-    settings = {"network": "own_network:build", "rounds": 3}
+    settings = {"network.name": "own_network:build", "rounds": 3}
     run = simulate("fedavg-digits", plugin=__file__, settings=settings)
     print(f"accuracy on test data: {run.summary['mean']['accuracy']:.3f}")

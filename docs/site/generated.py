@@ -15,37 +15,16 @@ from fedsilo.cli.main import make_app
 from fedsilo.core import errors
 from fedsilo.core.methods import METHODS, about, class_name, settings_class, title_of
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings_schema import SettingRule, defaults, rule_of
+from fedsilo.core.settings_schema import SettingRule, defaults, groups_of, keys_in, rule_of
 
 ROOT = Path(__file__).resolve().parents[2]
 ROOMS = ("fedsilo", "models", "datasets", "strategies", "client_app", "server_app")
-# The first role of a setting -> the heading under which it is listed
-GROUPS = {
-    "training": "Training",
-    "step": "Optimiser steps",
-    "course": "Rounds and early stopping",
-    "network": "Network",
-    "vit": "Vision transformer",
-    "data": "Data set",
-    "files": "Folders of the data",
-    "pixels": "Images",
-    "partition": "Silos cut from one data set",
-    "silo": "Size of a silo",
-    "sampling": "Samples used",
-    "split": "Training, validation and test",
-    "combining": "Combining replies",
-    "privacy": "Privacy",
-    "wire": "Bytes of updates",
-    "seed": "Seed",
-    "machine": "Machine",
-    "circumstance": "Run directory, waiting and tracking",
-}
-# What the author of a plug imports: a heading -> module and names; without names its __all__
+# Names that the author of a plugin imports: heading -> module and names; without names its __all__
 AUTHORS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "A method at the server": ("fedsilo.strategies.loop.method", ()),
     "A method at a site": ("fedsilo.client_app.methods.base", ()),
     "Settings of a method": ("fedsilo.core.settings.own_settings", ("OwnSettings",)),
-    "Fields of settings": ("fedsilo.core.settings_schema", ("setting", "choice")),
+    "Fields of settings": ("fedsilo.core.settings_schema", ("setting",)),
     "A data set": ("fedsilo.datasets.silo.silos", ("DataSet", "Silo", "Split")),
     "A method as a Flower strategy": ("fedsilo.strategies.flower", ("FlowerStrategy",)),
 }
@@ -70,26 +49,25 @@ def _stacked(heads: tuple[str, ...], rows: Iterator[tuple[object, ...]]) -> Iter
 def _setting(key: str, default: object, rule: SettingRule) -> tuple[object, ...]:
     shown = f'"{default}"' if isinstance(default, str) else str(default).lower()
     kind = {bool: "true or false", int: "whole number", float: "number", str: "text"}
-    allowed = rule.describe_range() or kind[type(default)]
+    allowed = rule.allowed or kind[type(default)]
     return f'`{key}`{{id="{key}"}}', f"`{shown}`", allowed, rule.help
 
 
 def settings_page() -> str:
-    """Return every setting with default, range and meaning: the common ones by what they are of."""
+    """Build the page of all settings with default, range and meaning, a section for each group."""
     heads = ("setting", "default", "allowed", "meaning")
-    by_group: dict[str, list[str]] = defaultdict(list)
-    for key in defaults(CommonSettings):
-        roles = rule_of(CommonSettings, key).roles
-        by_group["vit" if "vit" in roles else roles[0]].append(key)
     lines = [
         "# Settings",
         "Every setting of a run. Give one as `--set KEY=VALUE`, in a file for `--config`, in an "
         "experiment, or in Python as `settings={...}`. `fedsilo settings` prints the same list.",
     ]
     values = defaults(CommonSettings)
-    for group in sorted(by_group, key=list(GROUPS).index):
-        rows = (_setting(k, values[k], rule_of(CommonSettings, k)) for k in by_group[group])
-        lines += ["", f"## {GROUPS[group]}", "", *_stacked(heads, rows)]
+    for group, cls in groups_of(CommonSettings).items():
+        sentence = inspect.cleandoc(cls.__doc__ or "").splitlines()[0]
+        keys = keys_in(CommonSettings, group)
+        rows = (_setting(key, values[key], rule_of(CommonSettings, key)) for key in keys)
+        title = group or "Without a group"
+        lines += ["", f"## {title}", "", sentence, "", *_stacked(heads, rows)]
     lines += ["## Settings of single methods", ""]
     for name, (users, own) in sorted(_own_settings().items()):
         rows = (_setting(key, *of) for key, of in own.items())
@@ -259,8 +237,8 @@ def api_names() -> dict[str, dict[str, str]]:
 
 
 def authors_page() -> str:
-    """Return the reference of the names that the author of a plug imports."""
-    lines = ["# Names for authors", "", "What a [plug](../plugs.md) imports.", ""]
+    """Return the reference of the names that the author of a plugin imports."""
+    lines = ["# Names for authors", "", "What the author of a [plugin](../plugs.md) imports.", ""]
     for heading, names in author_names().items():
         lines += [f"## {heading}", "", *(f"::: {name}" for name in names), ""]
     return "\n".join(lines)

@@ -50,8 +50,10 @@ def path_of(given: AnyPath | None) -> Path | None:
     Raises:
         SettingError: the value is anything else, such as a pandas frame.
     """
+    if given is None:
+        return None
     try:
-        return None if given is None else Path(given)
+        return Path(given)
     except TypeError:
         kind = type(given).__name__
         raise SettingError(
@@ -60,9 +62,11 @@ def path_of(given: AnyPath | None) -> Path | None:
 
 
 def several(given: Any) -> list[Any]:
-    """Return a list: a sequence's members, a single text, path or run alone, or none for None."""
+    """Return an argument as a list: a text, path or run is its only member, and None has none."""
+    if given is None:
+        return []
     if isinstance(given, Path | str) or not isinstance(given, Iterable):
-        return [] if given is None else [given]
+        return [given]
     return list(given)
 
 
@@ -72,7 +76,9 @@ def folder_of(run: AnyRun) -> Path:
     Raises:
         SettingError: it is neither a path nor a run.
     """
-    folder = run if isinstance(run, Path | str) else getattr(run, "path", None)
+    if isinstance(run, Path | str):
+        return Path(run)
+    folder = getattr(run, "path", None)
     if folder is None:
         kind = type(run).__name__
         raise SettingError(f"expected a run or its directory, but got a {kind}: name one")
@@ -86,9 +92,12 @@ def folders_of(runs: Sequence[AnyRun]) -> list[Path]:
 
 def texts_of(settings: Settings | None) -> tuple[str, ...]:
     """Return settings as texts ``key=value``, whose values are JSON if given as a mapping."""
-    if isinstance(settings, Mapping):
-        return tuple(f"{k}={json.dumps(v, ensure_ascii=False)}" for k, v in settings.items())
-    return tuple(several(settings))
+    if not isinstance(settings, Mapping):
+        return tuple(several(settings))
+    texts = []
+    for key, value in settings.items():
+        texts.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
+    return tuple(texts)
 
 
 def plugin_texts(plugin: Plugins) -> list[str]:

@@ -101,9 +101,11 @@ class Instruction:
 
     def to_config(self) -> dict[str, Value]:
         """Convert the instruction to the keys and values of a ConfigRecord."""
-        said = {name.replace("_", "-"): value for name, value in vars(self).items()}
-        del said["notes"]
-        return said | {f"{_NOTE}{name}": value for name, value in self.notes.items()}
+        config = {name.replace("_", "-"): value for name, value in vars(self).items()}
+        del config["notes"]
+        for name, value in self.notes.items():
+            config[f"{_NOTE}{name}"] = value
+        return config
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any], final: bool = False) -> Instruction:
@@ -117,6 +119,10 @@ class Instruction:
             SiteError: the run's name is not allowed, or a key is missing, which means that server
                 and site run different versions.
         """
+        notes = {}
+        for key, value in config.items():
+            if key.startswith(_NOTE):
+                notes[key.removeprefix(_NOTE)] = value
         # The name is checked first, because a hospital uses it in paths
         name = str(config.get("run-name", "_"))
         if not RUN_NAME.fullmatch(name):
@@ -133,11 +139,7 @@ class Instruction:
                 evaluate=bool(config["evaluate"]),
                 expects_state=int(config["expects-state"]),
                 returns=bool(config["returns"]),
-                notes={
-                    key.removeprefix(_NOTE): value
-                    for key, value in config.items()
-                    if key.startswith(_NOTE)
-                },
+                notes=notes,
             )
         except KeyError as error:
             raise SiteError(
@@ -182,10 +184,13 @@ class Notes:
 
     def to_values(self) -> dict[str, Value]:
         """Convert the notes to plain values, as ``Instruction.notes`` carries them."""
-        return {
-            name: value if isinstance(value, Value) else json.dumps(value, sort_keys=True)
-            for name, value in dataclasses.asdict(self).items()
-        }
+        values: dict[str, Value] = {}
+        for name, value in dataclasses.asdict(self).items():
+            if isinstance(value, Value):
+                values[name] = value
+            else:
+                values[name] = json.dumps(value, sort_keys=True)
+        return values
 
     @classmethod
     def from_values(cls, values: Mapping[str, Value]) -> Self:
@@ -195,17 +200,18 @@ class Notes:
             SiteError: a missing note has no default, or a note cannot be read. Server and site
                 then run different versions.
         """
-        plain = ("bool", "int", "float", "str")
+        notes: dict[str, Any] = {}
         try:
-            return cls(
-                **{
-                    field.name: values[field.name]
-                    if getattr(field.type, "__name__", field.type) in plain  # a class, or its name
-                    else json.loads(str(values[field.name]))
-                    for field in dataclasses.fields(cls)
-                    if field.name in values
-                }
-            )
+            for field in dataclasses.fields(cls):
+                if field.name not in values:
+                    continue
+                value = values[field.name]
+                # A field's type is a class, or its name where annotations are texts
+                if getattr(field.type, "__name__", field.type) in ("bool", "int", "float", "str"):
+                    notes[field.name] = value
+                else:
+                    notes[field.name] = json.loads(str(value))
+            return cls(**notes)
         except (TypeError, ValueError) as error:
             raise SiteError(
                 f"a message's notes cannot be read ({type(error).__name__}): server and site run "

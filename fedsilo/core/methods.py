@@ -233,10 +233,13 @@ def needs_sums_only(name: str) -> bool:
     it extends.
     """
     settings = settings_class(name)
-    says = any("sums_suffice" in vars(cls) for cls in settings.__mro__ if cls is not OwnSettings)
-    if name not in METHODS and not says:
-        settings = settings_class(_parent_method(_server_side(name)))
-    return settings.sums_suffice
+    if name in METHODS:
+        return settings.sums_suffice
+    for cls in settings.__mro__:
+        # Every class inherits a value from OwnSettings, which says nothing about this plugin
+        if cls is not OwnSettings and "sums_suffice" in vars(cls):
+            return settings.sums_suffice
+    return settings_class(_parent_method(_server_side(name))).sums_suffice
 
 
 def settings_class(name: str) -> type[OwnSettings]:
@@ -275,8 +278,11 @@ def site_class(name: str) -> type[Any]:
 def _side(name: str, side: str) -> type[Any]:
     """Return a method's class for one ``side``, "server" or "site"."""
     if name not in METHODS:
-        room, suffix = ("strategies", "") if side == "server" else ("client_app", "Site")
-        plugged: type[Any] = _plugged_part(room, name, suffix)
+        plugged: type[Any]
+        if side == "server":
+            plugged = _plugged_part("strategies", name, "")
+        else:
+            plugged = _plugged_part("client_app", name, "Site")
         return plugged
     settings = settings_class(name)
     place: str = getattr(settings, side)
@@ -301,10 +307,12 @@ def _found(place: str, named_by: str) -> type[Any]:
 
 
 def _refuse_lacking(part: type, where: str) -> None:
-    if lacking := sorted(getattr(part, "__abstractmethods__", ())):
+    """Raise a SettingError for a class without a function that every method has."""
+    lacking = sorted(getattr(part, "__abstractmethods__", ()))
+    if lacking:
+        functions = " and none ".join(repr(function) for function in lacking)
         raise SettingError(
-            f"class '{part.__name__}' in {where} has no function "
-            f"{' and none '.join(repr(function) for function in lacking)}: write it"
+            f"class '{part.__name__}' in {where} has no function {functions}: write it"
         )
 
 
@@ -349,21 +357,26 @@ def _server_side(name: str) -> type:
 
 def _classes_in(module: ModuleType, base: type) -> list[type]:
     """Return the subclasses of ``base`` that a module or its submodules declare, not import."""
-    return [
-        part
-        for part in vars(module).values()
-        if inspect.isclass(part)
-        and issubclass(part, base)
-        and f"{part.__module__}.".startswith(f"{module.__name__}.")
-    ]
+    own = []
+    for part in vars(module).values():
+        if not inspect.isclass(part) or not issubclass(part, base):
+            continue
+        # The dots keep 'mine_too' apart from the module 'mine'
+        if f"{part.__module__}.".startswith(f"{module.__name__}."):
+            own.append(part)
+    return own
 
 
 def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) -> None:
     """Raise a SettingError for a plugin's class that no method uses, because its name is wrong."""
     methods = _classes_in(module, resolve_name(_BASES["strategies"]))
     taken = {f"{method.__name__}{suffix}" for method in methods}
-    names = {part.__name__ for part in _classes_in(module, base)} - taken
-    if unused := sorted(name for name in names if not name.startswith("_")):
+    unused = []
+    for part in _classes_in(module, base):
+        if part.__name__ not in taken and not part.__name__.startswith("_"):
+            unused.append(part.__name__)
+    if unused:
+        unused.sort()
         raise SettingError(
             f"no method takes class '{unused[0]}' of module '{module.__name__}': call it "
             f"'{server.__name__}{suffix}', or '_{unused[0]}' if others extend it"
@@ -372,22 +385,31 @@ def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) ->
 
 def _refuse_undeclared(settings: type, what: str) -> None:
     """Raise a SettingError for a plugin's setting without a rule, whose value would be ignored."""
-    declared = fields(settings) if is_dataclass(settings) else None
-    odd = [field.name for field in declared or () if "description" not in field.metadata]
+    odd = []
+    if is_dataclass(settings):
+        odd = [field.name for field in fields(settings) if "description" not in field.metadata]
+    # A Field that is still in the class has no annotation, so that dataclass did not see it
     odd += [name for name, value in vars(settings).items() if isinstance(value, Field)]
-    if odd or declared is None:
-        raise SettingError(
-            f"'{settings.__name__}' of {what} must be a frozen dataclass, each field declared by "
-            f"setting(default, help){': ' if odd else ''}{join_names(odd)}"
-        )
+    if is_dataclass(settings) and not odd:
+        return
+    named = ""
+    if odd:
+        named = f": {join_names(odd)}"
+    raise SettingError(
+        f"'{settings.__name__}' of {what} must be a frozen dataclass, each field declared by "
+        f"setting(default, help){named}"
+    )
 
 
 def _parent_method(server: type) -> str:
     """Return the built-in method that a plugin's server class extends, or 'fedavg' for none."""
     # The classes come in the order in which Python looks up functions: the nearest parent decides
     names = {class_name(name): name for name in METHODS}
-    ours = (c for c in server.__mro__ if c.__module__.startswith("fedsilo.strategies.methods."))
-    return next((names[cls.__name__] for cls in ours if cls.__name__ in names), "fedavg")
+    for cls in server.__mro__:
+        is_ours = cls.__module__.startswith("fedsilo.strategies.methods.")
+        if is_ours and cls.__name__ in names:
+            return names[cls.__name__]
+    return "fedavg"
 
 
 def _plugged_part(room: str, name: str, suffix: str) -> Any:
@@ -400,12 +422,16 @@ def _plugged_part(room: str, name: str, suffix: str) -> Any:
     """
     server = _server_side(name)
     module = import_module(server.__module__)
-    part: Any = server if room == "strategies" else getattr(module, server.__name__ + suffix, None)
+    part: Any = server
+    if room != "strategies":
+        part = getattr(module, server.__name__ + suffix, None)
     base, what = resolve_name(_BASES[room]), f"module '{module.__name__}'"
     if part is None:
         _refuse_unused(module, server, base, suffix)
         extended = _parent_method(server)
-        return settings_class(extended) if room == "models" else site_class(extended)
+        if room == "models":
+            return settings_class(extended)
+        return site_class(extended)
     if not (inspect.isclass(part) and issubclass(part, base)):
         raise SettingError(
             f"'{server.__name__}{suffix}' of {what} is not a class of {base.__name__}"

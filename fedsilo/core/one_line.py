@@ -17,11 +17,11 @@ _KEPT = "\n\t"
 _REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 # Markup of Markdown and HTML, and what begins a link by itself in GitHub's Markdown
 _INLINE = r"[\\`*_\[\]~&@]|<(?=\S)|:(?=//)|(?<=www)\.|(?<=mailto):|(?<=xmpp):"
-# At the start of a line also what begins a heading, a list or a quotation
+# Signs that begin a heading, a list or a quotation count at the start of a line only
 _MARKUP = re.compile(rf"{_INLINE}|^[#+=>-]")
 _CELL_MARKUP = re.compile(rf"{_INLINE}|\|")
-# What a cell keeps: a star by itself, and an interval of numbers unless what follows could make a
-# link of it
+# A cell keeps a star by itself, and an interval of numbers unless the next sign could make a link
+# of it
 _NUMBER = r"[+-]?(?:\d+(?:\.\d+)?(?:e[+-]?\d+)?|nan|inf)"
 _NO_MARKUP = re.compile(rf"(\[{_NUMBER}, {_NUMBER}\](?![\[(:])|(?<!\S)\*(?!\S))")
 
@@ -30,7 +30,9 @@ def one_line(text: object, longest: int = LONGEST) -> str:
     """Write ``text`` as one printable line of at most ``longest`` characters, cut at the end."""
     # The text is cut before it is cleaned, because a site may send megabytes
     words = printable(_text(text)[: 4 * longest])
-    return words if len(words) <= longest else f"{words[: longest - 1]}…"
+    if len(words) <= longest:
+        return words
+    return f"{words[: longest - 1]}…"
 
 
 def abbreviate(text: object, longest: int = LONGEST, end: int = 100) -> str:
@@ -55,8 +57,8 @@ def site_reason(text: object) -> str:
 def by_reason(reasons: Iterable[tuple[str, str]]) -> dict[str, str]:
     """Group (who, reason) pairs by reason; join the names of a group with commas."""
     who: dict[str, list[str]] = {}
-    for one, reason in reasons:
-        who.setdefault(reason, []).append(one)
+    for name, reason in reasons:
+        who.setdefault(reason, []).append(name)
     return {reason: ", ".join(names) for reason, names in who.items()}
 
 
@@ -80,21 +82,26 @@ def join_names(names: Iterable[object], most: int = 30) -> str:
 
     Each name is cut after 80 characters.
     """
-    all_ = list(names)
-    rest = f" and {len(all_) - most} more" if len(all_) > most else ""
-    return ", ".join(one_line(name, _NAME) for name in all_[:most]) + rest
+    all_names = list(names)
+    joined = ", ".join(one_line(name, _NAME) for name in all_names[:most])
+    if len(all_names) > most:
+        joined += f" and {len(all_names) - most} more"
+    return joined
 
 
 def format_count(number: int, noun: str) -> str:
     """Write a number with its noun in the right form: ``1 site``, ``4 sites``, ``3 processes``."""
-    plural = "" if number == 1 else "es" if noun.endswith("s") else "s"
-    return f"{number:,} {noun}{plural}"
+    if number == 1:
+        return f"1 {noun}"
+    ending = "es" if noun.endswith("s") else "s"
+    return f"{number:,} {noun}{ending}"
 
 
 def as_word(path: Path) -> str:
     """Quote a path for a shell; the path is relative if it is below the working folder."""
-    below = path.is_relative_to(Path.cwd())
-    return shlex.quote(str(path.relative_to(Path.cwd()) if below else path))
+    if path.is_relative_to(Path.cwd()):
+        path = path.relative_to(Path.cwd())
+    return shlex.quote(str(path))
 
 
 def reason_of(error: BaseException) -> str:
@@ -148,7 +155,10 @@ def markdown_cell(text: str) -> str:
 def markdown_code(text: object) -> Markdown:
     """Write a text as a Markdown code span; a backtick becomes an apostrophe."""
     line = " ".join(terminal_text(str(text)).split())
-    return Markdown(f"`{line.replace('`', chr(39))}`" if line else "")
+    if not line:
+        return Markdown("")
+    quoted = line.replace("`", "'")
+    return Markdown(f"`{quoted}`")
 
 
 def as_markdown(value: Any) -> Any:
@@ -158,9 +168,9 @@ def as_markdown(value: Any) -> Any:
     if isinstance(value, str):
         return Markdown(markdown_text(value))
     if isinstance(value, Mapping):
-        return {key: as_markdown(one) for key, one in value.items()}
+        return {key: as_markdown(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [as_markdown(one) for one in value]
+        return [as_markdown(item) for item in value]
     return value
 
 

@@ -130,7 +130,9 @@ def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
     found: dict[str, str] = {}
     for entry in entry_points(group=_GROUPS[key]):
         if entry.name in ours or found.get(entry.name, entry.value) != entry.value:
-            package = entry.dist.name if entry.dist else "unknown"
+            package = "unknown"
+            if entry.dist:
+                package = entry.dist.name
             raise SettingError(
                 f"package '{package}' offers {_KINDS[key]} '{entry.name}', but that name is taken: "
                 "uninstall it, or ask its author to rename it"
@@ -141,8 +143,9 @@ def find_plugins(key: str, ours: Collection[str] = ()) -> dict[str, str]:
 
 def is_plug(key: str, name: str) -> bool:
     """Tell whether ``name`` has the form of a plugin's name for the setting ``key``."""
-    timm = key == "network" and _TIMM.fullmatch(name)
-    return bool(timm or _NAME.fullmatch(name)) or name in find_plugins(key)
+    if key == "network" and _TIMM.fullmatch(name):
+        return True
+    return _NAME.fullmatch(name) is not None or name in find_plugins(key)
 
 
 @dataclass(frozen=True)
@@ -164,7 +167,7 @@ def plugin_name(key: str, name: str) -> str:
     """Return ``name`` if it has the form of a plugin's name for the setting ``key``.
 
     Raises:
-        ValueError: it has not, which pydantic reports.
+        ValueError: ``name`` has another form; pydantic reports this.
     """
     if not is_plug(key, name):
         raise ValueError(f"no name of a plugin for '{key}'")
@@ -179,13 +182,18 @@ def locate_plugin(key: str, name: str, ours: Collection[str]) -> Plug:
     Raises:
         SettingError: no plugin has that name.
     """
-    entries = {} if ":" in name else find_plugins(key, ours)
+    entries: dict[str, str] = {}
+    if ":" not in name:
+        entries = find_plugins(key, ours)
+    is_offered_name = name in entries
     value = entries.get(name, name)
-    if match := _NAME.fullmatch(value):
-        return Plug(match[1], match[2], name in entries)
-    is_module = name in entries or "." in name or hasattr(sys.modules.get(name), _DIGEST)
+    match = _NAME.fullmatch(value)
+    if match:
+        return Plug(match[1], match[2], is_offered_name)
+    # Only a method may be a whole module: it has parts in several classes
+    is_module = is_offered_name or "." in name or hasattr(sys.modules.get(name), _DIGEST)
     if key == "method" and is_module:
-        return Plug(value, "", name in entries)
+        return Plug(value, "", is_offered_name)
     raise unknown_name(_KINDS[key], name, [*ours, *entries])
 
 
@@ -198,13 +206,15 @@ def plug(key: str, name: str, ours: Collection[str]) -> Any:
         SettingError: no plugin has that name, its module does not import, or lacks the object.
     """
     place = locate_plugin(key, name, ours)
-    found = _import_module(place.module, f"{_KINDS[key]} '{name}'")
-    if place.name and not hasattr(found, place.name):
+    module = _import_module(place.module, f"{_KINDS[key]} '{name}'")
+    if not place.name:
+        return module
+    if not hasattr(module, place.name):
         raise SettingError(
             f"{_KINDS[key]} '{name}': module '{place.module}' has no '{place.name}'; correct the "
             "name"
         )
-    return getattr(found, place.name) if place.name else found
+    return getattr(module, place.name)
 
 
 def _import_module(module: str, what: str) -> ModuleType:
@@ -221,8 +231,8 @@ def _import_module(module: str, what: str) -> ModuleType:
 
 def wrong(key: str, name: str, found: Any, wanted: str) -> SettingError:
     """Build the error for a plugin, ``found``, that is not the ``wanted`` kind of object."""
-    is_ = getattr(found, "__name__", type(found).__name__)
-    return SettingError(f"{_KINDS[key]} '{name}' must be a {wanted}, but is '{is_}'")
+    given = getattr(found, "__name__", type(found).__name__)
+    return SettingError(f"{_KINDS[key]} '{name}' must be a {wanted}, but is '{given}'")
 
 
 def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -> dict[str, Value]:
@@ -235,15 +245,7 @@ def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -
     Raises:
         SettingError: the value is not a JSON object of a method's settings.
     """
-    rest = {key: value for key, value in values.items() if key != _CARRIER}
-    try:
-        carried = json.loads(str(values[_CARRIER]))
-    except (ValueError, RecursionError):
-        carried = None
-    if not isinstance(carried, dict) or not all(
-        isinstance(value, bool | int | float | str) for value in carried.values()
-    ):
-        raise SettingError(f"setting '{_CARRIER}' is no JSON object of single values")
+    carried = _carried_settings(str(values[_CARRIER]))
     for key in carried:
         # Every key without a group is a common setting, also the names that common ones once had
         if key in common or "." not in key:
@@ -251,7 +253,24 @@ def with_plugin_settings(values: Mapping[str, Value], common: Collection[str]) -
                 f"setting '{_CARRIER}' may have a method's settings only, but has "
                 f"{quote_value(key)}: set it by its name"
             )
-    return rest | carried
+    merged = {**values, **carried}
+    del merged[_CARRIER]
+    return merged
+
+
+def _carried_settings(text: str) -> dict[str, Value]:
+    """Parse the value of 'plugin-settings', or raise a ``SettingError``."""
+    try:
+        carried = json.loads(text)
+    except (ValueError, RecursionError):
+        carried = None
+    is_single = False
+    if isinstance(carried, dict):
+        is_single = all(isinstance(value, bool | int | float | str) for value in carried.values())
+    if not is_single:
+        raise SettingError(f"setting '{_CARRIER}' is no JSON object of single values")
+    settings: dict[str, Value] = carried
+    return settings
 
 
 def import_plugin(module: str) -> None:
@@ -261,9 +280,11 @@ def import_plugin(module: str) -> None:
 
 def is_offered(module: str) -> bool:
     """Tell whether an installed package offers plugins from this top-level module."""
-    groups = (entry_points(group=group) for group in _GROUPS.values())
-    values = (entry.value for entries in groups for entry in entries)
-    return any(re.split("[.:]", value)[0] == module for value in values)
+    for group in _GROUPS.values():
+        for entry in entry_points(group=group):
+            if re.split("[.:]", entry.value)[0] == module:
+                return True
+    return False
 
 
 @contextmanager
@@ -308,7 +329,12 @@ def digests_text(digests: Mapping[str, str]) -> str:
 
 def stated_digests(text: str) -> dict[str, str]:
     """Parse the setting 'plugin-digests' into module -> SHA-256."""
-    return {part.partition("=")[0]: part.partition("=")[2] for part in text.split(", ") if part}
+    digests = {}
+    for part in text.split(", "):
+        if part:
+            module, _, digest = part.partition("=")
+            digests[module] = digest
+    return digests
 
 
 def other_plugs(digests: Mapping[str, str], text: str) -> list[str]:
@@ -316,7 +342,8 @@ def other_plugs(digests: Mapping[str, str], text: str) -> list[str]:
 
     A module that only one of the two names counts too.
     """
-    return sorted({module for module, _ in digests.items() ^ stated_digests(text).items()})
+    differing = digests.items() ^ stated_digests(text).items()
+    return sorted({module for module, _ in differing})
 
 
 def other_version(modules: Iterable[str]) -> SettingError:
@@ -344,20 +371,31 @@ def module_digest(module: str) -> str:
         The digest of its file, or of all text files of its package with their relative paths. It
         is empty if there is no such module, or if the module has no file.
     """
-    if known := getattr(sys.modules.get(module), _DIGEST, ""):
+    known = getattr(sys.modules.get(module), _DIGEST, "")
+    if known:
         return str(known)
     try:
         spec = find_spec(module)
     except (ImportError, ValueError):
         # The module is in sys.modules without a spec
         return ""
-    if spec and spec.submodule_search_locations:
-        total = hashlib.sha256()
-        for folder in map(Path, spec.submodule_search_locations):
-            for path in sorted(p for p in folder.rglob("*") if p.suffix in _COMPARED):
-                total.update(f"{path.relative_to(folder).as_posix()}\0".encode())
-                total.update(hashlib.sha256(path.read_bytes()).digest())
-        return total.hexdigest()
-    if spec and spec.origin and (path := Path(spec.origin)).is_file():
-        return hashlib.sha256(path.read_bytes()).hexdigest()
+    if spec is None:
+        return ""
+    if spec.submodule_search_locations:
+        return _package_digest(spec.submodule_search_locations)
+    if spec.origin and Path(spec.origin).is_file():
+        return hashlib.sha256(Path(spec.origin).read_bytes()).hexdigest()
     return ""
+
+
+def _package_digest(folders: Iterable[str]) -> str:
+    """Compute the SHA-256 over the text files of a package: relative path and digest of each."""
+    total = hashlib.sha256()
+    for folder in folders:
+        for path in sorted(Path(folder).rglob("*")):
+            if path.suffix not in _COMPARED:
+                continue
+            # The zero byte ends the path, so that no path and digest can read as another pair
+            total.update(f"{path.relative_to(folder).as_posix()}\0".encode())
+            total.update(hashlib.sha256(path.read_bytes()).digest())
+    return total.hexdigest()

@@ -36,7 +36,7 @@ _OTHER_TYPES = {"bool_type", "int_type", "float_type", "string_type"}
 
 @dataclass(frozen=True)
 class SettingRule:
-    """What a field of settings says about itself, for lists of settings and for errors.
+    """The rule of one setting, for lists of settings and for errors.
 
     Attributes:
         help: one line that describes the setting.
@@ -123,17 +123,23 @@ def _owner_of(cls: type, field_name: str) -> type:
 
 def _group_of(cls: type) -> str:
     """Return a class's group: its ``group``, or the method whose file declares it, or empty."""
+    if "group" in vars(cls):
+        return str(vars(cls)["group"])
     folder, _, name = cls.__module__.rpartition(".")
-    return str(vars(cls).get("group", key_of(name) if folder == "fedsilo.models.methods" else ""))
+    if folder == "fedsilo.models.methods":
+        return key_of(name)
+    return ""
 
 
-def _grouped(group: str, field_name: str) -> str:
+def _key_in_group(group: str, field_name: str) -> str:
     """Return the key of a field in a group, which does not say the group's name twice."""
     key = key_of(field_name)
     if not group:
         return key
     # 'network' in the group 'network' is its name; 'run_name' in the group 'run' is 'run.name'
-    return f"{group}.name" if key == group else f"{group}.{key.removeprefix(f'{group}-')}"
+    if key == group:
+        return f"{group}.name"
+    return f"{group}.{key.removeprefix(f'{group}-')}"
 
 
 @cache
@@ -144,7 +150,8 @@ def _names_by_key(cls: type) -> Mapping[str, str]:
     """
     names = {}
     for field in dataclasses.fields(cls):
-        names[_grouped(_group_of(_owner_of(cls, field.name)), field.name)] = field.name
+        group = _group_of(_owner_of(cls, field.name))
+        names[_key_in_group(group, field.name)] = field.name
     return names
 
 
@@ -177,16 +184,21 @@ def _rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
     """Read the rule of a field from its metadata and its type."""
     said = field.metadata
     choices = _choices(hint)
-    if choices or said["wording"]:
-        words = [f"one of {', '.join(choices)}"] if choices else []
-        allowed = ", ".join([*words, *filter(None, [said["wording"]])])
-    else:
-        allowed = " and ".join(f"{word} {said[b]:g}" for b, word in _BOUNDS.items() if b in said)
+    words = []
+    if choices:
+        words.append(f"one of {', '.join(choices)}")
+    if said["wording"]:
+        words.append(said["wording"])
+    bounds = []
+    for name, word in _BOUNDS.items():
+        if name in said:
+            bounds.append(f"{word} {said[name]:g}")
     return SettingRule(
         help=said["description"],
         kind=type(field.default),
         roles=said["roles"],
-        allowed=allowed,
+        # A text has words and no bounds, a number mostly bounds and no words
+        allowed=", ".join(words) or " and ".join(bounds),
         choices=choices,
         minimum=said.get("ge", said.get("gt", -math.inf)),
         maximum=said.get("le", said.get("lt", math.inf)),
@@ -220,7 +232,8 @@ def keys_in(cls: type, *groups: str) -> tuple[str, ...]:
     Raises:
         ValueError: there is no such group.
     """
-    if unknown := set(groups) - groups_of(cls).keys():
+    unknown = set(groups) - groups_of(cls).keys()
+    if unknown:
         raise ValueError(f"{cls.__name__} has no group '{min(unknown)}'")
     found = []
     for name, key in keys_of(cls).items():
@@ -235,10 +248,15 @@ def keys_with(cls: type, *roles: str) -> tuple[str, ...]:
     Raises:
         ValueError: no field has one of the roles, which is misspelt then.
     """
-    rules = _rules(cls)
-    if unknown := set(roles).difference(*(rule.roles for rule in rules.values())):
+    unknown = set(roles)
+    found = []
+    for key, rule in _rules(cls).items():
+        unknown.difference_update(rule.roles)
+        if not set(roles).isdisjoint(rule.roles):
+            found.append(key)
+    if unknown:
         raise ValueError(f"no field of {cls.__name__} has the role '{min(unknown)}'")
-    return tuple(key for key, rule in rules.items() if not set(roles).isdisjoint(rule.roles))
+    return tuple(found)
 
 
 def defaults(cls: type) -> dict[str, Value]:
@@ -263,22 +281,26 @@ def unknown_key(key: str, known: Iterable[str]) -> SettingError:
     names, key = sorted(known), one_line(key, _QUOTED)
     # A method's setting without its group is the commonest mistake: 'gamma' for 'uefl.gamma'
     near = [name for name in names if name.endswith(f".{key}")]
-    near = near or difflib.get_close_matches(key.replace("_", "-"), names, n=1, cutoff=0.5)
-    guess = " or ".join(f"'{name}'" for name in near)
-    hint = f"; did you mean {guess}?" if near else f"; known keys: {join_names(names)}"
+    if not near:
+        near = difflib.get_close_matches(key.replace("_", "-"), names, n=1, cutoff=0.5)
+    hint = ""
+    if near:
+        guess = " or ".join(f"'{name}'" for name in near)
+        hint = f"; did you mean {guess}?"
     group = key.partition(".")[0]
     groups = sorted({name.partition(".")[0] for name in names if "." in name})
     if group != key and group not in groups:
-        what = f"setting '{key}': no group '{group}' exists (groups: {', '.join(groups)})"
-        return SettingError(what + (hint if near else ""))
-    return SettingError(f"unknown setting '{key}'{hint}")
+        shown = ", ".join(groups)
+        return SettingError(f"setting '{key}': no group '{group}' exists (groups: {shown}){hint}")
+    return SettingError(f"unknown setting '{key}'{hint or f'; known keys: {join_names(names)}'}")
 
 
 def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
     """Build the error for an unknown name of ``what``, such as 'method', with the nearest name."""
     names, name = sorted(map(str, known)), one_line(name, _QUOTED)
     # This cutoff is low enough that 'acc' finds 'accuracy'; difflib's default of 0.6 does not
-    if near := difflib.get_close_matches(name, names, n=1, cutoff=0.54):
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.54)
+    if near:
         hint = f"; did you mean '{near[0]}'?"
     elif len(names) > _LISTED and what in ("experiment", "method"):
         hint = f": 'fedsilo {what}s' lists all {len(names)}"
@@ -341,9 +363,10 @@ def _readable(key: str, value: Value, rule: SettingRule) -> Value:
         return str(value).lower()
     if isinstance(value, int) and abs(value) > _LARGEST:
         raise _wrong_value(key, value, rule, "too_large")
-    fault = _text_fault(value) if rule.kind is str and isinstance(value, str) else None
-    if fault:
-        raise SettingError(f"'{key}' {fault}, but is {quote_value(value)}")
+    if rule.kind is str and isinstance(value, str):
+        fault = _text_fault(value)
+        if fault:
+            raise SettingError(f"'{key}' {fault}, but is {quote_value(value)}")
     return value
 
 
@@ -357,18 +380,22 @@ def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> Setti
         fault: pydantic's name of the fault, such as 'greater_than'.
     """
     # A number's range needs no type: 'must be above 0'. A text's range says what the text may be
+    has_kind = type(value) is rule.kind or (rule.kind is float and type(value) is int)
     wanted = rule.allowed
-    is_number = rule.kind is float and type(value) is int
     if fault == "too_large":
         wanted = f"at most {_LARGEST}"
-    elif fault in _OTHER_TYPES or not (type(value) is rule.kind or is_number) or not wanted:
-        wanted = ", ".join(filter(None, [_TYPE_NAMES[rule.kind], rule.allowed]))
+    elif not wanted:
+        wanted = _TYPE_NAMES[rule.kind]
+    elif fault in _OTHER_TYPES or not has_kind:
+        wanted = f"{_TYPE_NAMES[rule.kind]}, {rule.allowed}"
     given = quote_value(value)
-    if type(value) is not rule.kind and not is_number:
+    if not has_kind:
         given = f"{given} ({type(value).__name__})"
-    # A key of a site file has no group, and no place in the list of settings
-    where = f"; 'fedsilo settings {key}' describes it" if "." in key else ""
-    return SettingError(f"'{key}' must be {wanted}, but is {given}{where}")
+    sentence = f"'{key}' must be {wanted}, but is {given}"
+    if "." in key:
+        # A key of a site file has no group, and no place in the list of settings
+        sentence += f"; 'fedsilo settings {key}' describes it"
+    return SettingError(sentence)
 
 
 def _text_fault(text: str) -> str | None:

@@ -155,29 +155,28 @@ class Survey(Part):
 
     @model_validator(mode="after")
     def _fits(self) -> Survey:
-        classes, about = len(self.about.classes), self.about
-        if any(len(cells) != classes for cells in (self.labels or {}).values()):
-            raise ValueError("'labels' are not one count a class")
+        """Check that each part counts the classes and features that ``about`` names."""
+        for cells in (self.labels or {}).values():
+            if len(cells) != len(self.about.classes):
+                raise ValueError("'labels' are not one count a class")
         for by_name in (self.histograms or {}).values():
-            _check_cells("histograms", by_name, about.features)
-        _check_cells("files", self.files or {}, about.file_features)
-        known = {feature.name for feature in about.features}
-        by_split: list[Mapping[str, Any]] = [*(self.means or {}).values()]
-        by_split += [*(self.percentiles or {}).values()]
-        of_files = {feature.name for feature in about.file_features}
-        odd = not (self.file_percentiles or {}).keys() <= of_files
-        if odd or any(not by_name.keys() <= known for by_name in by_split):
-            raise ValueError("it has a statistic of a feature that 'about' does not name")
+            _check_cells("histograms", by_name, self.about.features)
+        _check_cells("files", self.files or {}, self.about.file_features)
+        _check_names(self.file_percentiles or {}, self.about.file_features)
+        for means in (self.means or {}).values():
+            _check_names(means, self.about.features)
+        for percentiles in (self.percentiles or {}).values():
+            _check_names(percentiles, self.about.features)
         return self
 
     def to_config(self) -> dict[str, str]:
         """Convert the answer to the keys and values of a ConfigRecord; each value is JSON."""
-        content = self.model_dump(mode="json", exclude_none=False)
-        return {
-            key.replace("_", "-"): json.dumps(value)
-            for key, value in content.items()
-            if value is not None
-        }
+        config = {}
+        for name, value in self.model_dump(mode="json", exclude_none=False).items():
+            # Only a whole part may be absent: within a part, None is a suppressed count
+            if value is not None:
+                config[name.replace("_", "-")] = json.dumps(value)
+        return config
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Survey:
@@ -202,9 +201,16 @@ def _no_number(text: str) -> Any:
 def _check_cells(
     part: str, by_name: Mapping[str, list[Count]], measured: list[MeasuredFeature]
 ) -> None:
-    cells = {one.name: one.cells for one in measured}
+    """Check that a part has one count for each cell of each feature it names."""
+    cells = {feature.name: feature.cells for feature in measured}
     if len(cells) != len(measured):
         raise ValueError("two features have one name")
     for name, counts in by_name.items():
         if len(counts) != cells.get(name):
             raise ValueError(f"'{part}' does not fit the features that 'about' names")
+
+
+def _check_names(by_name: Mapping[str, object], measured: list[MeasuredFeature]) -> None:
+    """Check that a part names only features that ``about`` names."""
+    if not by_name.keys() <= {feature.name for feature in measured}:
+        raise ValueError("it has a statistic of a feature that 'about' does not name")

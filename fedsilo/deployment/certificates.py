@@ -43,7 +43,17 @@ def hospital_key() -> tuple[bytes, bytes]:
 def make_authority(secrets: Path) -> None:
     """Make an authority; write its ``ca.crt`` and ``ca.key``, and a new ``server.key``."""
     key = generate_private_key(SECP384R1())
-    signing = x509.KeyUsage(*(index in (5, 6) for index in range(9)))  # certificates and lists
+    signing = x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
     made = (
         _builder("fedsilo certificate authority", key, _AUTHORITY_DAYS)
         .issuer_name(_name("fedsilo certificate authority"))
@@ -85,6 +95,7 @@ def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
         )
         .sign(signer, hashes.SHA384())
     )
+    # Hospitals check the authority's certificate too, so the server's must not outlive it
     if made.not_valid_after_utc > authority.not_valid_after_utc:
         raise DeploymentError(
             f"{secrets / 'ca.crt'} expires on {authority.not_valid_after_utc:%Y-%m-%d}, before the "

@@ -67,8 +67,9 @@ def up(folder: Path, request: DeploymentRequest, say: Say) -> Deployment:
             if member != SERVER and member in deployment.started:
                 wait_until_left(deployment, member, say)
             deployment = _start(deployment, member, say)
+        # Sites are registered as soon as the server answers, before they are started
         if member == SERVER:
-            wait_for(deployment, lambda current: [] if healthy(current) else [SERVER])
+            wait_for(deployment, _find_silent_server)
             for site in deployment.sites:
                 if site not in deployment.nodes:
                     deployment = register(deployment, site, say)
@@ -77,19 +78,37 @@ def up(folder: Path, request: DeploymentRequest, say: Say) -> Deployment:
     return deployment
 
 
+def _find_silent_server(deployment: Deployment) -> list[str]:
+    """Return the server's name if the server does not answer yet; else an empty list."""
+    if healthy(deployment):
+        return []
+    return [SERVER]
+
+
 def status(folder: Path) -> list[MemberStatus]:
     """Return the state of all members; DeploymentError if the server runs but does not answer."""
     deployment = read_deployment(folder)
     # A server in a container has no known process here, so its health is asked for instead
-    answers = deployment.process(SERVER) or (deployment.address and healthy(deployment))
-    online_sites = online(deployment) if answers else []
-    members = []
-    for member in (*deployment.members, *deployment.hospitals):
-        process = deployment.process(member)
-        state = "" if member == SERVER else "online" if member in online_sites else "offline"
-        log = deployment.log(member) if member in deployment.members else None
-        members.append(MemberStatus(member, process.pid if process else None, state, log))
+    online_sites: list[str] = []
+    if deployment.process(SERVER) or (deployment.address and healthy(deployment)):
+        online_sites = online(deployment)
+    members = [MemberStatus(SERVER, _pid(deployment, SERVER), "", deployment.log(SERVER))]
+    for site in (*deployment.sites, *deployment.hospitals):
+        state = "offline"
+        if site in online_sites:
+            state = "online"
+        log = None
+        if site in deployment.sites:
+            log = deployment.log(site)
+        members.append(MemberStatus(site, _pid(deployment, site), state, log))
     return members
+
+
+def _pid(deployment: Deployment, member: str) -> int | None:
+    process = deployment.process(member)
+    if process is None:
+        return None
+    return process.pid
 
 
 def logs(folder: Path, member: str, lines: int) -> str:
@@ -116,8 +135,14 @@ def down(folder: Path) -> tuple[Deployment, list[str]]:
     """
     deployment = read_deployment(folder)
     running = deployment.running()
-    for members in (deployment.sites, [SERVER]):  # sites end first, to sign off at the server
-        end_trees([p for member in members if (p := deployment.process(member))])
+    # Sites end first, so that they can sign off at the server
+    for members in (deployment.sites, [SERVER]):
+        processes = []
+        for member in members:
+            process = deployment.process(member)
+            if process is not None:
+                processes.append(process)
+        end_trees(processes)
     return deployment, running
 
 
@@ -125,6 +150,7 @@ def _start(deployment: Deployment, member: str, say: Say) -> Deployment:
     """Start a member's process, which keeps running after this command has ended."""
     command = deployment.command(member)
     tell(command, say)
+    # A session of its own keeps Ctrl-C in this terminal away from it
     with deployment.log(member).open("ab") as log:
         process = subprocess.Popen(
             command,

@@ -51,10 +51,15 @@ def run(
         FedsiloError: a member is down, the run directory cannot be used, or the run failed.
     """
     deployment = read_deployment(folder)
-    given: dict[str, Value | None] = {"seed": seed, "run.name": name}
-    chosen = {key: value for key, value in given.items() if value is not None}
+    chosen: dict[str, Value] = {}
+    if seed is not None:
+        chosen["seed"] = seed
+    if name is not None:
+        chosen["run.name"] = name
+    if overrides:
+        chosen |= overrides
     at_server = dataclasses.replace(sources, out=deployment.runs)
-    settings = planned_settings(experiment, at_server, chosen | dict(overrides or {}))
+    settings = planned_settings(experiment, at_server, chosen)
     run_name, resume = settings.common.run_name, settings.common.resume
     directory = open_run_directory(str(deployment.runs), run_name, resume).path
     _refuse_incomplete(deployment)
@@ -63,13 +68,17 @@ def run(
     tell(log, say)
     error, _ = stream(log, deployment.environment(SERVER), make_console())
     status = _end(deployment, number)
-    if status != _COMPLETED:
+    if status == _COMPLETED:
+        return directory
+    logs = f"'fedsilo deploy logs server --deployment {deployment.folder}'"
+    fault = f"run {number} ended as {status}: read {logs}"
+    if error:
+        fault = f"run {number} failed: {error}"
+    # A run that has not begun has no directory, and nothing of it can be resumed
+    if directory.is_dir():
         again = resume_command(experiment, folder, sources, seed, run_name)
-        after = f"; once that is fixed: {again}" if directory.is_dir() else ""
-        logs = f"'fedsilo deploy logs server --deployment {deployment.folder}'"
-        why = f"failed: {error}" if error else f"ended as {status}: read {logs}"
-        raise DeploymentError(f"run {number} {why}{after}")
-    return directory
+        fault += f"; once that is fixed: {again}"
+    raise DeploymentError(fault)
 
 
 def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int | None) -> Meeting:
@@ -80,7 +89,8 @@ def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int
     """
     with tempfile.TemporaryDirectory(dir=deployment.home(SERVER), prefix="meeting-") as folder:
         overrides: dict[str, Value] = {"run.purpose": "meet", "run.away-timeout": _AWAY}
-        overrides |= {} if seed is None else {"seed": seed}
+        if seed is not None:
+            overrides["seed"] = seed
         at_folder = dataclasses.replace(sources, out=Path(folder))
         settings = planned_settings(experiment, at_folder, overrides)
         status = _end(deployment, _start(deployment, settings, Path(folder) / "config.toml", None))
@@ -100,12 +110,17 @@ def _start(deployment: Deployment, settings: RunSettings, config: Path, say: Say
 
 
 def _refuse_incomplete(deployment: Deployment) -> None:
-    gone = [member for member in deployment.members if not deployment.process(member)]
-    if missing := gone or offline(deployment):
+    """Raise a DeploymentError if a member of this machine is down, or a site is not connected."""
+    state = "down"
+    missing = [member for member in deployment.members if not deployment.process(member)]
+    # Only a running server can be asked which sites are connected
+    if not missing:
+        state = "offline"
+        missing = offline(deployment)
+    if missing:
         raise DeploymentError(
-            f"members of {deployment.folder} are {'down' if gone else 'offline'}: "
-            f"{', '.join(missing)}; start them by 'fedsilo deploy up', and read the reason by "
-            "'fedsilo deploy logs'"
+            f"members of {deployment.folder} are {state}: {', '.join(missing)}; start them by "
+            "'fedsilo deploy up', and read the reason by 'fedsilo deploy logs'"
         )
 
 
@@ -119,7 +134,9 @@ def _end(deployment: Deployment, number: str) -> str:
         status = str(listed["status"])
         if status.startswith("finished"):
             details = str(listed["status-details"])
-            return status if details in ("", "N/A") else f"{status} ({details})"
+            if details not in ("", "N/A"):
+                status += f" ({details})"
+            return status
         time.sleep(_PAUSE)
 
 
@@ -133,6 +150,7 @@ def resume_command(
     if seed is not None:
         words += ["--seed", str(seed)]
     for change in sources.changes:
-        if not change.startswith("resume="):
+        # 'resume' is the former name of the setting
+        if not change.startswith(("run.resume=", "resume=")):
             words += ["--set", change]
     return shlex.join([*words, "--name", name, "--set", "run.resume=true"])

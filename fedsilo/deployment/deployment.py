@@ -105,11 +105,15 @@ class Deployment:
     def interface(self) -> str:
         """The address on which the server listens: 0.0.0.0 if hospitals are on other machines."""
         host = self.fleet.rpartition(":")[0]
-        return "127.0.0.1" if host in ("127.0.0.1", "localhost") else "0.0.0.0"
+        if host in ("127.0.0.1", "localhost"):
+            return "127.0.0.1"
+        return "0.0.0.0"
 
     def home(self, member: str) -> Path:
         """Return the folder of the server or of a site."""
-        return self.folder / SERVER if member == SERVER else self.folder / "sites" / member
+        if member == SERVER:
+            return self.folder / SERVER
+        return self.folder / "sites" / member
 
     def log(self, member: str) -> Path:
         """Return the path of a member's log; an error if the member has no log on this machine."""
@@ -122,7 +126,9 @@ class Deployment:
     def process(self, member: str) -> psutil.Process | None:
         """Return a member's process, or None if it does not run."""
         known = self.started.get(member)
-        return process_of(known.pid, known.at) if known else None
+        if known is None:
+            return None
+        return process_of(known.pid, known.at)
 
     def running(self) -> list[str]:
         """Return the members whose process runs."""
@@ -139,10 +145,11 @@ class Deployment:
 
     def without(self, site: str) -> Deployment:
         """Remove ``site``; write and return the changed deployment."""
-        left: dict[str, Any] = {}
+        rest: dict[str, Any] = {}
         for part in ("ports", "node_config", "started", "nodes"):
-            left[part] = {key: own for key, own in getattr(self, part).items() if key != site}
-        return replace(self, **left).write()
+            rest[part] = dict(getattr(self, part))
+            rest[part].pop(site, None)
+        return replace(self, **rest).write()
 
     def write(self) -> Deployment:
         """Write deployment.json, and return this deployment."""
@@ -152,10 +159,10 @@ class Deployment:
 
     def write_registry(self) -> None:
         """Write the node and key of each site, so that no other node can use a site's name."""
-        entries = {
-            site: {"node-id": node, "key": key_fingerprint(self.secrets / f"{site}.pub")}
-            for site, node in sorted(self.nodes.items())
-        }
+        entries = {}
+        for site, node in sorted(self.nodes.items()):
+            key = key_fingerprint(self.secrets / f"{site}.pub")
+            entries[site] = {"node-id": node, "key": key}
         write_atomically(self.registry, json.dumps(entries, indent=2) + "\n")
 
     def superlink_command(self) -> list[str]:
@@ -169,6 +176,7 @@ class Deployment:
             "--enable-supernode-auth",
             *("--database", str(self.home(SERVER) / "superlink.db")),
             *("--fleet-api-address", f"{self.interface}:{self.ports['fleet']}"),
+            # Whoever reaches the Control API may start runs, so it stays on this machine
             *("--host", "127.0.0.1", "--port", str(self.ports["http"])),
             "--disable-runtime-dependency-installation",
         ]
@@ -179,6 +187,7 @@ class Deployment:
         Raises:
             SettingError: deployment.json names a plugin that this user has not given or run.
         """
+        # Somebody else may have put a plugin's name into deployment.json
         named = str(self.node_config[site].get("plugin", ""))
         refuse_unknown_files(named, str(self.folder / _FILE))
         superlink, own = f"127.0.0.1:{self.ports['fleet']}", ("127.0.0.1", self.ports[site])
@@ -187,12 +196,18 @@ class Deployment:
 
     def command(self, member: str) -> list[str]:
         """Build the command that starts the server or a site."""
-        return self.superlink_command() if member == SERVER else self.supernode_command(member)
+        if member == SERVER:
+            return self.superlink_command()
+        return self.supernode_command(member)
 
     def environment(self, member: str) -> dict[str, str]:
         """Build the environment of a member's process, in which it has its own FLWR_HOME."""
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith(("FLWR_", "FEDSILO_"))}
-        variables = {
+        # The variables of whoever starts the members must not decide how the members work
+        variables = {}
+        for name, value in os.environ.items():
+            if not name.startswith(("FLWR_", "FEDSILO_")):
+                variables[name] = value
+        variables |= {
             "FLWR_HOME": str(self.home(member) / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -207,7 +222,7 @@ class Deployment:
             }
         else:
             variables["PYTHONPATH"] = str(app_folder())  # a site runs its own installed app
-        return inherited | variables
+        return variables
 
     def write_connection(self) -> None:
         """Write the server's address and certificate for ``flwr``, in the server's FLWR_HOME."""
@@ -255,17 +270,18 @@ def key_fingerprint(public_key: Path) -> str:
 def refuse_name(site: str) -> None:
     """Raise a SettingError if no site can have this name."""
     if site_name_fault(site) or site in _TAKEN:
+        reserved = ", ".join(sorted({"all", *_TAKEN}))
         raise SettingError(
             f"'{site}' cannot be the name of a site: use at most {LONGEST} letters, digits, '.', "
-            "'_' and '-', not beginning with '.' or '-', and none of "
-            f"{', '.join(sorted({'all', *_TAKEN}))}"
+            f"'_' and '-', not beginning with '.' or '-', and none of {reserved}"
         )
 
 
 def refuse_twice(names: Sequence[str]) -> None:
     """Raise a SettingError if two sites have one name."""
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise SettingError(f"site '{twice[0]}' is named twice: give each hospital its own name")
+    for name in names:
+        if names.count(name) > 1:
+            raise SettingError(f"site '{name}' is named twice: give each hospital its own name")
 
 
 def plan(
@@ -290,28 +306,23 @@ def plan(
     """
     for site in sites:
         refuse_name(site)
-    if own := sorted({"site", "state-dir"} & shared.keys()):
-        raise SettingError(
-            f"node config '{own[0]}' differs between sites, so it cannot be shared: remove it"
-        )
+    fault = ""
+    for key in ("site", "state-dir"):
+        if key in shared:
+            fault = f"node config '{key}' differs between sites, so it cannot be shared: remove it"
     if not sites and not address:
-        raise SettingError("a deployment needs at least one site, but none is named")
+        fault = "a deployment needs at least one site, but none is named"
+    if fault:
+        raise SettingError(fault)
     names = sorted(sites)  # a site's port must not depend on the order in which sites were named
     refuse_twice(names)
     remember_files(str(shared.get("plugin", "")))
-    return Deployment(
-        folder,
-        dict(zip(["http", "fleet", *names], ports, strict=True)),
-        {
-            site: {
-                "site": site,
-                "state-dir": str(folder / "sites" / site / "state"),
-                **shared,
-            }
-            for site in names
-        },
-        address=address,
-    )
+    node_config: dict[str, dict[str, Value]] = {}
+    for site in names:
+        state = str(folder / "sites" / site / "state")
+        node_config[site] = {"site": site, "state-dir": state, **shared}
+    port_of = dict(zip(["http", "fleet", *names], ports, strict=True))
+    return Deployment(folder, port_of, node_config, address=address)
 
 
 def is_deployment(folder: Path) -> bool:
@@ -337,18 +348,19 @@ def read_deployment(folder: Path) -> Deployment:
             f"and remove {folder}"
         ) from error
     _refuse_odd(found, path)
-    node_config = {
-        site: {key: value for key, value in config.items() if key not in _FORMER}
-        for site, config in found.node_config.items()
-    }
-    return replace(found, folder=folder, node_config=node_config)
+    for config in found.node_config.values():
+        for key in _FORMER:
+            config.pop(key, None)
+    return replace(found, folder=folder)
 
 
 def _refuse_odd(found: Deployment, path: Path) -> None:
-    """Refuse a deployment whose names are no sites' or that lacks a port: paths are made of them.
+    """Check that each site has a possible name and each member a port.
+
+    Paths and commands are made of the names, so a name such as ``../x`` would leave the folder.
 
     Raises:
-        DeploymentError: names the site.
+        DeploymentError: a name is not possible, or a port is missing.
     """
     for site in (*found.node_config, *found.nodes):
         try:

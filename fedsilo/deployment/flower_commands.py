@@ -37,9 +37,12 @@ def flwr(deployment: Deployment, *arguments: str, say: Say | None = None) -> dic
 
 def unknown_nodes(deployment: Deployment) -> list[str]:
     """Return the ids of registered nodes that belong to no site of the deployment, sorted."""
-    states = states_by_node(deployment)
-    others = states.keys() - set(deployment.nodes.values())
-    return sorted(node for node in others if states[node] != "unregistered")
+    known = deployment.nodes.values()
+    unknown = []
+    for node, state in states_by_node(deployment).items():
+        if node not in known and state != "unregistered":
+            unknown.append(node)
+    return sorted(unknown)
 
 
 def states_by_node(deployment: Deployment) -> dict[str, str]:
@@ -50,10 +53,12 @@ def states_by_node(deployment: Deployment) -> dict[str, str]:
 
 def node_states(deployment: Deployment) -> dict[str, str]:
     """Return Flower's status of each site, such as online; unregistered if it has no node."""
-    states = states_by_node(deployment)
-    known = deployment.nodes
-    sites = (*deployment.sites, *deployment.hospitals)
-    return {site: states.get(known.get(site, ""), "unregistered") for site in sites}
+    by_node = states_by_node(deployment)
+    by_site = {}
+    for site in (*deployment.sites, *deployment.hospitals):
+        node = deployment.nodes.get(site, "")
+        by_site[site] = by_node.get(node, "unregistered")
+    return by_site
 
 
 def online(deployment: Deployment) -> list[str]:
@@ -66,14 +71,17 @@ def offline(deployment: Deployment, seen: Sequence[str] | None = None) -> list[s
 
     ``seen`` are the sites that are online; None to ask the server.
     """
-    seen = online(deployment) if seen is None else seen
+    if seen is None:
+        seen = online(deployment)
+    # The server notices only after a while that a process was killed, so the process counts too
     return [site for site in deployment.sites if site not in seen or not deployment.process(site)]
 
 
 def healthy(deployment: Deployment) -> bool:
     """Tell whether the server answers; DeploymentError if its certificate is not valid."""
     authority = deployment.secrets / "ca.crt"
-    if fault := file_fault(authority):  # a pipe would be waited for
+    fault = file_fault(authority)  # a pipe would be waited for
+    if fault:
         raise DeploymentError(f"{authority} {fault}: restore the server's own file")
     context = ssl.create_default_context(cafile=str(authority))
     url = f"https://127.0.0.1:{deployment.ports['http']}/health"
@@ -98,17 +106,23 @@ def wait_for(deployment: Deployment, missing: Callable[[Deployment], Sequence[st
             the last line of its log.
     """
     limit = time.monotonic() + _START_LIMIT
-    while awaited := missing(deployment):
+    failed, failure = "", ""
+    while not failed:
+        awaited = missing(deployment)
+        if not awaited:
+            return
         ended = [member for member in awaited if deployment.process(member) is None]
-        if ended or time.monotonic() > limit:
-            member = (ended or awaited)[0]
-            failure = "ended at its start" if ended else f"did not start in {_START_LIMIT:.0f} s"
-            path = deployment.log(member)
-            last = last_line(path.read_text(encoding="utf-8", errors="replace"))
-            raise DeploymentError(
-                f"{member} {failure}: {last} (whole log: {path}; to find causes: fedsilo doctor)"
-            )
-        time.sleep(0.3)
+        if ended:
+            failed, failure = ended[0], "ended at its start"
+        elif time.monotonic() > limit:
+            failed, failure = awaited[0], f"did not start in {_START_LIMIT:.0f} s"
+        else:
+            time.sleep(0.3)
+    path = deployment.log(failed)
+    last = last_line(path.read_text(encoding="utf-8", errors="replace"))
+    raise DeploymentError(
+        f"{failed} {failure}: {last} (whole log: {path}; to find causes: fedsilo doctor)"
+    )
 
 
 def wait_until_left(deployment: Deployment, site: str, say: Say) -> None:
@@ -127,5 +141,7 @@ def tell(command: Sequence[str], say: Say) -> None:
 
 def last_line(text: str) -> str:
     """Return the last line that is not empty, or "no output"."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no output"
+    for line in reversed(text.splitlines()):
+        if line.strip():
+            return line.strip()
+    return "no output"

@@ -21,7 +21,7 @@ def find_own_folder(folder: Path) -> Path:
     if folder.parent.name == OWN:
         return folder
     for place in (folder / OWN, folder / "state" / OWN):
-        found = [path for path in sorted(place.glob("*")) if (path / "signing.key").exists()]
+        found = [path.parent for path in sorted(place.glob("*/signing.key"))]
         if len(found) > 1:
             names = ", ".join(path.name for path in found)
             raise SettingError(

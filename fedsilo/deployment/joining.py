@@ -80,6 +80,8 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
         )
     old = _node_of(deployment, name)
     _refuse_silent(deployment)
+    # The new key is registered before the old one is removed: after an interruption the hospital
+    # still has one that works
     deployment, private = _keyed(deployment, name, say)
     _unregister(deployment, old, say)
     if name in deployment.hospitals:
@@ -99,6 +101,7 @@ def revoke(folder: Path, name: str, say: Say) -> None:
     deployment = read_deployment(folder)
     node = _node_of(deployment, name)
     _refuse_silent(deployment)
+    # The SuperLink comes first, because it stops the hospital's messages at once
     _unregister(deployment, node, say)
     _end(deployment, name)
     deployment.without(name).write_registry()
@@ -172,7 +175,8 @@ def _unregister(deployment: Deployment, node: str, say: Say) -> None:
 
 def _end(deployment: Deployment, site: str) -> None:
     """End the process of a site on this machine, if it runs."""
-    if process := deployment.process(site):
+    process = deployment.process(site)
+    if process is not None:
         end_trees([process])
 
 

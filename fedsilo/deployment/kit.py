@@ -23,10 +23,10 @@ from fedsilo.core.files.declarations import FileModel
 from fedsilo.core.files.unpacked_size import PACKINGS
 from fedsilo.datasets.silo.declared_silos import SiteName
 
-AUTHORITY, KEY = "ca.crt", "node.key"
-_CARD, _README = "kit.json", "README.txt"
+AUTHORITY, KEY, CARD = "ca.crt", "node.key", "kit.json"
+_README = "README.txt"
 _SEALED = (AUTHORITY, KEY, _README)
-_NAMES = (_CARD, *_SEALED)
+_NAMES = (CARD, *_SEALED)
 # Kits of older versions had these files, when the server still made rules and signing keys
 _FORMER = ("site.yaml", "registry.json")
 # The errors that zipfile raises for a damaged file; OSError if it seeks before the file's start
@@ -74,7 +74,8 @@ class Kit:
     @property
     def code(self) -> str:
         """The first 16 digits of the seal, in groups of four, to be read out by telephone."""
-        return "-".join(self.card.seal[i : i + 4] for i in range(0, 16, 4))
+        digits = self.card.seal
+        return "-".join([digits[:4], digits[4:8], digits[8:12], digits[12:16]])
 
     def write(self, folder: Path) -> None:
         """Write the files into a folder; only their owner can read them."""
@@ -94,11 +95,12 @@ def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, b
     """
     readme = _text_of("kit_readme.txt", site, server).encode()
     packed_files = {**files, _README: readme}
-    digests = {name: hashlib.sha256(packed_files[name]).hexdigest() for name in _SEALED}
+    digests = {name: _digest(packed_files[name]) for name in _SEALED}
     said = {"site": site, "server": server, "node-id": node, "made": made, "files": digests}
+    # The seal is computed over the other values, so it is added last
     card = Card.model_validate({**said, "seal": ""})
     card = card.model_copy(update={"seal": card.computed()})
-    packed_files |= {_CARD: card.model_dump_json(by_alias=True, indent=2).encode()}
+    packed_files |= {CARD: card.model_dump_json(by_alias=True, indent=2).encode()}
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
         for name, content in packed_files.items():
@@ -106,6 +108,10 @@ def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, b
             entry.external_attr = 0o100600 << 16  # unzip too makes files that only the owner reads
             archive.writestr(entry, content)
     return packed.getvalue()
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
 
 
 def _text_of(name: str, site: str, server: str) -> str:
@@ -119,26 +125,32 @@ def read_kit(path: Path) -> Kit:
     Raises:
         KitError: the path is no kit, other users may read it, or the kit was altered.
     """
-    files = _folder(path) if path.is_dir() else _zip(path)
-    if missing := [name for name in _NAMES if name not in files]:
-        raise KitError(f"{path} is not a complete kit: it has no {missing[0]}")
+    files = _read_folder(path) if path.is_dir() else _read_zip(path)
+    for name in _NAMES:
+        if name not in files:
+            raise KitError(f"{path} is not a complete kit: it has no {name}")
     try:
-        card = TypeAdapter(Card).validate_json(files.pop(_CARD))
+        card = TypeAdapter(Card).validate_json(files.pop(CARD))
     except ValueError:
-        raise KitError(f"{path} is damaged: {_CARD} cannot be read; {_ANOTHER}") from None
-    changed = [n for n in _SEALED if hashlib.sha256(files[n]).hexdigest() != card.files.get(n)]
-    if changed or card.computed() != card.seal:
-        raise KitError(
-            f"{path} was altered: {(changed or [_CARD])[0]} does not match the seal; {_ANOTHER}"
-        )
-    files[_CARD] = card.model_dump_json(by_alias=True, indent=2).encode()
+        raise KitError(f"{path} is damaged: {CARD} cannot be read; {_ANOTHER}") from None
+    # The card has the digest of each file, and the seal is the digest of the card's values. Whoever
+    # changes both makes a kit of another seal, which people notice by telephone
+    altered = ""
+    for name in _SEALED:
+        if not altered and _digest(files[name]) != card.files.get(name):
+            altered = name
+    if not altered and card.computed() != card.seal:
+        altered = CARD
+    if altered:
+        raise KitError(f"{path} was altered: {altered} does not match the seal; {_ANOTHER}")
+    files[CARD] = card.model_dump_json(by_alias=True, indent=2).encode()
     return Kit(path, card, files)
 
 
 _ANOTHER = "do not use the kit, and ask the server's operator for another"
 
 
-def _zip(path: Path) -> dict[str, bytes]:
+def _read_zip(path: Path) -> dict[str, bytes]:
     """Read the files of a zip, which may contain only the files of a kit.
 
     Raises:
@@ -150,6 +162,7 @@ def _zip(path: Path) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(read_regular(path.resolve()))) as archive:
             _refuse_entries(path, archive.infolist())
             files = {entry.filename: archive.read(entry) for entry in archive.infolist()}
+    # These two are OSErrors, so they come before the errors of a damaged file
     except FileNotFoundError:
         raise KitError(
             f"{path} does not exist: name the zip that 'fedsilo deploy add' made"
@@ -190,7 +203,12 @@ def _refuse_entries(path: Path, entries: Sequence[zipfile.ZipInfo]) -> None:
             raise KitError(f"{path} {fault}")
 
 
-def _folder(path: Path) -> dict[str, bytes]:
+def _read_folder(path: Path) -> dict[str, bytes]:
+    """Read the files of an opened kit; a missing one is left out.
+
+    Raises:
+        KitError: a file cannot be read.
+    """
     files = {}
     for name in _NAMES:
         try:

@@ -38,7 +38,9 @@ class DeploymentRequest:
         """The server's address for hospitals, host:port; empty if no site is elsewhere."""
         if not self.host:
             return ""
-        host, _, port = self.host.rpartition(":") if ":" in self.host else (self.host, "", _PORT)
+        host, port = self.host, _PORT
+        if ":" in host:
+            host, _, port = host.rpartition(":")
         if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:
             raise SettingError(
                 f"--host must be a name or an address, with or without :PORT, but is '{self.host}'"
@@ -52,16 +54,19 @@ class DeploymentRequest:
             config["device"] = self.device
         if self.data_dir:
             config["data-dir"] = str(self.data_dir.expanduser().resolve())
-        return config | dict(parse_pair(text) for text in self.node_config)
+        for text in self.node_config:
+            key, value = parse_pair(text)
+            config[key] = value
+        return config
 
 
 def refuse_changes(deployment: Deployment, request: DeploymentRequest) -> None:
     """Raise a SettingError if a request differs from the existing deployment."""
+    # All sites have the same keys, but for their names and folders, so the first one is compared
     config = next(iter(deployment.node_config.values()), {})
-    compared: dict[str, tuple[Value, Value]] = {
-        f"--node-config {key}": (value, config.get(key, ""))
-        for key, value in request.own_config().items()
-    }
+    compared: dict[str, tuple[Value, Value]] = {}
+    for key, value in request.own_config().items():
+        compared[f"--node-config {key}"] = value, config.get(key, "")
     if request.site_count:
         compared["--sites"] = request.site_count, len(deployment.sites)
     if request.sites:
@@ -90,11 +95,14 @@ def make_deployment(folder: Path, request: DeploymentRequest) -> Deployment:
         )
     defaults: dict[str, Value] = {"device": "cpu", "trust": "server"}
     for key, variable in (("data-dir", "FEDSILO_DATA"), ("cache-dir", "FEDSILO_CACHE")):
-        if given := os.environ.get(variable):
+        given = os.environ.get(variable)
+        if given:
             defaults[key] = str(Path(given).expanduser().resolve())
     address = request.address
-    wanted = request.sites or request.site_count or not address
-    sites = list(request.sites) or (_silos(request) if wanted else [])
+    sites = list(request.sites)
+    # A server with an address may have all its sites elsewhere; 'deploy add' adds each
+    if not sites and (request.site_count or not address):
+        sites = _silos(request)
     ports = free_ports(2 + len(sites))
     if address:
         ports[1] = int(address.rpartition(":")[2])
@@ -116,7 +124,9 @@ def prepare(made: Deployment) -> None:
 def _silos(request: DeploymentRequest) -> list[str]:
     """Return the names of an experiment's silos; SettingError if their number is not requested."""
     count = request.site_count
-    overrides: dict[str, Value] = {"split.silos": count} if count else {}
+    overrides: dict[str, Value] = {}
+    if count:
+        overrides["split.silos"] = count
     sources = RunSources(file=request.file, out=Path("/"))
     settings, _ = plan_run(request.experiment, sources, overrides=overrides)
     names = silo_names(settings.common)
@@ -169,7 +179,8 @@ def make_secrets(deployment: Deployment) -> None:
 
     secrets = deployment.secrets
     for path in sorted(secrets.glob("*.key")):
-        if (mode := path.stat().st_mode & 0o777) & 0o077:
+        mode = path.stat().st_mode & 0o777
+        if mode & 0o077:
             raise DeploymentError(
                 f"{path} has mode {mode:o}, so other users may read it: chmod 600 the file, and "
                 "make a new key if somebody may have read it"

@@ -80,13 +80,17 @@ def write_rules(site: str, options: RuleOptions) -> str:
         RulesError: no trust level is given, or an option cannot be used.
     """
     rules: dict[str, Any] = {"site": site, "trust": ""}
-    rules |= {key: list(_ALL) for key in ("methods", "datasets", "records")}
+    for key in ("methods", "datasets", "records"):
+        rules[key] = list(_ALL)
     text = fault = ""
     try:
         rules |= options.values()
-        text = _HEAD + "".join(f"{key}: {json.dumps(value)}\n" for key, value in rules.items())
+        text = _HEAD
+        for key, value in rules.items():
+            text += f"{key}: {json.dumps(value)}\n"
         if not rules["trust"]:
             fault = _no_trust(site)
+        # The hospital is bound by what the file says once it is read again, not by what was meant
         elif with_numbers(parse_yaml(text)) != rules:
             fault = f"{site}: a value of --rule would change in {SITE}: write the file by hand"
         else:

@@ -88,7 +88,7 @@ class InlineGrid(Grid):
 
     def _train_together(self) -> None:
         """Train the sites of the oldest messages as one batch, of 'machine.vectorised' sites."""
-        from fedsilo.client_app.together import train_together
+        from fedsilo.engines.together import train_together
 
         waiting = (item for item in self._waiting.items() if item[1].metadata.message_type == TRAIN)
         oldest = dict(islice(waiting, self._together))

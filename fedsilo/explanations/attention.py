@@ -60,7 +60,9 @@ def most_certain_explanations(
     """
     logits = over_batches(network, split.inputs, compute, network)
     confidence = logits.softmax(dim=1).max(dim=1).values
-    uncertain = vacuity(logits.exp()) if network.evidence else 1 - confidence
+    uncertain = 1 - confidence
+    if network.evidence:
+        uncertain = vacuity(logits.exp())
     by_class = []
     for label, name in enumerate(classes):
         rows = most_certain(uncertain, split.labels, label, count).tolist()
@@ -81,10 +83,12 @@ def _explanations(
     """Explain the given rows of ``split``; ``logits`` (rows, classes) are their outputs."""
     if not rows:
         return []
-    images, prior = split.inputs[list(rows)], network.evidence.prior if network.evidence else None
+    images = split.inputs[list(rows)]
+    prior = network.evidence.prior if network.evidence else None
     maps = over_batches(network, images, compute, lambda x: network.encode_with_rollout(x)[1])
-    saliencies = [rollout_map(rollout.reshape(network.grid_size())) for rollout in maps]
-    return [
-        explain_logits(title, image, saliency, classes, answer[None], prior)
-        for image, saliency, answer in zip(images, saliencies, logits, strict=True)
-    ]
+    explanations = []
+    for image, rollout, answer in zip(images, maps, logits, strict=True):
+        saliency = rollout_map(rollout.reshape(network.grid_size()))
+        explained = explain_logits(title, image, saliency, classes, answer[None], prior)
+        explanations.append(explained)
+    return explanations

@@ -82,8 +82,10 @@ def draw_sheet(
         for above, below, explanation in zip(upper, lower, explanations, strict=False):
             draw_image(above, explanation.image)
             draw_map(below, explanation.image, explanation.saliency)
-            answer, (measure, value) = explanation.answer(), explanation.uncertainty()
+            answer = explanation.answer()
+            measure, value = explanation.uncertainty()
             caption = f"{name}: predicted {classes[answer]}\n{measure} {value:.2f}"
-            above.set_title(caption, fontsize="x-small", color=BLACK if answer == label else WRONG)
+            colour = BLACK if answer == label else WRONG
+            above.set_title(caption, fontsize="x-small", color=colour)
     figure.suptitle(title, fontsize="medium")
     return figure

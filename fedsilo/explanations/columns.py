@@ -43,15 +43,16 @@ class ColumnExplanation:
 
     def lines(self) -> list[str]:
         """Return the explanation as text lines, the columns with the largest values first."""
-        pairs = sorted(
-            zip(self.columns, self.contributions, strict=True), key=lambda pair: -abs(pair[1])
-        )
-        return [
+        pairs = list(zip(self.columns, self.contributions, strict=True))
+        pairs.sort(key=lambda pair: -abs(pair[1]))
+        lines = [
             self.title,
             f"probability {self.probability:.3f}; of the mean row {self.mean_probability:.3f}",
-            *(f"  {name}: {value:+.3f}" for name, value in pairs),
-            METHOD,
         ]
+        for name, value in pairs:
+            lines.append(f"  {name}: {value:+.3f}")
+        lines.append(METHOD)
+        return lines
 
     def figure(self) -> Figure:
         """Draw one bar per column."""
@@ -91,7 +92,8 @@ def column_contributions(
 
     names = columns_of(features)
     # All levels of a category become known together, because they are one column
-    groups = torch.tensor([[names.index(name.partition("=")[0]) for name in features]])
+    column_of = [names.index(name.partition("=")[0]) for name in features]
+    groups = torch.tensor([column_of])
     device = next(network.parameters()).device
     inputs, groups = rows.float().to(device), groups.to(device)
     network.eval()
@@ -104,7 +106,8 @@ def column_contributions(
             inputs, target=answers.to(device), feature_mask=groups, n_samples=_ORDERS
         )
         own = probability(inputs).gather(1, answers.to(device)[:, None])[:, 0]
-    first = [list(groups[0]).index(place) for place in range(len(names))]
+    # captum repeats a column's value for each of its features, so the first feature has it
+    first = [column_of.index(place) for place in range(len(names))]
     return found[:, first].cpu(), own.cpu()
 
 

@@ -77,15 +77,13 @@ class Panel:
 
     def lines(self) -> list[str]:
         """Return the numbers in two lines, with a third line if each site has its own model."""
-        site, largest, auc = self.numbers.values()
-        lines = [
-            "site: too few samples or sites"
-            if site is None
-            else f"site predicted from embedding: {site:.2f} (largest site {largest:.2f})",
-            "class: too few samples or classes"
-            if auc is None
-            else f"class predicted from embedding: AUC {auc:.2f}",
-        ]
+        lines = ["site: too few samples or sites", "class: too few samples or classes"]
+        accuracy, largest = self.numbers["site accuracy"], self.numbers["largest site"]
+        if accuracy is not None:
+            lines[0] = f"site predicted from embedding: {accuracy:.2f} (largest site {largest:.2f})"
+        auc = self.numbers["label AUC"]
+        if auc is not None:
+            lines[1] = f"class predicted from embedding: AUC {auc:.2f}"
         if self.cloud.own_models:
             lines.append("each site has its own model, so sites differ by model as well")
         return lines
@@ -127,39 +125,50 @@ def gather(
 ) -> Cloud:
     """Embed the samples of each site by the site's network.
 
-    Sites are opened one after another; ``tell`` is that of ``embeddings``.
+    Args:
+        sites: the lab and network of each site; one is opened after another.
+        selection: the samples and the layer.
+        tell: takes a line for each site without samples in the split.
 
     Raises:
-        FedsiloError: a run has not ended, or its model mixes several networks.
+        FedsiloError: a run has not ended, its model mixes several networks, or no site has samples.
     """
-    parts: dict[str, tuple[Tensor, Tensor, Tensor]] = {}
+    names: list[str] = []
     classes: list[str] = []
+    site_of, rows_of, labels_of, values_of = [], [], [], []
     probe: Tensor | None = None
     probed: list[Tensor] = []
-    for method, network in sites:
-        site, split = method.silo.name, method.silo.splits()[selection.split]
-        classes = list(method.silo.class_names())
+    for lab, network in sites:
+        site, split = lab.silo.name, lab.silo.splits()[selection.split]
+        classes = list(lab.silo.class_names())
         if not len(split):
             tell(f"site {site} has no {selection.split} samples")
             continue
         rows = _choose_rows(len(split), selection.limit, selection.seed, site)
-        probe = split.inputs[:1] if probe is None else probe
-        values, of_probe = (
-            embed(network, inputs, method.compute, selection.layer)
-            for inputs in (split.inputs[rows], probe)
-        )
+        values = embed(network, split.inputs[rows], lab.compute, selection.layer)
         if not values.isfinite().all():
             raise DataError(f"the embeddings of site {site} are not finite: its training diverged")
-        parts[site] = rows, split.labels[rows], values
-        probed.append(of_probe)
-    if not parts:
+        site_of += [len(names)] * len(rows)
+        names.append(site)
+        rows_of.append(rows)
+        labels_of.append(split.labels[rows])
+        values_of.append(values)
+        if probe is None:
+            probe = split.inputs[:1]
+        probed.append(embed(network, probe, lab.compute, selection.layer))
+    if not names:
         raise DataError(f"no site has {selection.split} samples: choose another --split")
-    columns = zip(*parts.values(), strict=True)
-    row, label, embedded = (torch.cat(column).numpy() for column in columns)
-    site_of = np.repeat(np.arange(len(parts)), [len(rows) for rows, *_ in parts.values()])
     # Networks that embed the same probe differently are different models
-    own_models = not all(torch.allclose(probed[0], other, atol=1e-5) for other in probed)
-    return Cloud(list(parts), classes, site_of, row, label, embedded, own_models)
+    is_shared = all(torch.allclose(probed[0], other, atol=1e-5) for other in probed)
+    return Cloud(
+        sites=names,
+        classes=classes,
+        site=np.array(site_of),
+        row=torch.cat(rows_of).numpy(),
+        label=torch.cat(labels_of).numpy(),
+        values=torch.cat(values_of).numpy(),
+        own_models=not is_shared,
+    )
 
 
 def _choose_rows(count: int, limit: int | None, seed: int, site: str) -> Tensor:
@@ -240,7 +249,16 @@ def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> f
 def document(panel: Panel, selection: Selection) -> dict[str, Any]:
     """Build embeddings.json: the selection, the numbers, and a point per sample."""
     cloud = panel.cloud
-    columns = zip(cloud.site, cloud.row, cloud.label, panel.points, strict=True)
+    points = []
+    for index, (x, y) in enumerate(panel.points):
+        point = {
+            "site": cloud.sites[cloud.site[index]],
+            "row": int(cloud.row[index]),
+            "label": int(cloud.label[index]),
+            "x": round(float(x), 4),
+            "y": round(float(y), 4),
+        }
+        points.append(point)
     return {
         "split": selection.split,
         "layer": selection.layer,
@@ -249,16 +267,7 @@ def document(panel: Panel, selection: Selection) -> dict[str, Any]:
         "dimensions": cloud.values.shape[1],
         **panel.numbers,
         "classes": cloud.classes,
-        "points": [
-            {
-                "site": cloud.sites[site],
-                "row": int(row),
-                "label": int(label),
-                "x": round(float(x), 4),
-                "y": round(float(y), 4),
-            }
-            for site, row, label, (x, y) in columns
-        ],
+        "points": points,
     }
 
 
@@ -266,18 +275,23 @@ def draw_panels(panels: Sequence[Panel], title: str) -> Figure:
     """Draw the panels: axes for each run, a colour for each site, a marker for each class."""
     from matplotlib.lines import Line2D
 
-    columns = 2 if len(panels) == 4 else min(3, len(panels))
+    columns = min(3, len(panels))
+    if len(panels) == 4:
+        columns = 2
     figure, axes_of = panel_grid(len(panels), columns, (4.4, 5.0), (0.4, 0.9))
-    sites = list(dict.fromkeys(site for panel in panels for site in panel.cloud.sites))
-    classes = max((panel.cloud.classes for panel in panels), key=len)
-    shades = colours(sites)
+    sites: dict[str, None] = {}
+    for panel in panels:
+        sites |= dict.fromkeys(panel.cloud.sites)
+    colour_of = colours(list(sites))
     for axes, panel in zip(axes_of, panels, strict=True):
-        _draw_panel(axes, panel, [shades[site] for site in panel.cloud.sites])
-    handles = [Line2D([], [], color=shades[site], marker="o", ls="", label=site) for site in sites]
-    handles += [
-        Line2D([], [], color=GREY, marker=_marker(label), ls="", label=name)
-        for label, name in enumerate(f"class {n}" if n.isdecimal() else n for n in classes)
-    ]
+        _draw_panel(axes, panel, [colour_of[site] for site in panel.cloud.sites])
+    handles = []
+    for site in sites:
+        handles.append(Line2D([], [], color=colour_of[site], marker="o", ls="", label=site))
+    classes = max((panel.cloud.classes for panel in panels), key=len)
+    for label, name in enumerate(classes):
+        text = f"class {name}" if name.isdecimal() else name
+        handles.append(Line2D([], [], color=GREY, marker=_marker(label), ls="", label=text))
     figure.legend(handles=handles, loc="outside lower center", ncols=4 * columns, fontsize="small")
     figure.suptitle(title, fontsize="medium")
     return figure
@@ -289,6 +303,9 @@ def _draw_panel(axes: Axes, panel: Panel, shades: Sequence[Any]) -> None:
     order = np.random.default_rng(0).permutation(len(panel.points))
     for label in range(len(cloud.classes)):
         chosen = order[cloud.label[order] == label]
+        line_width = 0.0
+        if _marker(label) in "x+":  # these markers have no area, only lines
+            line_width = 1.0
         axes.scatter(
             panel.points[chosen, 0],
             panel.points[chosen, 1],
@@ -296,7 +313,7 @@ def _draw_panel(axes: Axes, panel: Panel, shades: Sequence[Any]) -> None:
             marker=_marker(label),
             s=22,
             alpha=0.75,
-            linewidths=1.0 if _marker(label) in "x+" else 0.0,
+            linewidths=line_width,
         )
     axes.set_xticks([])
     axes.set_yticks([])

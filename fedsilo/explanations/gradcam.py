@@ -23,13 +23,14 @@ def cam_map(cam: Tensor, label: int, classes: Sequence[str]) -> SaliencyMap:
     """Return the saliency map of class ``label`` from its Grad-CAM (rows, columns)."""
     name, (rows, columns) = classes[label], cam.shape
     row, column = divmod(int(cam.argmax()), columns)
-    place = f"most for {name} at row {row + 1}, column {column + 1} of {rows} x {columns}"
-    nowhere = f"nothing in the last maps speaks for {name}"
+    place = f"nothing in the last maps speaks for {name}"
+    if cam.any():
+        place = f"most for {name} at row {row + 1}, column {column + 1} of {rows} x {columns}"
     return SaliencyMap(
         name="cam",
         values=cam,
         heading=f"Grad-CAM of {name}",
-        place=f"Grad-CAM: {place if cam.any() else nowhere}",
+        place=f"Grad-CAM: {place}",
         label=label,
     )
 
@@ -61,10 +62,11 @@ def explain_by_grad_cam(
     exact = compute.exact()
     image, evidence = split.inputs[row : row + 1], single_classifier(network).evidence
     logits = over_batches(network, image, exact, network)
-    chosen = int(logits.argmax()) if label is None else label
-    cam = grad_cam(network, float_inputs(exact.bring(image)), chosen)[0]
+    if label is None:
+        label = int(logits.argmax())
+    cam = grad_cam(network, float_inputs(exact.bring(image)), label)[0]
     prior = evidence.prior if evidence else None
-    return explain_logits(title, image[0], cam_map(cam, chosen, classes), classes, logits, prior)
+    return explain_logits(title, image[0], cam_map(cam, label, classes), classes, logits, prior)
 
 
 def grad_cam(network: SiteNetwork, inputs: Tensor, label: int) -> Tensor:

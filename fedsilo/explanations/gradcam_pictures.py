@@ -57,14 +57,20 @@ class GradCamSheet:
 def by_scenario(truths: Tensor, answers: Sequence[Tensor], each: int) -> list[tuple[int, str]]:
     """Choose rows by which runs predict them correctly, at most ``each`` per scenario and class.
 
-    ``truths`` are the classes (n,), ``answers`` the predicted classes (n,) of each run.
-
     The scenarios are Fed-Align-CL's (section V-d and figure 5): all runs are right, all are wrong,
-    the first alone is right ("ours against the federated ones"), the second is right and the first
-    is not ("Fed-Align against ours"). Among the images that fit, the first in the split's order are
-    taken: nobody picks them.
+    only the first is right ("ours against the federated ones"), the second is right and the first
+    is not ("Fed-Align against ours"). The first images that fit are taken, in the order of the
+    split, so that nobody can pick convincing ones.
+
+    Args:
+        truths: (n,), the classes.
+        answers: the predicted classes (n,) of each run.
+        each: the number of images.
+
+    Returns:
+        Row and scenario of each image.
     """
-    right = torch.stack([answer == truths for answer in answers])
+    right = torch.stack([answer == truths for answer in answers])  # (runs, n)
     first, others = right[0], right[1:]
     fits = {
         "all are right": right.all(dim=0),
@@ -72,12 +78,12 @@ def by_scenario(truths: Tensor, answers: Sequence[Tensor], each: int) -> list[tu
         "the first alone is right": first & ~others.any(dim=0),
         "the second is right, the first is not": ~first & others[0],
     }
-    return [
-        (int(row), name)
-        for name, fit in fits.items()
-        for label in sorted(set(truths.tolist()))
-        for row in (fit & (truths == label)).nonzero().flatten()[:each]
-    ]
+    chosen = []
+    for name, fit in fits.items():
+        for label in sorted(set(truths.tolist())):
+            rows = (fit & (truths == label)).nonzero().flatten()
+            chosen += [(int(row), name) for row in rows[:each]]
+    return chosen
 
 
 def gradcam(
@@ -109,22 +115,28 @@ def gradcam(
     runs: list[tuple[Lab, SiteNetwork]] = []
     for run in opened:
         with naming(run.path):
-            method = run.lab(site, data_dir, state_dir, split=split)
-            network = method.open()
-            runs.append((method, network))
-            _refuse_other_images(runs[0][0].silo, method.silo, split)
+            lab = run.lab(site, data_dir, state_dir, split=split)
+            network = lab.open()
+            runs.append((lab, network))
+            _refuse_other_images(runs[0][0].silo, lab.silo, split)
             last_maps(network)
-    chosen = (
-        _choose_by_scenario(runs, scenarios, split) if scenarios else [(row, "") for row in rows]
-    )
+    if scenarios:
+        chosen = _choose_by_scenario(runs, scenarios, split)
+    else:
+        chosen = [(row, "") for row in rows]
     columns: list[RunColumn] = []
-    for run_dir, title, (method, network) in zip(run_dirs, titles, runs, strict=True):
+    for run_dir, title, (lab, network) in zip(run_dirs, titles, runs, strict=True):
         with naming(run_dir):
-            shown = _explanations(method, network, split, [row for row, _ in chosen], label)
+            shown = _explanations(lab, network, split, [row for row, _ in chosen], label)
             columns.append(RunColumn(title, shown))
+    subject = "Grad-CAM of what each network says"
+    if label:
+        subject = f"Grad-CAM of class {label}"
     labels = runs[0][0].silo.splits()[split].labels
-    subject = f"Grad-CAM of class {label}" if label else "Grad-CAM of what each network says"
-    truths, reasons = [int(labels[row]) for row, _ in chosen], [reason for _, reason in chosen]
+    truths, reasons = [], []
+    for row, reason in chosen:
+        truths.append(int(labels[row]))
+        reasons.append(reason)
     return GradCamSheet(f"{site}: {subject}", columns, truths, reasons)
 
 
@@ -133,8 +145,8 @@ def _choose_by_scenario(
 ) -> list[tuple[int, str]]:
     held = runs[0][0].silo.splits()[split]
     answers = []
-    for method, network in runs:
-        exact = method.compute.exact()
+    for lab, network in runs:
+        exact = lab.compute.exact()
         answers.append(over_batches(network, held.inputs, exact, network).argmax(dim=1))
     chosen = by_scenario(held.labels, answers, each)
     if not chosen:
@@ -143,26 +155,28 @@ def _choose_by_scenario(
 
 
 def _explanations(
-    method: Lab, network: SiteNetwork, split: str, rows: Sequence[int], wanted: str | None
+    lab: Lab, network: SiteNetwork, split: str, rows: Sequence[int], wanted: str | None
 ) -> list[ImageExplanation]:
-    names = list(method.silo.class_names())
-    if wanted is not None and wanted not in names:
-        raise SettingError(f"--class must be one of {', '.join(names)}, but is '{wanted}'")
-    label = None if wanted is None else names.index(wanted)
-    held, explanations = method.silo.splits()[split], []
+    """Explain rows by the Grad-CAM of the class ``wanted``, or of the prediction if it is None."""
+    names = list(lab.silo.class_names())
+    label = None
+    if wanted is not None:
+        if wanted not in names:
+            raise SettingError(f"--class must be one of {', '.join(names)}, but is '{wanted}'")
+        label = names.index(wanted)
+    held, explanations = lab.silo.splits()[split], []
     for row in rows:
-        refuse_row(method.silo, split, row)
+        refuse_row(lab.silo, split, row)
         title = f"{split} row {row}\ntruth {names[int(held.labels[row])]}"
-        explanations.append(
-            explain_by_grad_cam(network, held, method.compute, row, title, names, label)
-        )
+        explained = explain_by_grad_cam(network, held, lab.compute, row, title, names, label)
+        explanations.append(explained)
     return explanations
 
 
 def draw_sheet(sheet: GradCamSheet) -> Figure:
-    """Return the picture: a row per image, a column with the image itself and one per run.
+    """Draw a row per image: the image itself, and the image with each run's map.
 
-    Each map is in its own colours. A wrong answer has another colour.
+    Each map has its own colour scale. The caption of a wrong prediction has another colour.
     """
     columns, rows = sheet.columns, len(sheet.truths)
     head = max(column.title.count("\n") for column in columns)
@@ -171,13 +185,15 @@ def draw_sheet(sheet: GradCamSheet) -> Figure:
     for index, (truth, (first, *others)) in enumerate(zip(sheet.truths, panels, strict=True)):
         shown = columns[0].explanations[index]
         draw_image(first, shown.image)
-        reason = sheet.reasons[index] if sheet.reasons else ""
-        _caption(first, "\n".join(filter(None, [shown.title, reason])))
+        caption = shown.title
+        if sheet.reasons and sheet.reasons[index]:
+            caption += f"\n{sheet.reasons[index]}"
+        _caption(first, caption)
         for axes, column in zip(others, columns, strict=True):
             explanation = column.explanations[index]
             draw_map(axes, explanation.image, explanation.saliency)
-            right = explanation.answer() == truth
-            _caption(axes, _answer(explanation), BLACK if right else WRONG)
+            colour = BLACK if explanation.answer() == truth else WRONG
+            _caption(axes, _answer(explanation), colour)
     headings = ["image", *(column.title for column in columns)]
     for axes, heading in zip(panels[0], headings, strict=True):
         axes.set_title(heading, fontsize="small")
@@ -192,7 +208,9 @@ def _answer(explanation: ImageExplanation) -> str:
     caption = f"predicts {classes[answer]}: {shares[answer]:.2f}"
     if drawn is not None and drawn != answer:
         caption += f"\nmap of {classes[drawn]}: {shares[drawn]:.2f}"
-    return caption if explanation.saliency.values.any() else f"{caption}\n(no region supports it)"
+    if not explanation.saliency.values.any():
+        caption += "\n(no region supports it)"
+    return caption
 
 
 def _caption(axes: Axes, text: str, colour: str = BLACK) -> None:

@@ -70,11 +70,13 @@ class ImageExplanation:
 
     def document(self) -> dict[str, Any]:
         """Return the explanation as values for JSON, without the image."""
-        label = {} if self.saliency.label is None else {"label": self.saliency.label}
-        return {
+        document: dict[str, Any] = {
             "title": self.title,
             self.saliency.name: self.saliency.values.tolist(),
-            **label,
+        }
+        if self.saliency.label is not None:
+            document["label"] = self.saliency.label
+        return document | {
             "classes": list(self.classes),
             "probabilities": self.probabilities,
             "beliefs": self.beliefs,
@@ -126,15 +128,20 @@ def explain_logits(
     ``prior`` (classes,) belongs to an evidential network, whose logits are log alpha; None for
     others.
     """
-    alpha = logits.exp()
+    beliefs: list[float] = []
+    of_vacuity = None
+    if prior is not None:
+        alpha = logits.exp()
+        beliefs = belief(alpha, prior.cpu())[0].tolist()
+        of_vacuity = vacuity(alpha)[0].item()
     return ImageExplanation(
         title=title,
         image=image,
         saliency=saliency,
         classes=classes,
         probabilities=logits.softmax(dim=1)[0].tolist(),
-        beliefs=[] if prior is None else belief(alpha, prior.cpu())[0].tolist(),
-        vacuity=None if prior is None else vacuity(alpha)[0].item(),
+        beliefs=beliefs,
+        vacuity=of_vacuity,
     )
 
 
@@ -171,5 +178,6 @@ def _reduce(image: Tensor) -> Tensor:
 
 
 def _pixels(image: Tensor) -> np.ndarray[Any, Any]:
-    colour = image.expand(3, -1, -1) if len(image) == 1 else image
-    return colour.permute(1, 2, 0).numpy()
+    if len(image) == 1:  # grey
+        image = image.expand(3, -1, -1)
+    return image.permute(1, 2, 0).numpy()

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -30,6 +30,8 @@ from fedsilo.runs.trained_site import check_same_samples
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+Form = Literal["stored", "seen"]  # pixels as the silo stores them, or as the network is given them
 
 _BINS = 64
 _MARKED = 8  # bins from one marker of a line to the next
@@ -69,7 +71,7 @@ def histograms(
     ``tell`` is called with a line for each site without images of the split.
 
     Raises:
-        FedsiloError: the run has not ended, its data are a table, or there are no images.
+        FedsiloError: the run has not ended, its data are a table, or no site has images.
     """
     run = FinishedRun.open(run_dir)
     common = run.local_settings(data_dir).common
@@ -86,8 +88,11 @@ def histograms(
             held[site] = silo
         else:
             tell(f"site {site} has no {split} images")
-    stored, seen = measure_pixels({site: silo.splits()[split] for site, silo in held.items()})
-    labels = {site: _label(silo, split) for site, silo in held.items()}
+    splits, labels = {}, {}
+    for site, silo in held.items():
+        splits[site] = silo.splits()[split]
+        labels[site] = _label(silo, split)
+    stored, seen = measure_pixels(splits)
     return SiteHistograms(f"{split} images of {run.summary['dataset']}", stored, seen, labels)
 
 
@@ -102,52 +107,67 @@ def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]
     kinds = {split.inputs.dtype for split in splits.values()}
     if not kinds:
         raise DataError("no site has images of that split: choose another --split")
-    # Bins of as many levels each, or bars would alternate; standardised images have no levels
-    integers = kinds <= {torch.uint8}
-    levels = 1 / max(_SCALES[kind][0] for kind in kinds) if kinds <= _SCALES.keys() else 0.0
-    measured = []
-    for which, level in ((0, levels), (1, 2 / 255 if integers else 0.0)):
-        edges = _edges(splits, which, level)
-        densities = {site: _density(split, which, edges) for site, split in splits.items()}
-        measured.append(Histograms(edges, densities))
-    return measured[0], measured[1]
+    stored_step = seen_step = 0.0  # standardised images have no levels
+    if kinds <= _SCALES.keys():
+        stored_step = 1 / max(_SCALES[kind][0] for kind in kinds)
+    if kinds == {torch.uint8}:
+        seen_step = 2 / 255
+    return _measure(splits, "stored", stored_step), _measure(splits, "seen", seen_step)
 
 
-def _foreground(split: Split, which: int) -> Iterator[Tensor]:
-    """Yield pixels (n,) that are not background, float32: stored ones (0) or seen ones (1)."""
+def _measure(splits: Mapping[str, Split], form: Form, step: float) -> Histograms:
+    edges = _edges(splits, form, step)
+    densities = {site: _density(split, form, edges) for site, split in splits.items()}
+    return Histograms(edges, densities)
+
+
+def _foreground(split: Split, form: Form) -> Iterator[Tensor]:
+    """Yield pixels (n,) that are not background, float32."""
     for batch in in_batches(split.inputs):
         axes = tuple(range(1, batch.ndim))
         kept = batch > batch.amin(dim=axes, keepdim=True)
-        scale, offset = _SCALES.get(batch.dtype, (1.0, 0.0))
-        pixels = float_inputs(batch)[kept] if which else (batch[kept].float() + offset) / scale
+        if form == "seen":
+            pixels = float_inputs(batch)[kept]
+        else:
+            scale, offset = _SCALES.get(batch.dtype, (1.0, 0.0))
+            pixels = (batch[kept].float() + offset) / scale
         if len(pixels):
             yield pixels
 
 
-def _edges(splits: Mapping[str, Split], which: int, level: float) -> Tensor:
-    """Return the bins' edges over all sites' pixels; ``level`` is the pixels' step, 0 if none."""
-    ends = [p.aminmax() for split in splits.values() for p in _foreground(split, which)]
-    if not ends:
+def _edges(splits: Mapping[str, Split], form: Form, step: float) -> Tensor:
+    """Return the edges of the bins over all sites' pixels.
+
+    ``step`` is the distance between two levels of pixels, 0 if pixels have no levels. All bins have
+    the same number of levels, because otherwise high and low bars would alternate.
+    """
+    low, high = math.inf, -math.inf
+    for split in splits.values():
+        for pixels in _foreground(split, form):
+            low = min(low, pixels.min().item())
+            high = max(high, pixels.max().item())
+    if low > high:
         raise DataError("the images are of one value each, background only: there is no histogram")
-    low, high = min(e.min.item() for e in ends), max(e.max.item() for e in ends)
-    if level:
-        per_bin = max(1, math.ceil((round((high - low) / level) + 1) / _BINS))
-        bins = math.ceil((round((high - low) / level) + 1) / per_bin)
-        return low + level * (per_bin * torch.arange(bins + 1, dtype=torch.float64) - 0.5)
+    if step:
+        levels = round((high - low) / step) + 1
+        per_bin = max(1, math.ceil(levels / _BINS))
+        bins = math.ceil(levels / per_bin)
+        return low + step * (per_bin * torch.arange(bins + 1, dtype=torch.float64) - 0.5)
     margin = max((high - low) * 1e-6, 1e-6)
     return torch.linspace(low - margin, high + margin, _BINS + 1, dtype=torch.float64)
 
 
-def _density(split: Split, which: int, edges: Tensor) -> Tensor:
+def _density(split: Split, form: Form, edges: Tensor) -> Tensor:
+    """Return the density (bins,) of a site's pixels over the bins between ``edges``."""
     bins, low, high = len(edges) - 1, edges[0].item(), edges[-1].item()
     counts = torch.zeros(bins, dtype=torch.float64)
-    for pixels in _foreground(split, which):
+    for pixels in _foreground(split, form):
         counts += torch.histc(pixels, bins, low, high).double()
     return counts / counts.sum().clamp_min(1) / (edges[1] - edges[0])
 
 
 def draw_histograms(measured: SiteHistograms) -> Figure:
-    """Return the picture: a line per site, of the stored pixels and of the network's inputs."""
+    """Draw a line per site: on the left the stored pixels, on the right the network's inputs."""
     figure = new_figure(10, 4.6)
     left, right = figure.subplots(1, 2)
     styles = line_styles(list(measured.labels))
@@ -181,7 +201,10 @@ def _draw(axes: Axes, histograms: Histograms, styles: Mapping[str, LineStyle], t
 
 
 def _limit(axes: Axes, drawn: Tensor) -> str:
-    """Cut off a peak, as of film that is almost black, that would flatten all else; say so."""
+    """Cut off a peak that would flatten everything else; return a note about it for the title.
+
+    An example is film that is almost black. Without such a peak the note is empty.
+    """
     axes.set_ylim(bottom=0)
     usual, most = drawn.quantile(0.97).item(), drawn.max().item()
     if most <= _CUT * usual or not usual:
@@ -191,6 +214,8 @@ def _limit(axes: Axes, drawn: Tensor) -> str:
 
 
 def _label(silo: Silo, split: str) -> str:
-    """Return a site's name with what its data are like and how many images it has."""
-    kind = "" if silo.distribution == silo.name else f"{silo.distribution}, "
-    return f"{silo.name} ({kind}{len(silo.splits()[split])} images)"
+    """Return a site's name, its distribution if that has another name, and its number of images."""
+    count = f"{len(silo.splits()[split])} images"
+    if silo.distribution == silo.name:
+        return f"{silo.name} ({count})"
+    return f"{silo.name} ({silo.distribution}, {count})"

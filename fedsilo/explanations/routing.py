@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,16 +42,21 @@ class PatientExplanation:
         """Return text lines: for each expert its weight, its score, and near and far features."""
         lines = [self.title]
         for index, site in enumerate(self.experts):
-            pairs = zip(self.contributions[index], self.features, strict=True)
-            ranked = sorted(pairs, key=lambda pair: abs(pair[0]))
-            score = " ".join(f"{value:+.2f}" for value in self.scores[index])
+            by_distance = sorted(self._features_of(index), key=lambda pair: abs(pair[0]))
+            close, apart = by_distance[:LISTED], by_distance[::-1][:LISTED]
+            terms = [f"{value:+.2f}" for value in self.scores[index]]
             lines += [
                 f"expert of {site}: weight {self.weights[index]:.3f}, says "
                 f"{self.answers[index]:.3f}; distance {self.distances[index]:.2f}",
-                f"  close by {_parts(ranked[:LISTED])}; apart by {_parts(ranked[::-1][:LISTED])}",
-                f"  score {sum(self.scores[index]):.2f} = {score} (by each distance; bias last)",
+                f"  close by {_parts(close)}; apart by {_parts(apart)}",
+                f"  score {sum(self.scores[index]):.2f} = {' '.join(terms)} (by each distance; "
+                "bias last)",
             ]
         return lines
+
+    def _features_of(self, expert: int) -> list[tuple[float, str]]:
+        """Return each feature's contribution to the distance from an expert, and its name."""
+        return list(zip(self.contributions[expert], self.features, strict=True))
 
     def figure(self) -> Figure:
         """Draw the experts' weights and probabilities, and the terms of scores and of distances."""
@@ -61,7 +67,8 @@ class PatientExplanation:
         figure = Figure(figsize=size, layout="constrained")
         left, middle, right = figure.subplots(1, 3, width_ratios=(1.2, 1, 1.2))
         self._draw_answers(left)
-        places = [*(f"from {site}" for site in self.experts), "bias"]
+        places = [f"from {site}" for site in self.experts]
+        places.append("bias")
         columns = list(zip(*self.scores, strict=True))
         title = "what each distance adds to the score"
         annotated_heat_map(middle, columns, places, self.experts, title, signed=True)
@@ -70,10 +77,9 @@ class PatientExplanation:
         return figure
 
     def _draw_answers(self, axes: Axes) -> None:
-        places = list(range(len(self.experts)))
-        axes.bar([p - 0.2 for p in places], self.weights, 0.4, label="router's weight", color=BLUE)
-        answers = "expert's probability"
-        axes.bar([p + 0.2 for p in places], self.answers, 0.4, label=answers, color=ORANGE)
+        places = np.arange(len(self.experts))
+        axes.bar(places - 0.2, self.weights, 0.4, label="router's weight", color=BLUE)
+        axes.bar(places + 0.2, self.answers, 0.4, label="expert's probability", color=ORANGE)
         axes.set_xticks(places, self.experts, rotation=40, ha="right")
         axes.set_ylim(0, 1.05)
         axes.set_xlabel("expert of")
@@ -82,10 +88,14 @@ class PatientExplanation:
     def _draw_contributions(self, axes: Axes) -> None:
         """Draw one row per feature; if there are too many, those with the largest contributions."""
         columns = list(zip(*self.contributions, strict=True))
-        weight = [max(map(abs, column)) for column in columns]
-        chosen = sorted(sorted(range(len(columns)), key=lambda i: -weight[i])[:DRAWN])
-        labels = [f"{s}\n(sum {d:.2f})" for s, d in zip(self.experts, self.distances, strict=True)]
-        values, names = [columns[i] for i in chosen], [self.features[i] for i in chosen]
+        largest = np.abs(self.contributions).max(axis=0)
+        # Sorting is stable: of equal features, the first ones are drawn
+        chosen = sorted(np.argsort(-largest, kind="stable")[:DRAWN])
+        values = [columns[index] for index in chosen]
+        names = [self.features[index] for index in chosen]
+        labels = []
+        for site, distance in zip(self.experts, self.distances, strict=True):
+            labels.append(f"{site}\n(sum {distance:.2f})")
         title = "what each feature adds to the distance"
         annotated_heat_map(axes, values, names, labels, title, signed=True)
 
@@ -104,8 +114,10 @@ def explain_routing(
     network.eval()
     with torch.no_grad():
         weights = network.log_weights(sample[None])[0].exp()
-        experts = [expert(sample[None])[0] for expert in network.experts]
-        answers = [torch.softmax(logits, dim=-1)[-1].item() for logits in experts]
+        answers = []
+        for expert in network.experts:
+            logits = expert(sample[None])[0]
+            answers.append(torch.softmax(logits, dim=-1)[-1].item())
         answer = network(sample[None])[0].exp()[-1].item()
         distances = network.router.distances(sample[None], network.prototypes)[0]
         scores = network.router.scores(distances)

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from torch import Tensor, nn
+from torch import nn
 
 from fedsilo.client_app.training.compute import choose_compute, noted_operations
 from fedsilo.core.errors import SettingError, SiteError
@@ -29,12 +29,7 @@ from fedsilo.finetuning.tasks import (
     chosen_sites,
     cosine_epochs,
 )
-from fedsilo.finetuning.transfer import (
-    DistilReport,
-    TransferReport,
-    distil,
-    transfer,
-)
+from fedsilo.finetuning.transfer import DistilReport, TransferReport, distil, transfer
 from fedsilo.models.networks.segmentation.pyramids import Segmenter
 
 Say = Callable[[str], None]
@@ -50,8 +45,9 @@ def open_study(
     distil_epochs: int,
 ) -> Study:
     """Read the images of the sites, and build what is the same for all starts."""
-    kind = Segmentation if task == SEGMENTATION else Downstream
-    downstream = kind(network)
+    downstream = Downstream(network)
+    if task == SEGMENTATION:
+        downstream = Segmentation(network)
     data = downstream.data(settings, chosen_sites(settings, sites))
     compute = choose_compute(
         settings.device, settings.precision, settings.threads, settings.deterministic
@@ -60,7 +56,7 @@ def open_study(
 
 
 def refuse_equal_labels(sources: Sequence[Source]) -> None:
-    """Raise a SettingError if two starts have one label, because their rows would look alike."""
+    """Raise a SettingError if two starts have the same label, because their rows look alike."""
     labels = [source.label for source in sources]
     for label in sorted(labels):
         if labels.count(label) > 1:
@@ -76,14 +72,14 @@ def train_starts(
     """Train each start over the seeds and write the folder; ``say`` gets each line of progress.
 
     Args:
-        study: what is the same for all starts.
+        study: the data and settings, which are the same for all starts.
         sources: the starts; None for a start from the seed's weights.
         out: the folder to write.
-        images: how many test images are drawn.
+        images: the number of test images to draw.
         say: takes a line.
 
     Raises:
-        FedsiloError: weights do not fit, or training diverged; then nothing is written.
+        FedsiloError: weights do not fit, or training diverged. Then nothing is written.
     """
     sizes = ", ".join(f"{count} {name}" for name, count in study.data.sizes().items())
     say(f"{study.settings.dataset}, {', '.join(study.data.sites)}: {sizes} images")
@@ -95,7 +91,11 @@ def train_starts(
 
 def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
     """Train one start over the seeds."""
-    label, headline = source.label if source else SCRATCH, study.downstream.headline
+    label, method, headline = SCRATCH, "", study.downstream.headline
+    if source:
+        label = source.label
+    if isinstance(source, RunModel):
+        method = source.common.method
     transfer, trained = None, []
     for seed in range(study.seeds):
         network, transfer = start(study, source, seed)
@@ -108,7 +108,6 @@ def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:
             f"{label}, seed {seed}: epoch {result.epoch} of {study.epochs} is best, "
             f"validation {headline} {value:.3f}; {result.seconds:.0f} s"
         )
-    method = source.common.method if isinstance(source, RunModel) else ""
     return StartResult(label, method, transfer, tuple(trained))
 
 
@@ -150,7 +149,7 @@ def train(study: Study, network: nn.Module, seed: int) -> TrainedSeed:
     began, task, compute = time.monotonic(), study.downstream, study.compute
     settings, data = _with_seed(study.settings, seed), study.data
     curves: list[tuple[int, str, str, float]] = []
-    best: tuple[tuple[float, float], int, dict[str, float], dict[str, Tensor]] | None = None
+    best_score = None
     course = (network, task.objective(network), data.train, settings, compute)
     losses = cosine_epochs(*course, epochs=study.epochs, purpose="finetune")
     for epoch, loss in enumerate(losses, start=1):
@@ -161,14 +160,16 @@ def train(study: Study, network: nn.Module, seed: int) -> TrainedSeed:
             )
         curves.append((epoch, "train", "loss", loss))
         curves += [(epoch, "val", name, value) for name, value in val.items()]
+        # Of epochs with an equal headline the one with the lower loss, else the earlier one
         score = (val.get(task.headline, -math.inf), -val["loss"])
-        if best is None or score > best[0]:
-            state = network.state_dict()
-            arrays = {name: tensor.detach().cpu().clone() for name, tensor in state.items()}
-            best = (score, epoch, val, arrays)
-    assert best is not None, "there is at least one epoch"
-    _, epoch, val, arrays = best
-    network.load_state_dict(arrays)
+        if best_score is None or score > best_score:
+            best_score, best_epoch, best_val = score, epoch, val
+            # Copies, because the next epoch trains the network's own arrays
+            best_arrays = {}
+            for name, tensor in network.state_dict().items():
+                best_arrays[name] = tensor.detach().cpu().clone()
+    assert best_score is not None, "there is at least one epoch"
+    network.load_state_dict(best_arrays)
     test = task.measure_split(network, data.test, settings, compute)
     seconds = time.monotonic() - began
-    return TrainedSeed(seed, epoch, val, test, tuple(curves), arrays, seconds)
+    return TrainedSeed(seed, best_epoch, best_val, test, tuple(curves), best_arrays, seconds)

@@ -21,15 +21,15 @@ CLASSIFICATION, SEGMENTATION = "classification", "segmentation"
 SCRATCH = "scratch"
 _ENCODER = ("encoder.", "prompts.")
 
-# The names of the classes, or empty if they have none, and how many there are
+# The names of the classes, empty if they have none, and the number of classes
 Classes: TypeAlias = tuple[tuple[str, ...], int]
 
 
 def check_starts(weights: Sequence[str], from_site: str | None) -> None:
-    """Check the names of the starting points before any is opened.
+    """Check the names of the starting points before any of them is opened.
 
     Raises:
-        SettingError: one is named twice, or a site's own model is asked for but no run is named.
+        SettingError: a starting point is named twice, or ``from_site`` is given without a run.
     """
     for name in weights:
         if weights.count(name) > 1:
@@ -48,7 +48,8 @@ class RunModel:
     common: CommonSettings  # the run's, with this machine's data directory
     arrays: Mapping[str, Tensor]  # name -> array on the CPU
     classes: Classes
-    has_backbone: bool  # a ViT's is among the arrays; else it is that of 'vit.backbone-weights'
+    # Whether a ViT's backbone is among the arrays; if not, 'vit.backbone-weights' names it
+    has_backbone: bool
 
     @property
     def network(self) -> str:
@@ -83,11 +84,12 @@ def open_start(
     path = Path(weights).expanduser()
     if path.is_dir():
         return open_run_model(path, data_dir, from_site, state_dir)
+    if weights.startswith("timm:vgg16_bn"):
+        return PretrainedWeights(weights, weights, "vgg16-bn")
     if weights.startswith("timm:"):
-        network = "vgg16-bn" if weights.startswith("timm:vgg16_bn") else "vit"
-        return PretrainedWeights(weights, weights, network)
+        return PretrainedWeights(weights, weights)
     if path.is_file() and path.name == "model.safetensors" and run_beside(path):
-        # We must know what the run has trained on
+        # As a run, because its settings say on which images these weights were trained
         return open_run_model(path.parent, data_dir, from_site, state_dir)
     if path.is_file():
         return PretrainedWeights(path.name, str(path.resolve()))
@@ -102,9 +104,12 @@ def open_run_model(
 ) -> RunModel:
     """Open a finished run's model.
 
-    Without ``from_site`` it is that of model.safetensors, and the run directory is enough. With
-    it, it is the model of this site after the run, and the site's data must be on this machine.
-    ``data_dir`` and ``state_dir``, the site's private state, are the run's if they are None.
+    Args:
+        run_dir: the run directory.
+        data_dir: the data directory; None for the run's.
+        from_site: the site whose own model is opened; its data must be on this machine. None for
+            the shared model in model.safetensors, which needs no data.
+        state_dir: the folder of the site's private state; None for the one in the run directory.
 
     Raises:
         FedsiloError: the run has not ended, or has no such model.
@@ -118,13 +123,15 @@ def open_run_model(
     label = run_dir.resolve().name
     if from_site:
         label = f"{label}, {from_site}"
-        network = run.lab(from_site, data_dir, state_dir).open()
-        state = cast(nn.Module, network).state_dict()
-        arrays = {name: array.cpu() for name, array in state.items()}
+        network = cast(nn.Module, run.lab(from_site, data_dir, state_dir).open())
+        arrays = {}
+        for name, array in network.state_dict().items():
+            arrays[name] = array.cpu()
     else:
         arrays = _shared_arrays(run_dir, common)
         frozen = common.network == "vit" and not common.train_backbone
-        if frozen and common.backbone_weights != "random":  # prompts, trained for this backbone
+        if frozen and common.backbone_weights != "random":
+            # The run has only trained prompts, which are of no use with another backbone
             digests = {facts.get("backbone", "") for facts in run.silos.values()}
             refuse_other_backbone(run_dir, common, digests, "restore those")
     _refuse_no_encoder(run_dir, common, arrays)
@@ -136,6 +143,7 @@ def open_run_model(
 
 
 def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
+    """Read the arrays of model.safetensors; SettingError if the run has no shared model."""
     path = run_dir / "model.safetensors"
     if not path.is_file():
         raise SettingError(
@@ -147,7 +155,11 @@ def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
 
 
 def _refuse_no_encoder(run_dir: Path, common: CommonSettings, arrays: Mapping[str, Any]) -> None:
-    """Refuse a model without an encoder, or with prompts trained for random weights only."""
+    """Check that a model has an encoder, and that the run has trained it.
+
+    Raises:
+        SettingError: the model has no encoder, or only prompts of a frozen ViT of random weights.
+    """
     if not any(name.startswith(_ENCODER) for name in arrays):
         raise SettingError(
             f"{run_dir}: the model of method '{common.method}' holds no encoder "

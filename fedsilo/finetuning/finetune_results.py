@@ -19,12 +19,7 @@ from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.state_files import save_state
 from fedsilo.explanations.image_explanation import draw_image
 from fedsilo.finetuning.finetune_settings import used_settings
-from fedsilo.finetuning.tasks import (
-    Segmentation,
-    Study,
-    TrainedSeed,
-    predicted_masks,
-)
+from fedsilo.finetuning.tasks import Segmentation, Study, TrainedSeed, predicted_masks
 from fedsilo.finetuning.transfer import DistilReport, TransferReport
 from fedsilo.models.measures.segmentation_metrics import image_dice, overlaps
 from fedsilo.pictures.learning_curves import write_picture
@@ -46,12 +41,17 @@ class StartResult:
     trained: tuple[TrainedSeed, ...]  # one result per seed
 
     def row(self, metric: str) -> Spread | None:
-        """Return a test metric over the seeds that have it, or None if none has."""
-        values = tuple(trained.test[metric] for trained in self.trained if metric in trained.test)
-        return Spread.of(values) if values else None
+        """Return the spread of a test metric over the seeds that have it; None if none has it."""
+        values = []
+        for trained in self.trained:
+            if metric in trained.test:
+                values.append(trained.test[metric])
+        if not values:
+            return None
+        return Spread.of(tuple(values))
 
     def best(self, headline: str) -> TrainedSeed:
-        """Return the seed with the best validation metric, the first of equals."""
+        """Return the seed with the highest validation metric, the first of equal ones."""
         return max(self.trained, key=lambda trained: trained.val.get(headline, -math.inf))
 
 
@@ -64,14 +64,22 @@ class FinetuneResult:
 
 
 def result_table(finetuned: FinetuneResult) -> Table:
-    """Return the test metrics for a terminal."""
+    """Build the table of the test metrics for a terminal."""
     study = finetuned.study
-    over = f"mean ± sd over {study.seeds} seeds" if study.seeds > 1 else "one seed"
+    over = "one seed"
+    if study.seeds > 1:
+        over = f"mean ± sd over {study.seeds} seeds"
     title = f"{study.downstream.network} on {study.settings.dataset}, test metrics, {over}"
     lines = [["weights", *study.downstream.shown]]
     for result in finetuned.starts:
-        rows = [result.row(metric) for metric in study.downstream.shown]
-        lines.append([result.label, *(spread_cell(row) if row else "" for row in rows)])
+        cells = [result.label]
+        for metric in study.downstream.shown:
+            row = result.row(metric)
+            if row:
+                cells.append(spread_cell(row))
+            else:
+                cells.append("")
+        lines.append(cells)
     return rich_table(title, lines)
 
 
@@ -96,7 +104,7 @@ def write_results(folder: Path, study: Study, starts: Sequence[StartResult], ima
 
 
 def _overlays(study: Study, starts: Sequence[StartResult], images: int) -> Figure:
-    """Return the overlays of the first test images of each site, by each start's first seed."""
+    """Draw the overlays of the first test images of each site, with each start's first seed."""
     rows = spread(study.data.origin, images)
     test, predicted = study.data.test, {}
     for result in starts:
@@ -104,38 +112,42 @@ def _overlays(study: Study, starts: Sequence[StartResult], images: int) -> Figur
         network.load_state_dict(result.trained[0].arrays)
         predicted[result.label] = predicted_masks(network, test.inputs[rows], study.compute)
     origin = study.data.origin
-    names = [f"{origin[row]}, test row {row - origin.index(origin[row])}" for row in rows]
+    names = []
+    for row in rows:
+        site = origin[row]
+        # Pooled images are in site order, so the site's first row is where its own rows start
+        names.append(f"{site}, test row {row - origin.index(site)}")
     title = f"{study.downstream.network} on {study.settings.dataset}, seed 0"
     return draw_overlays(test.inputs[rows], test.labels[rows], predicted, names, title)
 
 
 def metrics_csv(study: Study, starts: Sequence[StartResult]) -> str:
-    """Return the test metrics of all starts as CSV; a single seed has no sd."""
-    table = [
-        (study.downstream.network, result.label, metric, row.mean, row.sd, row.seeds)
-        for result in starts
-        for metric in study.downstream.shown
-        if (row := result.row(metric))
-    ]
+    """Write the test metrics of all starts as CSV; a single seed has no sd."""
+    network = study.downstream.network
+    table = []
+    for result in starts:
+        for metric in study.downstream.shown:
+            row = result.row(metric)
+            if row:
+                table.append((network, result.label, metric, row.mean, row.sd, row.seeds))
     frame = pd.DataFrame(table, columns=["network", "weights", "metric", "mean", "sd", "seeds"])
     frame["sd"] = frame["sd"].where(frame["seeds"] > 1)
     return frame.to_csv(index=False, float_format="%.6f")
 
 
 def curves_csv(starts: Sequence[StartResult]) -> str:
-    """Return the curves of all starts and seeds as tidy CSV."""
-    table = [
-        (result.label, trained.seed, *point)
-        for result in starts
-        for trained in result.trained
-        for point in trained.curves
-    ]
+    """Write the curves of all starts and seeds as CSV, a row per number."""
+    table = []
+    for result in starts:
+        for trained in result.trained:
+            for point in trained.curves:
+                table.append((result.label, trained.seed, *point))
     columns = ["weights", "seed", "epoch", "split", "metric", "value"]
     return pd.DataFrame(table, columns=columns).to_csv(index=False, float_format="%.6f")
 
 
 def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
-    """Return finetune.json: data, settings, the definition of each metric, and the metrics."""
+    """Build finetune.json: data, settings, the definition of each metric, and the metrics."""
     task, data = study.downstream, study.data
     return {
         "task": task.name,
@@ -153,22 +165,41 @@ def document(study: Study, starts: Sequence[StartResult]) -> dict[str, Any]:
 
 
 def _start_document(result: StartResult) -> dict[str, Any]:
-    metrics = sorted({metric for trained in result.trained for metric in trained.test})
-    rows = {metric: row for metric in metrics if (row := result.row(metric))}
-    took = result.transfer
+    """Build the entry of a start in finetune.json."""
+    metrics: set[str] = set()
+    seeds = []
+    for trained in result.trained:
+        metrics.update(trained.test)
+        seeds.append(
+            {
+                "seed": trained.seed,
+                "epoch": trained.epoch,
+                "val": trained.val,
+                "test": trained.test,
+                "seconds": round(trained.seconds, 3),
+            }
+        )
+    means, deviations = {}, {}
+    for metric in sorted(metrics):
+        row = result.row(metric)
+        assert row is not None, "some seed has the metric"
+        means[metric] = row.mean
+        # A single seed has no spread, but 0 would look like one
+        if row.seeds > 1:
+            deviations[metric] = row.sd
+    taken, distilled = None, None
+    if isinstance(result.transfer, TransferReport):
+        taken = asdict(result.transfer)
+    if isinstance(result.transfer, DistilReport):
+        distilled = asdict(result.transfer)
     return {
         "weights": result.label,
         "method": result.method or None,
-        "taken": asdict(took) if isinstance(took, TransferReport) else None,
-        "distilled": asdict(took) if isinstance(took, DistilReport) else None,
-        "mean": {metric: row.mean for metric, row in rows.items()},
-        # A single seed has no spread, but 0 would look like one
-        "sd": {metric: row.sd for metric, row in rows.items() if row.seeds > 1},
-        "seeds": [
-            {key: getattr(trained, key) for key in ("seed", "epoch", "val", "test")}
-            | {"seconds": round(trained.seconds, 3)}
-            for trained in result.trained
-        ],
+        "taken": taken,
+        "distilled": distilled,
+        "mean": means,
+        "sd": deviations,
+        "seeds": seeds,
     }
 
 
@@ -180,7 +211,11 @@ _OPACITY = 0.75
 
 
 def spread(origin: Sequence[str], count: int) -> list[int]:
-    """Return at most ``count`` rows: the first of each site, then the second, and so on."""
+    """Choose at most ``count`` rows, spread over the sites, and return them in ascending order.
+
+    The first row of each site is chosen before the second of any, and so on. ``origin`` names the
+    site of each row.
+    """
     turns = pd.Series(origin).groupby(list(origin)).cumcount()
     return sorted(turns.sort_values(kind="stable").index[:count].tolist())
 
@@ -215,10 +250,15 @@ def draw_overlays(
         _panel(first, images[row], None, names[row])
         truth = torch.zeros(*masks[row].shape, 4)
         truth[masks[row].bool()] = torch.tensor([*TRUTH, _OPACITY])
-        _panel(second, images[row], truth, "" if masks[row].any() else "(no catheter)")
+        caption = ""
+        if not masks[row].any():
+            caption = "(no catheter)"
+        _panel(second, images[row], truth, caption)
         for axes, (label, marked) in zip(others, predicted.items(), strict=True):
             value = float(dice[label][row])
-            caption = "(rightly none)" if value != value else f"Dice {value:.2f}"
+            caption = f"Dice {value:.2f}"
+            if math.isnan(value):
+                caption = "(rightly none)"
             _panel(axes, images[row], colour_masks(marked[row], masks[row]), caption)
     for axes, head in zip(panels[0], ["image", "truth", *predicted], strict=True):
         axes.set_title(head, fontsize="small", wrap=True)

@@ -38,10 +38,8 @@ _CLASSIFIERS = ("conv", "vgg16-bn", "resnet22", "vit")
 _FILES = keys_with(CommonSettings, "files")
 _OF_NETWORK = frozenset(NETWORK_KEYS)
 _OF_DATA = frozenset(("dataset", *keys_with(CommonSettings, "files", "partition")))
-_OF_SITES = {
-    "machine.memory-format",
-    "machine.vectorised",
-}  # of training at the sites of a run alone
+# Settings that only the sites of a run use, so they have no effect here
+_OF_SITES = {"machine.memory-format", "machine.vectorised"}
 _OF_TRAINING = (
     frozenset(keys_with(CommonSettings, "step") + keys_in(CommonSettings, "machine")) - _OF_SITES
 )
@@ -55,20 +53,25 @@ _RECIPE: dict[str, Value] = {
     "train.local-epochs": 1,
 }
 _VALIDATION_FOLDS = 5
+_OPTIONS = {"network.name": "--network", "dataset": "--dataset"}
 
 
 def network_of(
     task: str, wanted: str | None, sources: Sequence[Source], *, distil: bool = False
 ) -> str:
-    """Return the name of the network that is trained.
+    """Choose the network that is trained, and return its name.
 
-    It is ``wanted``, or else the first of the task that takes the weights, or else the task's
-    first. With ``distil``, a run's ViT may be distilled into a network that does not take it.
+    It is ``wanted``; if this is None, the task's first network that accepts the weights; if there
+    are only starts from scratch, the task's first network. With ``distil``, a run's ViT may be
+    distilled into a network that does not accept its weights.
 
     Raises:
-        SettingError: there is no such network, none takes the weights, or nothing can be distilled.
+        SettingError: there is no such network, none accepts the weights, or nothing can be
+            distilled.
     """
-    of_task = RUN_NETWORK if task == SEGMENTATION else {name: name for name in _CLASSIFIERS}
+    of_task: Mapping[str, str] = {name: name for name in _CLASSIFIERS}
+    if task == SEGMENTATION:
+        of_task = RUN_NETWORK
     network = wanted or ""
     if network and network not in of_task:
         known = ", ".join(of_task)
@@ -78,6 +81,7 @@ def network_of(
             "--distil-epochs is for a run of a ViT and a --network that does not take it "
             f"({', '.join(_LEARNERS)}): remove it, or name such a run and network"
         )
+    # The first source decides the network; the others must fit it
     for source in sources:
         if distil and _distils(network, source):
             continue
@@ -90,7 +94,9 @@ def network_of(
                 "scratch"
             )
         if network and network not in fitting:
-            learn = _DISTIL if _distils(network, source) else ""
+            learn = ""
+            if _distils(network, source):
+                learn = _DISTIL
             raise SettingError(
                 f"network '{network}' does not accept {weights}: remove --network, {learn}or give "
                 "--weights scratch"
@@ -100,12 +106,12 @@ def network_of(
 
 
 def takes(network: str, source: Source) -> bool:
-    """Tell whether a network of the task takes the arrays of ``source`` as they are."""
+    """Tell whether a network of the task accepts the arrays of ``source`` as they are."""
     return RUN_NETWORK.get(network, network) == source.network
 
 
 def _distils(network: str, source: Source) -> bool:
-    """Tell whether a network takes no array of ``source``, a run's ViT, but can learn from it."""
+    """Tell whether a network can learn by distillation from ``source``, which is a run's ViT."""
     return network in _LEARNERS and isinstance(source, RunModel) and source.network == "vit"
 
 
@@ -118,35 +124,43 @@ def settings_of(
 ) -> CommonSettings:
     """Build the settings of data, network and training.
 
-    The network's are the first run's, and so are the data's if the data set is the same.
-    ``dataset`` is None for the first run's. ``changes`` replace any setting.
+    Network settings come from the first run. Data settings come from it too if the data set is the
+    same. Then follow our recipe and the user's ``changes``. If ``dataset`` is None, it is the first
+    run's.
 
     Raises:
         SettingError: a setting is unknown, out of range or unused here, or images would be tested
             that a run has trained on.
     """
-    first = as_mapping(run_models[0].common) if run_models else {}
+    first: dict[str, Value] = {}
+    if run_models:
+        first = as_mapping(run_models[0].common)
     dataset = dataset or str(first.get("dataset", ""))
     if not dataset:
         raise SettingError("without a run, the data set is unknown: give --dataset")
     partition = str({**first, **changes}.get("split.partition", "own"))
     of_data = _of_data(dataset, partition, task)
     _refuse_unused(changes, of_data)
-    kept = of_data if dataset == first.get("dataset") else frozenset(_FILES)
-    if run_models and takes(network, run_models[0]):  # not if it only learns from the run's
+    kept = frozenset(_FILES)
+    if dataset == first.get("dataset"):
+        kept = of_data
+    # A network that only learns from the run's by distillation has its own settings
+    if run_models and takes(network, run_models[0]):
         kept |= _OF_NETWORK
     values = {key: value for key, value in first.items() if key in kept}
     values |= _RECIPE | {
         "dataset": dataset,
         "network.name": RUN_NETWORK.get(network, network) or "auto",
     }
-    if values["network.name"] == "vit":  # all of it is trained, from --weights or from the seed
+    # The whole ViT is trained, from --weights or from the seed
+    if values["network.name"] == "vit":
         values |= {"vit.train-backbone": True, "vit.backbone-weights": "random"}
     cut_again = partition != "own" and of_data >= cut_keys(partition)
     if "split.val-folds" in of_data and not values.get("split.val-folds") and not cut_again:
         values["split.val-folds"] = _VALIDATION_FOLDS
     settings = build(CommonSettings, _with_absolute_paths({**values, **changes}))
     check_data_settings(settings)
+    # A data set with a validation split of its own needs no folds, unless the user wants them
     if not changes.keys() & {"split.val-folds", "split.val-fold"}:
         places = find_places(settings.data_dir, settings.cache_dir)
         if data_set(settings.dataset).gives_validation(settings, places):
@@ -173,14 +187,18 @@ def read_changes(
 
 def _with_absolute_paths(values: dict[str, Value]) -> dict[str, Value]:
     """Make the paths among settings absolute, because the settings are written to a file."""
-    paths = {key: values[key] for key in _FILES if values.get(key)}
-    return values | {k: str(Path(str(path)).expanduser().resolve()) for k, path in paths.items()}
+    absolute = dict(values)
+    for key in _FILES:
+        if values.get(key):
+            absolute[key] = str(Path(str(values[key])).expanduser().resolve())
+    return absolute
 
 
 def _of_data(dataset: str, partition: str, task: str) -> frozenset[str]:
     """Return the keys of settings that concern the data.
 
-    Masks belong to the data set's own sites, whatever silos a run has cut its images into.
+    Masks belong to the data set's own sites. So for segmentation, the settings by which a run has
+    cut the images into other silos are left out.
     """
     own_keys = data_set(dataset).settings
     if task == SEGMENTATION and "split.silos" not in own_keys:
@@ -196,12 +214,13 @@ def used_settings(settings: CommonSettings) -> dict[str, Value]:
 
 
 def _refuse_unused(changes: Mapping[str, Value], of_data: frozenset[str]) -> None:
-    """Refuse a setting that concerns neither data, network nor training here."""
+    """Raise a SettingError for a setting that concerns neither data, network nor training here."""
     known = _OF_NETWORK | _OF_TRAINING | of_data
     for key in changes:
         if key not in defaults(CommonSettings):
             raise unknown_key(key, known)
-        if key in ("network.name", "dataset"):
-            raise SettingError(f"--set {key}: give --{key} instead")
+        option = _OPTIONS.get(key)
+        if option:
+            raise SettingError(f"--set {key}: give {option} instead")
         if key not in known:
             raise SettingError(f"setting '{key}' has no effect with fine-tuning: remove it")

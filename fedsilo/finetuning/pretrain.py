@@ -41,7 +41,7 @@ _HELD_OUT = 10  # one in ten public images is held out from training to measure 
 
 @dataclass(frozen=True)
 class Pretraining:
-    """How a backbone is trained, from ``pretraining`` in the simulation file."""
+    """The recipe of the training, from the section ``pretraining`` of the simulation file."""
 
     epochs: int = setting(100, "passes over the public images", ge=1)
     batch_size: int = setting(64, "images per step", ge=2)
@@ -82,8 +82,9 @@ def pretrain(
     trainer = _Trainer(public, classes, common, recipe)
     with noted_operations(say):
         metrics = trainer.run(say)
+    backbone = {key: value for key, value in as_mapping(common).items() if key in _SHAPE}
     facts = {
-        "backbone": {key: value for key, value in as_mapping(common).items() if key in _SHAPE},
+        "backbone": backbone,
         "image-size": public.inputs.shape[-1],
         "data": [common.dataset, common.public_share, len(public)],
         "pretraining": as_mapping(recipe),
@@ -95,7 +96,7 @@ def pretrain(
 
 
 def _public(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
-    """Return the public images and their number of classes; DataError if they are too few."""
+    """Read the public images and count their classes; DataError if there are too few images."""
     chosen = cast(ImageDataSet, data_set(common.dataset))
     if "data.target" in chosen.settings:
         common = dataclasses.replace(common, target=recipe.target)
@@ -149,12 +150,14 @@ class _Trainer:
             self.network.parameters(), lr=recipe.learning_rate, weight_decay=recipe.weight_decay
         )
         total, rising = self.steps * recipe.epochs, min(recipe.warmup_epochs / recipe.epochs, 0.9)
+        # torch divides by zero if the rise has only one step
+        if rising * total <= 1:
+            rising = 1e-6
         self.schedule = torch.optim.lr_scheduler.OneCycleLR(
             self.optimiser,
             recipe.learning_rate,
             total_steps=total,
-            # torch divides by zero if the rise has only one step
-            pct_start=rising if rising * total > 1 else 1e-6,
+            pct_start=rising,
             cycle_momentum=False,
         )
         self.weights = self.compute.bring(class_weights(public.labels[self.trained], classes))
@@ -166,12 +169,13 @@ class _Trainer:
             for epoch in range(1, recipe.epochs + 1):
                 loss = self._epoch()
                 self.network.eval()
-                with torch.no_grad():  # the last step may have left answers that are not finite
+                # The loss is from before the last step, which may have broken the weights
+                with torch.no_grad():
                     answers = self._logits(self.public.inputs[self.held_out[:1]])
                 if not math.isfinite(loss) or not answers.isfinite().all():
                     raise SettingError(
-                        f"pre-training diverged in epoch {epoch}: lower 'train.learning-rate' in "
-                        "the simulation file's 'pretraining'; no weights were written"
+                        f"pre-training diverged in epoch {epoch}: lower 'learning-rate' in the "
+                        "simulation file's 'pretraining'; no weights were written"
                     )
                 if epoch % max(recipe.epochs // 10, 1) == 0 or epoch == recipe.epochs:
                     metrics = self._metrics()
@@ -249,7 +253,8 @@ def augment(images: Tensor, generator: torch.Generator) -> Tensor:
         turn, mirror, area, top, left, light, contrast = torch.rand(7, generator=generator).tolist()
         cut = round(side * (0.6 + 0.4 * area) ** 0.5)
         turned = torch.rot90(image, int(4 * turn), (1, 2))
-        turned = turned.flip(2) if mirror < 0.5 else turned
+        if mirror < 0.5:
+            turned = turned.flip(2)
         y, x = round(top * (side - cut)), round(left * (side - cut))
         cropped = change.resize(turned[:, y : y + cut, x : x + cut], [side, side], antialias=True)
         lit = change.adjust_brightness(cropped, 0.8 + 0.4 * light)

@@ -1,4 +1,4 @@
-"""The two tasks of fine-tuning: their data, pooled over sites, and how they train and measure."""
+"""The two tasks of fine-tuning: their data, pooled over sites, their training and metrics."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -73,23 +73,25 @@ def chosen_sites(settings: CommonSettings, wanted: Sequence[str]) -> list[str]:
 
 
 def pooled_labels(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
-    """Return images with their classes.
+    """Read the images of the sites with their classes.
 
     Raises:
         DataError: a split has no images, or the sites' images or classes differ.
     """
     silos = [load_silo(site, settings) for site in sites]
-    if len({(silo.task, silo.classes) for silo in silos}) > 1:
+    kinds = {(silo.task, silo.classes) for silo in silos}
+    if len(kinds) > 1:
         raise DataError(f"sites {', '.join(sites)} have images or classes of different kinds")
     return _pool(settings, silos)
 
 
 def pooled_masks(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
-    """Return images with their masks.
+    """Read the images of the sites with their masks.
 
     Raises:
         DataError: a split has no images; no training or validation image has a mask; a mask has
-            not its image's size, or other values than 0 and 1; or the sites' images differ.
+            another size than its image, or other values than 0 and 1; or the sites' images have
+            different sizes.
     """
     silos = [load_masked_silo(site, settings) for site in sites]
     for silo in silos:
@@ -97,9 +99,10 @@ def pooled_masks(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
             _check_masks(f"{settings.dataset}, site {silo.name}, {name}", split)
     shapes = {silo.task.input_shape for silo in silos}
     if len(shapes) > 1:
+        sizes = ", ".join(map(str, sorted(shapes)))
         raise DataError(
-            f"sites {', '.join(sites)} have images of different sizes "
-            f"({', '.join(map(str, sorted(shapes)))}): set 'data.image-size'"
+            f"sites {', '.join(sites)} have images of different sizes ({sizes}): set "
+            "'data.image-size'"
         )
     pooled = _pool(settings, silos)
     for name in ("train", "val"):
@@ -118,14 +121,15 @@ def _check_masks(where: str, split: Split) -> None:
             f"{where}: a mask must have its image's size, but {images[0]} images are "
             f"{images[2]}x{images[3]} pixels and their masks {masks}: resize the masks"
         )
-    if len(split) and (value := int(split.labels.max())) > 1:
+    if len(split) and split.labels.max() > 1:
         raise DataError(
-            f"{where}: a mask must be 0 on the background and 1 on the catheter, but has {value}"
+            f"{where}: a mask must be 0 on the background and 1 on the catheter, but has "
+            f"{int(split.labels.max())}"
         )
 
 
 def _pool(settings: CommonSettings, silos: Sequence[Silo]) -> Pooled:
-    """Return the data of silos with the same task and classes."""
+    """Pool the data of silos with the same task and classes, in the order of the silos."""
     sites, pooled = tuple(silo.name for silo in silos), {}
     for name in SPLITS:
         parts = [silo.splits()[name] for silo in silos]
@@ -133,13 +137,15 @@ def _pool(settings: CommonSettings, silos: Sequence[Silo]) -> Pooled:
         pooled[name] = Split(inputs, torch.cat([part.labels for part in parts]))
         if not len(inputs):
             raise DataError(f"{', '.join(sites)} of {settings.dataset}: {_MISSING[name]}")
-    origin = tuple(silo.name for silo in silos for _ in range(len(silo.test)))
+    origin: list[str] = []
+    for silo in silos:
+        origin += [silo.name] * len(silo.test)
     task, classes = silos[0].task, silos[0].classes
-    return Pooled(**pooled, task=task, classes=classes, sites=sites, origin=origin)
+    return Pooled(**pooled, task=task, classes=classes, sites=sites, origin=tuple(origin))
 
 
 class Downstream:
-    """A task of fine-tuning, here classification, for the network of that name."""
+    """A task of fine-tuning with one kind of network; this class is classification."""
 
     name = CLASSIFICATION
     data = staticmethod(pooled_labels)
@@ -165,7 +171,7 @@ class Downstream:
         return network
 
     def objective(self, network: nn.Module) -> Objective:
-        """Return the loss of a batch."""
+        """Return the function that computes the loss of a batch."""
         return cast(TokenClassifier, network).loss
 
     def measure_split(
@@ -203,7 +209,7 @@ class Segmentation(Downstream):
         return trunk
 
     def objective(self, network: nn.Module) -> Objective:
-        """Return cross-entropy plus soft Dice."""
+        """Return the function that computes cross-entropy plus soft Dice of a batch."""
         return lambda inputs, masks: segmentation_loss(network(inputs), masks)
 
     def measure_split(
@@ -248,15 +254,16 @@ class TrainedSeed:
 
 
 def _logits(network: nn.Module, inputs: Tensor, compute: Compute) -> Iterator[Tensor]:
-    """Yield the logits of a few images at a time, in eval mode."""
+    """Yield the logits of at most 32 images at a time, in eval mode."""
     network.eval()
     for part in in_batches(inputs):
-        for batch in torch.split(part, 32):  # the inner maps are many times the size of an image
+        # Smaller batches than elsewhere, because the inner maps are many times as large as an image
+        for batch in torch.split(part, 32):
             yield network(float_inputs(compute.bring(batch))).float()
 
 
 def predicted_masks(network: nn.Module, inputs: Tensor, compute: Compute) -> Tensor:
-    """Return the class of each pixel of images (n, c, h, w): (n, h, w) int64 on the CPU."""
+    """Predict the class of each pixel of images (n, c, h, w): (n, h, w) int64 on the CPU."""
     with torch.no_grad(), compute.autocast():
         return torch.cat([part.argmax(1).cpu() for part in _logits(network, inputs, compute)])
 

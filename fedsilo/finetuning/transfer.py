@@ -30,9 +30,9 @@ _HEAD, _BACKBONE = "head.", "encoder.vit."
 class TransferReport:
     """The report on arrays that a network took from pretrained weights."""
 
-    arrays: int  # how many arrays of the encoder it took,
+    arrays: int  # number of arrays of the encoder that it took
     of: int  # number of all arrays in the encoder
-    share: float  # the share of the encoder's numbers in them
+    share: float  # share of the encoder's numbers in the arrays that it took, 0 to 1
     left: tuple[str, ...]  # arrays of the encoder that keep the seed's values
     head: bool = False  # whether the head is the run's
     backbone: str = ""  # the frozen backbone loaded with the run's arrays, or empty
@@ -53,56 +53,64 @@ class TransferReport:
 def transfer(
     trunk: nn.Module, source: Source, settings: CommonSettings, classes: Classes
 ) -> TransferReport:
-    """Copy what fits of the weights of ``source`` into ``trunk``, whose arrays have a run's names.
+    """Copy the arrays of ``source`` that fit into ``trunk``, whose arrays have a run's names.
 
     Raises:
-        SettingError: nothing fits, or they are of another architecture.
+        SettingError: no array fits, or the weights are for another architecture.
     """
     if isinstance(source, RunModel):
         return _transfer_run(trunk, source, settings, classes)
     before = {name: tensor.clone() for name, tensor in _encoder_arrays(trunk).items()}
     load_initial_weights(trunk, dataclasses.replace(settings, initial_weights=source.named))
+    # The loader does not say which arrays it set, so we compare
     after = _encoder_arrays(trunk)
-    return _report(after, [name for name in after if not torch.equal(after[name], before[name])])
+    changed = [name for name in after if not torch.equal(after[name], before[name])]
+    return _report(after, changed)
 
 
 def _encoder_arrays(trunk: nn.Module) -> dict[str, Tensor]:
-    """Return the floating-point arrays of ``trunk`` without its head's."""
-    return {
-        name: tensor
-        for name, tensor in trunk.state_dict().items()
-        if tensor.is_floating_point() and not name.startswith(_HEAD)
-    }
+    """Return the floating-point arrays of ``trunk``, without those of its head."""
+    arrays = {}
+    for name, tensor in trunk.state_dict().items():
+        if tensor.is_floating_point() and not name.startswith(_HEAD):
+            arrays[name] = tensor
+    return arrays
 
 
 def _report(
     encoder: Mapping[str, Tensor], names: Sequence[str], head: bool = False, backbone: str = ""
 ) -> TransferReport:
-    """Return the report for the arrays ``names`` of the encoder having been set."""
+    """Build the report on an encoder of which the arrays ``names`` were set."""
     numbers = sum(encoder[name].numel() for name in names)
     share = numbers / sum(target.numel() for target in encoder.values())
-    left = sorted(encoder.keys() - set(names))
-    if backbone:
-        left = [name for name in left if not name.startswith(_BACKBONE)]
+    left = []
+    for name in sorted(encoder.keys() - set(names)):
+        # A backbone that was loaded from its own file is not left to the seed
+        if not backbone or not name.startswith(_BACKBONE):
+            left.append(name)
     return TransferReport(len(names), len(encoder), share, tuple(left), head, backbone)
 
 
 def _transfer_run(
     trunk: nn.Module, run_model: RunModel, settings: CommonSettings, classes: Classes
 ) -> TransferReport:
-    """Copy what fits of a run's model; its head only as a whole and for the same ``classes``."""
+    """Copy the arrays of a run's model that fit into ``trunk``.
+
+    The head is copied only as a whole, and only if the run had the same ``classes``.
+    """
     if not run_model.has_backbone and hasattr(trunk, "vit"):
-        # The check whether the weights have seen images of these silos is about the data used here
+        # Loading checks that the weights have not seen images of these silos. So the data settings
+        # must be those that are used here, not the run's.
         common = dataclasses.replace(
             run_model.common, dataset=settings.dataset, public_share=settings.public_share
         )
         load_backbone(trunk, common)
     encoder = _encoder_arrays(trunk)
-    fitting = {
-        name: array
-        for name, target in encoder.items()
-        if (array := _fitting(name, run_model.arrays, target, trunk)) is not None
-    }
+    fitting = {}
+    for name, target in encoder.items():
+        array = _fitting(name, run_model.arrays, target, trunk)
+        if array is not None:
+            fitting[name] = array
     if not fitting:
         raise SettingError(
             f"none of the {len(run_model.arrays)} arrays of {run_model.label} (network "
@@ -110,25 +118,30 @@ def _transfer_run(
             "'vit.backbone-...' at the run's"
         )
     state = trunk.state_dict()
-    head = _head(state, run_model) if classes == run_model.classes else {}
+    head: dict[str, Tensor] = {}
+    if classes == run_model.classes:
+        head = _head(state, run_model)
     with torch.no_grad():
         for name, array in {**fitting, **head}.items():
             state[name].copy_(array)
-    loads = not run_model.has_backbone and any(name.startswith(_BACKBONE) for name in encoder)
-    backbone = run_model.common.backbone_weights if loads else ""
+    backbone = ""
+    has_vit = any(name.startswith(_BACKBONE) for name in encoder)
+    if has_vit and not run_model.has_backbone:
+        backbone = run_model.common.backbone_weights
     return _report(encoder, list(fitting), bool(head), backbone)
 
 
 def _fitting(
     name: str, arrays: Mapping[str, Tensor], target: Tensor, trunk: nn.Module
 ) -> Tensor | None:
-    """Return a run's array in the form of ``target``, or None if it does not fit.
+    """Return a run's array in the shape of ``target``, or None if it does not fit.
 
     A ViT's position embeddings are resampled to the size of the images.
     """
     array = arrays.get(name)
     if array is None or array.shape == target.shape:
         return array
+    # The last axis is the width of the tokens, which resampling does not change
     if name.endswith("pos_embed") and array.shape[-1] == target.shape[-1]:
         from timm.layers.pos_embed import resample_abs_pos_embed
 
@@ -140,10 +153,16 @@ def _fitting(
 
 
 def _head(state: Mapping[str, Tensor], run_model: RunModel) -> dict[str, Tensor]:
-    """Return the arrays of a run's head if all fit, otherwise none."""
-    shapes = {name: target.shape for name, target in state.items() if name.startswith(_HEAD)}
-    own = {name: array for name, array in run_model.arrays.items() if name in shapes}
-    return own if {name: array.shape for name, array in own.items()} == shapes else {}
+    """Return the arrays of a run's head if all of them fit, otherwise none."""
+    head: dict[str, Tensor] = {}
+    for name, target in state.items():
+        if not name.startswith(_HEAD):
+            continue
+        array = run_model.arrays.get(name)
+        if array is None or array.shape != target.shape:
+            return {}
+        head[name] = array
+    return head
 
 
 @dataclass(frozen=True)
@@ -153,7 +172,7 @@ class DistilReport:
     losses: tuple[float, ...]  # each epoch's share of the tokens' variance left unexplained
 
     def summary(self) -> str:
-        """Return it in one line."""
+        """Return the report in one line."""
         return (
             f"its ViT's tokens were distilled into the encoder for {len(self.losses)} epochs: "
             f"{100 * (1 - self.losses[-1]):.1f} % of their variance explained"
@@ -208,10 +227,12 @@ def token_loss(maps: Tensor, tokens: Tensor) -> Tensor:
 
 
 def vit_of(source: RunModel, settings: CommonSettings, input_shape: tuple[int, ...]) -> PromptedViT:
-    """Return a run's ViT, frozen, for images of ``input_shape``; SettingError if it has no fit."""
-    fields = [name for name, key in keys_of(CommonSettings).items() if key in NETWORK_KEYS]
-    of_run = {field: getattr(source.common, field) for field in fields}
-    own = of_run | {"network": "vit", "train_backbone": True, "backbone_weights": "random"}
+    """Build a run's ViT, frozen, for images of ``input_shape``; SettingError if it does not fit."""
+    own: dict[str, Any] = {}
+    for field, key in keys_of(CommonSettings).items():
+        if key in NETWORK_KEYS:
+            own[field] = getattr(source.common, field)
+    own |= {"network": "vit", "train_backbone": True, "backbone_weights": "random"}
     common = dataclasses.replace(settings, **own)
     vit = cast(PromptedViT, build_classifier(common, Task(input_shape, source.classes[1])))
     transfer(vit, source, common, source.classes)

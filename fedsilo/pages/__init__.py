@@ -1,1 +1,1 @@
-"""What all pages share: a template, numbers as text, and small pictures within a page."""
+"""Parts that all pages share: a template, numbers as text, and small pictures."""

@@ -18,20 +18,31 @@ def html_of_lines(lines: Iterable[Table | str]) -> str:
     """
     parts = []
     for line in lines:
-        parts.append(_table(line) if isinstance(line, Table) else f"<p>{_text(line)}</p>")
+        if isinstance(line, Table):
+            parts.append(_table(line))
+        else:
+            parts.append(f"<p>{_text(line)}</p>")
     return "\n".join(parts)
 
 
 def _table(table: Table) -> str:
-    columns = [list(column.cells) for column in table.columns]
-    rows = list(zip(*columns, strict=True))
-    head = "".join(f"<th>{_text(column.header)}</th>" for column in table.columns)
-    body = [f"<tr>{head}</tr>"]
+    cells_of_columns = [list(column.cells) for column in table.columns]
+    rows = list(zip(*cells_of_columns, strict=True))
+    parts = ["<table>"]
+    if table.title:
+        parts.append(f"<caption>{_text(table.title)}</caption>")
+    parts.append(_row("th", [column.header for column in table.columns]))
     for row in rows[:_MOST]:
-        body.append("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>")
-    caption = f"<caption>{_text(table.title)}</caption>" if table.title else ""
-    left = f"<p>{len(rows) - _MOST} more rows</p>" if len(rows) > _MOST else ""
-    return f"<table>{caption}{''.join(body)}</table>{left}"
+        parts.append(_row("td", row))
+    parts.append("</table>")
+    if len(rows) > _MOST:
+        parts.append(f"<p>{len(rows) - _MOST} more rows</p>")
+    return "".join(parts)
+
+
+def _row(tag: str, contents: Iterable[object]) -> str:
+    cells = [f"<{tag}>{_text(content)}</{tag}>" for content in contents]
+    return f"<tr>{''.join(cells)}</tr>"
 
 
 def _text(content: object) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsilo.core.drawing.palette import BLUE, CATEGORIES, GREY, LineStyle
 from fedsilo.core.drawing.panels import literal
-from fedsilo.core.one_line import shortened
+from fedsilo.core.one_line import abbreviate
 from fedsilo.models.measures.intervals import Estimate, Interval
 
 if TYPE_CHECKING:
@@ -31,7 +31,18 @@ def curves(
     label: str,
     over: str = "round",
 ) -> str:
-    """Return lines over rounds, or what else, each with its own colour, marker and dash."""
+    """Draw lines over rounds, each with its own colour, marker and dash.
+
+    Args:
+        name: the picture's name, unique on its page.
+        lines: title of a line -> round -> value.
+        styles: title of a line -> its style.
+        label: the label of the vertical axis.
+        over: the label of the horizontal axis, if it does not show rounds.
+
+    Returns:
+        The text of an ``svg`` element, as from all functions here.
+    """
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = _panel(2.9 + 0.2 * (len(lines) // _LEGEND_COLUMNS))
@@ -51,13 +62,20 @@ def estimates(
     label: str,
     points: Mapping[str, Sequence[float]] | None = None,
 ) -> str:
-    """Return values with their intervals, a row a name; of two series one is filled, one is not.
+    """Draw values with their intervals, a row for each name.
 
-    ``series`` is title -> row -> value. ``points`` of a row, such as those of seeds, are small.
+    Args:
+        name: the picture's name, unique on its page.
+        series: title -> row -> value; the markers of the first series are filled.
+        label: the label of the horizontal axis.
+        points: row -> further values, such as those of seeds, drawn as small dots.
     """
     from matplotlib.ticker import MaxNLocator
 
-    rows = list(dict.fromkeys(row for by_row in series.values() for row in by_row))
+    unique: dict[str, None] = {}
+    for by_row in series.values():
+        unique |= dict.fromkeys(by_row)
+    rows = list(unique)
     figure, axes = _panel(1.1 + 0.34 * len(rows))
     for number, (title, by_row) in enumerate(series.items()):
         shift = (number - (len(series) - 1) / 2) * 0.3
@@ -89,7 +107,7 @@ def scatter(
     over: str,
     label: str,
 ) -> str:
-    """Return points, those of each title in a colour and with a marker of their own."""
+    """Draw points; those of each title have their own colour and marker."""
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = _panel(2.9 + 0.2 * (len(points) // _LEGEND_COLUMNS))
@@ -104,7 +122,10 @@ def scatter(
 
 
 def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) -> str:
-    """Return the share of right answers over certainty, with intervals and numbers of samples."""
+    """Draw the share of right answers over certainty, with intervals and numbers of samples.
+
+    The diagonal is where a calibrated model's points are, if certainty is confidence.
+    """
     shares = [one.share() for one in found]
     figure, axes = _panel(3.1)
     if diagonal:
@@ -119,7 +140,8 @@ def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) ->
         capsize=3,
         linewidth=1,
     )
-    for number, one in enumerate(found):  # numbers alternate in height, so near bins do not overlap
+    for number, one in enumerate(found):
+        # Numbers alternate in height, so that those of near bins do not overlap
         look: dict[str, Any] = {"textcoords": "offset points", "ha": "center", "fontsize": "small"}
         axes.annotate(f"{one.count}", (one.mean, 0.0), (0, 3 + 9 * (number % 2)), **look)
     axes.set_xlim(0, 1)
@@ -129,8 +151,8 @@ def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) ->
 
 
 def short_label(name: str) -> str:
-    """Return a name as a picture's label: without its middle if it is long, and no formula."""
-    return literal(shortened(name, _NAME, _NAME // 2))
+    """Return a name as a picture's label: shortened in its middle, and never read as a formula."""
+    return literal(abbreviate(name, _NAME, _NAME // 2))
 
 
 def _panel(height: float) -> tuple[Figure, Axes]:
@@ -147,7 +169,7 @@ def _panel(height: float) -> tuple[Figure, Axes]:
 def _finish_picture(
     figure: Figure, axes: Axes, name: str, over: str, *, legend: bool = False
 ) -> str:
-    """Return a panel as SVG, ``over`` below its axis and a legend below all."""
+    """Return a panel as SVG, with ``over`` below its axis and a legend at the bottom."""
     axes.set_xlabel(over, loc="right")  # long names of rows leave no room in the middle
     if legend:
         figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small")
@@ -156,27 +178,29 @@ def _finish_picture(
 
 def _reach(estimates: Sequence[Estimate]) -> list[list[float]]:
     """Return the distances from each value down and up to its interval's ends, for error bars."""
-    spans = [one.interval or Interval(one.value, one.value) for one in estimates]
-    return [
-        [max(0.0, f.value - s.low) for f, s in zip(estimates, spans, strict=True)],
-        [max(0.0, s.high - f.value) for f, s in zip(estimates, spans, strict=True)],
-    ]
+    down, up = [], []
+    for estimate in estimates:
+        interval = estimate.interval or Interval(estimate.value, estimate.value)
+        down.append(max(0.0, estimate.value - interval.low))
+        up.append(max(0.0, interval.high - estimate.value))
+    return [down, up]
 
 
-_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}  # the time is one
+# Metadata have the time of drawing, but the same run must give the same bytes
+_NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 _STYLE = re.compile(r"<defs>\s*<style type=\"text/css\">.*?</style>\s*</defs>", re.DOTALL)
 
 
 def svg_of(figure: Figure, name: str) -> str:
     """Return a figure as the text of one ``svg`` element.
 
-    Letters stay letters, so that they can be searched and read aloud. All ids in it begin
-    with ``name``, one in its page, without what HTML would take for more.
+    Letters stay letters, so that they can be searched and read aloud. All ids begin with
+    ``name``, which is unique on its page, because ids of two pictures must not be the same.
     """
     import matplotlib
 
     plain = re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
-    if plain != name:  # another name may give the same
+    if plain != name:  # two names may become the same without their other characters
         plain += f"-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     text = io.StringIO()
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):

@@ -1,4 +1,4 @@
-"""Writing a page where no other file is."""
+"""Writes a page to a file, but not over another file."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ def write_page(out: Path, page: Callable[[], str], *, overwrite: bool = False) -
 
     Args:
         out: the file to write.
-        page: makes the page, once the file is known to be free.
+        page: a function that builds the page; it is called only if the file may be written.
         overwrite: whether to replace a file that exists.
 
     Raises:
@@ -27,7 +27,7 @@ def write_page(out: Path, page: Callable[[], str], *, overwrite: bool = False) -
 
 
 def refuse_twice(paths: Sequence[Path], option: str) -> None:
-    """Raise a SettingError if two of the files to write are one; ``option`` names another."""
+    """Raise a SettingError if a file would be written twice; ``option`` sets another name."""
     for path in paths:
         if paths.count(path) > 1:
             raise SettingError(f"{path} would be written twice: give {option} another name")

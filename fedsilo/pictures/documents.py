@@ -20,22 +20,27 @@ Matrix = Sequence[Sequence[float]]
 
 _SHARES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
 _NARROWEST = 0.01  # smallest height of a violin's part, because many patients may share a weight
+# matplotlib's name of a part of a box -> the name in routing.json
 _QUANTILES = {"whislo": "q05", "q1": "q25", "med": "q50", "q3": "q75", "whishi": "q95"}
 
+# matplotlib's name of a violin's statistic -> the name in routing.json
 _OF_VIOLIN = {"mean": "mean", "median": "q50", "min": "q05", "max": "q95"}
 
 
 def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw the pictures of a routing.json: file name -> figure."""
     experts = document["experts"]
-    sites = {site: weights for site, weights in document["sites"].items() if weights}
     pictures = {
         "prototype-distances.png": _draw_distances(experts, document["prototype distances"])
     }
+    sites, means = {}, []
+    for site, weights in document["sites"].items():
+        if weights:  # empty for a site without test samples
+            sites[site] = weights
+            means.append([weights[expert]["mean"] for expert in experts])
     if sites:
         pictures["routing.png"] = _draw_boxes(experts, sites)
-        weights = [[site[expert]["mean"] for expert in experts] for site in sites.values()]
-        pictures["routing-matrix.png"] = _draw_matrix(weights, list(sites), experts)
+        pictures["routing-matrix.png"] = _draw_matrix(means, list(sites), experts)
     return pictures
 
 
@@ -62,16 +67,7 @@ def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -
     """Draw a hospital's violins and boxes; with too few samples, only the means."""
     positions = list(range(1, len(weights) + 1))
     if "q50" in weights[0]:
-        boxes = [
-            {box: weight[quantile] for box, quantile in _QUANTILES.items()} for weight in weights
-        ]
-        parts: dict[str, Any] = axes.violin(
-            [violin(weight) for weight in weights], positions, widths=0.85, showextrema=False
-        )
-        for body in parts["bodies"]:
-            body.set(facecolor=SKY, edgecolor=BLUE, alpha=0.5)
-        middle = {"color": ORANGE}
-        axes.bxp(boxes, positions=positions, widths=0.2, showfliers=False, medianprops=middle)
+        _draw_violins(axes, positions, weights)
     else:
         axes.text(
             0.5,
@@ -88,6 +84,20 @@ def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -
     axes.grid(axis="y", alpha=0.3)
 
 
+def _draw_violins(
+    axes: Axes, positions: Sequence[int], weights: Sequence[Mapping[str, float]]
+) -> None:
+    boxes, violins = [], []
+    for weight in weights:
+        boxes.append({box: weight[quantile] for box, quantile in _QUANTILES.items()})
+        violins.append(violin(weight))
+    parts: dict[str, Any] = axes.violin(violins, positions, widths=0.85, showextrema=False)
+    for body in parts["bodies"]:
+        body.set(facecolor=SKY, edgecolor=BLUE, alpha=0.5)
+    middle = {"color": ORANGE}
+    axes.bxp(boxes, positions=positions, widths=0.2, showfliers=False, medianprops=middle)
+
+
 def violin(weight: Mapping[str, float]) -> dict[str, Any]:
     """Build a violin for matplotlib's ``Axes.violin`` from a distribution's quantiles.
 
@@ -100,11 +110,8 @@ def violin(weight: Mapping[str, float]) -> dict[str, Any]:
         apart = max(weight[high] - weight[low], _NARROWEST)
         heights += [weight[low], weight[high]]
         widths += [(_SHARES[high] - _SHARES[low]) / apart] * 2
-    return {
-        "coords": heights,
-        "vals": widths,
-        **{name: weight[quantile] for name, quantile in _OF_VIOLIN.items()},
-    }
+    statistics = {name: weight[quantile] for name, quantile in _OF_VIOLIN.items()}
+    return {"coords": heights, "vals": widths, **statistics}
 
 
 def _draw_matrix(weights: Matrix, sites: Sequence[str], experts: Sequence[str]) -> Figure:
@@ -148,15 +155,18 @@ def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
 
     Under ``epochs`` the document has epoch (from 0, as text) -> site -> share.
     """
-    epochs = sorted(document["epochs"], key=int)
-    sites = sorted({site for epoch in epochs for site in document["epochs"][epoch]})
+    lines: dict[str, dict[int, float]] = {}  # site -> epoch from 1 -> percent
+    for epoch in sorted(document["epochs"], key=int):
+        for site, share in document["epochs"][epoch].items():
+            line = lines.setdefault(site, {})
+            if share is not None:
+                line[int(epoch) + 1] = 100 * share
     figure = new_figure(8, 4)
     axes = figure.add_subplot()
-    styles = line_styles(sites)
+    styles = line_styles(sorted(lines))
     for site, style in styles.items():
-        shares = {int(epoch) + 1: document["epochs"][epoch].get(site) for epoch in epochs}
-        known = {epoch: 100 * share for epoch, share in shares.items() if share is not None}
-        axes.plot(list(known), list(known.values()), markersize=4, label=site, **style.options())
+        line = lines[site]
+        axes.plot(list(line), list(line.values()), markersize=4, label=site, **style.options())
     over_rounds(axes)
     axes.set_xlabel("epoch")
     axes.set_ylabel("forgotten training samples, %")
@@ -169,14 +179,16 @@ def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
     """Draw ``buffer.png``, a contact sheet: a row per site, a block of M maps per class."""
-    sites, first_columns, width = document["sites"], *_blocks(document["sites"])
+    sites, names = document["sites"], document["classes"]
+    first_columns, width = _blocks(sites)
     figure = new_figure(1.4 + 0.9 * width, 1.2 + 0.95 * len(sites))
     panels = figure.subplots(len(sites), width, squeeze=False)
-    names = document["classes"]
     for axes in panels.flatten():
         without_frame(axes)
     for label, first in first_columns.items():
-        name = str(names[int(label)]) if names else f"class {label}"
+        name = f"class {label}"
+        if names:
+            name = str(names[int(label)])
         panels[0, first].set_title(name, fontsize="small", loc="left")
     for row, (site, maps) in enumerate(sites.items()):
         panels[row, 0].set_ylabel(site, rotation=0, ha="right", va="center", fontsize="small")
@@ -197,9 +209,13 @@ def _blocks(sites: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, int], int
 
     A block is as wide as the site with the most maps of the class needs.
     """
+    widths: dict[str, int] = {}
+    for maps in sites.values():
+        for label, of_class in maps.items():
+            widths[label] = max(widths.get(label, 0), len(of_class))
     first_columns: dict[str, int] = {}
     column = 0
-    for label in sorted({label for maps in sites.values() for label in maps}, key=int):
+    for label in sorted(widths, key=int):
         first_columns[label] = column
-        column += max(len(maps.get(label, ())) for maps in sites.values())
+        column += widths[label]
     return first_columns, column

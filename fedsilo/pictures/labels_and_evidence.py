@@ -46,16 +46,18 @@ def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
 
     With more than twenty sites, only the five least accurate have a line.
     """
-    shown = (
-        list(sites)
-        if len(sites) <= MANY
-        else worst({s: _compute_accuracy(sites[s]) for s in sites})
-    )
+    shown = list(sites)
+    if len(sites) > MANY:
+        shown = worst({site: _compute_accuracy(bins) for site, bins in sites.items()})
     for site, style in line_styles(shown).items():
-        filled = [cell for cell in sites[site].values() if cell["count"]]
+        means, accuracies = [], []
+        for cell in sites[site].values():
+            if cell["count"]:
+                means.append(cell["mean"])
+                accuracies.append(cell["right"] / cell["count"])
         axes.plot(
-            [cell["mean"] for cell in filled],
-            [cell["right"] / cell["count"] for cell in filled],
+            means,
+            accuracies,
             label=site,
             linewidth=1,
             markersize=4,
@@ -73,7 +75,10 @@ def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
 def _compute_accuracy(bins: Mapping[str, Any]) -> float:
     """Return a site's accuracy; 1 if it has no samples."""
     count = sum(cell["count"] for cell in bins.values())
-    return sum(cell["right"] for cell in bins.values()) / count if count else 1.0
+    right = sum(cell["right"] for cell in bins.values())
+    if not count:
+        return 1.0
+    return float(right / count)
 
 
 def _sum_over_sites(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
@@ -119,22 +124,32 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     Returns:
         File name -> figure; empty if a site does not report its label counts.
     """
+    counts_of = {}
+    for site, facts in silos.items():
+        splits = facts["label_counts"]
+        if not splits:
+            return {}  # at trust 'sums', hospitals do not report label counts
+        counts_of[site] = np.sum(list(splits.values()), axis=0)
     sites = list(silos)
-    if not all(silos[site]["label_counts"] for site in sites):
-        return {}  # at trust 'sums', hospitals do not report label counts
-    counts = np.array([np.sum([*silos[s]["label_counts"].values()], axis=0) for s in sites])
-    names: Sequence[str] = silos[sites[0]].get("classes") or [
-        f"class {label}" for label in range(counts.shape[1])
-    ]
+    counts = np.array(list(counts_of.values()))
+    names: Sequence[str] = silos[sites[0]].get("classes") or []
+    if not names:
+        names = [f"class {label}" for label in range(counts.shape[1])]
     if len(sites) > MANY:
         return {"distribution.png": _spread_of_labels(counts, names)}
+    return {"distribution.png": _stacked_labels(sites, counts, names)}
+
+
+def _stacked_labels(sites: Sequence[str], counts: NDArray, names: Sequence[str]) -> Figure:
+    """Draw a bar for each site, in which classes are stacked; ``counts`` is (sites, classes)."""
     figure = new_figure(3.3 + 0.9 * len(sites), 4.2)
     axes = figure.subplots()
-    bottom, named_every = np.zeros(len(sites)), math.ceil(len(names) / _LEGEND)
-    coloured = colours(names) if len(names) <= len(CATEGORIES) else shades(names)
-    for label, (name, colour) in enumerate(coloured.items()):
+    bottom = np.zeros(len(sites))
+    # Shades change gradually from class to class, so a few names in the legend are enough
+    named_every = math.ceil(len(names) / _LEGEND)
+    colour_of = colours(names) if len(names) <= len(CATEGORIES) else shades(names)
+    for label, (name, colour) in enumerate(colour_of.items()):
         heights = counts[:, label]
-        # Shades change gradually from class to class, so a few names in the legend are enough
         shown = name if label % named_every == 0 else None
         axes.bar(sites, heights, bottom=bottom, label=shown, color=colour, edgecolor="white")
         bottom += heights
@@ -144,7 +159,7 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     axes.set_xticks(range(len(sites)), sites, rotation=40, ha="right", fontsize="small")
     figure.legend(fontsize="small", loc="outside right upper", reverse=True)
     axes.set_title("Samples of each hospital by class", fontsize="medium")
-    return {"distribution.png": figure}
+    return figure
 
 
 def _spread_of_labels(counts: NDArray, names: Sequence[str]) -> Figure:

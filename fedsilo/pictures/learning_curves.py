@@ -42,7 +42,10 @@ _BANDS = ((0.05, 0.95, LIGHT), (0.25, 0.75, GREY))
 def draw_lines(
     axes: Axes, lines: Lines, styles: Mapping[str, LineStyle], *, high_is_worse: bool = False
 ) -> None:
-    """Draw ``lines``, name -> round -> value, as ``styles`` say, or of many their spread."""
+    """Draw ``lines``, name -> round -> value, in their ``styles``.
+
+    With more than twenty lines, draw their spread and only the five worst lines.
+    """
     many = len(lines) > MANY
     if many:
         _draw_spread(axes, lines)
@@ -57,13 +60,18 @@ def draw_lines(
 
 
 def _draw_spread(axes: Axes, lines: Lines) -> None:
-    rounds = sorted({round_ for line in lines.values() for round_ in line})
-    at = [[line[round_] for line in lines.values() if round_ in line] for round_ in rounds]
+    """Draw the median of many lines, and the bands in which most of them and half of them are."""
+    values_of: dict[int, list[float]] = {}
+    for line in lines.values():
+        for round_, value in line.items():
+            values_of.setdefault(round_, []).append(value)
+    rounds = sorted(values_of)
     for low, high, colour in _BANDS:
-        edges = np.array([np.quantile(values, (low, high)) for values in at])
+        edges = np.array([np.quantile(values_of[round_], (low, high)) for round_ in rounds])
         label = f"{low:.0%} to {high:.0%} of {len(lines)}"
         axes.fill_between(rounds, *edges.T, color=colour, alpha=0.6, linewidth=0, label=label)
-    axes.plot(rounds, [np.median(values) for values in at], color=BLACK, label="median")
+    medians = [np.median(values_of[round_]) for round_ in rounds]
+    axes.plot(rounds, medians, color=BLACK, label="median")
 
 
 CURVES = {
@@ -101,16 +109,19 @@ def series(
     values_of: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row["split"] == split and row["metric"] == metric:
-            name = distribution_of.get(row["site"], row["site"])  # 'all': of a run for sums
+            # A run at trust 'sums' has only the site 'all', which has no distribution
+            name = distribution_of.get(row["site"], row["site"])
             values_of[name][int(row["round"])].append(float(row["value"]))
-    return {
-        name: {round_: sum(values) / len(values) for round_, values in sorted(rounds.items())}
-        for name, rounds in sorted(values_of.items())
-    }
+    lines: Series = {}
+    for name, rounds in sorted(values_of.items()):
+        lines[name] = {}
+        for round_, values in sorted(rounds.items()):
+            lines[name][round_] = sum(values) / len(values)
+    return lines
 
 
 def draw_run(directory: RunDirectory) -> Iterator[Path]:
-    """Draw all pictures of a run; yield the place of each.
+    """Draw all pictures of a run; yield the path of each.
 
     Raises:
         RunDirectoryError: the run has not ended.
@@ -120,10 +131,10 @@ def draw_run(directory: RunDirectory) -> Iterator[Path]:
 
 
 def draw_pictures(directory: RunDirectory, say: Callable[[str], None]) -> None:
-    """Draw the pictures of a run that has ended, each by itself.
+    """Draw the pictures of a run that has ended.
 
-    A run is complete without them: a picture that cannot be drawn, whatever the reason, is a line,
-    and the others are drawn.
+    A run is complete without pictures. So ``say`` gets a line for each file that cannot be drawn,
+    whatever the reason, and all other files are drawn.
     """
     drawing: dict[str, Callable[[], object]] = {"metrics.csv": partial(draw_curves, directory)}
     for name in _DRAWN_BY:
@@ -150,19 +161,24 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
     run = FinishedRun(directory.path)
     summary, rows = run.summary, run.metric_rows
     distribution_of = {site: facts["distribution"] for site, facts in run.silos.items()}
-    split = "test" if any(row["split"] == "test" for row in rows) else "val"
-    curves = {metric: series(rows, metric, distribution_of, split) for metric in CURVES}
-    drawn = {metric: lines for metric, lines in curves.items() if lines}
-    if not drawn:
+    split = "val"
+    if any(row["split"] == "test" for row in rows):
+        split = "test"
+    panels = {}
+    for metric, name in CURVES.items():
+        lines = series(rows, metric, distribution_of, split)
+        if lines:
+            panels[f"{split} {name}"] = lines
+    if not panels:
         return []
     title = f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}"
-    panels = {f"{split} {CURVES[metric]}": lines for metric, lines in drawn.items()}
     marks = {int(round_): mark for round_, mark in summary["marks"].items()}
     pictures = {"curves.png": _draw_lines(title, panels, f"{split} accuracy", marks)}
-    if sites := {row["site"]: row["site"] for row in rows if row["split"] == UPDATE}:
-        updates = {
-            label: series(rows, metric, sites, UPDATE) for metric, label in _CONTRIBUTIONS.items()
-        }
+    senders = {row["site"]: row["site"] for row in rows if row["split"] == UPDATE}
+    if senders:
+        updates = {}
+        for metric, label in _CONTRIBUTIONS.items():
+            updates[label] = series(rows, metric, senders, UPDATE)
         title = "Each site's update, round by round"
         pictures["contributions.png"] = _draw_lines(title, updates, _CONTRIBUTIONS["cosine"])
     return _write_pictures(directory, pictures)
@@ -174,25 +190,34 @@ def _draw_lines(
     better_high: str,
     marks: Mapping[int, str] | None = None,
 ) -> Figure:
-    """Return a picture of lines over rounds, up to four panels in a row, or more in rows of three.
+    """Draw lines over rounds: up to four panels in one row, more panels in rows of three.
 
-    ``panels`` is label -> lines, ``better_high`` the label of the panel in which a high value is
-    better, and ``marks`` what happened in which round.
+    Args:
+        title: the title of the picture.
+        panels: label of a panel -> its lines.
+        better_high: the label of the panel in which a high value is better.
+        marks: round -> what happened in it; None for none.
     """
-    columns = len(panels) if len(panels) <= _ONE_ROW else 3
+    columns = len(panels)
+    if len(panels) > _ONE_ROW:
+        columns = 3
     figure, grid = panel_grid(len(panels), columns, (4.2, 3.2), (1.2, 0.4))
-    styles = line_styles(sorted({name for lines in panels.values() for name in lines}))
+    names: set[str] = set()
+    for lines in panels.values():
+        names |= lines.keys()
+    styles = line_styles(sorted(names))
+    marks = marks or {}
     for axes, (label, lines) in zip(grid, panels.items(), strict=True):
         draw_lines(axes, lines, styles, high_is_worse=label != better_high)
-        for round_ in marks or ():
+        for round_ in marks:
             axes.axvline(round_, linestyle="--", color=GREY, linewidth=1)
         over_rounds(axes)
         axes.set_xlabel("round")
         axes.set_ylabel(label)
     if len(styles) <= MANY:
         line_legend(figure, styles)
-    said = [f"round {round_}: {mark}" for round_, mark in (marks or {}).items()]
-    figure.supxlabel("\n".join(said), fontsize="small", color=GREY)
+    mark_texts = [f"round {round_}: {mark}" for round_, mark in marks.items()]
+    figure.supxlabel("\n".join(mark_texts), fontsize="small", color=GREY)
     figure.suptitle(title, fontsize="medium")
     return figure
 
@@ -201,7 +226,7 @@ def draw_documents(directory: RunDirectory) -> list[Path]:
     """Draw each JSON file of a run that has a picture; return the pictures' files.
 
     Raises:
-        RunDirectoryError: one of them is of another form.
+        RunDirectoryError: a file has another form.
     """
     paths: list[Path] = []
     for name in _DRAWN_BY:

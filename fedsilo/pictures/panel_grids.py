@@ -57,10 +57,11 @@ def run_title(run: FinishedRun) -> str:
     """Return a run's name, and below it the method with those settings that are not the default."""
     own = run.settings.own
     usual = without_groups(type(own)())
-    switches = [
-        f"{key} {value}" for key, value in without_groups(own).items() if value != usual[key]
-    ]
-    lines = textwrap.wrap(", ".join([run.summary["title"], *switches]), 40, break_on_hyphens=False)
+    parts = [run.summary["title"]]
+    for key, value in without_groups(own).items():
+        if value != usual[key]:
+            parts.append(f"{key} {value}")
+    lines = textwrap.wrap(", ".join(parts), 40, break_on_hyphens=False)
     return "\n".join([run.path.resolve().name, *lines])
 
 
@@ -71,7 +72,9 @@ def naming(run_dir: Path) -> Iterator[None]:
         yield
     except FedsiloError as error:
         text = str(error)
-        raise type(error)(text if str(run_dir) in text else f"{run_dir}: {text}") from None
+        if str(run_dir) not in text:
+            text = f"{run_dir}: {text}"
+        raise type(error)(text) from None
 
 
 def refuse_shared_state(state_dir: Path | None, runs: Sequence[Path], sites: int) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fedsilo.core.drawing.palette import BLUE, ORANGE, LineStyle, line_styles
 from fedsilo.core.drawing.panels import line_legend
+from fedsilo.core.one_line import format_count
 from fedsilo.pictures.panel_grids import new_figure, over_rounds, panel_grid
 
 if TYPE_CHECKING:
@@ -38,11 +39,15 @@ def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
     silo i, where a colour is a sending silo j.
     """
     panels = _panels(document)
-    columns, one = min(4, len(panels)), len(panels) == 1
-    size, margin = ((9.0, 5.0), (0.0, 0.0)) if one else ((2.8, 2.4), (2.0, 1.0))
+    columns = min(4, len(panels))
+    size, margin, heading = (2.8, 2.4), (2.0, 1.0), "teacher from"
+    if len(panels) == 1:
+        size, margin, heading = (9.0, 5.0), (0.0, 0.0), "edge"
     figure, axes = panel_grid(len(panels), columns, size, margin, sharex=True, sharey=True)
-    labels = sorted({label for lines in panels.values() for label in lines})
-    styles = line_styles(labels)
+    labels: set[str] = set()
+    for lines in panels.values():
+        labels |= lines.keys()
+    styles = line_styles(sorted(labels))
     for place, (title, lines) in zip(axes, panels.items(), strict=True):
         _draw_lines(place, title, lines, styles)
     for place in axes[-columns:]:
@@ -50,7 +55,7 @@ def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
     figure.suptitle("Closeness of neighbours' feature maps (EMD weights of distillation)")
     figure.supxlabel("round", fontsize="medium")
     figure.supylabel("EMD weight, mean of the round", fontsize="medium")
-    line_legend(figure, styles, "edge" if one else "teacher from")
+    line_legend(figure, styles, heading)
     return {"closeness.png": figure}
 
 
@@ -69,11 +74,11 @@ def _draw_lines(
     axes: Axes, title: str, lines: Mapping[str, Series], styles: Mapping[str, LineStyle]
 ) -> None:
     for label, series in lines.items():
-        points = sorted((int(round_), value) for round_, value in series.items())
-        rounds, values = zip(*points, strict=True) if points else ((), ())
-        axes.plot(
-            rounds, values, linewidth=1.2, markersize=4, label=label, **styles[label].options()
-        )
+        value_of = {int(round_): value for round_, value in series.items()}
+        rounds = sorted(value_of)
+        values = [value_of[round_] for round_ in rounds]
+        style = styles[label].options()
+        axes.plot(rounds, values, linewidth=1.2, markersize=4, label=label, **style)
     axes.set_title(title, fontsize="small")
     over_rounds(axes)
 
@@ -85,10 +90,12 @@ def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
     weights = [line["weight"] for line in lines]
     alike = max(weights) - min(weights) < 1e-9
     for line in lines:
-        share = 1.0 if alike else line["weight"] / max(weights)
-        _draw_line(axes, points[line["from"]], points[line["to"]], line["directed"], share)
+        start, end, share = points[line["from"]], points[line["to"]], 1.0
+        if not alike:
+            share = line["weight"] / max(weights)
+        _draw_line(axes, start, end, line["directed"], share)
         if not alike and len(lines) <= _LABELLED:
-            _write_weight(axes, points[line["from"]], points[line["to"]], line["weight"])
+            _write_weight(axes, start, end, line["weight"])
     _draw_sites(axes, points)
     axes.set_title(_title(document, weights), fontsize="medium")
     axes.set_aspect("equal")
@@ -120,7 +127,7 @@ def _places(document: Mapping[str, Any]) -> dict[str, Point]:
 
 
 def _lines(edges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines to draw: one for two arcs there and back of one weight."""
+    """Return the lines to draw: an edge and its reverse are one line if their weights are equal."""
     weights = {(edge["from"], edge["to"]): edge["weight"] for edge in edges}
     lines = []
     for (start, end), weight in weights.items():
@@ -151,7 +158,8 @@ def _draw_line(axes: Axes, start: Point, end: Point, directed: bool, share: floa
 
 def _write_weight(axes: Axes, start: Point, end: Point, weight: float) -> None:
     """Write a weight on its line, off the middle, where diagonals cross."""
-    x, y = (first + 0.4 * (second - first) for first, second in zip(start, end, strict=True))
+    x = start[0] + 0.4 * (end[0] - start[0])
+    y = start[1] + 0.4 * (end[1] - start[1])
     box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
     axes.text(x, y, f"{weight:.2f}", ha="center", va="center", fontsize="x-small", bbox=box)
 
@@ -160,13 +168,14 @@ def _draw_sites(axes: Axes, points: Mapping[str, Point]) -> None:
     """Draw a dot per silo, with its name outside the circle, or below the hub's dot."""
     for site, (x, y) in points.items():
         axes.plot([x], [y], "o", markersize=11, color=ORANGE, zorder=2)
-        middle = math.hypot(x, y) < 0.5
-        side = "center" if abs(x) < 0.2 else ("left" if x > 0 else "right")
+        height = _STRETCH * y
+        if math.hypot(x, y) < 0.5:  # the hub, in the middle of the circle
+            height = y - 0.14
         axes.text(
             _STRETCH * x,
-            y - 0.14 if middle else _STRETCH * y,
+            height,
             site,
-            ha=side,
+            ha=_side(x),
             va="center",
             fontsize="small",
             zorder=3,
@@ -174,13 +183,25 @@ def _draw_sites(axes: Axes, points: Mapping[str, Point]) -> None:
         )
 
 
+def _side(x: float) -> str:
+    """Return matplotlib's alignment of a name, so that it does not cover the circle."""
+    if abs(x) < 0.2:
+        return "center"
+    if x > 0:
+        return "left"
+    return "right"
+
+
 def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
     """Build the title, with the weights if they are not written on the lines."""
     low, high = min(weights), max(weights)
-    kind = "expected weight" if "matchings" in document else "weight"
-    start = f"{document['kind']}, {len(weights)} link{'s' if len(weights) > 1 else ''}"
+    kind = "weight"
+    if "matchings" in document:
+        kind = "expected weight"
+    start = f"{document['kind']}, {format_count(len(weights), 'link')}"
     if high - low < 1e-9:
-        return f"{start}: {kind} {high:.3g}{' each' if len(weights) > 1 else ''}"
+        each = " each" if len(weights) > 1 else ""
+        return f"{start}: {kind} {high:.3g}{each}"
     if len(weights) <= _LABELLED:
         return f"{start}: {kind}s on the lines"
     return f"{start}: {kind}s {low:.2g} (thin) to {high:.2g} (thick)"
@@ -199,7 +220,9 @@ def _draw_times(axes: Axes, document: Mapping[str, Any]) -> None:
     axes.bar_label(bars, [f"{seconds:.3g} s" for seconds in times.values()], padding=3)
     axes.invert_yaxis()
     axes.margins(x=0.2)
-    exchange = "out and back" if document["visit-seconds"] else "one way"
+    exchange = "one way"
+    if document["visit-seconds"]:
+        exchange = "out and back"
     axes.set_xlabel("seconds of a round: computing, latency and transfer")
     axes.set_title(
         f"cycle time, {document['model-bytes'] / 1e6:.3g} MB a model, {exchange}",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +32,9 @@ _DRAWN_CLASSES = 6
 
 @dataclass(frozen=True)
 class Examination:
-    """A section on one question about a run that only the sites' data answer.
+    """A section on a question about a run that needs the sites' data.
 
-    Such as the accuracy by group of patients. A question without an answer has only sentences.
+    An example is the accuracy by group of patients. Without an answer there are only sentences.
     """
 
     title: str
@@ -51,11 +51,11 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
         examinations: further sections, which needed the sites' data; none by default.
     """
     metrics = final_metrics(run)
-    outcomes = {
-        site: class_outcomes(by_name, run.class_names(site), *_test_counts(run, site))
-        for site, by_name in metrics.items()
-        if _test_counts(run, site)[0]
-    }
+    outcomes = {}
+    for site, by_name in metrics.items():
+        counts, samples = _test_counts(run, site)
+        if counts:
+            outcomes[site] = class_outcomes(by_name, run.class_names(site), counts, samples)
     return {
         **taking_part(run),
         "head": head_of(run),
@@ -68,38 +68,66 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
 
 
 def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
-    """Return a site's test samples by class, hidden ones as None, and how many they are."""
-    known = run.silos.get(site, {"label_counts": {}, "sizes": {}})
-    return known["label_counts"].get("test", []), known["sizes"].get("test") or 0
+    """Return a site's test samples by class, hidden ones as None, and their total."""
+    if site not in run.silos:
+        return [], 0
+    facts = run.silos[site]
+    return facts["label_counts"].get("test", []), facts["sizes"].get("test") or 0
 
 
 def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
-    rows, drawn = [], dict[str, Estimate]()
+    """Build the table and the picture of each site's accuracy over all classes."""
+    rows, descriptions = [], []
+    drawn: dict[str, Estimate] = {}
     for site, by_name in metrics.items():
-        samples, accuracy = _test_counts(run, site)[1], by_name.get("accuracy")
-        if accuracy is not None:
-            drawn[site] = Estimate(accuracy)
-        if accuracy is not None and samples:
-            right = min(samples, max(0, round(accuracy * samples)))
-            drawn[site] = Estimate(accuracy, wilson(right, samples))
-        others = (share(by_name.get(name)) for name in ("balanced-accuracy", "auc"))
+        samples = _test_counts(run, site)[1]
         size = f"{samples:,}" if samples else NONE
-        rows.append([site, size, with_interval(drawn.get(site)), *others])
+        accuracy = _accuracy(by_name, samples)
+        cell = with_interval(accuracy)
+        balanced, auc = share(by_name.get("balanced-accuracy")), share(by_name.get("auc"))
+        rows.append([site, size, cell, balanced, auc])
+        if accuracy:
+            drawn[site] = accuracy
+            descriptions.append(f"{site}: {cell}, {size} samples")
     if not drawn:
         return {"overall": rows, "accuracy": []}
-    alt = "; ".join(f"{row[0]}: {row[2]}, {row[1]} samples" for row in rows if row[0] in drawn)
     label = f"share of test {run.noun(2)} that is right"
     svg = estimates(f"{run.name}-accuracy", {"accuracy": drawn}, label)
-    picture = Picture(svg, f"Accuracy by site. {alt}.", "Accuracy by site, 95 % intervals.")
-    return {"overall": rows, "accuracy": [picture]}
+    alt = f"Accuracy by site. {'; '.join(descriptions)}."
+    return {
+        "overall": rows,
+        "accuracy": [Picture(svg, alt, "Accuracy by site, 95 % intervals.")],
+    }
 
 
-def _by_class(run: Shown, outcomes: Mapping[str, Sequence[ClassOutcome]]) -> dict[str, Any]:
-    known = [o for by_class in outcomes.values() for o in by_class]
-    if not any(o.right is not None or o.false is not None for o in known):
+def _accuracy(metrics: Mapping[str, float], samples: int) -> Estimate | None:
+    """Return a site's accuracy, with an interval if the page may show its number of samples."""
+    accuracy = metrics.get("accuracy")
+    if accuracy is None:
+        return None
+    if not samples:
+        return Estimate(accuracy)
+    # Noise of a hospital may move an accuracy out of the range from 0 to 1
+    right = min(samples, max(0, round(accuracy * samples)))
+    return Estimate(accuracy, wilson(right, samples))
+
+
+Outcomes = Mapping[str, Sequence["ClassOutcome"]]  # site -> its classes
+
+
+def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
+    """Build tables and pictures by class; none if no site reports a count by class."""
+    tables = []
+    is_reported = False
+    for site, by_class in outcomes.items():
+        if by_class:
+            tables.append(_class_table(run, site, by_class))
+        for outcome in by_class:
+            if outcome.right is not None or outcome.false is not None:
+                is_reported = True
+    if not is_reported:
         return {"classes": []}
-    tables = [_class_table(run, site, by_class) for site, by_class in outcomes.items() if by_class]
-    return {"classes": tables, "class_pictures": [*_class_pictures(run.name, outcomes)]}
+    return {"classes": tables, "class_pictures": list(_class_pictures(run.name, outcomes))}
 
 
 def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
@@ -112,78 +140,96 @@ def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dic
     }
 
 
-def _class_pictures(run: str, outcomes: Mapping[str, Sequence[ClassOutcome]]) -> Iterator[Picture]:
-    """Yield a picture per class, of the first classes; for two classes one shows all."""
-    names = list(dict.fromkeys(o.name for by_class in outcomes.values() for o in by_class))
-    metrics: dict[str, Callable[[ClassOutcome], Estimate | None]] = {
-        "sensitivity": ClassOutcome.sensitivity,
-        "specificity": ClassOutcome.specificity,
-    }
-    for name in names[1:] if len(names) == 2 else names[:_DRAWN_CLASSES]:
-        here = {s: o for s, by_class in outcomes.items() for o in by_class if o.name == name}
-        series = {
-            title: {s: found for s, o in here.items() if (found := metric(o))}
-            for title, metric in metrics.items()
-        }
-        if any(series.values()):
-            said = [
-                f"{site}: {title} {with_interval(found)}"
-                for title, by_site in series.items()
-                for site, found in by_site.items()
-            ]
+def _class_pictures(run: str, outcomes: Outcomes) -> Iterator[Picture]:
+    """Yield a picture of sensitivity and specificity for each of the first classes.
+
+    Of two classes only the second is drawn: the sensitivity of one is the other's specificity.
+    """
+    names: dict[str, None] = {}
+    for by_class in outcomes.values():
+        names |= dict.fromkeys(outcome.name for outcome in by_class)
+    drawn = list(names)[:_DRAWN_CLASSES]
+    if len(names) == 2:
+        drawn = drawn[1:]
+    for name in drawn:
+        sensitivity, specificity = {}, {}
+        for site, by_class in outcomes.items():
+            for outcome in by_class:
+                if outcome.name == name:
+                    sensitivity[site] = outcome.sensitivity()
+                    specificity[site] = outcome.specificity()
+        series = {"sensitivity": _known(sensitivity), "specificity": _known(specificity)}
+        descriptions = []
+        for title, by_site in series.items():
+            for site, estimate in by_site.items():
+                descriptions.append(f"{site}: {title} {with_interval(estimate)}")
+        if descriptions:
             svg = estimates(f"{run}-class-{name}", series, "share, with 95 % interval")
-            alt = f"Class {name} by site. {'; '.join(said)}."
+            alt = f"Class {name} by site. {'; '.join(descriptions)}."
             yield Picture(svg, alt, f"Class {name}: by site.")
 
 
+def _known(by_site: Mapping[str, Estimate | None]) -> dict[str, Estimate]:
+    return {site: estimate for site, estimate in by_site.items() if estimate}
+
+
 def _certainty(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
-    families = {
-        CONFIDENCE: ("reliability", "confidence: the largest probability"),
-        UNCERTAINTY: ("uncertainty", "uncertainty"),
-        CERTAINTY: ("vacuity", "vacuity (1: no evidence)"),
-    }
-    found = {family: merge_bins(bins(metrics.values(), family), run.floor) for family in families}
+    """Build tables and pictures that show how often the model is right by how sure it is.
+
+    Vacuity is drawn only if the network is evidential. Without confidence there is no picture.
+    """
+    confidence, uncertainty, vacuity = (
+        merge_bins(bins(metrics.values(), family), run.floor)
+        for family in (CONFIDENCE, UNCERTAINTY, CERTAINTY)
+    )
+    diagrams = []
+    if confidence:
+        label = "confidence: the largest probability"
+        diagrams = [
+            _diagram(f"{run.name}-reliability", confidence, label, diagonal=True),
+            _diagram(f"{run.name}-uncertainty", uncertainty, "uncertainty"),
+        ]
+        if vacuity:
+            diagrams.append(_diagram(f"{run.name}-vacuity", vacuity, "vacuity (1: no evidence)"))
+    calibration = []
+    for site, by_name in metrics.items():
+        if "calibration-error" in by_name:
+            calibration.append([site, share(by_name["calibration-error"])])
     return {
-        "confidence": _bin_rows(found[CONFIDENCE]),
-        "uncertainty": _bin_rows(found[UNCERTAINTY]),
-        "calibration": [
-            [site, share(f["calibration-error"])]
-            for site, f in metrics.items()
-            if "calibration-error" in f
-        ],
-        "diagrams": [
-            _diagram(f"{run.name}-{name}", found[family], label, diagonal=family == CONFIDENCE)
-            for family, (name, label) in families.items()
-            if found[CONFIDENCE] and (found[family] or family == UNCERTAINTY)
-        ],
+        "confidence": _bin_rows(confidence),
+        "uncertainty": _bin_rows(uncertainty),
+        "calibration": calibration,
+        "diagrams": diagrams,
     }
 
 
-def _diagram(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) -> Picture:
-    said = "; ".join(f"at {b.mean:.2f} right {b.right / b.count:.2f} of {b.count}" for b in found)
+def _diagram(name: str, filled: Sequence[Bin], label: str, *, diagonal: bool = False) -> Picture:
+    descriptions = []
+    for one in filled:
+        descriptions.append(f"at {one.mean:.2f} right {one.right / one.count:.2f} of {one.count}")
     return Picture(
-        certainty(name, found, label, diagonal=diagonal),
-        f"Share of right answers by {label}, all sites together: {said}.",
+        certainty(name, filled, label, diagonal=diagonal),
+        f"Share of right answers by {label}, all sites together: {'; '.join(descriptions)}.",
         f"Right answers by {label}; numbers: samples; bars: 95 % intervals.",
     )
 
 
-def _bin_rows(found: Sequence[Bin]) -> list[list[str]]:
-    return [[f"{b.mean:.3f}", f"{b.count:,}", with_interval(b.share())] for b in found]
+def _bin_rows(filled: Sequence[Bin]) -> list[list[str]]:
+    return [[f"{one.mean:.3f}", f"{one.count:,}", with_interval(one.share())] for one in filled]
 
 
 @dataclass(frozen=True)
 class ClassOutcome:
-    """One class at one site: how many samples of it and of others, and what became of them.
+    """The test samples of one class at one site, and how well the model recognises the class.
 
     ``right``, ``false`` and ``auc`` are None if the site has too few samples to report them.
     """
 
     name: str
-    samples: int
-    others: int
-    right: int | None
-    false: int | None
+    samples: int  # samples of the class
+    others: int  # samples of all other classes
+    right: int | None  # samples of the class that are predicted as the class
+    false: int | None  # samples of other classes that are predicted as the class
     auc: float | None
 
     def sensitivity(self) -> Estimate | None:
@@ -205,36 +251,53 @@ class ClassOutcome:
         return Estimate(self.auc, of_auc(self.auc, self.samples, self.others))
 
     def cells(self) -> list[str]:
-        """Return its samples, sensitivity, specificity and AUC as people read them."""
-        metrics = (self.sensitivity(), self.specificity(), self.area())
-        return [f"{self.samples:,}", *map(with_interval, metrics)]
+        """Return the number of samples, sensitivity, specificity and AUC as text."""
+        return [
+            f"{self.samples:,}",
+            with_interval(self.sensitivity()),
+            with_interval(self.specificity()),
+            with_interval(self.area()),
+        ]
 
 
 def final_metrics(run: Shown) -> dict[str, dict[str, float]]:
-    """Return site -> metric -> test metric of the last round, those by class and bin too."""
-    return {
-        site: {name: value for name, value in by_name.items() if not name.startswith("trained-")}
-        for site, by_name in run.last_metrics("test").items()
-    }
+    """Return site -> metric -> test metric of the last round, including those by class and bin."""
+    metrics = {}
+    for site, by_name in run.last_metrics("test").items():
+        metrics[site] = {
+            name: value for name, value in by_name.items() if not name.startswith("trained-")
+        }
+    return metrics
 
 
 def class_outcomes(
     metrics: Mapping[str, float], names: Sequence[str], counts: Sequence[int | None], total: int
 ) -> list[ClassOutcome]:
-    """Return a site's classes of which it has test samples whose number may be shown.
+    """Return the outcomes of a site's classes whose number of test samples may be shown.
 
-    ``metrics`` are the site's of ``final_metrics``. ``counts`` are its test samples by class, None
-    where hidden, and ``total`` those of all classes.
+    Classes without test samples are left out, too.
+
+    Args:
+        metrics: the site's metrics from ``final_metrics``.
+        names: the names of the classes.
+        counts: the site's test samples by class; None for a hidden number.
+        total: the site's test samples of all classes.
     """
     outcomes = []
     for label, (name, samples) in enumerate(zip(names, counts, strict=True)):
-        right, false, auc = (
-            metrics.get(f"{CLASS}.{label}.{part}") for part in ("right", "false", "auc")
-        )
-        if samples:
-            others = total - samples
-            # A hospital rounds what it reports, so that a count may exceed its samples
-            found = None if right is None else min(int(right), samples)
-            wrong = None if false is None else min(int(false), others)
-            outcomes.append(ClassOutcome(name, samples, others, found, wrong, auc))
+        if not samples:
+            continue
+        others = total - samples
+        right = _count(metrics.get(f"{CLASS}.{label}.right"), samples)
+        false = _count(metrics.get(f"{CLASS}.{label}.false"), others)
+        auc = metrics.get(f"{CLASS}.{label}.auc")
+        outcomes.append(ClassOutcome(name, samples, others, right, false, auc))
     return outcomes
+
+
+def _count(reported: float | None, most: int) -> int | None:
+    """Return a reported count as a whole number of at most ``most``; None if there is none."""
+    if reported is None:
+        return None
+    # A hospital rounds what it reports, so that a count may exceed its samples
+    return min(int(reported), most)

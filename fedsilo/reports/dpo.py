@@ -1,19 +1,18 @@
 """A report for a data protection officer: what left each hospital, how much, and what bounds it."""
 
 from collections import Counter
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from fedsilo.client_app.site.audit_log import ANSWERED, grouped
+from fedsilo.client_app.site.audit_log import ANSWERED, group_names
 from fedsilo.client_app.site.policy import SiteFile
 from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import ARRAYS, METRICS
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import NOBODY
-from fedsilo.core.settings_schema import Value, key_of
+from fedsilo.core.settings_schema import Value, key_of, keys_of, rules_of
 from fedsilo.pages.number_texts import at_most
 from fedsilo.reports.flows import picture, sentences, shortened
 from fedsilo.reports.headline import head_of
@@ -32,34 +31,44 @@ _NO_LIMITS = ("site", "audit_log")
 def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
     """Build the template variables of ``dpo.html``, with a hospital's own log if one is given."""
     privacy = run.summary["privacy"]
+    log_data = None
+    if log:
+        log_data = _log(run, log)
     return {
         **taking_part(run),
         "head": head_of(run) | _head(run, privacy),
         "trust": privacy["trust"],
         "flow": picture(run.trust, len(run.silos), _epsilon(privacy)),
-        "bounded": run.trust == NOBODY,  # all that leaves, or weights and means alone
+        # At other levels of trust, epsilon bounds only weights, class means and prototypes
+        "bounded": run.trust == NOBODY,
         "leaves": sentences(run.trust, privacy["leaves each site"]),
-        "perturbation": [*shortened(privacy.get("perturbation", ""))],
+        "perturbation": list(shortened(privacy.get("perturbation", ""))),
         **_bytes(run),
         **_measurements(run),
         "arrays": _arrays(run),
         "guarantee": _guarantee(privacy["guarantee"]),
-        "log": log and _log(run, log),
+        "log": log_data,
     }
 
 
 def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
-    """Return result and main limit as a data protection officer reads them."""
-    sites, messages = counted(len(run.silos), "hospital"), counted(len(run.traffic_rows), "message")
-    sent = bytes_text(sum(sum(by_kind.values()) for by_kind in _sent(run).values()))
-    said, spent = (
-        _bound(run, sent) if run.floors.sites_with_hidden_counts else sent,
-        _epsilon(privacy),
-    )
-    of = "" if run.trust == NOBODY else ", of weights, class means and prototypes alone"
-    bound = f"; epsilon per patient is at most {spent}{of}" if spent else ""
+    """Build the result and the main limit for a data protection officer."""
+    sites = format_count(len(run.silos), "hospital")
+    messages = format_count(len(run.traffic_rows), "message")
+    total = 0
+    for by_phase in _sent_bytes(run).values():
+        total += sum(by_phase.values())
+    sent = bytes_text(total)
+    if run.floors.sites_with_hidden_counts:
+        sent = _bound(run, sent)
+    spent = _epsilon(privacy)
+    bound = ""
+    if spent:
+        bound = f"; epsilon per patient is at most {spent}"
+        if run.trust != NOBODY:
+            bound += ", of weights, class means and prototypes alone"
     return {
-        "result": f"{sites} answered {messages}; sent: {said}{bound}.",
+        "result": f"{sites} answered {messages}; sent: {sent}{bound}.",
         "limit": _limit(run, spent),
     }
 
@@ -75,8 +84,11 @@ def _limit(run: Shown, spent: str) -> str:
 
 
 def _epsilon(privacy: Mapping[str, Any]) -> str:
+    """Return the epsilon of the site that spent most as text; empty without a guarantee."""
     guarantee = privacy["guarantee"]
-    return "" if guarantee == NO_PRIVACY else at_most(guarantee["epsilon"])
+    if guarantee == NO_PRIVACY:
+        return ""
+    return at_most(guarantee["epsilon"])
 
 
 def _bound(run: Shown, most: str) -> str:
@@ -84,60 +96,82 @@ def _bound(run: Shown, most: str) -> str:
 
     With a single site, the bound is its own number.
     """
-    return f"up to {most}" if len(run.silos) > 1 else "not shown"
+    if len(run.silos) > 1:
+        return f"up to {most}"
+    return "not shown"
 
 
-def _sent(run: Shown) -> dict[str, dict[str, int]]:
-    """Return site -> kind of message -> bytes; of a hiding site the most of any site."""
-    up, most, hiding = (
-        dict[str, Counter[str]](),
-        Counter[str](),
-        run.floors.sites_with_hidden_counts,
-    )
+def _sent_bytes(run: Shown) -> dict[str, dict[str, int]]:
+    """Return site -> phase -> bytes sent; for a site with hidden counts, the most of any site.
+
+    A reply has metrics only for classes with enough samples, so its bytes would reveal how many
+    classes have too few.
+    """
+    sent: dict[str, Counter[str]] = {}
     for row in run.traffic_rows:
-        up.setdefault(row["site"], Counter())[row["phase"]] += int(row["bytes_up"])
-    for sent in up.values():
-        most |= sent
-    return {
-        site: {phase: most[phase] if site in hiding else n for phase, n in sent.items()}
-        for site, sent in sorted(up.items())
-    }
+        sent.setdefault(row["site"], Counter())[row["phase"]] += int(row["bytes_up"])
+    most = Counter[str]()
+    for by_phase in sent.values():
+        most |= by_phase  # the larger number of each phase
+    shown: dict[str, dict[str, int]] = {}
+    for site, by_phase in sorted(sent.items()):
+        shown[site] = dict(by_phase)
+        if site in run.floors.sites_with_hidden_counts:
+            shown[site] = {phase: most[phase] for phase in by_phase}
+    return shown
 
 
 def _bytes(run: Shown) -> dict[str, Any]:
-    down, messages, hiding = Counter[str](), Counter[str](), run.floors.sites_with_hidden_counts
+    """Build the table of bytes: a row per site, a column per phase."""
+    received, messages = Counter[str](), Counter[str]()
+    phases: dict[str, None] = {}
     for row in run.traffic_rows:
-        down[row["site"]] += int(row["bytes_down"])
+        received[row["site"]] += int(row["bytes_down"])
         messages[row["site"]] += 1
-    phases = list(dict.fromkeys(row["phase"] for row in run.traffic_rows))
+        phases[row["phase"]] = None
     rows = []
-    for site, sent in _sent(run).items():
-        texts = {phase: bytes_text(n) for phase, n in (sent | {"": sum(sent.values())}).items()}
-        if site in hiding:
-            texts = {phase: _bound(run, text) for phase, text in texts.items()}
-        cells = [texts.get(phase, "-") for phase in (*phases, "")]
-        rows.append([site, str(messages[site]), *cells, bytes_text(down[site])])
-    left = (f"left in '{phase}'" for phase in phases)
+    for site, sent in _sent_bytes(run).items():
+        hidden = site in run.floors.sites_with_hidden_counts
+        cells = [site, str(messages[site])]
+        for phase in phases:
+            cells.append(_sent_cell(run, sent[phase], hidden) if phase in sent else "-")
+        cells.append(_sent_cell(run, sum(sent.values()), hidden))
+        cells.append(bytes_text(received[site]))
+        rows.append(cells)
+    left = [f"left in '{phase}'" for phase in phases]
     columns = ["site", "messages", *left, "sent in all", "received in all"]
     return {"byte_columns": columns, "bytes": rows}
 
 
+def _sent_cell(run: Shown, number: int, hidden: bool) -> str:
+    text = bytes_text(number)
+    if hidden:
+        return _bound(run, text)
+    return text
+
+
 def _measurements(run: Shown) -> dict[str, Any]:
+    """Build the table that counts the metrics sent: a row per kind of metric, a column per site.
+
+    A site with hidden counts sends fewer metrics by class, so its cell has the most of any site.
+    """
     measured = Counter((row["site"], row["metric"].partition(".")[0]) for row in run.sent)
-    sites, hiding = sorted({site for site, _ in measured}), run.floors.sites_with_hidden_counts
-    names = sorted({name for _, name in measured})
-    if hiding and len(run.silos) == 1:  # also that there is no such row would say it
-        names = [name for name in names if not rests_on_classes(name)]
-
-    def cell(site: str, name: str) -> str:
-        if site in hiding and rests_on_classes(name):
-            return f"up to {max(measured[other, name] for other in sites)}"
-        return str(measured[site, name])
-
-    return {
-        "measurement_columns": [METRICS, *sites],
-        "measurements": [[name, *(cell(site, name) for site in sites)] for name in names],
-    }
+    sites = sorted({site for site, _ in measured})
+    hiding = run.floors.sites_with_hidden_counts
+    rows = []
+    for name in sorted({name for _, name in measured}):
+        by_class = rests_on_classes(name)
+        if by_class and hiding and len(run.silos) == 1:
+            continue  # the most of any site would be the site's own number
+        most = max(measured[site, name] for site in sites)
+        cells = [name]
+        for site in sites:
+            if by_class and site in hiding:
+                cells.append(f"up to {most}")
+            else:
+                cells.append(str(measured[site, name]))
+        rows.append(cells)
+    return {"measurement_columns": [METRICS, *sites], "measurements": rows}
 
 
 def _arrays(run: Shown) -> list[list[str]] | None:
@@ -146,71 +180,84 @@ def _arrays(run: Shown) -> list[list[str]] | None:
     if not path.is_file():
         return None
     arrays, _ = load_state(path)
-    values, groups = Counter[str](), grouped(f"{ARRAYS}/{name}" for name in arrays)
+    counts, values = Counter[str](), Counter[str]()
     for name, array in arrays.items():
-        values[next(iter(grouped([f"{ARRAYS}/{name}"])))] += int(np.size(array))
-    return [
-        [name, str(count), f"{values[name]:,}", bytes_text(4 * values[name])]
-        for name, count in sorted(groups.items())
-    ]
+        (kind,) = group_names([f"{ARRAYS}/{name}"])
+        counts[kind] += 1
+        values[kind] += int(np.size(array))
+    rows = []
+    for kind in sorted(counts):
+        size = bytes_text(4 * values[kind])  # float32
+        rows.append([kind, str(counts[kind]), f"{values[kind]:,}", size])
+    return rows
 
 
 def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
+    """Build the variables about a guarantee of differential privacy, or None without one."""
     if guarantee == NO_PRIVACY:
         return None
-    return {
-        "facts": [
-            ("epsilon", f"{at_most(guarantee['epsilon'])}, of the site that spent most"),
-            *((name, f"{guarantee[name]:g}") for name in _AMOUNTS),
-            *((name, guarantee[name]) for name in ("mechanism", "accountant")),
-        ],
-        "sites": [[site, at_most(spent)] for site, spent in guarantee["sites"].items()],
-    }
+    facts = [("epsilon", f"{at_most(guarantee['epsilon'])}, of the site that spent most")]
+    facts += [(name, f"{guarantee[name]:g}") for name in _AMOUNTS]
+    facts += [(name, guarantee[name]) for name in ("mechanism", "accountant")]
+    sites = [[site, at_most(spent)] for site, spent in guarantee["sites"].items()]
+    return {"facts": facts, "sites": sites}
 
 
 def site_file_data(file: SiteFile) -> dict[str, Any]:
     """Build the template variables of ``dpo.html`` for a hospital's own site file."""
-    limits = [f for f in fields(SiteFile) if "rule" in f.metadata and f.name not in _NO_LIMITS]
-    return {
-        "site": file.site or "the site",
-        "lists": [(key_of(n), ", ".join(getattr(file, n)) or "nothing") for n in _LISTS],
-        "limits": [
-            [
-                key_of(limit.name),
-                value_text(getattr(file, limit.name)),
-                "site file" if key_of(limit.name) in file.given else "default",
-                limit.metadata["rule"].help,
-            ]
-            for limit in limits
-        ],
-    }
+    lists = [(key_of(name), ", ".join(getattr(file, name)) or "nothing") for name in _LISTS]
+    rules = rules_of(SiteFile)
+    limits = []
+    for name, key in keys_of(SiteFile).items():
+        if key in rules and name not in _NO_LIMITS:
+            origin = "default"
+            if key in file.given:
+                origin = "site file"
+            value = value_text(getattr(file, name))
+            limits.append([key, value, origin, rules[key].help])
+    return {"site": file.site or "the site", "lists": lists, "limits": limits}
 
 
 def value_text(value: Value) -> str:
-    """Return a setting's value for people."""
-    return str(value).lower() if isinstance(value, bool) else str(value) or "(empty)"
+    """Return a setting's value as pages show it: ``true``, ``0.5``, ``(empty)``."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) or "(empty)"
 
 
 def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
+    """Build the variables about the lines of a hospital's audit log that belong to the run."""
     lines = log.of_run(str(run.settings.common.run_name))
     outcomes = Counter(str(line["outcome"]) for line in lines)
-    entries, messages = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
-    for line in lines:
-        for record, count in line["records"].items():
-            entries[line["site"], line["kind"], record] += count
-            messages[line["site"], line["kind"], record] += 1
+    by_outcome = [f"{count} {outcome}" for outcome, count in sorted(outcomes.items())]
     return {
         "count": len(lines),
         "first": lines[0]["time"],
         "last": lines[-1]["time"],
-        "outcomes": ", ".join(f"{count} {outcome}" for outcome, count in sorted(outcomes.items())),
+        "outcomes": ", ".join(by_outcome),
         "sent": bytes_text(sum(line["bytes-out"] for line in lines)),
         "received": bytes_text(sum(line["bytes-in"] for line in lines)),
         "torn": log.torn,
-        "records": [[*key, str(messages[key]), str(entries[key])] for key in sorted(entries)],
-        "unanswered": [
-            [line["time"], line["site"], str(line["round"]), line["outcome"], line["why"]]
-            for line in lines
-            if line["outcome"] != ANSWERED
-        ],
+        "records": _record_rows(lines),
+        "unanswered": _unanswered_rows(lines),
     }
+
+
+def _record_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """Return a row for each site, kind of message and record: messages that had it, entries."""
+    messages, entries = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
+    for line in lines:
+        for record, count in line["records"].items():
+            key = (line["site"], line["kind"], record)
+            messages[key] += 1
+            entries[key] += count
+    return [[*key, str(messages[key]), str(entries[key])] for key in sorted(entries)]
+
+
+def _unanswered_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    rows = []
+    for line in lines:
+        if line["outcome"] != ANSWERED:
+            round_ = str(line["round"])
+            rows.append([line["time"], line["site"], round_, line["outcome"], line["why"]])
+    return rows

@@ -1,6 +1,5 @@
 """Describes the data flows of a run in short sentences by level of trust, and in a picture."""
 
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
@@ -10,7 +9,7 @@ from typing import Any
 import yaml
 
 from fedsilo.core.drawing.palette import BLUE, GREEN, ORANGE
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
 from fedsilo.pages.page import Picture, environment
 from fedsilo.server_app.records.summary import ALWAYS_LEAVES, BY_TRUST
@@ -32,48 +31,68 @@ def _texts() -> Mapping[str, Any]:
 def sentences(level: str, leaves: Sequence[str]) -> dict[str, list[str]]:
     """Describe the data that leave a site at the start, in replies, at the end, by the method.
 
-    ``leaves`` are the sentences of ``privacy.json``; those of the method itself are split.
+    Args:
+        level: the level of trust.
+        leaves: the sentences of ``privacy.json``; only those of the method itself are used, because
+            this page has shorter ones for all others.
     """
-    said = (*ALWAYS_LEAVES, *itertools.chain.from_iterable(BY_TRUST.values()))
-    known = tuple(one[:_START] for one in said)
-    own = [short for text in leaves if not text.startswith(known) for short in shortened(text)]
+    general = list(ALWAYS_LEAVES)
+    for said in BY_TRUST.values():
+        general += said
+    beginnings = tuple(text[:_START] for text in general)
+    by_method: list[str] = []
+    for text in leaves:
+        if not text.startswith(beginnings):
+            by_method += shortened(text)
     always = "When something fails, the error's text leaves; it has no values of patients."
     texts = _texts()[level]
     return {
         "At the start": texts["start"],
         "With each reply": [*texts["reply"], always],
         "At the end": texts["end"],
-        "What this method sends": own,
+        "What this method sends": by_method,
     }
 
 
 def shortened(text: str) -> Iterator[str]:
     """Yield a text as sentences of at most 25 words, cut at its own stops."""
-    for part in filter(None, _STOPS.split(text)):
-        yield from (f"{one[:1].upper()}{one[1:].rstrip('.,:;')}." for one in _cut(part.strip()))
+    for part in _STOPS.split(text):
+        if not part:
+            continue
+        for sentence in _cut(part.strip()):
+            yield f"{sentence[:1].upper()}{sentence[1:].rstrip('.,:;')}."
 
 
 def _cut(text: str) -> Iterator[str]:
-    if len(text.split()) <= _WORDS:
+    """Cut a sentence in two at the comma nearest to its middle until each part is short enough."""
+    words = text.split()
+    if len(words) <= _WORDS:
         yield text
         return
-    words = text.split()
     places = [len(text[: at.start()].split()) for at in _BREAKS.finditer(text)]
-    middle = min(places or [_WORDS], key=lambda place: abs(place - len(words) / 2))
+    if not places:
+        places = [_WORDS]
+    middle = min(places, key=lambda place: abs(place - len(words) / 2))
     for half in (words[:middle], words[middle:]):
         yield from _cut(" ".join(half))
 
 
 def picture(level: str, sites: int, epsilon: str) -> Picture:
-    """Return the picture of what flows between hospitals, server and readers of the model.
+    """Draw the data that flow between hospitals, server and readers of the model.
 
-    ``epsilon`` is what a hospital spends at most, or an empty string without a guarantee.
+    Args:
+        level: the level of trust.
+        sites: the number of hospitals.
+        epsilon: the most that a hospital spends; empty without a guarantee.
     """
     texts = _texts()[level]
     sent, measured = texts["picture"]
-    mark, hospitals = texts["mark"], counted(sites, "hospital")
-    if epsilon:
-        mark += f" ({'' if level == NOBODY else 'weights: '}epsilon {epsilon})"
+    hospitals = format_count(sites, "hospital")
+    mark = texts["mark"]
+    if epsilon and level == NOBODY:
+        mark += f" (epsilon {epsilon})"
+    elif epsilon:
+        mark += f" (weights: epsilon {epsilon})"
     colour = {SERVER: ORANGE, SUMS: BLUE, NOBODY: GREEN}[level]
     words = {"hospitals": hospitals, "sent": sent, "measured": measured, "mark": mark}
     svg = environment().get_template("flow.svg").render(words, colour=colour, blue=BLUE).strip()

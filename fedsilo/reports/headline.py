@@ -4,7 +4,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
 from fedsilo.core.versions import FEDSILO
 from fedsilo.datasets.registry import data_set
@@ -35,62 +35,88 @@ def head_of(run: Shown) -> dict[str, Any]:
 def facts(run: Shown) -> list[tuple[str, str]]:
     """Return the facts of a run, such as its method and rounds, as pairs (name, value)."""
     summary = run.summary
-    done, asked = summary["rounds"], run.settings.common.rounds
-    rounds = counted(done, "round") + (f" of at most {asked}" if done != asked else "")
+    classes = ", ".join(run.class_names()) or "classes without names"
+    hospitals = str(len(run.silos))
+    if run.is_simulated:
+        hospitals += ", simulated in one place"
+    rounds = format_count(summary["rounds"], "round")
+    if summary["rounds"] != run.settings.common.rounds:
+        rounds += f" of at most {run.settings.common.rounds}"
+    written = "not recorded"
     progress = read_progress(run.path)
-    environment = run.config.environment
-    revision = str(environment.get("fedsilo-revision", "unknown"))[:12]
-    written = f"{progress.updated:%Y-%m-%d %H:%M} UTC" if progress else "not recorded"
-    # A site is known again by the first digits of a SHA-256 over the digests of its splits
-    fingerprints = []
-    for site, known in run.silos.items():
-        if found := known["fingerprints"]:
-            joined = "".join(f"{split}{found[split]}" for split in sorted(found))
-            digest = hashlib.sha256(joined.encode()).hexdigest()
-            fingerprints.append(f"{site} {digest[:12]}")
+    if progress:
+        written = f"{progress.updated:%Y-%m-%d %H:%M} UTC"
+    revision = str(run.config.environment.get("fedsilo-revision", "unknown"))[:12]
     return [
-        ("predicts", f"which of: {', '.join(run.class_names()) or 'classes without names'}"),
+        ("predicts", f"which of: {classes}"),
         ("for whom", f"{run.noun(2)} like those of {', '.join(run.silos)}"),
         ("data", _data(str(summary["dataset"]))),
-        ("hospitals", f"{len(run.silos)}{', simulated in one place' if run.is_simulated else ''}"),
+        ("hospitals", hospitals),
         ("method", f"{summary['title']} ({summary['method']}), {rounds}"),
         ("trained", f"{written}, seed {summary['seed']}"),
         ("version", f"fedsilo {FEDSILO}, git revision of the run {revision}"),
-        ("data fingerprints", ", ".join(fingerprints) or f"none at 'trust: {run.trust}'"),
+        ("data fingerprints", _fingerprints(run) or f"none at 'trust: {run.trust}'"),
     ]
+
+
+def _fingerprints(run: Shown) -> str:
+    """Return the first digits of a SHA-256 over the digests of a site's splits, for each site.
+
+    By them somebody can check that two runs had the same data.
+    """
+    texts = []
+    for site, known in run.silos.items():
+        of_splits = known["fingerprints"]
+        if of_splits:
+            joined = "".join(f"{split}{of_splits[split]}" for split in sorted(of_splits))
+            digest = hashlib.sha256(joined.encode()).hexdigest()
+            texts.append(f"{site} {digest[:12]}")
+    return ", ".join(texts)
 
 
 def _data(name: str) -> str:
     data = data_set(name)
     if data.licence:
-        terms = f", {data.licence.terms}" if data.licence.terms else ""
+        terms = ""
+        if data.licence.terms:
+            terms = f", {data.licence.terms}"
         return f"{name} (public, {data.licence.licence}{terms})"
-    whose = "made up by fedsilo" if data.origin == "made-up" else "the hospitals' own"
-    return f"{name} ({whose})"
+    if data.origin == "made-up":
+        return f"{name} (made up by fedsilo)"
+    return f"{name} (the hospitals' own)"
 
 
 def result(run: Shown, site: str | None = None) -> str:
-    """Return the result in one sentence, with its interval where there is one.
+    """Return the result in one sentence, with its interval if the page may show the counts.
 
-    It is of the own model of ``site``; without one of all sites' test samples.
+    The result is for the own model of ``site``; without a site, for the test samples of all sites.
     """
-    if tested := _count_tested(run, site):
-        samples = sum(n for n, _ in tested.values())
-        found = sum(round(accuracy * n) for n, accuracy in tested.values())
-        right = min(max(found, 0), samples)
-        around = wilson(right, samples)
-        return (
-            f"Predictions are right for {right:,} of {samples:,} test {run.noun(samples)} of "
-            f"{counted(len(tested), 'hospital')}: {percent(right / samples)} (95 % interval "
-            f"{percent(around.low)} to {percent(around.high)})"
-            f"{_beside_guessing(run, list(tested))}.{_noise(run)}"
-        )
-    if site is None and (accuracy := run.summary["mean"].get("accuracy")) is not None:
+    tested = _count_tested(run, site)
+    if tested:
+        return _result_of_counts(run, tested)
+    accuracy = run.summary["mean"].get("accuracy")
+    if site is None and accuracy is not None:
         return (
             f"Predictions are right for {percent(accuracy)} of the test {run.noun(2)}; how many "
             "they are did not leave the hospitals, so there is no interval."
         )
-    return f"No accuracy on test data may be shown for {f'site {site}' if site else 'this run'}."
+    if site:
+        return f"No accuracy on test data may be shown for site {site}."
+    return "No accuracy on test data may be shown for this run."
+
+
+def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]]) -> str:
+    """Return the result over all samples of ``tested``: site -> test samples and accuracy."""
+    samples = sum(n for n, _ in tested.values())
+    right = sum(round(accuracy * n) for n, accuracy in tested.values())
+    right = min(max(right, 0), samples)  # noise of hospitals may lead out of the range
+    interval = wilson(right, samples)
+    return (
+        f"Predictions are right for {right:,} of {samples:,} test {run.noun(samples)} of "
+        f"{format_count(len(tested), 'hospital')}: {percent(right / samples)} (95 % interval "
+        f"{percent(interval.low)} to {percent(interval.high)})"
+        f"{_beside_guessing(run, list(tested))}.{_noise(run)}"
+    )
 
 
 def _noise(run: Shown) -> str:
@@ -102,20 +128,25 @@ def _noise(run: Shown) -> str:
 
 
 def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
-    """Return the number of test samples and the accuracy of each site that shows both."""
-    return {
-        site: (samples, metrics["accuracy"])
-        for site, known in run.silos.items()
-        if only in (None, site)
-        and (samples := known["sizes"].get("test"))
-        and "accuracy" in (metrics := run.summary["sites"].get(site, {}))
-    }
+    """Return site -> number of test samples and accuracy, for each site that shows both.
+
+    With ``only``, all other sites are left out.
+    """
+    tested = {}
+    for site, known in run.silos.items():
+        samples = known["sizes"].get("test")
+        accuracy = run.summary["sites"].get(site, {}).get("accuracy")
+        if only in (None, site) and samples and accuracy is not None:
+            tested[site] = (samples, accuracy)
+    return tested
 
 
 def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
     """Return the accuracy of always predicting one class at these sites, if it may be shown."""
     counts = [run.silos[site]["label_counts"].get("test", []) for site in sites]
-    if run.trust == NOBODY or not all(counts) or any(None in row for row in counts):
+    if run.trust == NOBODY or not all(counts):
+        return ""
+    if any(None in row for row in counts):  # a hidden count
         return ""
     totals = [sum(column) for column in zip(*counts, strict=True)]
     most = max(totals)
@@ -124,7 +155,10 @@ def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
 
 
 def limit(run: Shown, site: str | None = None) -> str:
-    """Return the main limit of what ``result`` says in one sentence."""
+    """Return the main limit of ``result`` in one sentence.
+
+    If sites measured the model, it is the interval at the site with the fewest test samples.
+    """
     if data_set(str(run.summary["dataset"])).origin == "made-up":
         return "The data are made up: the result says nothing about patients."
     if run.trust != SERVER:
@@ -136,9 +170,9 @@ def limit(run: Shown, site: str | None = None) -> str:
     if not tested:
         return f"{start}, on too few {run.noun(2)} to show a metric of one hospital."
     smallest = min(tested, key=lambda name: tested[name][0])
-    n, accuracy = tested[smallest]
-    around = wilson(round(accuracy * n), n)
+    samples, accuracy = tested[smallest]
+    interval = wilson(round(accuracy * samples), samples)
     return (
-        f"{start}, and {smallest} has {n} test {run.noun(n)}, for whom the true share may be "
-        f"anywhere from {percent(around.low)} to {percent(around.high)}."
+        f"{start}, and {smallest} has {samples} test {run.noun(samples)}, for whom the true share "
+        f"may be anywhere from {percent(interval.low)} to {percent(interval.high)}."
     )

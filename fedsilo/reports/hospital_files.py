@@ -20,11 +20,11 @@ _KEYS: dict[str, type | tuple[type, ...]] = {
 
 @dataclass(frozen=True)
 class AuditLog:
-    """An audit log: its complete lines, and how many are cut short."""
+    """The content of an audit log."""
 
     path: Path
-    lines: Sequence[Mapping[str, Any]]
-    torn: int
+    lines: Sequence[Mapping[str, Any]]  # the complete lines
+    torn: int  # the number of lines that are cut short
 
     def of_run(self, run_name: str) -> list[Mapping[str, Any]]:
         """Return the lines of a run.
@@ -34,10 +34,10 @@ class AuditLog:
         """
         found = [line for line in self.lines if line["run"] == run_name]
         if not found:
-            known = ", ".join(dict.fromkeys(str(line["run"]) for line in self.lines)) or "none"
+            runs = dict.fromkeys(str(line["run"]) for line in self.lines)
             raise DataError(
-                f"{self.path} has no message of run '{run_name}', only of: {known}; name the log "
-                "of a hospital that took part"
+                f"{self.path} has no message of run '{run_name}', only of: "
+                f"{', '.join(runs) or 'none'}; name the log of a hospital that took part"
             )
         return found
 
@@ -52,13 +52,10 @@ def read_audit_log(path: Path) -> AuditLog:
     for number, text in enumerate(_text(path, "audit log").splitlines(), 1):
         try:
             line = json.loads(text)
-        except (ValueError, RecursionError):  # lists within lists
-            torn += 1
+        except (ValueError, RecursionError):
+            torn += 1  # a line that is cut short, or lists within lists without end
             continue
-        known = isinstance(line, dict) and all(
-            isinstance(line.get(key), kind) for key, kind in _KEYS.items()
-        )
-        if not known or not all(isinstance(count, int) for count in line["records"].values()):
+        if not _is_log_line(line):
             raise DataError(
                 f"{path}, line {number} is not a line of an audit log: name another file"
             )
@@ -66,6 +63,16 @@ def read_audit_log(path: Path) -> AuditLog:
     if not lines:
         raise DataError(f"{path} has no line of an audit log: name another file")
     return AuditLog(path, lines, torn)
+
+
+def _is_log_line(line: Any) -> bool:
+    """Tell whether a line has every key of an audit log's line, with values of the right types."""
+    if not isinstance(line, dict):
+        return False
+    for key, kind in _KEYS.items():
+        if not isinstance(line.get(key), kind):
+            return False
+    return all(isinstance(count, int) for count in line["records"].values())
 
 
 def read_own_site_file(path: Path) -> SiteFile:
@@ -81,7 +88,8 @@ def read_own_site_file(path: Path) -> SiteFile:
 
 
 def _text(path: Path, what: str) -> str:
-    if fault := file_fault(path):  # a pipe would be waited for
+    fault = file_fault(path)  # reading a pipe would never end
+    if fault:
         raise DataError(f"the {what} {path} cannot be read: it {fault}")
     try:
         return path.read_text(encoding="utf-8")

@@ -1,18 +1,17 @@
-"""Rules of a run's results that may be shown: none of few patients, nor one that gives it away.
+"""Rules that decide which of a run's results may be shown, so that none reveals a few patients.
 
-With the floor f, the run's 'sums-min-count':
+With the floor f, the run's 'privacy.sums-min-count':
 
-- a count below f is not shown, a true zero too; if one class's count follows from the total, that
-  of another class is hidden as well (``client_app.summary.suppression``);
-- of a split of fewer than f samples nothing is shown;
-- balanced accuracy, AUC and average precision rest on every class: they are shown only where each
-  class has f samples;
-- by class, only metrics of classes whose count is shown;
-- accuracy is shown where it leaves open how many of the hidden classes' samples are right: if none
-  or one of them is right, or wrong, it is hidden, and so are the site's counts by certainty, whose
-  sum is the same number.
+- A count below f is hidden, and so is a true zero. If the count of one class follows from the
+  total, that of another class is hidden as well (``client_app.summary.suppression``).
+- For a split with fewer than f samples, everything is hidden.
+- Balanced accuracy, AUC and average precision rest on every class. They are shown only if each
+  class has f samples.
+- Metrics by class are shown only for classes whose count is shown.
+- Accuracy is hidden if it says that none or one of the hidden classes' samples is right, or wrong.
+  Then the site's counts by certainty are hidden too, because their sum is the same number.
 
-Beside the floor, a page shows of a run at 'trust: nobody' only what such a hospital would send.
+For a run at 'trust: nobody', a page also shows only the metrics that such a hospital would send.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ _OTHERS_MODELS = re.compile(r"^(trained|own)-|-from-.*$")
 
 
 def rests_on_classes(metric: str) -> bool:
-    """Tell whether a metric, or a family of them, is of each class by itself."""
+    """Tell whether a metric, or a family of metrics, is computed from each class separately."""
     return metric == CLASS or _OTHERS_MODELS.sub("", metric) in _OVER_CLASSES
 
 
 @dataclass(frozen=True)
 class Floors:
-    """The rules of one run: which of its counts and metrics may be shown.
+    """The rules for one run: which of its counts and metrics may be shown.
 
     Attributes:
-        common: the run's settings, which say the floor and the level of trust.
+        common: the run's settings, with the floor and the level of trust.
         silos: site -> its facts in silos.json, whole.
         rounds: how many rounds the run had.
         last: split -> the metrics of the last round, whole.
@@ -67,19 +66,19 @@ class Floors:
         floor = self.common.sums_min_count
         found: dict[tuple[str, str], Counts | None] = {}
         for site, facts in self.silos.items():
-            # The same data hide the same classes in every run, by what no page shows
+            # No page shows the fingerprints. A secret from them hides the same classes in every run
+            # on the same data; otherwise two runs together would reveal a hidden count.
             secret = secret_of(json.dumps(facts["fingerprints"], sort_keys=True).encode())
             for split, counts in facts["label_counts"].items():
-                enough = sum(counts) >= floor
-                found[site, split] = (
-                    suppress(counts, floor, secret, site, split) if enough else None
-                )
+                found[site, split] = None
+                if sum(counts) >= floor:
+                    found[site, split] = suppress(counts, floor, secret, site, split)
         return found
 
     def hidden_classes(self, site: str, split: str) -> frozenset[int] | None:
-        """Return the classes whose count is hidden, None if no metric of the split is shown."""
+        """Return the classes whose count is hidden; None if no metric of the split is shown."""
         if (site, split) not in self.counts:
-            return frozenset()  # no count came: what did is of several sites together
+            return frozenset()  # the site sent no counts, so its metrics are sums over sites
         counts = self.counts[site, split]
         if counts is None:
             return None
@@ -87,17 +86,22 @@ class Floors:
 
     @cached_property
     def sites_with_hidden_counts(self) -> set[str]:
-        """Sites with a hidden count: a split without samples of a class has no AUC of it.
+        """Sites with a hidden count.
 
-        How much such a site sent of metrics by class would say that there are none.
+        A class without samples in a split has no AUC there. So the number of metrics by class that
+        such a site sent would reveal that the hidden count is 0.
         """
-        sizes = [facts["sizes"] for facts in self.silos.values()]
-        used = {split for one in sizes for split, number in one.items() if number}
+        used = set()
+        for facts in self.silos.values():
+            for split, number in facts["sizes"].items():
+                if number:
+                    used.add(split)
         hiding = set()
         for site, facts in self.silos.items():
-            counted = [split for split in used if facts["label_counts"].get(split)]
-            if any(self.hidden_classes(site, split) != frozenset() for split in counted):
-                hiding.add(site)
+            for split in used:
+                has_counts = bool(facts["label_counts"].get(split))
+                if has_counts and self.hidden_classes(site, split) != frozenset():
+                    hiding.add(site)
         return hiding
 
     def shown_silos(self) -> Document:
@@ -123,7 +127,7 @@ class Floors:
         return shown
 
     def shown_summary(self, summary: Document) -> Document:
-        """Return summary.json, whose means are over the sites whose metric may be shown."""
+        """Return summary.json without hidden metrics; means are over the metrics that are shown."""
         groups = {site: str(facts["distribution"]) for site, facts in self.silos.items()}
         whole = {"test": summary["sites"], "val": self.last["val"]}
         recorded = {"test": summary, "val": summary["validation"]}
@@ -131,14 +135,16 @@ class Floors:
         averaged: dict[str, dict[str, Any]] = {}
         for split, by_site in whole.items():
             for site, metrics in by_site.items():
-                shown[split][site] = {
-                    name: value
-                    for name, value in metrics.items()
-                    if self.shows(self.rounds, site, split, name, value)
-                }
-            if shown[split] == by_site:  # all are shown: the means are those recorded
+                shown[split][site] = {}
+                for name, value in metrics.items():
+                    if self.shows(self.rounds, site, split, name, value):
+                        shown[split][site][name] = value
+            if shown[split] == by_site:  # nothing is hidden, so the recorded means hold
                 of_split = recorded[split]
-                averaged[split] = {key: of_split[key] for key in ("mean", "distributions")}
+                averaged[split] = {
+                    "mean": of_split["mean"],
+                    "distributions": of_split["distributions"],
+                }
             else:
                 distributions = by_distribution(shown[split], groups)
                 averaged[split] = {"mean": means(shown[split]), "distributions": distributions}
@@ -146,24 +152,29 @@ class Floors:
         return {**summary, "sites": shown["test"], **test, "validation": validation}
 
     def sent_rows(self, rows: Sequence[Row]) -> list[Row]:
-        """Return the rows of metrics.csv that the sites sent, whatever is shown of their values.
+        """Return the rows of metrics.csv that the sites sent, including those that are not shown.
 
-        Norm and direction of an update are not: the server computes them.
+        Norm and direction of an update are left out, because the server computes them.
         """
         private = self.common.trust == NOBODY
-        return [
-            row
-            for row in rows
-            if row["split"] != UPDATE and (not private or row["metric"] in _OF_NOBODY)
-        ]
+        sent = []
+        for row in rows:
+            may_be_sent = not private or row["metric"] in _OF_NOBODY
+            if row["split"] != UPDATE and may_be_sent:
+                sent.append(row)
+        return sent
 
     def shows(self, at: int, site: str, split: str, metric: str, value: float) -> bool:
-        """Tell whether a metric of round ``at`` may be shown."""
+        """Tell whether a metric of round ``at`` may be shown.
+
+        The checks go from the split to the single metric, and each return is final. So a metric of
+        a small split, or with an unknown name, never reaches the rules about values.
+        """
         if split == UPDATE:
             return True  # norm and direction of a change of weights
         read = read_metric(metric.removeprefix(TRAINED_PREFIX))
         if read is None:
-            return False  # an altered file: nobody knows on how many patients it rests
+            return False  # the file was altered, so the number of patients is unknown
         name = _OTHERS_MODELS.sub("", metric)
         if self.common.trust == NOBODY and metric not in _OF_NOBODY:
             return False
@@ -178,23 +189,32 @@ class Floors:
             return False
         if not read.part:
             return True
-        # Counts by certainty, whose sum is the last round's accuracy
+        # A count by certainty: the sum of these counts gives the last round's accuracy
         right = self.last[split].get(site, {}).get("accuracy")
         return right is not None and self.shows(self.rounds, site, split, "accuracy", right)
 
     def _gives_away(
         self, at: int, site: str, split: str, metric: str, value: float, hidden: frozenset[int]
     ) -> bool:
-        """Tell whether an accuracy says that all or none of the hidden classes are right."""
+        """Tell whether an accuracy reveals that at most one hidden sample is right, or wrong.
+
+        In the last round the metrics by class are shown too. With them, the accuracy tells how many
+        samples of the hidden classes are right, so this number is checked as well.
+        """
         counts = self.silos[site]["label_counts"][split]
         right = round(value * sum(counts))
         left = [(right, sum(counts))]
         if metric == "accuracy" and at == self.rounds:
-            shown = [label for label in range(len(counts)) if label not in hidden]
             last = self.last[split].get(site, {})
-            found = [last.get(f"{CLASS}.{label}.right") for label in shown]
-            if shown and None not in found:
+            found = []
+            hidden_total = 0
+            for label, count in enumerate(counts):
+                if label in hidden:
+                    hidden_total += count
+                else:
+                    found.append(last.get(f"{CLASS}.{label}.right"))
+            if found and None not in found:
                 # The shown classes say how many are right, so the rest belongs to the hidden ones
-                of_hidden = right - sum(int(number or 0) for number in found)
-                left.append((of_hidden, sum(counts[label] for label in hidden)))
+                hidden_right = right - sum(int(number or 0) for number in found)
+                left.append((hidden_right, hidden_total))
         return any(min(count, total - count) <= 1 for count, total in left)

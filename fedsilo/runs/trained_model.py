@@ -30,7 +30,7 @@ class TrainedModel:
         sites: site -> its facts in silos.json, of all sites of the run.
         lab: the site's lab of the run's method, after the last round.
         measured: the measured network in eval mode, on the device.
-        own: whether it is this site's alone; else every site has the same.
+        own: whether the model belongs to this site only; if not, every site has the same one.
     """
 
     run_dir: Path
@@ -82,29 +82,34 @@ class TrainedModel:
     ) -> Tensor:
         """Return class probabilities (n, classes) as the run's final evaluation of a split does."""
         lab = self.lab
-        key = (lab.instruction.round, self.site, INCOMING, split)  # of the dropout samples
+        # The key decides the dropout samples, so it must be that of the final evaluation
+        key = (lab.instruction.round, self.site, INCOMING, split)
         return predict_batches(self.network, batches, lab.sampling, lab.compute, key, probe)
 
     def pixel_standardisation(self) -> PixelStatistics | None:
-        """Return mean and scale by which pixels are standardised, or None if they are not."""
+        """Return the mean and scale that standardise pixels; None if pixels stay as they are."""
         return data_set(self.common.dataset).pixel_standardisation(self.common)
 
     def module(self) -> ProbabilityModel:
-        """Return a module from samples as they are read to class probabilities, without dropout.
+        """Return a module that maps samples as they are read to class probabilities.
 
-        It shares the network's weights and device.
+        It has no dropout, and shares the network's weights and device.
         """
         pixels = self.pixel_standardisation()
         module = ProbabilityModel(self.network, self.silo.standardisation, pixels)
         return module.to(self.lab.compute.device)
 
     def weights_digest(self) -> str:
-        """Return a SHA-256 of all that decides its answers: weights, priors, standardisation."""
-        arrays = {n: array.cpu().numpy() for n, array in self.network.state_dict().items()}
+        """Return the SHA-256 of all that decides the answers: weights, priors, standardisation."""
+        arrays = {}
+        for name, array in self.network.state_dict().items():
+            arrays[name] = array.cpu().numpy()
         for number, evidence in enumerate(evidences(self.network)):
             arrays[f"prior.{number}"] = evidence.prior.cpu().numpy()
-        if metrics := self.silo.standardisation:
-            arrays |= {"figures.mean": metrics.mean, "figures.std": metrics.std}
+        standardisation = self.silo.standardisation
+        if standardisation:
+            # These names are part of the digest, by which a calibration recognises its model
+            arrays |= {"figures.mean": standardisation.mean, "figures.std": standardisation.std}
         return state_digest(arrays, {})
 
 
@@ -113,10 +118,10 @@ def open_model(
 ) -> TrainedModel:
     """Open the network of a site's lab in eval mode; ``FinishedRun.model`` calls it.
 
-    For the other arguments see ``TrainedModel``; ``best`` says that it is that of the best round.
+    For the other arguments see ``TrainedModel``; ``best`` selects the model of the best round.
 
     Raises:
-        FedsiloError: its arrays or the site's own part cannot be read.
+        FedsiloError: the network's arrays, or the site's own part of them, cannot be read.
     """
     try:
         network = lab.open()
@@ -124,32 +129,34 @@ def open_model(
         if not best:
             raise
         raise SettingError(
-            f"{run_dir}: site {lab.silo.name} has a part of the model for itself, and that of the "
-            f"best round is gone, as sites keep the newest two ({error}); go without --best"
+            f"{run_dir}: site {lab.silo.name} keeps its own part of the model for the newest two "
+            f"rounds, but the best round is older ({error}): remove --best"
         ) from None
     measured = next(iter(lab.session.method.measured(lab, network)))
     measured.network.eval()
-    own = (
-        "stored" in vars(lab)  # the site's own state was read
-        or bool(evidences(measured.network))  # whose prior is the site's
-        or (lab.silo.standardisation is not None and lab.common.standardise == "site")
-    )
+    # ``Lab`` reads the site's own state into a cached property, and only if the method needs it
+    read_own_state = Lab.stored_state.attrname in vars(lab)
+    has_own_prior = bool(evidences(measured.network))
+    has_own_scale = lab.silo.standardisation is not None and lab.common.standardise == "site"
+    own = read_own_state or has_own_prior or has_own_scale
     return TrainedModel(run_dir, title, sites, lab, measured, own)
 
 
 def refuse_other_rows(model: TrainedModel, split: str) -> None:
-    """Refuse a split that is no longer the run's.
+    """Check that a split still has the samples of the run.
 
     Raises:
-        DataError: a sample was changed, added or left out since.
+        DataError: a sample was changed, added or left out since the run.
     """
     model.samples(split)
     check_same_samples(model.run_dir, model.sites.get(model.site, {}), model.silo, split)
 
 
 def refuse_table_or_images(model: TrainedModel, table: bool) -> None:
-    """Raise a DataError for rows of a table with a model of images, and the reverse."""
+    """Raise a DataError for a table if the model's data are images, and the reverse."""
     if bool(model.silo.features) == table:
         return
-    fits = "is images: give files by --images" if table else "is a table: give rows by --table"
+    fits = "is a table: give rows by --table"
+    if table:
+        fits = "is images: give files by --images"
     raise DataError(f"data set '{model.common.dataset}' {fits}")

@@ -1,6 +1,6 @@
-"""Opens a site of a finished run on the machine that has its data, as in the last round.
+"""Opens a site of a finished run as it was after the last round, where its data are.
 
-Nothing is sent or written.
+The site gets its last message again, rebuilt from the run directory. Nothing is sent or written.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -51,7 +51,7 @@ def open_site(
 ) -> Lab:
     """Open a site of a finished run as its method's ``Lab``, which can open the network.
 
-    ``FinishedRun.lab`` calls it with what the run directory says.
+    ``FinishedRun.lab`` calls it with the content of the run directory.
 
     Args:
         run_dir: the run directory.
@@ -82,7 +82,9 @@ def open_site(
     if split:
         check_same_samples(run_dir, known, silo, split)
     folder = state_dir or run_dir / "sites" / site
-    path = run_dir / (BEST if best else MODEL)
+    path = run_dir / MODEL
+    if best:
+        path = run_dir / BEST
     if path.is_file():
         content, instruction = _last_message(path, settings, silos, silo)
     else:
@@ -94,7 +96,7 @@ def open_site(
 def refuse_other_backbone(
     run_dir: Path, common: CommonSettings, digests: Collection[str], fix: str
 ) -> None:
-    """Raise a SettingError if the digest of the local backbone weights is none of the run's.
+    """Raise a SettingError if the digest of the local backbone weights is not in ``digests``.
 
     ``fix`` is the advice at the end of the message.
     """
@@ -144,14 +146,18 @@ def _message_without_model(
     if silo.features and common.standardise == "pooled":
         pooled = RunDirectory(path.parent).read_json(STANDARDISATION)
         content[STANDARDISED] = to_record(_arrays(pooled, path.parent / STANDARDISATION))
-    # A run may have been stopped before its last round
+    # A run may have been stopped before the round that its settings name as the last
     return content, Instruction(round=rounds + 1, phase=EVALUATE)
 
 
 def _last_message(
     path: Path, settings: RunSettings, silos: Silos, silo: Silo
 ) -> tuple[RecordDict, Instruction]:
-    """Rebuild the last message to a site from the file of the model that it brought."""
+    """Rebuild the last message to a site from the model file of the run.
+
+    The server's side of the method makes the message, as at the end of the run. So whatever it adds
+    to the weights, such as mixing weights or notes, is there again.
+    """
     common, content = settings.common, RecordDict({CONFIG: ConfigRecord({})})
     arrays, facts = load_state(path)
     forms.check(forms.StateFacts, facts, f"the metadata of {path}")
@@ -159,7 +165,8 @@ def _last_message(
     last = cls.state_class.restored(arrays, facts)
     method = cls(common, settings.own, _participants(silos, silo))
     query = first_question(lambda ask: method.evaluate(last, ask), [silo.name], last.stateful_sites)
-    if sent := query.send[silo.name]:
+    sent = query.send[silo.name]
+    if sent:
         content[ARRAYS] = to_record(sent)
     if "figures" in facts:
         content[STANDARDISED] = to_record(_arrays(facts["figures"], path))
@@ -179,8 +186,9 @@ def _arrays(standardisation: Mapping[str, Sequence[float]], path: Path) -> dict[
 
 def _participants(silos: Silos, silo: Silo) -> Participants:
     """Rebuild the participants of the run from silos.json; the task is that of ``silo``."""
-    facts = {
-        site: SiteFacts(
+    facts = {}
+    for site, known in silos.items():
+        facts[site] = SiteFacts(
             site=site,
             distribution=known["distribution"],
             input_shape=silo.task.input_shape,
@@ -189,6 +197,4 @@ def _participants(silos: Silos, silo: Silo) -> Participants:
             fingerprints=known["fingerprints"],
             features=silo.features,
         )
-        for site, known in silos.items()
-    }
     return Participants(facts, {})

@@ -1,12 +1,41 @@
 """Checks the settings of training before the run starts, by the rules that sites apply."""
 
+from collections.abc import Mapping
+
 from fedsilo.core.errors import SettingError
+from fedsilo.core.methods import METHODS, site_class
+from fedsilo.core.one_line import listed, shown
 from fedsilo.core.settings.common_settings import NOBODY, SUMS, CommonSettings
-from fedsilo.core.settings_schema import as_mapping, defaults, keys_with
+from fedsilo.core.settings_schema import Value, as_mapping, defaults, keys_with
 from fedsilo.models.privacy.summed_metrics import MEASURED
 
 _STRUCTURED = keys_with(CommonSettings, "structured")
 _TRAINING = ("train.optimiser", "train.schedule", "train.warm-up", *_STRUCTURED)
+# Optimisers that treat each number separately
+_NUMBERWISE = (
+    "adam",
+    "adamw",
+    "sgd",
+    "adagrad",
+    "rmsprop",
+    "adadelta",
+    "adamax",
+    "nadam",
+    "radam",
+)
+# The values with which the inline engine can train several sites as one batch, by key
+_VECTORISED: Mapping[str, tuple[Value, ...]] = {
+    "privacy.sample-clip-norm": (0.0,),
+    "network.name": ("auto", "conv", "vgg16-bn", "logistic", "mlp"),
+    "train.loss": ("auto", "cross-entropy"),
+    "train.class-weights": ("none",),
+    "train.augmentation": ("",),
+    "train.micro-batch": (0,),
+    "train.epoch-steps": (0,),
+    "train.optimiser-state": ("round",),
+    "train.optimiser": _NUMBERWISE,
+    "machine.precision": ("auto", "fp32", "bf16"),
+}
 
 
 def check_training(common: CommonSettings, is_table: bool) -> None:
@@ -17,9 +46,7 @@ def check_training(common: CommonSettings, is_table: bool) -> None:
     """
     _check_early_stopping(common)
     if common.vectorised > 1:
-        from fedsilo.client_app.together import check_vectorised
-
-        check_vectorised(common)
+        _check_vectorised(common)
     values, usual = as_mapping(common), defaults(CommonSettings)
     if all(values[key] == usual[key] for key in _TRAINING):
         return
@@ -52,4 +79,28 @@ def _check_early_stopping(common: CommonSettings) -> None:
         raise SettingError(
             f"setting 'server.early-stopping-metric' is '{metric}', but 'server.evaluate-every' is "
             "0, so no round is measured: set 'server.evaluate-every' to 1"
+        )
+
+
+def _check_vectorised(common: CommonSettings) -> None:
+    """Refuse settings under which sites cannot be trained as one batch."""
+    values = as_mapping(common)
+    for key, allowed in _VECTORISED.items():
+        value = values[key]
+        if isinstance(value, str):
+            value = value.lower()
+        if value not in allowed:
+            wanted = listed([str(one) or "empty" for one in allowed])
+            raise SettingError(
+                f"'machine.vectorised' is {common.vectorised}, but '{key}' is "
+                f"{shown(values[key])}: sites are trained as one only if it is {wanted}; set "
+                "'machine.vectorised' to 1"
+            )
+    # A plugin may extend a method that trains plainly, and do more
+    trains_plainly = common.method in METHODS and site_class(common.method).trains_plainly
+    if not trains_plainly:
+        raise SettingError(
+            f"'machine.vectorised' is {common.vectorised}, but a site of method "
+            f"'{common.method}' does more than train the received model: set 'machine.vectorised' "
+            "to 1"
         )

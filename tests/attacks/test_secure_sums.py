@@ -76,7 +76,7 @@ class Attacker:
         self.honest = [name for name in round_.names if name not in self.with_it]
         self.disks = {name: disk(round_, name) for name in self.with_it}
         self.received = {
-            name: round_.site(name, counts={"train": 10}, sites=list(round_.names)).masked(
+            name: round_.site(name, counts={"train": 10}, sites=list(round_.names)).mask(
                 {"w": torch.tensor(VICTIM if name == self.victim else [0.5, 0.5])}, CAME, {}
             )
             for name in round_.names
@@ -290,7 +290,7 @@ def test_what_one_site_alone_is_asked_to_train_is_in_no_sum(tmp_path: Path) -> N
     for name in round_.names:
         site = round_.site(name, sites=list(round_.names))
         updates = {"a": torch.tensor(VICTIM)} if name == "s0" else {}
-        masks = site.masked(updates, CAME, {})
+        masks = site.mask(updates, CAME, {})
         total = total + masks["a" if name == "s0" else "secure/counts"]
         own.append(disk(round_, name).own_mask)
     read = quantisation(round_.common, 3, SAMPLES).total(mask_arrays({"w": total}, [], own)["w"], 1)
@@ -311,7 +311,7 @@ def test_of_two_messages_at_once_one_alone_is_masked_by_the_keys(tmp_path: Path)
         site = round_.site("s0", sites=list(round_.names))
         slow = Slow(site.common, {"train": 10})
         try:
-            replace(site, summand=slow).masked({"w": torch.tensor(VICTIM)}, CAME, {})
+            replace(site, summand=slow).mask({"w": torch.tensor(VICTIM)}, CAME, {})
         except RefusedError:
             return False
         return True
@@ -326,8 +326,8 @@ def test_a_server_cannot_sum_the_measurement_of_one_site(tmp_path: Path) -> None
     round_.begin()
     site = round_.site("a", counts={"train": 10, "val": 5, "test": 5}, sites=list(round_.names))
     with pytest.raises(RefusedError, match="belongs to a split that not all sites measure"):
-        site.masked({}, CAME, {"incoming.test.accuracy": 0.5})
-    left = site.masked({}, CAME, {"incoming.val.accuracy": 0.5})
+        site.mask({}, CAME, {"incoming.test.accuracy": 0.5})
+    left = site.mask({}, CAME, {"incoming.val.accuracy": 0.5})
     assert {name: array.shape for name, array in left.items()} == {
         "secure/counts": (2,),
         "secure/metrics": (1,),

@@ -42,16 +42,16 @@ VALUES: dict[str, Value] = {
 CHANGES: dict[str, dict[str, str]] = {
     "a file by the folder of the process": {
         "plugin": "/proc/self/cwd/sent/evil.py",
-        "network": "evil:build",
+        "network.name": "evil:build",
     },
-    "a file by a relative path": {"plugin": "sent/evil.py", "network": "evil:build"},
+    "a file by a relative path": {"plugin": "sent/evil.py", "network.name": "evil:build"},
     "a file that no setting uses": {"plugin": "sent/evil.py"},
-    "a network's file": {"network": "/proc/self/cwd/sent/evil.py:build"},
-    "a module of the working folder as network": {"network": "sent.evil:build"},
+    "a network's file": {"network.name": "/proc/self/cwd/sent/evil.py:build"},
+    "a module of the working folder as network": {"network.name": "sent.evil:build"},
     "a module of the working folder as data set": {"dataset": "sent.evil:build"},
     "a module of the working folder as method": {"method": "sent.evil"},
-    "a module of the working folder as partition": {"partition": "sent.evil:build"},
-    "a module of the path": {"network": "code:interact"},
+    "a module of the working folder as partition": {"split.partition": "sent.evil:build"},
+    "a module of the path": {"network.name": "code:interact"},
 }
 COMMANDS: dict[str, list[str]] = {
     "report": ["report", "sent", "--out", "r.html"],
@@ -104,10 +104,14 @@ def rewrite(config: Path, change: dict[str, str]) -> None:
     """Write settings over those of a config.toml, with digests that fit the sent file."""
     digest = hashlib.sha256(config.with_name("evil.py").read_bytes()).hexdigest()
     values = {"plugin-digests": f"evil={digest}, sent={digest}, code={digest}"} | change
-    kept = []
+    kept, group = [], ""
     for line in config.read_text().splitlines():
-        key = line.partition(" = ")[0]
-        kept.append(f'{key} = "{values[key]}"' if key in values else line)
+        name = line.partition(" = ")[0]
+        if line.startswith("["):
+            group = line.strip("[]") + "."
+        key = group + name
+        kept.append(f'{name} = "{values[key]}"' if key in values else line)
+    assert {line.partition(" = ")[0] for line in kept} >= {key.rpartition(".")[2] for key in change}
     config.write_text("\n".join(kept) + "\n")
 
 

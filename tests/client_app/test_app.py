@@ -117,7 +117,7 @@ def test_a_method_refuses_a_site_before_anything_leaves_it(message: Make, kind: 
 def test_the_hello_of_a_real_site_refuses_folds_by_its_name() -> None:
     asked = Message(RecordDict(), 1001, HELLO)
     reason = reason_of(app(asked, table_node("va", val_folds=5)))
-    assert reason.startswith("va: the run's val-folds choose which of this site's samples")
+    assert reason.startswith("va: the run's split.val-folds choose which of this site's samples")
     assert "'allow-folds=true'" in reason
     refused = app(asked, table_node("va", val_folds=5))
     assert refused.error.code == ERROR_CODES["refused"]

@@ -243,7 +243,7 @@ def test_what_is_measured_beside_the_network_is_told_by_the_names_it_is_given(
         yield Measured(network, {"accuracy": "own-accuracy"})
 
     monkeypatch.setattr(method.session.method, "measured", measured)
-    values = method.measured(method.open(), "incoming", ("val",))
+    values = method.measure_splits(method.open(), "incoming", ("val",))
     assert values["incoming.val.own-accuracy"] == values["incoming.val.accuracy"]
     assert "incoming.val.loss" in values
     assert "incoming.val.own-loss" not in values
@@ -261,7 +261,7 @@ def test_what_is_measured_within_labels_sees_samples_of_those_alone(
 
     monkeypatch.setattr(method.session.method, "measured", measured)
     network = method.open()
-    found = method.measured(network, "incoming", ("train",))
+    found = method.measure_splits(network, "incoming", ("train",))
     of_five = Split(method.silo.train.inputs[labels < 5], labels[labels < 5])
     expected = measure(network, of_five, method.sampling, method.compute, (1, "s1a", "x", "y"))
     assert found == {"incoming.train.five": expected["accuracy"]}  # too few of the other to measure
@@ -278,7 +278,7 @@ def test_a_training_aside_is_neither_told_nor_kept(opened: Opened, weights: dict
 
 
 def ledger_of(lab: Lab) -> dict[tuple[float, float], int]:
-    return dict(lab.outbound.ledger.releases())
+    return dict(lab.masked_part.ledger.releases())
 
 
 def test_private_training_is_in_the_ledger_before_the_first_step(

@@ -248,7 +248,7 @@ def test_sums_of_too_few_rows_stay_at_the_site_which_names_feature_and_key() -> 
         feature_sums(session_with(dataclasses.replace(TABLE, sums_min_count=3), table_silo()))
     told = str(caught.value)
     assert told.startswith("site north sends no sums: 2 training rows have a value of 'pulse'")
-    assert "at least 3 are needed ('sums-min-count')" in told
+    assert "at least 3 are needed ('privacy.sums-min-count')" in told
     with refuses(RefusedError, 3, 4):
         feature_sums(session_with(dataclasses.replace(TABLE, sums_min_count=4), table_silo()))
 
@@ -336,7 +336,7 @@ def test_a_hospital_says_what_it_runs_and_where_and_a_simulated_site_does_not(
     assert said.keys() == {"fedsilo", "revision", "flower", "torch", "device"}
     assert said["device"] == "cpu"
     assert said["torch"] == version("torch")
-    assert site_facts(SiteSession.open(context({"partition-id": 0}))).software == {}
+    assert site_facts(SiteSession.from_context(context({"partition-id": 0}))).software == {}
     with refuses(SettingError, "device", "tpu"):
         admitted(context({"site": "s3a", "device": "tpu"}))
 

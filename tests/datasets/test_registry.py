@@ -175,8 +175,8 @@ def test_folds_that_are_not_there_are_refused(dataset: str, kind: str) -> None:
     def check(folds: int, fold: int) -> None:
         values: dict[str, Value] = {
             "dataset": dataset,
-            f"{kind}-folds": folds,
-            f"{kind}-fold": fold,
+            f"split.{kind}-folds": folds,
+            f"split.{kind}-fold": fold,
         }
         check_data_settings(build(CommonSettings, values))
 
@@ -323,7 +323,7 @@ def test_the_keys_of_a_partition_by_label_pass_with_all_images(
     dataset: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("FEDSILO_DATA", raising=False)
-    values = {"dataset": dataset, "partition": "unseen", **OF_THE_PARTITION}
+    values = {"dataset": dataset, "split.partition": "unseen", **OF_THE_PARTITION}
     settings = build(CommonSettings, values)
     check_data_settings(settings)
     assert silo_names(settings) == ["silo-1", "silo-2"]
@@ -364,7 +364,7 @@ def test_a_data_set_says_nothing_of_data_that_are_not_here(
 @pytest.mark.parametrize("dataset", DATA_SETS)
 def test_tables_and_no_others_are_standardised(dataset: str) -> None:
     data = data_set(dataset)
-    assert data.is_table == ("standardise" in data.settings)
+    assert data.is_table == ("data.standardise" in data.settings)
     assert data.is_table == (dataset in TABLES)
 
 

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tomli_w
 
 from fedsilo.core.processes import app_folder
 from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import FEDERATION, Deployment, read_deployment
 from fedsilo.deployment.flower_commands import flwr
 from fedsilo.deployment.worker.installed import ROOMS
+from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 
 SITES = 2
@@ -51,16 +53,30 @@ def _extra_module(app: Path) -> None:
     (app / "client_app" / "methods" / "theft.py").write_text(THEFT)
 
 
+def _other_core(app: Path) -> None:
+    module = app / "fedsilo" / "core" / "seeding.py"
+    module.write_text(module.read_text() + THEFT)
+
+
+def _reworded_page(app: Path) -> None:
+    for name in ("reports/clinic.py", "pages/templates/clinic.html"):
+        page = app / "fedsilo" / name
+        page.write_text(f"{page.read_text()}\n")
+
+
 @pytest.fixture
 def altered(tmp_path: Path) -> Callable[[Callable[[Path], None]], Path]:
     """Return a function that makes an altered copy of the app."""
 
     def make(change: Callable[[Path], None]) -> Path:
-        app = tmp_path / "fedsilo"
-        for room in ROOMS:
-            ignored = shutil.ignore_patterns("__pycache__")
+        app = tmp_path / "app"
+        ignored = shutil.ignore_patterns("__pycache__")
+        # In a checkout 'core' lies in fedsilo/, beside the reports and commands
+        beside = [room for room in ROOMS if (app_folder() / room).is_dir()]
+        assert len(beside) == len(ROOMS) - 1
+        for room in (*beside, "fedsilo"):
             shutil.copytree(app_folder() / room, app / room, ignore=ignored)
-        for name in ("pyproject.toml", "README.md", "LICENSE"):
+        for name in ("pyproject.toml", "simulation.yaml", "README.md", "LICENSE"):
             shutil.copy(app_folder() / name, app)
         before = {path: path.read_bytes() for path in app.rglob("*") if path.is_file()}
         change(app)
@@ -73,8 +89,8 @@ def altered(tmp_path: Path) -> Callable[[Callable[[Path], None]], Path]:
 def _ship(deployment: Deployment, app: Path, values: Mapping[str, Value], name: str) -> str:
     """Start a run of an app; return its number."""
     config = deployment.folder / f"{name}.toml"
-    told = values | {"run.name": name, "run.out": str(deployment.runs)}
-    config.write_text("".join(f"{k} = {json.dumps(v)}\n" for k, v in told.items() if "." not in k))
+    settings = resolve({**values, "run.name": name, "run.out": str(deployment.runs)})
+    config.write_text(tomli_w.dumps(settings.run_config()))
     answer = flwr(deployment, "run", str(app), FEDERATION, "--run-config", str(config))
     return str(answer["run-id"])
 
@@ -105,6 +121,7 @@ def _marks(folder: Path) -> list[Path]:
         (_theft, "client_app/app.py"),
         (_other_pyproject, "pyproject.toml"),
         (_extra_module, "client_app/methods/theft.py"),
+        (_other_core, "core/seeding.py"),
     ],
 )
 def test_an_altered_app_is_refused_before_a_line_of_it_runs_and_the_honest_run_goes_on(
@@ -138,6 +155,25 @@ def test_an_altered_app_is_refused_before_a_line_of_it_runs_and_the_honest_run_g
         )
         assert f"{named} differ" in " ".join(deployment.log(site).read_text().split())
     assert _marks(folder) == []
+
+
+def test_a_reworded_report_page_locks_no_hospital_out(
+    altered: Callable[[Callable[[Path], None]], Path],
+    folder: Path,
+    tiny: Tiny,
+    inline_run: InlineRun,
+    same: Same,
+) -> None:
+    deployment = read_deployment(folder)
+    values = tiny("fedavg", silos=SITES)
+    before = {site: len(_audit(folder, site)) for site in deployment.sites}
+    number = _ship(deployment, altered(_reworded_page), values, "reworded")
+    ended = _status(deployment, number)
+    assert ended.startswith("finished:completed"), ended
+    same(RunDirectory(deployment.runs / "reworded"), inline_run(values, SITES))
+    for site in deployment.sites:
+        outcomes = {line["outcome"] for line in _audit(folder, site)[before[site] :]}
+        assert outcomes == {"answered"}
 
 
 @contextmanager

@@ -31,7 +31,7 @@ SECURE: Values = {"clip-norm": 1.0, "secure-aggregation": "secagg"}
 LEAVE_OUT: dict[str, Values] = {"leave the site out": {LEFT_OUT: True}}
 # Parts of the errors that the functions below try
 TRIED = (
-    "set the run's 'trust' to",
+    "but the run is made for 'privacy.trust' '{x}': set that to",
     "could be in one ('minimum-batch'): set",
     "the site file demands secure aggregation",
     "which the method sends: nothing left the site",
@@ -44,7 +44,7 @@ TRIED = (
 )
 CASES = [
     Case(
-        "are needed ('sums-min-count'); leave",
+        "are needed ('privacy.sums-min-count'); leave",
         {"standardise": "pooled"},
         {**LEAVE_OUT, "set 'data.standardise' to 'declared'": {"standardise": "declared"}},
     ),
@@ -100,8 +100,7 @@ def test_run_that_hospital_refuses_with_fix_ends(
 
     def attempt(values: dict[str, Value]) -> None:
         left_out = values.pop(LEFT_OUT, False)
-        sites = SITES if "secure-aggregation" in values else FEW
-        federation.run(values, sites[1:] if left_out else sites)
+        federation.run(values, FEW[1:] if left_out else FEW)
 
     check(case, attempt)
 
@@ -111,7 +110,7 @@ def test_hospital_with_trust_sums_and_run_for_sums_takes_part(
 ) -> None:
     for site in SITES:
         federation.nodes[site]["trust"] = "sums"
-    assert "set the run's 'trust' to 'sums'" in refused(lambda: federation.run({}))
+    assert "'server': set that to 'sums'" in refused(lambda: federation.run({}))
     assert not refused(lambda: federation.run({**SECURE, "trust": "sums", "clip-norm": 5.0}))
 
 
@@ -124,10 +123,10 @@ def test_hospital_that_demands_secure_aggregation_takes_part_in_it(
         named = {key.replace("_", "-"): value for key, value in more.items()}
         return refused(lambda: federation.run(named))
 
-    assert "set its 'secure-aggregation' to 'secagg'" in attempt()
+    assert "set its 'secure.aggregation' to 'secagg'" in attempt()
     said = attempt(secure_aggregation="secagg")
     assert "demands" not in said
-    assert "set 'clip-norm'" in said, "a sum needs numbers of a known size"
+    assert "set 'secure.clip-norm'" in said, "a sum needs numbers of a known size"
     assert not attempt(secure_aggregation="secagg", clip_norm=1.0)
 
 
@@ -177,7 +176,7 @@ def test_site_under_cap_with_private_training_sends_arrays(
     site = hospital({}, unchecked={"max-epsilon": 30.0})
     model = {"head.1.weight": np.zeros((2, 13)), "head.1.bias": np.zeros(2)}
     assert site.send(TRAIN, model) is None
-    assert "set both, or remove 'max-epsilon'" in site.refusals[0]
+    assert "set both, or remove 'privacy.max-epsilon'" in site.refusals[0]
     site.run |= PRIVATE
     assert site.send(TRAIN, model) is not None, site.refusals
 

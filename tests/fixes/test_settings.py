@@ -3,9 +3,11 @@
 import pytest
 
 from fedsilo.server_app.config.settings import resolve
-from tests.support.fixes import GONE, HEART, PHANTOM, Case, check, tiny
+from tests.support.fixes import GONE, HEART, PHANTOM, Case, check, refused, tiny
 from tests.support.tiny import TINY
 
+# Parts of the errors that the functions below try
+TRIED = ("but both are given: remove",)
 CASES = [
     Case(
         "setting 'network.gradient-checkpointing' has no effect with network",
@@ -228,3 +230,10 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_refused_settings_with_fix_pass(case: Case) -> None:
     check(case, resolve)
+
+
+def test_setting_under_both_names_passes_without_the_old_one() -> None:
+    both = {**tiny("fedavg"), "learning-rate": 0.1, "train.learning-rate": 0.1}
+    assert "remove 'learning-rate'" in refused(lambda: resolve(both))
+    del both["learning-rate"]
+    assert not refused(lambda: resolve(both))

@@ -71,7 +71,7 @@ def test_a_methods_own_state_is_without_the_progress_in_an_epoch(
     later = opened("fedavg", round=2)
     assert set(later.state()) == {"mine/w", "v"}
     assert set(later.state("mine/")) == {"w"}
-    assert set(later.stored) == set(arrays)
+    assert set(later.stored_state) == set(arrays)
     assert opened("fedavg", site="s2a").state() == {}
 
 

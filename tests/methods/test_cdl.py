@@ -159,7 +159,7 @@ def test_the_support_model_starts_as_what_the_first_round_made_of_the_main_one(
     later = opened("cdl", round=2)
     support, own = later.state("support/"), later.state("own/")
     assert set(support) == set(own) == set(weights)
-    assert len(later.stored) == 2 * len(weights)
+    assert len(later.stored_state) == 2 * len(weights)
     for name, array in reply[ARRAYS].items():
         np.testing.assert_array_equal(array.numpy(), support[name].numpy())
         assert torch.equal(support[name], own[name])
@@ -233,7 +233,7 @@ def test_the_support_models_rate_decays_as_the_main_models(
 ) -> None:
     own = VIT | {"optimiser": "sgd", "learning_rate": 0.1, "local_steps": 1}
     answer(opened("cdl", theta(vit_weights), own=own))
-    stored = opened("cdl", own=own, round=2).stored
+    stored = opened("cdl", own=own, round=2).stored_state
 
     def move(rate_decay: str) -> Tensor:
         received = neighbour(vit_weights, 1.0)

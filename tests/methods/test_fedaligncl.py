@@ -327,7 +327,7 @@ def test_forgotten_samples_are_told_and_come_earlier(
 ) -> None:
     own = {"learning_rate": 0.01, "epoch_steps": 12, "pace": 12, "forgotten_weight": 1e9}
     site = _after_a_round(opened, weights, **own)
-    local = site.stored["right"].bool()
+    local = site.stored_state["right"].bool()
     network = site.open()  # the initial weights: what was learned is forgotten
     now = _right_predictions(site, network)
     forgotten = set(torch.nonzero(local & ~now).flatten().tolist())
@@ -340,7 +340,7 @@ def test_forgotten_samples_are_told_and_come_earlier(
 
 
 def test_without_curriculum_nothing_is_counted(opened: Opened, weights: dict[str, Any]) -> None:
-    assert "right" not in _after_a_round(opened, weights, curriculum=False).stored
+    assert "right" not in _after_a_round(opened, weights, curriculum=False).stored_state
 
 
 def test_before_the_warm_up_is_over_the_order_is_any_and_nothing_is_aligned(
@@ -393,7 +393,7 @@ def test_the_discriminator_stays_at_the_site_and_goes_on(
     reply = answer(site)
     assert not any("discriminator" in name for name in reply[ARRAYS])
     second = _site(opened, weights | others, round=2)
-    kept = {n for n in second.stored if n.startswith("discriminator/")}
+    kept = {n for n in second.stored_state if n.startswith("discriminator/")}
     assert kept == {
         f"discriminator/layers.{n}" for n in ("0.weight", "0.bias", "2.weight", "2.bias")
     }
@@ -401,7 +401,7 @@ def test_the_discriminator_stays_at_the_site_and_goes_on(
     discriminator, optimiser = aligner.discriminator, aligner.discriminator_optimiser
     assert torch.equal(
         discriminator.state_dict()["layers.0.weight"],
-        second.stored["discriminator/layers.0.weight"],
+        second.stored_state["discriminator/layers.0.weight"],
     )
     steps = [optimiser.state[p]["step"].item() for p in discriminator.parameters()]
     assert steps == [2.0] * 4  # one other site, two batches
@@ -502,13 +502,13 @@ def test_a_real_hospital_sends_no_embeddings_before_it_agrees(
 ) -> None:
     silent = context(_hospital(tmp_path), method="fedaligncl")
     with refuses(RefusedError, "s1a", "allow-embeddings=true"):
-        SiteSession.open(silent)
+        SiteSession.from_context(silent)
     for node in (
         context(_hospital(tmp_path, **{"allow-embeddings": True}), method="fedaligncl"),
         context(_hospital(tmp_path), method="fedaligncl", align=False),
         context({"partition-id": 0}, method="fedaligncl"),
     ):
-        SiteSession.open(node)
+        SiteSession.from_context(node)
 
 
 def test_embeddings_are_of_the_same_images_all_run_unless_asked_otherwise(

@@ -143,10 +143,10 @@ def test_a_mu_by_which_each_step_cancels_those_before_is_refused_at_a_hospital(
 ) -> None:
     sgd = {"optimiser": "sgd", "learning_rate": 0.01}
     for mu in (0.01, 1.0):
-        SiteSession.open(context({"site": "s1a"}, "fedprox", proximal_mu=mu, **sgd))
+        SiteSession.from_context(context({"site": "s1a"}, "fedprox", proximal_mu=mu, **sgd))
     # a step goes back rate * mu = 1, which is the whole way that is gone
     with refuses(RefusedError, "minimum-steps-per-reply"):
-        SiteSession.open(context({"site": "s1a"}, "fedprox", proximal_mu=100.0, **sgd))
+        SiteSession.from_context(context({"site": "s1a"}, "fedprox", proximal_mu=100.0, **sgd))
 
 
 # At the server

@@ -542,9 +542,9 @@ def test_a_hospital_that_raised_its_floor_sends_no_prototype_either(
 ) -> None:
     node = context({"site": "s1a", "sums-min-count": 37}, "picsr")
     with refuses(SiteError, "s1a", "37"):
-        SiteSession.open(node)
+        SiteSession.from_context(node)
     node = context({"site": "s1a", "sums-min-count": 36}, "picsr")
-    SiteSession.open(node)
+    SiteSession.from_context(node)
 
 
 def test_a_site_of_just_enough_samples_sends_its_prototype(opened: Opened) -> None:
@@ -683,7 +683,7 @@ def test_a_private_prototype_is_of_clipped_samples_with_noise_and_is_charged(
     assert lengths.min() > 1
     assert torch.allclose(short, (inputs / lengths).mean(dim=0), atol=1e-4)
     lab, loud = prototype_of(1.0, statistics_noise=36.0)
-    assert lab.outbound.ledger.releases()[36.0, 1.0] == 1
+    assert lab.masked_part.ledger.releases()[36.0, 1.0] == 1
     assert float((loud - short).std()) == pytest.approx(1.0, rel=0.2)  # 36 C over 36 samples
 
 

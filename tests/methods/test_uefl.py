@@ -232,7 +232,7 @@ def test_one_codeword_has_perplexity_one_and_the_tokens_own_mean_square(
 ) -> None:
     method = opened("uefl", {**weights, "codebook.0": np.zeros((1, WIDTH), np.float32)})
     network = method.open()
-    found = method.measured(network, "incoming", ("val",))
+    found = method.measure_splits(network, "incoming", ("val",))
     tokens = tokens_of(network, method.silo.val, method.compute)
     assert tokens.shape == (4, 4, WIDTH)
     assert found["incoming.val.perplexity"] == 1.0
@@ -353,7 +353,7 @@ def test_an_evidential_head_is_asked_for_its_vacuity_beside_the_code_use(
     opened: Opened, shared: dict[str, Any]
 ) -> None:
     lab = opened("uefl", shared, own={"loss": "evidential"})
-    found = lab.measured(lab.open(), "incoming", ("test",))
+    found = lab.measure_splits(lab.open(), "incoming", ("test",))
     assert {"incoming.test.vacuity", "incoming.test.perplexity"} <= found.keys()
 
 

@@ -12,6 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from fedsilo.core.errors import RefusedError
+from fedsilo.deployment.worker.installed import installed_app
+
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("client_app", "datasets", "fedsilo", "models", "server_app", "strategies")
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
@@ -120,6 +123,27 @@ def test_the_engines_find_flowers_app_in_the_wheel(installed: Path, tmp_path: Pa
     code = "from fedsilo.core.processes import app_folder; print(app_folder())"
     found = _run(sys.executable, "-c", code, cwd=tmp_path, installed=installed)
     assert Path(found.strip()) == installed / "fedsilo"
+
+
+def test_a_bundle_of_the_wheel_is_the_app_of_the_wheel_and_of_the_checkout(
+    installed: Path, tmp_path: Path
+) -> None:
+    bundle = tmp_path / "app.fab"
+    code = (
+        "import sys; from pathlib import Path; from flwr.cli.build import build_fab_from_disk\n"
+        "from fedsilo.core.processes import app_folder\n"
+        "Path(sys.argv[1]).write_bytes(build_fab_from_disk(app_folder()))\n"
+    )
+    _run(sys.executable, "-c", code, str(bundle), cwd=tmp_path, installed=installed)
+    names = set(zipfile.ZipFile(bundle).namelist())
+    assert {"core/errors.py", "client_app/app.py", "simulation.yaml", "pyproject.toml"} <= names
+    assert "reports/clinic.py" not in names, "no part of what computes"
+    for folder in (installed / "fedsilo", ROOT):
+        installed_app(folder).refuse_other(bundle.read_bytes())
+    altered = shutil.copytree(installed / "fedsilo", tmp_path / "fedsilo")
+    (altered / "core" / "errors.py").write_text("")
+    with pytest.raises(RefusedError, match=r"core/errors\.py"):
+        installed_app(altered).refuse_other(bundle.read_bytes())
 
 
 @pytest.mark.parametrize("first", ["fedsilo", "datasets"])

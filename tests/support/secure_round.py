@@ -92,7 +92,7 @@ class Round:
     def masked(self, name: str, values: list[float], samples: int = 10, **changes: Any) -> Any:
         asked = {"sites": list(self.names), **changes}
         site = self.site(name, counts={"train": samples}, **asked)
-        return site.masked({"w": torch.tensor(values)}, CAME, {})["w"]
+        return site.mask({"w": torch.tensor(values)}, CAME, {})["w"]
 
     def all_masked(self) -> None:
         for name in self.names:

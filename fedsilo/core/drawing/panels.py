@@ -36,20 +36,22 @@ def line_legend(
 ) -> None:
     """Add one legend of lines (name -> style) for all panels; without lines there is none.
 
-    The legend is right of the panels, or below them in so many ``columns`` if that is not 0.
+    The legend is right of the panels, or, if ``columns`` is not 0, below them in that many columns.
     """
     from matplotlib.lines import Line2D
 
     if not styles:
         return
-    handles = [
-        Line2D([], [], markersize=4, label=name, **style.options())
-        for name, style in styles.items()
-    ]
+    handles = []
+    for name, style in styles.items():
+        handles.append(Line2D([], [], markersize=4, label=name, **style.options()))
+    place = "outside right upper"
+    if columns:
+        place = "outside lower center"
     figure.legend(
         handles=handles,
         title=title or None,
-        loc="outside lower center" if columns else "outside right upper",
+        loc=place,
         ncols=min(columns or 1, len(handles)),
         fontsize="small",
     )
@@ -71,26 +73,21 @@ def annotated_heat_map(
     if ``top`` is None. ``signed`` colours run from ``-top`` to ``top`` with white at 0; others run
     from 0 to ``top``.
     """
-    table = np.array([[np.nan if value is None else value for value in row] for row in values])
+    table = np.array(values, dtype=float)  # None becomes NaN
     # A table of zeros or empty cells has no scale. Any number but 0 will do, because the ends of
     # the scale must differ
     limit = top or float(np.nan_to_num(np.abs(table)).max(initial=0.0)) or 1.0
-    lowest = -limit if signed else 0.0
-    drawn = axes.imshow(
-        table, cmap=SIGNED if signed else AMOUNTS, vmin=lowest, vmax=limit, aspect="auto"
-    )
+    lowest, colours = 0.0, AMOUNTS
+    if signed:
+        lowest, colours = -limit, SIGNED
+    drawn = axes.imshow(table, cmap=colours, vmin=lowest, vmax=limit, aspect="auto")
     for (y, x), value in np.ndenumerate(table):
-        missing = np.isnan(value)
-        dark = not missing and float(np.dot(drawn.to_rgba(value)[:3], _LUMA)) < _DARK
-        axes.text(
-            x,
-            y,
-            "-" if missing else f"{value:.2f}",
-            ha="center",
-            va="center",
-            fontsize="small",
-            color="white" if dark else "black",
-        )
+        text, colour = f"{value:.2f}", "black"
+        if np.isnan(value):
+            text = "-"
+        elif float(np.dot(drawn.to_rgba(value)[:3], _LUMA)) < _DARK:
+            colour = "white"
+        axes.text(x, y, text, ha="center", va="center", fontsize="small", color=colour)
     axes.set_xticks(range(len(columns)), columns, fontsize="small", rotation=40, ha="right")
     axes.set_yticks(range(len(rows)), rows, fontsize="small")
     axes.set_title(title, fontsize="small")

@@ -79,7 +79,9 @@ def _array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> npt.
             raise ValueError(f"the header of {entry.filename} does not fit its size")
         flat = np.empty(count, dtype)
         _fill(flat, member)
-    return flat.reshape(shape, order="F" if fortran else "C")
+    if fortran:
+        return flat.reshape(shape, order="F")
+    return flat.reshape(shape)
 
 
 def _header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:

@@ -47,23 +47,33 @@ class FileModel(BaseModel):
     @classmethod
     def _has_its_keys(cls, content: Any) -> Any:
         """Refuse content that is not a mapping, then unknown keys, then missing keys."""
-        keys = {str(field.alias): field.is_required() for field in cls.model_fields.values()}
-        if not isinstance(content, dict):
-            raise cls._fault(f"must be a mapping with the keys {', '.join(keys)}")
-        for key in content:
-            if key not in keys:
-                near = difflib.get_close_matches(str(key), keys, n=1)
-                hint = f"did you mean '{near[0]}'?" if near else f"allowed: {', '.join(keys)}"
-                raise cls._fault(f"has the unknown key '{one_line(key, _LONGEST_KEY)}'; {hint}")
-        for key, required in keys.items():
-            if required and key not in content:
-                raise cls._fault(f"lacks the key '{key}'")
-        return content
+        predicate = cls._fault_of_keys(content)
+        if not predicate:
+            return content
+        title = cls.model_config.get("title")
+        if title:
+            raise fault(f"{title} {predicate}")
+        raise misfit(predicate)
 
     @classmethod
-    def _fault(cls, predicate: str) -> PydanticCustomError:
-        title = cls.model_config.get("title")
-        return fault(f"{title} {predicate}") if title else misfit(predicate)
+    def _fault_of_keys(cls, content: Any) -> str | None:
+        """Describe the first fault of the content's keys; None if they are right."""
+        is_required = {}
+        for field in cls.model_fields.values():
+            is_required[str(field.alias)] = field.is_required()
+        if not isinstance(content, dict):
+            return f"must be a mapping with the keys {', '.join(is_required)}"
+        for key in content:
+            if key not in is_required:
+                hint = f"allowed: {', '.join(is_required)}"
+                near = difflib.get_close_matches(str(key), is_required, n=1)
+                if near:
+                    hint = f"did you mean '{near[0]}'?"
+                return f"has the unknown key '{one_line(key, _LONGEST_KEY)}'; {hint}"
+        for key, required in is_required.items():
+            if required and key not in content:
+                return f"lacks the key '{key}'"
+        return None
 
     def stated_fields(self) -> dict[str, Any]:
         """Return the fields that the file sets, by their Python names."""
@@ -124,19 +134,27 @@ def _sentence(error: ErrorDetails, quoted: bool) -> str:
         return said
     usual = error["msg"].replace("Input should be", "must be").replace("a valid", "a")
     place = place_of(error["loc"]) or "it"
-    if quoted and not isinstance(error["input"], dict):  # which would be long and say little
+    # A mapping would be long and say little
+    if quoted and not isinstance(error["input"], dict):
         place += f" is {quote_value(error['input'])}: it"
-    between = ": " if error["type"] == "within" else " "
-    return f"{place}{between}{said or _WORDS.get(error['type'], usual)}"
+    if error["type"] == "within":
+        place += ":"
+    return f"{place} {said or _WORDS.get(error['type'], usual)}"
 
 
 def place_of(path: tuple[int | str, ...]) -> str:
     """Describe a place in words: "'columns', item 2, 'mean'"."""
-    steps = [*path[:-2], str(path[-2])] if path[-1:] == ("[key]",) else path  # a key that is wrong
-    return ", ".join(
-        f"item {step + 1}" if isinstance(step, int) else f"'{one_line(step, _LONGEST_KEY)}'"
-        for step in steps
-    )
+    steps = list(path)
+    if path[-1:] == ("[key]",):
+        # pydantic's sign for a wrong key, which is the step before, and may be a number
+        steps = [*path[:-2], str(path[-2])]
+    words = []
+    for step in steps:
+        if isinstance(step, int):
+            words.append(f"item {step + 1}")
+        else:
+            words.append(f"'{one_line(step, _LONGEST_KEY)}'")
+    return ", ".join(words)
 
 
 def as_text(value: Any) -> str:

@@ -31,9 +31,11 @@ class Places:
 
 def find_places(data_dir: str, cache_dir: str) -> Places:
     """Resolve the two folders from settings, else from FEDSILO_DATA and FEDSILO_CACHE."""
-    data = data_dir or os.environ.get("FEDSILO_DATA", "")
     cache = cache_dir or os.environ.get("FEDSILO_CACHE", "") or "~/.cache/fedsilo"
-    return Places(Path(data).expanduser() if data else None, Path(cache).expanduser())
+    data = data_dir or os.environ.get("FEDSILO_DATA", "")
+    if not data:
+        return Places(None, Path(cache).expanduser())
+    return Places(Path(data).expanduser(), Path(cache).expanduser())
 
 
 def data_folder(places: Places, name: str, needs: str) -> Path:
@@ -54,5 +56,9 @@ def weight_paths(named: str, places: Places) -> list[Path]:
     If ``named`` is an absolute path, it is the only one.
     """
     given = Path(named).expanduser()
-    folders = [places.cache / BACKBONES] + ([places.data] if places.data else [])
-    return [given] if given.is_absolute() else [folder / given for folder in folders]
+    if given.is_absolute():
+        return [given]
+    paths = [places.cache / BACKBONES / given]
+    if places.data:
+        paths.append(places.data / given)
+    return paths

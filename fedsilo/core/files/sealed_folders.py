@@ -81,16 +81,19 @@ def _ensure_sealed(target: Path, fill: Callable[[Path], None]) -> None:
         except OSError as error:
             fact = f"{target} cannot be written ({one_line(error.strerror or error)})"
             raise DataError(f"{fact}: set 'data.cache-dir' or $FEDSILO_CACHE to another") from None
-    elif reason := fault(target):
-        log = logging.getLogger("flwr")
-        log.warning("fedsilo: the cached data in %s %s: they are made again", target, reason)
-        try:
-            build_folder(target, make, replace=True)
-        except (DataError, OSError) as error:
-            raise DataError(
-                f"the cached data in {target} {reason} and cannot be made again ({error}): remove "
-                "that folder, and check the data that it is made from"
-            ) from None
+        return
+    reason = fault(target)
+    if reason is None:
+        return
+    log = logging.getLogger("flwr")
+    log.warning("fedsilo: the cached data in %s %s: they are made again", target, reason)
+    try:
+        build_folder(target, make, replace=True)
+    except (DataError, OSError) as error:
+        raise DataError(
+            f"the cached data in {target} {reason} and cannot be made again ({error}): remove "
+            "that folder, and check the data that it is made from"
+        ) from None
 
 
 def seal(folder: Path, name: str) -> None:
@@ -109,8 +112,9 @@ def fault(folder: Path) -> str | None:
         if _last_stamps(folder) == stamps:
             return None
         began = time.time_ns()
-        if any(file_sha256(folder / name) != digest for name, digest in sealed.items()):
-            return "were altered"
+        for name, digest in sealed.items():
+            if file_sha256(folder / name) != digest:
+                return "were altered"
         # A file that changed within a tick of the clock could change again without a new time, so
         # that such a comparison is not remembered
         if all(max(facts[1:3]) < began - _SETTLED for facts in stamps.values()):
@@ -141,8 +145,12 @@ def _files(folder: Path) -> set[str]:
 
 
 def _stamps(folder: Path, names: Iterable[str]) -> Stamps:
-    facts = {name: (folder / name).stat() for name in names}
-    return {n: [f.st_size, f.st_mtime_ns, f.st_ctime_ns, f.st_ino] for n, f in facts.items()}
+    """Return name -> size, time of change, time of the inode's change (ns) and inode of a file."""
+    stamps = {}
+    for name in names:
+        facts = (folder / name).stat()
+        stamps[name] = [facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns, facts.st_ino]
+    return stamps
 
 
 def _last_stamps(folder: Path) -> Any:

@@ -18,14 +18,15 @@ is_plain_number = _DECIMAL.fullmatch
 
 def read_text(path: Path) -> str:
     """Return a UTF-8 file's text without a byte-order mark, or raise a ``DataError``."""
-    if fault := file_fault(path):
-        raise DataError(f"{path} {fault}")
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path} is not UTF-8 text ({error.reason}): save it as UTF-8") from None
+    fault = file_fault(path)
+    if fault is None:
+        try:
+            return path.read_text(encoding="utf-8-sig")
+        except OSError as error:
+            fault = f"cannot be read: {error.strerror}"
+        except UnicodeDecodeError as error:
+            fault = f"is not UTF-8 text ({error.reason}): save it as UTF-8"
+    raise DataError(f"{path} {fault}")
 
 
 def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
@@ -39,7 +40,9 @@ def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:
         return None
     if not stat.S_ISREG(found.st_mode) and not stat.S_ISDIR(found.st_mode):
         return "is not a file"
-    return f"has {found.st_size} bytes, more than {most}" if found.st_size > most else None
+    if found.st_size > most:
+        return f"has {found.st_size} bytes, more than {most}"
+    return None
 
 
 def normalise_name(name: str) -> str:
@@ -66,7 +69,9 @@ def same_text(token: str) -> str:
     # equal
     if abs(number) >= 2**53:
         return text
-    return str(int(number)) if number.is_integer() else repr(number)
+    if number.is_integer():
+        return str(int(number))
+    return repr(number)
 
 
 class Marks:
@@ -95,10 +100,10 @@ class Marks:
 
 
 def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, list[str]]]:
-    """Return the lines of a CSV text that are not empty, each with its number in the file.
+    """Split a CSV text into its non-empty lines, each with its number in the file.
 
     Raises:
-        DataError: it is no CSV; names the file, ``where``, and the line.
+        DataError: the text is no CSV; the error names the file, ``where``, and the line.
     """
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter)
     try:
@@ -110,27 +115,50 @@ def csv_lines(text: str, where: str, delimiter: str = ",") -> list[tuple[int, li
 def read_rows(
     path: Path, needed: Sequence[str], optional: Sequence[str] | None = None, delimiter: str = ","
 ) -> list[tuple[int, dict[str, str]]]:
-    """Return the lines of a CSV file with a header: line number, and values by column.
+    """Read a CSV file with a header: the number of each line, and its values by column.
 
-    It must have the ``needed`` columns, and may have the ``optional`` ones besides, or any if None.
+    Args:
+        path: the file.
+        needed: columns that the file must have.
+        optional: columns that it may have besides; None allows any.
+        delimiter: the character between two values.
 
     Raises:
         DataError: the file is missing or no CSV, or a column is missing, unknown or named twice.
     """
     lines = csv_lines(read_text(path), str(path), delimiter)
-    header = [normalise_name(name) for name in lines[0][1]] if lines else []
-    missing = [name for name in needed if name not in header]
-    # Surplus names are only counted: without a header they would be a patient's values
-    surplus = 0 if optional is None else len(set(header) - {*needed, *optional})
-    if missing or surplus or len(header) != len(set(header)):
-        known = ", ".join([*needed, *(f"{name} (optional)" for name in optional or ())])
-        raise DataError(
-            f"{path}, line 1: the columns must be {known}: missing {missing}, {surplus} unknown"
-            f"{'' if len(header) == len(set(header)) else ', a name appears twice'}"
-        )
+    header: list[str] = []
+    if lines:
+        header = [normalise_name(name) for name in lines[0][1]]
+    fault = _header_fault(header, needed, optional)
+    if fault:
+        raise DataError(f"{path}, line 1: {fault}")
+    rows = []
     for number, line in lines[1:]:
         if len(line) != len(header):
             raise DataError(
                 f"{path}, line {number}: {len(line)} values, and line 1 names {len(header)} columns"
             )
-    return [(n, dict(zip(header, map(str.strip, line), strict=True))) for n, line in lines[1:]]
+        rows.append((number, dict(zip(header, map(str.strip, line), strict=True))))
+    return rows
+
+
+def _header_fault(
+    header: Sequence[str], needed: Sequence[str], optional: Sequence[str] | None
+) -> str | None:
+    """Say what is wrong with the names in line 1 of a CSV file; None if nothing is."""
+    missing = [name for name in needed if name not in header]
+    # Surplus names are only counted: without a header they would be a patient's values
+    surplus = 0
+    if optional is not None:
+        surplus = len(set(header) - {*needed, *optional})
+    is_repeated = len(header) != len(set(header))
+    if not missing and not surplus and not is_repeated:
+        return None
+    known = list(needed)
+    for name in optional or ():
+        known.append(f"{name} (optional)")
+    said = f"the columns must be {', '.join(known)}: missing {missing}, {surplus} unknown"
+    if is_repeated:
+        said += ", a name appears twice"
+    return said

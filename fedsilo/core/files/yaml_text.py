@@ -55,16 +55,17 @@ def read_yaml(
     Raises:
         FedsiloError: an ``error``, if the file cannot be read or ``parse_yaml`` refuses its text.
     """
-    if fault := file_fault(path):
-        raise error(f"{path} {fault}")
-    try:
-        return (parse or parse_yaml)(path.read_text(encoding="utf-8"), str(path))
-    except OSError as reason:
-        raise error(f"{path} cannot be read: {reason.strerror}") from None
-    except UnicodeDecodeError:
-        raise error(f"{path} is not valid UTF-8 text") from None
-    except YamlError as refused:
-        raise error(str(refused)) from None
+    fault = file_fault(path)
+    if fault is None:
+        try:
+            return (parse or parse_yaml)(path.read_text(encoding="utf-8"), str(path))
+        except OSError as reason:
+            fault = f"cannot be read: {reason.strerror}"
+        except UnicodeDecodeError:
+            fault = "is not valid UTF-8 text"
+        except YamlError as refused:
+            raise error(str(refused)) from None
+    raise error(f"{path} {fault}")
 
 
 def read_own_yaml(path: Path) -> Any:
@@ -96,7 +97,9 @@ def parse_yaml(text: str, file: str = "it") -> Any:
         raise YamlError(f"{file} {error}") from None
     except _YAML_FAULTS as error:
         mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f" (line {mark.line + 1})"
+        where = ""
+        if mark is not None:
+            where = f" (line {mark.line + 1})"
         detail = " ".join(str(error).split())
         raise YamlError(f"{file} is not valid YAML{where}", detail) from None
 
@@ -125,49 +128,70 @@ def _events(text: str) -> Iterator[yaml.Event]:
 
 
 def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:
-    """Check a node and all below it once, and return how many values they are with aliases.
+    """Check a node and all nodes below it; return the number of values, counting aliases again.
 
-    ``sizes`` has 0 for a node that is being checked, so that a node within itself is noticed.
+    Args:
+        node: the node.
+        loader: constructs keys, to compare them.
+        sizes: id of a node -> its number of values, filled by this function. Aliases make a node
+            occur many times, but each is checked once. A node that is being checked has 0, which
+            tells a node within itself.
+
+    Raises:
+        YamlError: the content cannot be used.
     """
-    if id(node) not in sizes:
-        sizes[id(node)] = 0
-        below: Iterable[yaml.Node] = ()
-        if isinstance(node, yaml.ScalarNode):
-            _check_scalar(node)
-        elif isinstance(node, yaml.MappingNode):
-            _check_keys(node, loader)
-            below = chain.from_iterable(node.value)
-        else:
-            below = node.value
-        sizes[id(node)] = 1 + sum(_check(child, loader, sizes) for child in below)
-        if sizes[id(node)] > _LARGEST:
-            raise YamlError(f"has more than {_LARGEST} values")
-    elif not sizes[id(node)]:
+    known = sizes.get(id(node))
+    if known == 0:
         raise YamlError(f"refers to itself (line {_line(node)})")
-    return sizes[id(node)]
+    if known is not None:
+        return known
+    sizes[id(node)] = 0
+    below: Iterable[yaml.Node] = ()
+    fault = None
+    if isinstance(node, yaml.ScalarNode):
+        fault = _scalar_fault(node)
+    elif isinstance(node, yaml.MappingNode):
+        fault = _key_fault(node, loader)
+        below = chain.from_iterable(node.value)
+    else:
+        below = node.value
+    if fault:
+        raise YamlError(fault)
+    size = 1
+    for child in below:
+        size += _check(child, loader, sizes)
+    if size > _LARGEST:
+        raise YamlError(f"has more than {_LARGEST} values")
+    sizes[id(node)] = size
+    return size
 
 
-def _check_scalar(node: yaml.ScalarNode) -> None:
-    """Refuse a text that no name, path or line can hold."""
+def _scalar_fault(node: yaml.ScalarNode) -> str | None:
+    """Say why no name, path or line can hold a text; None if one can."""
     if _UNWRITABLE.search(node.value):
-        raise YamlError(f"contains a character that is not text (line {_line(node)})")
+        return f"contains a character that is not text (line {_line(node)})"
     if len(node.value) > _LONGEST:
-        raise YamlError(
+        return (
             f"contains a text of more than {_LONGEST} characters (line {_line(node)}): shorten it"
         )
+    return None
 
 
-def _check_keys(node: yaml.MappingNode, loader: yaml.SafeLoader) -> None:
+def _key_fault(node: yaml.MappingNode, loader: yaml.SafeLoader) -> str | None:
+    """Name a key that a mapping has twice; None if there is none."""
     keys = set()
     for key_node, _ in node.value:
         if not isinstance(key_node, yaml.ScalarNode):
             continue  # PyYAML refuses it
-        plain = key_node.tag in ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value")
-        key = key_node.value if plain else loader.construct_object(key_node)
+        key = key_node.value
+        if key_node.tag not in ("tag:yaml.org,2002:merge", "tag:yaml.org,2002:value"):
+            # 1 and 01 are two texts, but one key
+            key = loader.construct_object(key_node)
         if key in keys:
             shown = one_line(key_node.value, _LONGEST_KEY)
-            raise YamlError(f"has the key '{shown}' twice (line {_line(key_node)})")
+            return f"has the key '{shown}' twice (line {_line(key_node)})"
         keys.add(key)
+    return None
 
 
 def _line(node: yaml.Node | yaml.NodeEvent) -> int:
@@ -176,7 +200,7 @@ def _line(node: yaml.Node | yaml.NodeEvent) -> int:
 
 
 def parse_structure(key: str, text: str, example: str) -> Any:
-    """Parse a setting's text into a mapping or a list, whichever the text ``example`` is.
+    """Parse a setting's text into a mapping or a list: into what the text ``example`` is.
 
     An empty text is an empty mapping or list. YAML 1.1 reads 1e-3, which has no point, as a text;
     here it is a number.
@@ -191,12 +215,14 @@ def parse_structure(key: str, text: str, example: str) -> Any:
         raise SettingError(
             f"setting '{key}' is {quote_value(text)}: {error}; write {example}"
         ) from None
-    if content is not None and not isinstance(content, kind):
-        what = "a mapping" if kind is dict else "a list"
+    if content is None:
+        return kind()
+    if not isinstance(content, kind):
+        what = {dict: "a mapping", list: "a list"}[kind]
         raise SettingError(
             f"setting '{key}' is {quote_value(text)}; it must be {what}, as {example}"
         )
-    return with_numbers(kind() if content is None else content)
+    return with_numbers(content)
 
 
 def with_numbers(content: Any) -> Any:
@@ -205,4 +231,6 @@ def with_numbers(content: Any) -> Any:
         return {key: with_numbers(value) for key, value in content.items()}
     if isinstance(content, list):
         return [with_numbers(value) for value in content]
-    return float(content) if isinstance(content, str) and _NUMBER.fullmatch(content) else content
+    if isinstance(content, str) and _NUMBER.fullmatch(content):
+        return float(content)
+    return content

@@ -35,7 +35,7 @@ _positive = partial(setting, ge=1)
 
 @dataclass(frozen=True)
 class ExperimentSettings:
-    """What names an experiment; these keys stand without a group."""
+    """Method, data set, plugins, seed and rounds of an experiment; these keys have no group."""
 
     group: ClassVar[str] = ""
 
@@ -61,7 +61,7 @@ class ExperimentSettings:
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What the server does in a round: whom it asks, how it combines replies, when it stops."""
+    """The server's part of a round: the sites that it asks, the combined replies, the end."""
 
     group: ClassVar[str] = "server"
 
@@ -158,7 +158,7 @@ class SecureSettings:
 
 @dataclass(frozen=True)
 class MachineSettings:
-    """What a site computes on."""
+    """The device, number format and threads that a site computes with."""
 
     group: ClassVar[str] = "machine"
 
@@ -195,7 +195,7 @@ class MachineSettings:
 
 @dataclass(frozen=True)
 class RunningSettings:
-    """Where a run is written and how it waits; none of these changes its result."""
+    """A run's folder, its name and its waiting times; none of these changes its result."""
 
     group: ClassVar[str] = "run"
 
@@ -254,5 +254,5 @@ class CommonSettings(
         return self.evaluate_every > 0 and (round_ - 1) % self.evaluate_every == 0
 
 
-# What the network is built of
+# The settings that a network is built from
 NETWORK_KEYS = keys_in(CommonSettings, "network") + keys_with(CommonSettings, "network")

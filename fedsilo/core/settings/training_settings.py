@@ -17,7 +17,7 @@ _count = partial(setting, ge=0)
 _positive = partial(setting, ge=1)
 _step = partial(setting, roles="step")
 _structured = partial(setting, roles="structured")
-# What a ViT is built of, and of that the measures of its backbone
+# The settings that a ViT is built from, and among them the sizes of its backbone
 _BUILT, _SHAPE = "network", ("network", "shape")
 
 NetworkPlugin = Annotated[str, AfterValidator(partial(plugin_name, "network"))]

@@ -30,7 +30,10 @@ class Refused(FedsiloError):
     """A fault with its fix; as text, both are on one line."""
 
     def __init__(self, fault: str, fix: str = "") -> None:
-        super().__init__(f"{fault}: {fix}" if fix else fault)
+        text = fault
+        if fix:
+            text = f"{fault}: {fix}"
+        super().__init__(text)
         self.fault, self.fix = fault, fix
 
 
@@ -89,12 +92,12 @@ def examine(checks: Sequence[Check[S]], setup: S, about: str = "") -> Iterator[F
         missing = [name for name in check.needs if name not in passed]
         if missing:
             reason = f"it needs '{missing[0]}', which has not passed"
-            found: Sequence[Finding] = [Finding(check.name, Status.SKIPPED, reason, about=about)]
-        else:
-            found = _look(check, setup, about)
-        if all(finding.status is Status.PASSED for finding in found):
+            yield Finding(check.name, Status.SKIPPED, reason, about=about)
+            continue
+        findings = _look(check, setup, about)
+        if all(finding.status is Status.PASSED for finding in findings):
             passed.add(check.name)
-        yield from found
+        yield from findings
 
 
 def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
@@ -104,13 +107,15 @@ def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
         said = one_line(reason, _MAX_LENGTH)
         return [Finding(check.name, Status.SKIPPED, said, about=about)]
     except Exception as error:  # the boundary: a check that breaks must not hide the others
-        said, fix = (one_line(text, _MAX_LENGTH) for text in _fault_and_fix(error))
+        fault, fix = _fault_and_fix(error)
+        said, fix = one_line(fault, _MAX_LENGTH), one_line(fix, _MAX_LENGTH)
         return [Finding(check.name, Status.FAILED, said, fix, about)]
-    passed = Passed(found) if isinstance(found, str) else found
-    if not isinstance(passed, Passed):
-        return passed
-    said = one_line(passed.said, _MAX_LENGTH)
-    return [Finding(check.name, Status.PASSED, said, about=about, details=passed.details)]
+    if isinstance(found, str):
+        found = Passed(found)
+    if not isinstance(found, Passed):
+        return found
+    said = one_line(found.said, _MAX_LENGTH)
+    return [Finding(check.name, Status.PASSED, said, about=about, details=found.details)]
 
 
 def _fault_and_fix(error: Exception) -> tuple[str, str]:
@@ -128,10 +133,12 @@ def _fault_and_fix(error: Exception) -> tuple[str, str]:
 
 def exit_code(findings: Iterable[Finding]) -> int:
     """Return 1 if a check failed, 0 if none failed and one passed, and 3 if all were skipped."""
-    found = {finding.status for finding in findings}
-    if Status.FAILED in found:
+    statuses = {finding.status for finding in findings}
+    if Status.FAILED in statuses:
         return 1
-    return 0 if Status.PASSED in found else 3
+    if Status.PASSED in statuses:
+        return 0
+    return 3
 
 
 _WIDTH = 12  # characters; the names of checks are padded to this column width
@@ -139,9 +146,12 @@ _WIDTH = 12  # characters; the names of checks are padded to this column width
 
 def lines_of(finding: Finding) -> Iterator[str]:
     """Yield the line of a finding with its fix, then a line for each detail."""
-    about = f"{finding.about}: " if finding.about else ""
-    fix = f" -- {finding.fix}" if finding.fix else ""
-    yield f"{finding.status:7} {finding.check:{_WIDTH}} {about}{finding.said}{fix}"
+    text = finding.said
+    if finding.about:
+        text = f"{finding.about}: {text}"
+    if finding.fix:
+        text = f"{text} -- {finding.fix}"
+    yield f"{finding.status:7} {finding.check:{_WIDTH}} {text}"
     for detail in finding.details:
         yield f"{'':8}{'':{_WIDTH}}   {detail}"
 

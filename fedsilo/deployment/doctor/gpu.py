@@ -25,28 +25,33 @@ def look(device: str) -> Passed:
             raise Skipped("PyTorch finds no GPU and 'device' is auto, so the CPU is used")
         raise Refused(f"'device' is {device}, but {_why_none()}", "fix that, or use the cpu")
     index = int(device.partition(":")[2] or 0)
-    if index >= (count := torch.cuda.device_count()):
+    count = torch.cuda.device_count()
+    if index >= count:
         raise Refused(
             f"'device' is {device}, but PyTorch finds only {count} GPUs",
             "name one of them, counted from 0",
         )
     capability = _built_for(index)
-    free, total = (size / GIGABYTE for size in torch.cuda.mem_get_info(index))
+    free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+    free, total = free_bytes / GIGABYTE, total_bytes / GIGABYTE
     if free < _MIN_FREE:
         raise Refused(
             f"GPU {index} has {free:.1f} of {total:.1f} GB free, but a run needs at least "
             f"{_MIN_FREE:g} GB",
             "end other programs on it ('nvidia-smi' lists them), or name another GPU in 'device'",
         )
-    if not (difference := _difference(index)) < _MAX_DIFFERENCE:
+    difference = _difference(index)
+    if not difference < _MAX_DIFFERENCE:  # "not", so that NaN is refused too
         raise Refused(
             f"a convolution on GPU {index} differs from the CPU's by {difference:g}",
             "update its driver; if that does not help, the GPU is broken: set 'device' to cpu",
         )
-    native = torch.cuda.is_bf16_supported(including_emulation=False)
+    precision = "no native bf16: runs in fp32"
+    if torch.cuda.is_bf16_supported(including_emulation=False):
+        precision = "native bf16"
     return Passed(
         f"{torch.cuda.get_device_name(index)}, capability {capability}, {free:.1f} of {total:.1f} "
-        f"GB free, {'native bf16' if native else 'no native bf16: runs in fp32'}",
+        f"GB free, {precision}",
         (f"PyTorch {torch.__version__} for CUDA {torch.version.cuda}",),
     )
 
@@ -82,10 +87,14 @@ def is_built_for(capability: tuple[int, int], built: Sequence[str]) -> bool:
     Machine code (sm) runs on GPUs of the same major number and at least its minor one. Code that
     is compiled at first use (compute) runs on every later GPU.
     """
-    for kind, _, digits in (name.partition("_") for name in built):
-        number = int("".join(c for c in digits if c.isdigit()))  # some end in a letter: sm_90a
-        code = divmod(number, 10)
-        if code <= capability and (kind == "compute" or code[0] == capability[0]):
+    for name in built:
+        kind, _, digits = name.partition("_")
+        # Some names end in a letter: sm_90a. The last digit is the minor number: 90 is 9.0
+        number = int("".join(c for c in digits if c.isdigit()))
+        major, minor = divmod(number, 10)
+        if (major, minor) > capability:
+            continue
+        if kind == "compute" or major == capability[0]:
             return True
     return False
 
@@ -95,6 +104,7 @@ def _difference(index: int) -> float:
     torch.manual_seed(0)
     images, kernels = torch.randn(2, 3, 16, 16), torch.randn(4, 3, 3, 3)
     here = torch.nn.functional.conv2d(images, kernels)
+    # A kernel runs only now: a driver that does not fit PyTorch's build fails here, not before
     try:
         there = torch.nn.functional.conv2d(images.to(index), kernels.to(index)).cpu()
     except RuntimeError as error:

@@ -16,7 +16,7 @@ from pathlib import Path
 from fedsilo.client_app.privacy.signing import own_code, signing_key
 from fedsilo.client_app.site.node import OWN, owner_only
 from fedsilo.client_app.site.own_file import OwnFile
-from fedsilo.client_app.site.sentences import explained
+from fedsilo.client_app.site.sentences import explain_rules
 from fedsilo.core.errors import FedsiloError
 from fedsilo.core.files.atomic_files import build_folder, read_regular, write_atomically
 from fedsilo.core.processes import free_ports
@@ -25,7 +25,7 @@ from fedsilo.deployment.deployment import node_command
 from fedsilo.deployment.doctor.findings import Status, examine
 from fedsilo.deployment.doctor.secrets import certificate
 from fedsilo.deployment.doctor.site import CHECKS, SiteSetup
-from fedsilo.deployment.kit import AUTHORITY, KEY, Kit, KitError, read_kit
+from fedsilo.deployment.kit import AUTHORITY, CARD, KEY, Kit, KitError, read_kit
 from fedsilo.deployment.rules import SITE, RuleOptions, check_rules, write_rules
 from fedsilo.deployment.worker.hospital import parse_node_config
 from fedsilo.server_app.config.settings import RunSettings
@@ -43,16 +43,22 @@ class HospitalRequest:
 
     def home(self, kit: Kit) -> Path:
         """Return the absolute folder into which the kit is opened."""
-        usual = kit.path if kit.path.is_dir() else kit.path.parent / kit.card.site
-        return (self.folder or usual).expanduser().resolve()
+        folder = self.folder
+        if folder is None:
+            folder = kit.path
+            if not folder.is_dir():
+                folder = kit.path.parent / kit.card.site
+        return folder.expanduser().resolve()
 
 
 def refuse_failing(setup: SiteSetup) -> None:
     """Raise a KitError for the first failed check, or if the hospital is already connected."""
     for finding in examine(CHECKS, setup):
         if finding.status is Status.FAILED:
-            fix = f": {finding.fix}" if finding.fix else ""
-            raise KitError(f"{setup.name}: {finding.check}: {finding.said}{fix}")
+            fault = f"{setup.name}: {finding.check}: {finding.said}"
+            if finding.fix:
+                fault += f": {finding.fix}"
+            raise KitError(fault)
     if setup.is_online():
         raise KitError(
             f"{setup.name} is already connected to {setup.superlink}: end the other process; if it "
@@ -85,20 +91,15 @@ def ready(
     """
     kit = read_kit(request.kit.expanduser())
     home = request.home(kit)
-    before = read_kit(home) if home.is_dir() and any(home.iterdir()) else None
-    if before:
+    before = None
+    if home.is_dir() and any(home.iterdir()):
+        before = read_kit(home)
         _refuse_other(kit, before)
+        # Locked and released: the site must not run while its files are replaced
         os.close(hold(home, kit.card.site))
     rules = _rules_of(request, kit, home)
-    state = f"state-dir={json.dumps(str(home / 'state'))}"  # checked on the disk that it will use
-    with open_temporarily(kit, rules) as scratch:
-        try:
-            certificate(scratch / AUTHORITY)
-            setup = setup_of(kit, scratch, (state, *request.node_config))
-            sentences = explained(setup.rules)
-            look(setup)
-        except FedsiloError as error:  # the operator knows the kit, but not the scratch folder
-            raise KitError(str(error).replace(str(scratch), str(kit.path))) from None
+    sentences = _check_in_scratch(request, kit, rules, home, look)
+    # Nothing is written before the operator has confirmed
     questions = _to_confirm(kit, before, home, sentences)
     if questions:
         confirm(questions)
@@ -114,9 +115,34 @@ def ready(
         (home / name).mkdir(mode=0o700, exist_ok=True)
     _opened_here(home).write(home.stat().st_ino)
     setup = setup_of(kit, home, request.node_config)
+    # The key is made now, so that people can compare it by telephone before the first run
     with owner_only():
         signing_key(setup.own_folder)
     return setup
+
+
+def _check_in_scratch(
+    request: HospitalRequest,
+    kit: Kit,
+    rules: str,
+    home: Path,
+    look: Callable[[SiteSetup], None],
+) -> list[str]:
+    """Check the kit and the rules in a temporary folder, and return sentences on the rules.
+
+    Raises:
+        KitError: a check failed.
+    """
+    state = f"state-dir={json.dumps(str(home / 'state'))}"  # checked on the disk that it will use
+    with open_temporarily(kit, rules) as scratch:
+        try:
+            certificate(scratch / AUTHORITY)
+            setup = setup_of(kit, scratch, (state, *request.node_config))
+            sentences = list(explain_rules(setup.rules))
+            look(setup)
+        except FedsiloError as error:  # the operator knows the kit, but not the scratch folder
+            raise KitError(str(error).replace(str(scratch), str(kit.path))) from None
+    return sentences
 
 
 def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
@@ -127,7 +153,8 @@ def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
         KitError: the file cannot be read.
     """
     path = request.site_file or home / SITE
-    said = "trust" in parse_node_config(request.node_config)
+    trusted_elsewhere = "trust" in parse_node_config(request.node_config)
+    # A broken link counts as a file: new rules must not replace the hospital's own in silence
     if request.site_file is None and not os.path.lexists(path):
         return write_rules(kit.card.site, request.rules)
     try:
@@ -136,7 +163,7 @@ def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
         raise KitError(f"site file {path} cannot be read ({error.strerror})") from None
     except UnicodeDecodeError:
         raise KitError(f"site file {path} cannot be read: it is not UTF-8 text") from None
-    check_rules(text, kit.card.site, request.rules, said)
+    check_rules(text, kit.card.site, request.rules, trusted_elsewhere)
     return text
 
 
@@ -168,9 +195,13 @@ def _to_confirm(kit: Kit, before: Kit | None, home: Path, sentences: Sequence[st
                 f"{home} was not opened on this disk, or was opened by an older fedsilo that took "
                 "rules from the kit: its rules, private state and keys are used if you confirm"
             )
-            if key := own_code(home / "state" / OWN / site):
+            key = own_code(home / "state" / OWN / site)
+            if key:
                 lines.append(f"it brings the signing key {key}")
-        return [*lines, f"rules of {site}:", *(f"  {sentence}" for sentence in sentences)]
+        lines.append(f"rules of {site}:")
+        for sentence in sentences:
+            lines.append(f"  {sentence}")
+        return lines
     if before.card.seal == kit.card.seal:
         return []
     return [
@@ -184,9 +215,15 @@ def _to_confirm(kit: Kit, before: Kit | None, home: Path, sentences: Sequence[st
 def _differences(before: Kit, kit: Kit) -> list[str]:
     old = before.card.model_dump(by_alias=True, exclude={"files", "seal"})
     new = kit.card.model_dump(by_alias=True, exclude={"files", "seal"})
-    lines = [f"  {key}: {old[key]} becomes {new[key]}" for key in old if old[key] != new[key]]
-    changed = [name for name in kit.files if before.files.get(name) != kit.files[name]]
-    return [*lines, *(f"  {name} is replaced" for name in changed if name != "kit.json")]
+    lines = []
+    for key, value in old.items():
+        if value != new[key]:
+            lines.append(f"  {key}: {value} becomes {new[key]}")
+    for name, content in kit.files.items():
+        # The values of kit.json are the lines above
+        if name != CARD and before.files.get(name) != content:
+            lines.append(f"  {name} is replaced")
+    return lines
 
 
 @contextmanager
@@ -224,7 +261,9 @@ def command(setup: SiteSetup, health: str = "") -> list[str]:
     """Build the command that starts a node; ``health`` is a health server's address, or empty."""
     address, config = (setup.host, setup.port), setup.node_config
     words = node_command(setup.superlink, *setup.secrets(), *address, config)
-    return [*words, *(("--health-server-address", health) if health else ())]
+    if health:
+        words += ["--health-server-address", health]
+    return words
 
 
 def hold(home: Path, site: str) -> int:

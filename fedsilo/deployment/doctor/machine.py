@@ -31,19 +31,24 @@ def utc_now() -> datetime:
 def software() -> Passed:
     """Describe the installed versions; Refused if a package is missing or has another version."""
     app = installed_app()
-    if wrong := _wrong_versions(app.project["project"]):
+    wrong = _wrong_versions(app.project["project"])
+    if wrong:
         packages = " ".join(f"'{name}'" for name in wrong.values())
         raise Refused(
             f"this installation has {', '.join(wrong)}, but fedsilo needs other versions",
             f"pip install {packages}",
         )
+    # With changed files, a hospital refuses a run of the unchanged app
     changed = local_changes(app.folder)
+    details = []
+    if changed:
+        details.append(f"files changed on this machine: {', '.join(changed[:5])}")
     return Passed(
         f"fedsilo {FEDSILO} (revision {git_revision()[:12]}), Python {platform.python_version()}, "
         f"flwr {version('flwr')} (supported: {WORKER_FLOWER}; for simulations up to "
         f"{TRIED_FLOWER}), "
         f"torch {version('torch')}",
-        (f"files changed on this machine: {', '.join(changed[:5])}",) if changed else (),
+        tuple(details),
     )
 
 
@@ -85,6 +90,7 @@ def room(folders: Iterable[Path], least: float) -> str:
                 f"{folder} has {free[folder]:.2f} GB free, but a run needs at least {least:g} GB",
                 "free some space, or name a folder on another disk",
             )
+        # A quota or a failing disk shows only when something is really written
         try:
             with tempfile.TemporaryFile(dir=folder) as probe:
                 probe.write(b"\0" * _PROBE)
@@ -97,7 +103,9 @@ def room(folders: Iterable[Path], least: float) -> str:
 
 def nearest(folder: Path) -> Path:
     """Return the folder if it exists, else its nearest existing parent."""
-    return next(one for one in (folder, *folder.absolute().parents) if one.is_dir())
+    while not folder.is_dir():
+        folder = folder.absolute().parent
+    return folder
 
 
 def memory(least: float, most: float = 0.0) -> str:
@@ -131,7 +139,11 @@ def own_port(host: str, port: int, what: str, own: str) -> str:
     Raises:
         Refused: another program listens on the port.
     """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = socket.AF_INET
+    if ":" in host:
+        family = socket.AF_INET6
+    # Binding is the only certain test. SO_REUSEADDR, as servers use it, so that the port of a
+    # program that has just ended counts as free
     try:
         with socket.socket(family) as one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -139,9 +151,13 @@ def own_port(host: str, port: int, what: str, own: str) -> str:
         return f"{host}:{port} is free for {what}"
     except OSError as error:
         process = _listener(port)
-        if process and _is_of(process, own):
-            return f"{host}:{port} is in use by {what}, which already runs (process {process.pid})"
-        user = f"taken by process {process.pid} ({process.name()})" if process else "not available"
+        user = "not available"
+        if process:
+            if _is_of(process, own):
+                return (
+                    f"{host}:{port} is in use by {what}, which already runs (process {process.pid})"
+                )
+            user = f"taken by process {process.pid} ({process.name()})"
         raise Refused(
             f"{host}:{port} is needed for {what}, but is {user} ({error.strerror})",
             "end the program that listens there, or choose another port",
@@ -169,8 +185,10 @@ def _is_of(process: psutil.Process, word: str) -> bool:
 
     An empty ``word`` is in none.
     """
-    for one in (process, *process.parents()) if word else ():
-        with suppress(psutil.Error):
+    if not word:
+        return False
+    for one in (process, *process.parents()):
+        with suppress(psutil.Error):  # it has ended, or belongs to another user
             if word in one.cmdline():
                 return True
     return False

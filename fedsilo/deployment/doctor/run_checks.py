@@ -47,7 +47,9 @@ class RunSetup:
     @cached_property
     def plan(self) -> tuple[RunSettings, Mapping[str, Value]]:
         """The settings, and the resources of a simulation (empty for a deployment)."""
-        seed: dict[str, Value] = {} if self.seed is None else {"seed": self.seed}
+        seed: dict[str, Value] = {}
+        if self.seed is not None:
+            seed["seed"] = self.seed
         if self.deployment:
             return planned_settings(self.experiment, self.sources, seed), {}
         return plan_run(self.experiment, self.sources, supernodes=self.supernodes, overrides=seed)
@@ -76,11 +78,10 @@ def _settings(setup: RunSetup) -> str:
     common = setup.plan[0].common
     rounds = counted(common.rounds, "round")
     clip, noise = common.sample_clip_norm, common.noise_multiplier
-    privacy = f"patients' gradients clipped to {clip:g}, noise {noise:g}"
-    return (
-        f"{setup.experiment}: {common.method} on {common.dataset}, {rounds}, "
-        f"{privacy if clip else 'without differential privacy'}"
-    )
+    privacy = "without differential privacy"
+    if clip:
+        privacy = f"patients' gradients clipped to {clip:g}, noise {noise:g}"
+    return f"{setup.experiment}: {common.method} on {common.dataset}, {rounds}, {privacy}"
 
 
 def _plan(setup: RunSetup) -> Sequence[Finding] | str:
@@ -89,8 +90,10 @@ def _plan(setup: RunSetup) -> Sequence[Finding] | str:
         raise Skipped("the sites of a deployment have the files themselves")
     settings, resources = setup.plan
     plan = Plan(settings.common, resources)
-    problems = [str(problem) for problem in find_problems(PLAN_CHECKS, plan)]
-    failed = [Finding("plan", Status.FAILED, problem) for problem in problems]
+    # All problems, unlike the start of a run, which ends at the first
+    failed = []
+    for problem in find_problems(PLAN_CHECKS, plan):
+        failed.append(Finding("plan", Status.FAILED, str(problem)))
     return failed or "settings fit together, and the files that they name are here"
 
 
@@ -100,45 +103,57 @@ def _members(setup: RunSetup) -> Passed:
     if not deployment.process(SERVER):
         raise Refused(f"the server of {deployment.folder} is down", again)
     seen = online(deployment)
-    if gone := offline(deployment, seen):
+    gone = offline(deployment, seen)
+    if gone:
         raise Refused(f"{', '.join(gone)} of {deployment.folder} are down or offline", again)
+    # Only told, because nobody here can start a process at another hospital
     away = [site for site in deployment.hospitals if site not in seen]
-    details = (f"not online: {', '.join(away)}",) if away else ()
+    details = []
+    if away:
+        details.append(f"not online: {', '.join(away)}")
     sites = counted(len(seen), "site")
-    return Passed(f"the server and {sites} of {deployment.folder} are online", details)
+    return Passed(f"the server and {sites} of {deployment.folder} are online", tuple(details))
 
 
 def _sites(setup: RunSetup) -> Sequence[Finding]:
     """Return a finding for each site: passed if it can take part, failed if it cannot."""
     if setup.deployment and not setup.deployment.process(SERVER):
         raise Skipped("the server is down")
-    passed = [
-        Finding("sites", Status.PASSED, _content(site, facts), about=site)
-        for site, facts in setup.meeting.sites.items()
-    ]
-    refused = [one_line(reason, _MAX_LENGTH) for reason in setup.meeting.refused]
-    return [*passed, *(Finding("sites", Status.FAILED, why, _REFUSED) for why in refused)]
+    findings = []
+    for site, facts in setup.meeting.sites.items():
+        findings.append(Finding("sites", Status.PASSED, _content(site, facts), about=site))
+    for reason in setup.meeting.refused:
+        said = one_line(reason, _MAX_LENGTH)
+        findings.append(Finding("sites", Status.FAILED, said, _REFUSED))
+    return findings
 
 
 def _content(site: str, facts: Mapping[str, Any]) -> str:
     """Describe a site's data and software from its entry in silos.json."""
     sizes = ", ".join(f"{size} {split}" for split, size in facts["sizes"].items())
-    sizes = sizes or "does not say how many samples it has"
+    text = sizes or "does not say how many samples it has"
+    if facts["distribution"] != site:
+        text = f"{facts['distribution']}: {text}"
+    if facts["dropped"]:
+        text += f", {facts['dropped']} left out"
     labels = " ".join(f"{split} {counts}" for split, counts in facts["label_counts"].items())
-    software = facts.get("software") or {}
-    runs = "".join(f", {name} {value[:12]}" for name, value in software.items())
-    left_out = f", {facts['dropped']} left out" if facts["dropped"] else ""
-    kind = "" if facts["distribution"] == site else f"{facts['distribution']}: "
-    return f"{kind}{sizes}{left_out}; labels: {labels}{runs}"
+    text += f"; labels: {labels}"
+    # A simulated site states no software of its own
+    for name, value in (facts.get("software") or {}).items():
+        text += f", {name} {value[:12]}"
+    return text
 
 
 def _enough(setup: RunSetup) -> Passed:
     meeting = setup.met
     there, needed = len(meeting.sites), meeting.needed
     if there < needed:
+        fix = "fix the sites"
+        if there:
+            fix = f"fix the others, or set 'run.min-sites' to {there}"
         raise Refused(
             f"{there} of {meeting.asked} sites can take part, but 'run.min-sites' needs {needed}",
-            f"fix the others, or set 'run.min-sites' to {there}" if there else "fix the sites",
+            fix,
         )
     return Passed(
         f"{there} of {meeting.asked} sites can take part; {needed} are needed", meeting.notices

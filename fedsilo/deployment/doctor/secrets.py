@@ -29,22 +29,31 @@ def secret(path: Path, marker: str, private: bool) -> Path:
 
     With ``private``, no other user may read it.
     """
-    if fault := file_fault(path):  # a pipe would be waited for
-        raise Refused(f"secret {path} {fault}", "name a file, or mount one there")
+    # Before the file is read, because reading a pipe would wait for ever
+    fault = file_fault(path)
+    fix = "name a file, or mount one there"
+    if not fault:
+        fault, fix = _secret_fault(path, marker, private)
+    if fault:
+        raise Refused(f"secret {path} {fault}", fix)
+    return path
+
+
+def _secret_fault(path: Path, marker: str, private: bool) -> tuple[str, str]:
+    """Find what makes a secret's file unusable, and the fix; both are empty for a usable one."""
     try:
         text = path.read_text(encoding="ascii", errors="replace")
         mode = path.stat().st_mode & 0o777
-    except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-        raise Refused(f"secret {path} is missing", "copy the file there, or mount it") from error
-    except PermissionError as error:
-        fault = f"secret {path} is not readable by user {os.getuid()}"
-        raise Refused(fault, "chown it to that user") from error
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return "is missing", "copy the file there, or mount it"
+    except PermissionError:
+        return f"is not readable by user {os.getuid()}", "chown it to that user"
     if marker not in text:
-        raise Refused(f"secret {path} holds no '{marker}'", "another file was mounted there")
+        return f"holds no '{marker}'", "another file was mounted there"
     if private and mode & 0o077:
-        fault = f"secret {path} has mode {mode:o}, so other users may read it"
-        raise Refused(fault, "chmod 600 it, on the host where it is mounted")
-    return path
+        fault = f"has mode {mode:o}, so other users may read it"
+        return fault, "chmod 600 it, on the host where it is mounted"
+    return "", ""
 
 
 def read_certificate(path: Path) -> Certificate:
@@ -62,10 +71,14 @@ def certificate(path: Path, now: datetime | None = None) -> Path:
     """Check that a certificate is valid at the time ``now`` (None for the clock's); return it."""
     found, today = read_certificate(path), now or datetime.now(UTC)
     begin, end = found.not_valid_before_utc, found.not_valid_after_utc
+    fault, fix = "", ""
     if today > end:
-        raise Refused(f"certificate {path} ended on {end:%Y-%m-%d %H:%M} UTC", _RENEW)
-    if today < begin:
-        raise Refused(f"certificate {path} begins on {begin:%Y-%m-%d %H:%M} UTC", _CLOCK)
+        fault, fix = f"ended on {end:%Y-%m-%d %H:%M} UTC", _RENEW
+    # Nobody makes a certificate for later, so it is the clock that is behind
+    elif today < begin:
+        fault, fix = f"begins on {begin:%Y-%m-%d %H:%M} UTC", _CLOCK
+    if fault:
+        raise Refused(f"certificate {path} {fault}", fix)
     return path
 
 
@@ -83,6 +96,7 @@ def matching_key(path: Path, certificate_path: Path) -> Path:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     secret(path, PRIVATE_KEY, private=True)
+    # The server starts by itself, so nobody is there to type a password
     try:
         key = load_pem_private_key(path.read_bytes(), None)
     except (TypeError, ValueError) as error:
@@ -108,25 +122,29 @@ def signed_by(path: Path, authority: Path) -> None:
 
 def writable_folder(path: Path, what: str) -> Path:
     """Check that this user can write into a folder; return it. ``what`` names it in errors."""
+    fault, fix = "", ""
     if not path.is_dir():
-        raise Refused(f"{what} {path} is missing", "make the folder, or mount a volume there")
-    if not os.access(path, os.W_OK | os.X_OK):
-        fault = f"{what} {path} is not writable by user {os.getuid()}"
-        raise Refused(fault, "chown the folder, or the volume")
+        fault, fix = "is missing", "make the folder, or mount a volume there"
+    elif not os.access(path, os.W_OK | os.X_OK):
+        fault, fix = f"is not writable by user {os.getuid()}", "chown the folder, or the volume"
+    if fault:
+        raise Refused(f"{what} {path} {fault}", fix)
     return path
 
 
 def data_folder(path: Path) -> Path:
     """Check that a folder of data is readable and not empty; return it."""
-    if not path.is_dir():
-        raise Refused(f"data directory {path} is missing", _BRING)
+    fault, fix = "", _BRING
     try:
-        first = next(path.iterdir(), None)
-    except PermissionError as error:
-        fault = f"data directory {path} is not readable by user {os.getuid()}"
-        raise Refused(fault, "let that user read it") from error
-    if first is None:
-        raise Refused(f"data directory {path} is empty", _BRING)
+        if not path.is_dir():
+            fault = "is missing"
+        # Docker makes an empty folder if the one to mount does not exist on the host
+        elif next(path.iterdir(), None) is None:
+            fault = "is empty"
+    except PermissionError:
+        fault, fix = f"is not readable by user {os.getuid()}", "let that user read it"
+    if fault:
+        raise Refused(f"data directory {path} {fault}", fix)
     return path
 
 
@@ -137,11 +155,11 @@ def site_file(path: Path) -> bool:
     """
     if not path.exists() or path.is_char_device():
         return False
+    fault, fix = "", ""
     if not path.is_file():  # Docker creates a folder if the path is missing on the host
-        raise Refused(
-            f"site file {path} is not a file", "let SITE_FILE_n name a file that exists on the host"
-        )
-    if not os.access(path, os.R_OK):
-        fault = f"site file {path} is not readable by user {os.getuid()}"
-        raise Refused(fault, "chown or chmod it")
+        fault, fix = "is not a file", "let SITE_FILE_n name a file that exists on the host"
+    elif not os.access(path, os.R_OK):
+        fault, fix = f"is not readable by user {os.getuid()}", "chown or chmod it"
+    if fault:
+        raise Refused(f"site file {path} {fault}", fix)
     return True

@@ -12,12 +12,7 @@ from datetime import datetime
 from pathlib import Path
 
 from fedsilo.core.files.atomic_files import scratch_folder
-from fedsilo.deployment.deployment import (
-    FEDERATION,
-    SERVER,
-    Deployment,
-    key_fingerprint,
-)
+from fedsilo.deployment.deployment import FEDERATION, SERVER, Deployment, key_fingerprint
 from fedsilo.deployment.doctor import machine
 from fedsilo.deployment.doctor.findings import Check, Passed, Refused, Skipped, require
 from fedsilo.deployment.doctor.secrets import (
@@ -58,6 +53,9 @@ class ServerSetup:
     def of(cls, deployment: Deployment) -> ServerSetup:
         """Build the setup of a deployment's server."""
         secrets = deployment.secrets
+        hospitals: list[tuple[str, Path | None]] = []
+        for site in (*deployment.sites, *deployment.hospitals):
+            hospitals.append((site, secrets / f"{site}.pub"))
         return cls(
             authority=secrets / "ca.crt",
             certificate=secrets / "server.crt",
@@ -67,10 +65,7 @@ class ServerSetup:
             control=f"127.0.0.1:{deployment.ports['http']}",
             runs=deployment.runs,
             registry=deployment.registry,
-            hospitals=tuple(
-                (site, secrets / f"{site}.pub")
-                for site in (*deployment.sites, *deployment.hospitals)
-            ),
+            hospitals=tuple(hospitals),
             deployment=deployment,
         )
 
@@ -113,7 +108,9 @@ def _control(setup: ServerSetup) -> str:
 
 def _answer(setup: ServerSetup) -> str:
     host, port = parts(setup.fleet)
-    address = f"{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
+    if host == "0.0.0.0":  # all interfaces, of which this machine reaches its own
+        host = "127.0.0.1"
+    address = f"{host}:{port}"
     if not setup.authority or not machine.runs_on(port, setup.mark):
         raise Skipped("the SuperLink does not run yet")
     handshake(address, setup.authority)
@@ -166,32 +163,38 @@ def commit_seconds(folder: Path) -> list[float]:
 
 
 def _disk(setup: ServerSetup) -> str:
-    folders = [setup.runs, setup.database and setup.database.parent]
-    found = [machine.nearest(folder) for folder in folders if folder]
-    return machine.room(
-        dict.fromkeys(require(found, "neither --database nor --out is named")), _DISK
-    )
+    folders: list[Path] = []
+    if setup.runs:
+        folders.append(machine.nearest(setup.runs))
+    if setup.database:
+        folders.append(machine.nearest(setup.database.parent))
+    require(folders, "neither --database nor --out is named")
+    # Both may be one folder, which is described once
+    return machine.room(dict.fromkeys(folders), _DISK)
 
 
 def _registry(setup: ServerSetup) -> Passed:
     """Compare the registry with the named hospitals, and each key with its file."""
     registry = require(setup.registry, f"${REGISTRY} names no registry: a node may use any name")
     keys = registered_keys(registry)
+    others = dict(keys)
     for name, public in setup.hospitals:
+        fault = ""
         if name not in keys:
-            raise Refused(
+            fault = (
                 f"hospital {name} has no line in the registry {registry}, so runs would leave it "
-                "out",
-                _BOTH.format(name=name),
+                "out"
             )
-        if public and key_fingerprint(public) != keys[name]:
-            raise Refused(
-                f"the key of {name} in {registry} is not that of {public}", _BOTH.format(name=name)
-            )
-    named = {name for name, _ in setup.hospitals}
-    others = sorted(keys.keys() - named) if named else []
-    details = (f"registered, but not named: {', '.join(others)}",) if others else ()
-    return Passed(f"{registry} knows {', '.join(sorted(keys)) or 'nobody'}", details)
+        elif public and key_fingerprint(public) != keys[name]:
+            fault = f"the key of {name} in {registry} is not that of {public}"
+        if fault:
+            raise Refused(fault, _BOTH.format(name=name))
+        others.pop(name, None)
+    # Without named hospitals, nothing says which names should be there
+    details = []
+    if setup.hospitals and others:
+        details.append(f"registered, but not named: {', '.join(sorted(others))}")
+    return Passed(f"{registry} knows {', '.join(sorted(keys)) or 'nobody'}", tuple(details))
 
 
 _BOTH = "write both registrations and a new kit by 'fedsilo deploy renew {name}'"
@@ -204,19 +207,23 @@ def _nodes(setup: ServerSetup) -> Passed:
     if not healthy(deployment):
         raise Skipped("the server does not answer; start it by 'fedsilo deploy up'")
     states = node_states(deployment)
-    if gone := [site for site, state in states.items() if state == "unregistered"]:
+    # A site needs both registrations: the SuperLink's admits its key, the registry's its name
+    gone = [site for site, state in states.items() if state == "unregistered"]
+    if gone:
         raise Refused(
             f"the registry has {', '.join(gone)}, but the SuperLink has no such registration",
             _BOTH.format(name=gone[0]),
         )
-    if strangers := unknown_nodes(deployment):
+    strangers = unknown_nodes(deployment)
+    if strangers:
         raise Refused(
             f"the SuperLink has registered node {', '.join(strangers)}, but the registry has no "
             "line for it, so runs would leave it out",
             f"remove it by 'flwr supernode unregister NODE {FEDERATION}', and register the "
             "hospital by 'fedsilo deploy add NAME'",
         )
-    if away := [f"{site} is {states[site]}" for site in offline(deployment)]:
+    away = [f"{site} is {states[site]}" for site in offline(deployment)]
+    if away:
         raise Refused(
             f"not all sites are online: {', '.join(away)}",
             "start them by 'fedsilo deploy up'; for the reason, read 'fedsilo deploy logs SITE'",

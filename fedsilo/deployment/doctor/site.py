@@ -16,15 +16,8 @@ from fedsilo.client_app.site.identity import NODE_FIELDS, refusing_as
 from fedsilo.client_app.site.limits import MEGABYTE, limits_of
 from fedsilo.client_app.site.node import own_cache, own_folder_of
 from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile
-from fedsilo.client_app.site.sentences import effective, explained
-from fedsilo.core.messages import (
-    ARRAYS,
-    CONFIG,
-    KEPT_STATE,
-    METRICS,
-    NUM_EXAMPLES,
-    SECONDS,
-)
+from fedsilo.client_app.site.sentences import effective, explain_rules
+from fedsilo.core.messages import ARRAYS, CONFIG, KEPT_STATE, METRICS, NUM_EXAMPLES, SECONDS
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value, build, unknown_key
 from fedsilo.datasets.silo.declared_silos import site_name_fault
@@ -92,7 +85,9 @@ class SiteSetup:
     @property
     def context(self) -> Context:
         """The context that Flower would give to the ClientApp."""
-        run = self.settings.as_mapping() if self.settings else {}
+        run: dict[str, Value] = {}
+        if self.settings:
+            run = self.settings.as_mapping()
         return Context(0, 0, dict(self.node_config), RecordDict(), run)
 
     @cached_property
@@ -134,7 +129,9 @@ class SiteSetup:
     def folder(self, key: str) -> Path | None:
         """Return the folder under a key of the node config; None if the key is missing or empty."""
         named = str(self.node_config.get(key, ""))
-        return Path(named).expanduser() if named else None
+        if not named:
+            return None
+        return Path(named).expanduser()
 
 
 def _software(setup: SiteSetup) -> Passed:
@@ -146,12 +143,17 @@ def _software(setup: SiteSetup) -> Passed:
 def _node_config(setup: SiteSetup) -> str:
     if not setup.name:
         raise Refused("the node config names no 'site'", "--node-config 'site=\"NAME\"'")
-    if fault := site_name_fault(setup.name):
+    fault = site_name_fault(setup.name)
+    if fault:
         raise Refused(fault, "choose another 'site' in the node config")
-    for key in setup.node_config:
+    limits = {}
+    for key, value in setup.node_config.items():
         if key not in _NODE_KEYS:
             raise unknown_key(key, _NODE_KEYS)
-    build(SiteFile, {k: v for k, v in setup.node_config.items() if k in NODE_LIMITS})
+        if key in NODE_LIMITS:
+            limits[key] = value
+    # Each raises an error for a value of the wrong type or range; the results are not needed
+    build(SiteFile, limits)
     build(CommonSettings, {"machine.device": setup.node_config.get("device", "auto")})
     state = setup.folder("state-dir")
     if state is None:
@@ -163,14 +165,17 @@ def _node_config(setup: SiteSetup) -> str:
 
 
 def _rules(setup: SiteSetup) -> Passed:
-    path, named = setup.folder(SITE_FILE), SITE_FILE in setup.node_config
+    path, is_named = setup.folder(SITE_FILE), SITE_FILE in setup.node_config
+    # A missing file must not pass as "no rules": the hospital meant to limit something
     if path and not site_file(path):
         raise Refused(f"site file {path} is missing", "copy it there, or remove 'site-file'")
     rules = setup.rules
-    if log := rules.audit_log:
-        writable_folder(Path(log).parent, "the audit log's folder")
-    said = f"{path} can be read" if named else "there is none, but floors and quotas still apply"
-    return Passed(said, tuple(explained(rules, named)))
+    if rules.audit_log:
+        writable_folder(Path(rules.audit_log).parent, "the audit log's folder")
+    said = "there is none, but floors and quotas still apply"
+    if is_named:
+        said = f"{path} can be read"
+    return Passed(said, tuple(explain_rules(rules, is_named)))
 
 
 def _certificate(setup: SiteSetup) -> str:
@@ -190,6 +195,7 @@ def _signing(setup: SiteSetup) -> Passed:
     for site, key in sorted(KnownKeys(folder).read().items()):
         if not key.compared:
             details.append(f"the key of {site} was not compared, so there is no sum with {site}")
+        # The key has changed since people compared it, so somebody may stand in for that site
         elif key.received not in ("", key.compared):
             raise Refused(
                 f"{site} signs with key {key.received}, but {key.compared} was compared",
@@ -216,18 +222,28 @@ def _clock(setup: SiteSetup) -> str:
 
 def _admission(setup: SiteSetup) -> str:
     node = require(setup.node, "the node id of this hospital is not known; name its --kit")
-    state = "online" if setup.is_online() else "not connected"
+    state = "not connected"
+    if setup.is_online():
+        state = "online"
     return f"registered at the SuperLink as node {node}, {state}"
 
 
 def _port(setup: SiteSetup) -> str:
-    own = str(setup.key) if setup.key else ""
+    # The path of the key, in the command line of the SuperNode, tells it from other programs
+    own = str(setup.key or "")
     return machine.own_port(setup.host, setup.port, "the SuperNode's Runtime API", own)
 
 
 def _disk(setup: SiteSetup) -> str:
-    named = [setup.folder(key) for key in ("state-dir", "cache-dir")]
-    folders = list(dict.fromkeys(machine.nearest(folder) for folder in named if folder))
+    folders: list[Path] = []
+    for key in ("state-dir", "cache-dir"):
+        named = setup.folder(key)
+        if named is None:
+            continue
+        # Before the first start the folder itself does not exist yet
+        existing = machine.nearest(named)
+        if existing not in folders:
+            folders.append(existing)
     for folder in folders:
         writable_folder(folder, "folder")
     return machine.room(folders, _DISK)
@@ -244,15 +260,19 @@ def _data_folder(setup: SiteSetup) -> str:
 
 def _data(setup: SiteSetup) -> Passed:
     silo = setup.site.silo
-    counts = [
-        f"{split}: {', '.join(f'{n} of {c}' for c, n in zip(silo.class_names(), of, strict=True))}"
-        for split, of in silo.label_counts().items()
-    ]
+    lines = []
+    for split, label_counts in silo.label_counts().items():
+        counts = []
+        for name, count in zip(silo.class_names(), label_counts, strict=True):
+            counts.append(f"{count} of {name}")
+        lines.append(f"{split}: {', '.join(counts)}")
     sizes = ", ".join(f"{len(split)} {name}" for name, split in silo.splits().items())
-    left_out = f"; {silo.dropped} left out as missing or broken" if silo.dropped else ""
+    left_out = ""
+    if silo.dropped:
+        left_out = f"; {silo.dropped} left out as missing or broken"
     dataset = setup.required_settings().common.dataset
     cache = own_cache(setup.context) or "the usual cache"
-    return Passed(f"{sizes} samples of {dataset}{left_out}, cached in {cache}", tuple(counts))
+    return Passed(f"{sizes} samples of {dataset}{left_out}, cached in {cache}", tuple(lines))
 
 
 def _requests(setup: SiteSetup) -> Passed:
@@ -262,37 +282,48 @@ def _requests(setup: SiteSetup) -> Passed:
 
     settings = setup.required_settings()
     common, context = settings.common, setup.rules.over(setup.context)
+    # The order is a real run's: what is asked, its limits, who the site is, what would leave
     with refusing_as(setup.name):
         if SITE_FILE in setup.node_config:
             setup.rules.refuse_request(common, 1)
         limits_of(context).refuse_settings(common)
         facts = site_facts(SiteSession.admit(setup.site))
-        if unfit := settings.own.why_unfit(facts):
+        unfit = settings.own.why_unfit(facts)
+        if unfit:
             raise Refused(unfit)
         names, sentences = _leaving(settings, facts)
         setup.rules.refuse_names(names)
-    if withheld := [split for split in facts.sizes() if split not in facts.measured]:
+    withheld = [split for split in facts.sizes() if split not in facts.measured]
+    if withheld:
         sentences.append(f"no metrics on {', '.join(withheld)} leave")
     said = f"no request of {common.method} on {common.dataset} would be refused"
     return Passed(said, tuple(sentences))
 
 
 def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[str]]:
-    """Return the data that leave a site in the first round: record names, and sentences on them."""
+    """Return the data that leave a site in the first round: record names, and sentences on them.
+
+    The names are those in the site file's rule 'records', such as ``arrays/head.weight``.
+    """
     from fedsilo.strategies.loop.ask import first_question
     from fedsilo.strategies.meeting.participants import Participants
 
+    # The server's side of the method runs here, with this site as the only one, until it asks for
+    # the first time. Its question states which arrays it expects
     alone = Participants({facts.site: facts}, {facts.site: 1})
     method = strategy_class(settings.common.method)(settings.common, settings.own, alone)
     state = method.initial_state()
     question = first_question(lambda ask: method.round(state, ask), [facts.site])
-    arrays = [f"{ARRAYS}/{name}" for name in question.expect.get(facts.site, {})]
-    config = [f"{CONFIG}/{key}" for key in facts.to_config()]
-    metrics = [f"{METRICS}/{key}" for key in _NEEDED]
+    names = {f"{METRICS}/{key}" for key in _NEEDED}
+    for array in question.expect.get(facts.site, {}):
+        names.add(f"{ARRAYS}/{array}")
+    for key in facts.to_config():
+        names.add(f"{CONFIG}/{key}")
     if settings.common.secure_aggregation != "none":
-        config += [f"{SECURE}/{key}" for key in SENT]
-    words = [f"leaves {sentence}" for sentence in method.leaves()]
-    return sorted({*config, *arrays, *metrics}), words
+        for key in SENT:
+            names.add(f"{SECURE}/{key}")
+    sentences = [f"leaves {sentence}" for sentence in method.leaves()]
+    return sorted(names), sentences
 
 
 def _gpu(setup: SiteSetup) -> Passed:

@@ -23,27 +23,27 @@ def handshake(address: str, authority: Path) -> None:
     """
     host, port = parts(address)
     context = ssl.create_default_context(cafile=str(authority))
-    context.set_alpn_protocols(["h2"])
+    context.set_alpn_protocols(["h2"])  # gRPC's HTTP/2; without it the server may refuse the call
     try:
         with (
             socket.create_connection((host, port), timeout=_PATIENCE) as plain,
             context.wrap_socket(plain, server_hostname=host),
         ):
             return
+    # All four are OSErrors, so the most special error comes first
     except ssl.SSLCertVerificationError as error:
-        fault = f"server {address} cannot be trusted by {authority}: {error.verify_message}"
-        raise Refused(fault, "send nothing, and ask the server's operator") from error
+        fault = f"cannot be trusted by {authority}: {error.verify_message}"
+        fix = "send nothing, and ask the server's operator"
     except ssl.SSLEOFError:
-        fault = f"server {address} does not answer (it closes connections)"
-        raise Refused(fault, "wait: it is starting or ending") from None
+        fault = "does not answer (it closes connections)"
+        fix = "wait: it is starting or ending"
     except ssl.SSLError as error:
-        fault = f"server {address} does not speak TLS ({error.reason})"
-        raise Refused(fault, "name the port of its Fleet API") from error
+        fault = f"does not speak TLS ({error.reason})"
+        fix = "name the port of its Fleet API"
     except OSError as error:
-        raise Refused(
-            f"server {address} does not answer ({error.strerror or error})",
-            "ask the operator whether it runs, and whether a firewall blocks this machine",
-        ) from error
+        fault = f"does not answer ({error.strerror or error})"
+        fix = "ask the operator whether it runs, and whether a firewall blocks this machine"
+    raise Refused(f"server {address} {fault}", fix)
 
 
 def parts(address: str) -> tuple[str, int]:
@@ -70,6 +70,7 @@ def same_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
 
     with closing(_Fleet(address, authority, key, now)) as fleet:
         said = fleet.refusal("SendNodeHeartbeat", SendNodeHeartbeatRequest())
+    # The server checks the time first and the node second, so a refused node had the right time
     if not said:
         raise Skipped("the server asks for no keys, so it accepts any time")
     if said == "Invalid timestamp":
@@ -99,6 +100,7 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
     from flwr.proto.node_pb2 import Node
 
     with closing(_Fleet(address, authority, key, now)) as fleet:
+        # The server refuses interval 0 only after it has found the key registered for this node
         beat = SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=0)
         if "Invalid heartbeat interval" not in fleet.refusal("SendNodeHeartbeat", beat):
             raise Refused(
@@ -109,6 +111,7 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
         activate = ActivateNodeRequest(public_key=fleet.public_key, heartbeat_interval=30)
         if fleet.refusal("ActivateNode", activate):
             return True
+        # Otherwise the server would take this check for a connected hospital for half a minute
         fleet.refusal("DeactivateNode", DeactivateNodeRequest(node_id=node))
         return False
 

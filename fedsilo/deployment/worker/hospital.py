@@ -53,19 +53,23 @@ def commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str
         raise SettingError(
             f"--host is {given.host}, but the Runtime API answers only the worker: remove it"
         )
-    host = f"[{given.host}]" if ":" in given.host else given.host
+    host = given.host
+    if ":" in host:  # an IPv6 address
+        host = f"[{host}]"
     own = ("--isolation", "process", "--superexec-auth-secret-file", str(secret))
     supernode = [sys.executable, "-m", "fedsilo.deployment.worker.supernode", *arguments, *own]
     worker = [sys.executable, "-m", "fedsilo.deployment.worker.parent"]
     worker += ["--runtime", f"{host}:{given.port}", "--secret", str(secret), "--hospital", str(pid)]
-    if site_file := parse_node_config([given.node_config]).get("site-file"):
+    site_file = parse_node_config([given.node_config]).get("site-file")
+    if site_file:
         worker += ["--site-file", str(site_file)]
     return supernode, worker
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Start the SuperNode and its worker, and wait for the SuperNode."""
-    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments is None:
+        arguments = sys.argv[1:]
     try:
         refuse_other_flower()
         with tempfile.TemporaryDirectory(prefix="fedsilo-") as folder:
@@ -99,15 +103,11 @@ def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
             if code == CANNOT:
                 return CANNOT
             if code is not None:
-                steady = time.monotonic() - started > _STEADY
-                pause = 1.0 if steady else min(2 * pause, _LONGEST_PAUSE)
-                how = f"by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-                print(
-                    f"fedsilo: the worker ended ({how}) and is started again in "
-                    f"{pause:g} s; a message that it was answering still gets a reply",
-                    file=sys.stderr,
-                    flush=True,
-                )
+                # A worker that ends again and again is started less and less often
+                pause = min(2 * pause, _LONGEST_PAUSE)
+                if time.monotonic() - started > _STEADY:
+                    pause = 1.0
+                _tell_restart(code, pause)
                 limit = time.monotonic() + pause
                 while time.monotonic() < limit and node.poll() is None and not signals:
                     time.sleep(_LOOK)
@@ -116,9 +116,24 @@ def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
             if os.getpid() == 1:
                 collect_orphans({node.pid, working.pid})
             time.sleep(_LOOK)
-        return node.returncode if not signals and node.returncode is not None else 0
+        if signals or node.returncode is None:
+            return 0
+        return node.returncode
     finally:
         _end(node, working)
+
+
+def _tell_restart(code: int, pause: float) -> None:
+    """Print that the worker ended with an exit code, or -N by signal N, and starts again."""
+    how = f"exit code {code}"
+    if code < 0:
+        how = f"by {signal.Signals(-code).name}"
+    print(
+        f"fedsilo: the worker ended ({how}) and is started again in {pause:g} s; a message that "
+        "it was answering still gets a reply",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def collect_orphans(known: Collection[int]) -> None:

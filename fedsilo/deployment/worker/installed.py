@@ -50,33 +50,46 @@ class InstalledApp:
         Raises:
             RefusedError: names files that differ.
         """
-        files = {name.removeprefix(_PACKAGE): data for name, data in _unpack(bundle).items()}
-        theirs = {name: _digest(data) for name, data in files.items() if _of_rooms(name)}
-        other = sorted(
-            name
-            for name in self.digests.keys() | theirs.keys()
-            if self.digests.get(name) != theirs.get(name)
-        )
-        other += sorted(name for name in files if self._is_strange(name))
+        files = _unpack(bundle)
+        theirs: dict[str, str] = {}
+        strange: list[str] = []
+        for name, data in files.items():
+            if _of_rooms(name):
+                theirs[name] = _digest(data)
+            elif self._is_strange(name):
+                strange.append(name)
+        other = []
+        # A file that only one side has differs too, because the other side's digest is None
+        for name in sorted(self.digests.keys() | theirs.keys()):
+            if self.digests.get(name) != theirs.get(name):
+                other.append(name)
+        other += sorted(strange)
         if _project(files.get(PYPROJECT, b""), "the run's") != self.project:
             other.append(PYPROJECT)
         if other:
             raise RefusedError(self._refusal(other))
 
     def _is_strange(self, name: str) -> bool:
-        """Tell whether a Python file is in no room of fedsilo, compared or not."""
+        """Tell whether a Python file is in no folder of fedsilo, compared or not.
+
+        At the server such a file could stand in for an installed package, such as ``torch.py``.
+        """
         if not name.endswith(".py") or name.startswith(_BESIDE):
             return False
         top = name.split("/")[0]
         return top not in ROOMS and not (self.package / top).exists()
 
     def _refusal(self, other: Sequence[str]) -> str:
-        shown = ", ".join(name if name.isprintable() else ascii(name) for name in other[:_NAMED])
-        more = f" and {len(other) - _NAMED} more" if len(other) > _NAMED else ""
-        changed = [name for name in local_changes(self.folder) if name in other]
-        own = f"; of these {', '.join(changed[:_NAMED])} was changed here" if changed else ""
+        # The names come from the server, so control characters must not reach a terminal
+        names = ", ".join(_printable(name) for name in other[:_NAMED])
+        if len(other) > _NAMED:
+            names += f" and {len(other) - _NAMED} more"
+        local = [name for name in local_changes(self.folder) if _common_name(name) in other]
+        own = ""
+        if local:
+            own = f"; of these {', '.join(local[:_NAMED])} was changed here"
         return (
-            f"the run's app is not this hospital's version: {shown}{more} differ{own}; start the "
+            f"the run's app is not this hospital's version: {names} differ{own}; start the "
             "run from the fedsilo that is installed here, or have the hospital install the run's"
         )
 
@@ -103,8 +116,10 @@ def installed_app(folder: Path | None = None) -> InstalledApp:
         package = folder
     digests: dict[str, str] = {}
     for room in ROOMS:
-        place = package / room if room in _IN_PACKAGE else folder / room
-        digests |= _digests_of(place, place.parent)
+        above = folder
+        if room in _IN_PACKAGE:
+            above = package
+        digests |= _digests_of(above / room, above)
     if not digests:
         raise SettingError(f"no installed fedsilo: {folder} has none of {', '.join(ROOMS)}")
     return InstalledApp(folder, package, digests, project)
@@ -139,12 +154,27 @@ def local_changes(folder: Path) -> list[str]:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.SubprocessError):
         return []
-    return [line[3:] for line in done.stdout.splitlines()] if done.returncode == 0 else []
+    if done.returncode != 0:
+        return []
+    # Each line has two letters for the kind of change and a space before the name
+    return [line[3:] for line in done.stdout.splitlines()]
+
+
+def _common_name(name: str) -> str:
+    """Return a file's path without 'fedsilo/', under which both layouts have the same file."""
+    return name.removeprefix(_PACKAGE)
+
+
+def _printable(name: str) -> str:
+    if name.isprintable():
+        return name
+    return ascii(name)
 
 
 def _of_rooms(name: str) -> bool:
     """Tell whether a file belongs to the rooms."""
-    return name.split("/")[0] in ROOMS and "__pycache__" not in name.split("/")
+    parts = name.split("/")
+    return parts[0] in ROOMS and "__pycache__" not in parts
 
 
 def _digest(data: bytes) -> str:
@@ -152,21 +182,33 @@ def _digest(data: bytes) -> str:
 
 
 def _unpack(bundle: bytes) -> dict[str, bytes]:
-    """Unpack the files of a bundle in memory, by name."""
+    """Unpack the files of a bundle in memory, by path without 'fedsilo/'.
+
+    Raises:
+        RefusedError: the bundle is no zip, is too large, or has two files for one path.
+    """
+    fault = ""
+    files: dict[str, bytes] = {}
     try:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
             entries = archive.infolist()
-            names = [entry.filename for entry in entries]
-            # Of two files with one name the check could read one and an import the other
-            if len(set(names)) < len(names):
-                raise RefusedError("the run's app names a file twice: none of it is executed")
-            if sum(entry.file_size for entry in entries) > _LARGEST:
-                raise RefusedError(
-                    f"the run's app is larger than {_LARGEST >> 20} MiB: none of it is executed"
-                )
-            return {name: archive.read(name) for name in names if not name.endswith("/")}
+            names = {_common_name(entry.filename) for entry in entries}
+            # Of two files with one path the check could read one and an import the other. So the
+            # paths are compared without 'fedsilo/': core/a.py and fedsilo/core/a.py are the same
+            if len(names) < len(entries):
+                fault = "names a file twice"
+            # The stated sizes are added up before anything is unpacked into memory
+            elif sum(entry.file_size for entry in entries) > _LARGEST:
+                fault = f"is larger than {_LARGEST >> 20} MiB"
+            else:
+                for entry in entries:
+                    if not entry.is_dir():
+                        files[_common_name(entry.filename)] = archive.read(entry)
     except (zipfile.BadZipFile, zlib.error, EOFError, RuntimeError, ValueError, OSError):
-        raise RefusedError("the run's app is no Flower bundle: none of it is executed") from None
+        fault = "is no Flower bundle"
+    if fault:
+        raise RefusedError(f"the run's app {fault}: none of it is executed")
+    return files
 
 
 def _project(text: bytes, whose: str) -> Mapping[str, Any]:

@@ -140,7 +140,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         end_with(given.hospital)
         if given.site_file and runs_any_app(given.site_file):
             _run_theirs(given.runtime, token, given.hospital)
-        return 0 if answer_task(given.runtime, token, by_installed) else 1
+        if answer_task(given.runtime, token, by_installed):
+            return 0
+        return 1
 
     worker = HospitalWorker(answer)
 
@@ -226,8 +228,10 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
 
 def _run_theirs(address: str, token: str, hospital: int) -> None:
     """Become Flower's own process, which executes the app received with the run."""
-    beside = Path(sys.executable).parent / TaskType.CLIENT_APP.value
-    command = str(beside) if beside.is_file() else shutil.which(TaskType.CLIENT_APP.value)
+    # Next to this Python first: another Flower on the PATH may have another version
+    command: str | None = str(Path(sys.executable).parent / TaskType.CLIENT_APP.value)
+    if not os.path.isfile(command):
+        command = shutil.which(TaskType.CLIENT_APP.value)
     if command:
         options = ("--runtime-api-address", address, "--token", token, "--insecure")
         os.execv(command, [command, *options, "--parent-pid", str(hospital)])

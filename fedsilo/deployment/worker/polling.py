@@ -23,4 +23,6 @@ class PollInterval:
 
     def seconds(self) -> float:
         """Return the seconds to wait before the next poll."""
-        return self.short if self.clock() - self._arrived < _QUICK_FOR else self.long
+        if self.clock() - self._arrived < _QUICK_FOR:
+            return self.short
+        return self.long

@@ -92,24 +92,26 @@ def give_up_unanswered(state: Any) -> int:
     if state.get_tasks(statuses=UNFINISHED):
         return 0
     with state.lock_msg_store:
-        messages = [entry.message for entry in state.msg_store.values()]
-        replied = {message.metadata.reply_to_message_id for message in messages} - {""}
-        left = [
-            entry
-            for entry in state.msg_store.values()
-            if not entry.message.metadata.reply_to_message_id
-            and entry.message.metadata.message_id not in replied
-        ]
-        for entry in left:
+        # The store holds messages and replies alike; only a reply names the message it answers
+        entries = list(state.msg_store.values())
+        answered = {entry.message.metadata.reply_to_message_id for entry in entries}
+        runs = set()
+        given_up = 0
+        for entry in entries:
+            facts = entry.message.metadata
+            if facts.reply_to_message_id or facts.message_id in answered:
+                continue
             entry.is_retrieved = True  # nobody retrieved it, but otherwise it cannot get a reply
-            state.record_message_processing_start(entry.message.metadata.message_id)
-        runs = {entry.message.metadata.run_id for entry in left}
-    if left:
+            state.record_message_processing_start(facts.message_id)
+            runs.add(facts.run_id)
+            given_up += 1
+    # After the lock is released, because Flower's function takes it itself
+    if runs:
         state._store_error_replies(runs, CLIENT_APP_CRASHED_ERROR)
         logging.getLogger("flwr").error(
-            "fedsilo: gave up %d message(s) that no process answers any more", len(left)
+            "fedsilo: gave up %d message(s) that no process answers any more", given_up
         )
-    return len(left)
+    return given_up
 
 
 def watching(push: Callable[..., None], waits: Any) -> Callable[..., None]:
@@ -137,7 +139,8 @@ def main() -> None:
 
     end_with(os.getppid())
     retry_soon()
-    if why := shorten_waits(package_version, importlib.import_module(_WAITS)):
+    why = shorten_waits(package_version, importlib.import_module(_WAITS))
+    if why:
         print(f"fedsilo: {why}", file=sys.stderr)
     # Returns after an error of the server, but its Runtime API's thread keeps running
     flower_supernode()

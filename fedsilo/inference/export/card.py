@@ -7,7 +7,7 @@ Facts that only a person knows, such as the intended use and the licence, are ma
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +66,13 @@ def card_text(
     """
     templates = environment("fedsilo.inference.export", html=False)
     run = whole.shown()
-    floor = run.floor
-    sites = [site] if site else list(run.silos)
+    sites = list(run.silos)
+    if site:
+        sites = [site]
     metrics = _choose_metrics(run, sites)
-    guarantee = run.summary["privacy"]["guarantee"]
+    usage = ""
+    if form:
+        usage = Markdown(yaml.safe_load(_USAGE.read_text())[form])
     data: dict[str, Any] = {
         "front_matter": Markdown(_front_matter(run, sites)),
         "name": run.path.resolve().name,
@@ -80,35 +83,16 @@ def card_text(
         "facts_of": dict(facts_of(run)),
         "result": result(run, site),
         "limit": limit(run, site),
-        "floor": floor,
-        "sizes": [
-            [
-                name,
-                known["distribution"],
-                *(_samples(known, split, floor) for split in _SPLITS),
-                hide_small_count(known["dropped"], floor) if run.trust == SERVER else NONE,
-            ]
-            for name, known in sorted(run.silos.items(), key=lambda one: -_size(one[1], "train"))
-        ],
-        "by_class": [row for name in sites for row in _by_class(run, name)],
+        "floor": run.floor,
+        "sizes": _size_rows(run),
+        "by_class": _class_rows(run, sites),
         "classes": run.class_names() or ["without names"],
         "metrics": metrics,
-        "values": [
-            [
-                name,
-                _samples(run.silos[name], "test", floor),
-                *(_cell(run, name, m) for m in metrics),
-            ]
-            for name in sites
-        ],
-        "epsilon": Markdown(_epsilon(guarantee)),
-        "few": [
-            name
-            for name in sites
-            if "test" in run.silos[name]["sizes"] and _size(run.silos[name], "test") < _FEW
-        ],
+        "values": [_metric_row(run, name, metrics) for name in sites],
+        "epsilon": Markdown(_epsilon(run.summary["privacy"]["guarantee"])),
+        "few": _sites_with_few_tests(run, sites),
         "form": form,
-        "usage": Markdown(yaml.safe_load(_USAGE.read_text())[form]) if form else "",
+        "usage": usage,
         "facts": {name: markdown_code(value) for name, value in facts.items()},
         "settings": _changed_settings(run),
     }
@@ -123,19 +107,57 @@ def _size(known: Mapping[str, Any], split: str) -> int:
 
 def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
     """Format the number of samples in a split; 'n/a' if the site does not report it."""
-    return hide_small_count(known["sizes"][split], floor) if split in known["sizes"] else NONE
+    if split not in known["sizes"]:
+        return NONE
+    return hide_small_count(known["sizes"][split], floor)
 
 
-def _by_class(run: Shown, site: str) -> Iterator[list[str]]:
-    """Yield a row for each class of a site whose metrics may be shown."""
-    counts = run.silos[site]["label_counts"].get("test", [])
-    metrics = final_metrics(run).get(site, {})
-    # At 'trust: sums' the run has no counts of single sites
-    names = run.class_names(site) if counts else []
-    for one in class_outcomes(metrics, names, counts, _size(run.silos[site], "test")):
-        row = [site, one.name, *one.cells()]
-        if any(cell != NONE for cell in row[3:]):
-            yield row
+def _size_rows(run: Shown) -> list[list[str]]:
+    """Build a row of sample counts per site, the site with most training samples first."""
+    rows = []
+    by_size = sorted(run.silos.items(), key=lambda entry: -_size(entry[1], "train"))
+    for name, known in by_size:
+        row = [name, known["distribution"]]
+        row += [_samples(known, split, run.floor) for split in _SPLITS]
+        if run.trust == SERVER:
+            row.append(hide_small_count(known["dropped"], run.floor))
+        else:
+            row.append(NONE)
+        rows.append(row)
+    return rows
+
+
+def _metric_row(run: Shown, site: str, metrics: Sequence[str]) -> list[str]:
+    """Build the row of a site's test metrics."""
+    cells = [_cell(run, site, metric) for metric in metrics]
+    return [site, _samples(run.silos[site], "test", run.floor), *cells]
+
+
+def _sites_with_few_tests(run: Shown, sites: Sequence[str]) -> list[str]:
+    """Return the sites whose intervals are wide; a site that reports no size is left out."""
+    few = []
+    for site in sites:
+        known = run.silos[site]
+        if "test" in known["sizes"] and _size(known, "test") < _FEW:
+            few.append(site)
+    return few
+
+
+def _class_rows(run: Shown, sites: Sequence[str]) -> list[list[str]]:
+    """Build a row for each class of each site whose metrics may be shown."""
+    rows = []
+    for site in sites:
+        counts = run.silos[site]["label_counts"].get("test", [])
+        metrics = final_metrics(run).get(site, {})
+        # At 'trust: sums' the run has no counts of single sites
+        names: list[str] = []
+        if counts:
+            names = run.class_names(site)
+        for outcome in class_outcomes(metrics, names, counts, _size(run.silos[site], "test")):
+            row = [site, outcome.name, *outcome.cells()]
+            if any(cell != NONE for cell in row[3:]):
+                rows.append(row)
+    return rows
 
 
 def _plain(name: str) -> str:
@@ -147,21 +169,22 @@ def _front_matter(run: Shown, sites: Sequence[str]) -> str:
     """Build the metadata for Hugging Face, as YAML."""
     from huggingface_hub import EvalResult, ModelCardData
 
-    summary, table = run.summary, data_set(run.summary["dataset"]).is_table
-    task = "tabular-classification" if table else "image-classification"
-    results = [
-        EvalResult(
-            task_type=task,
-            dataset_type=_plain(summary["dataset"]),
-            dataset_name=_plain(summary["dataset"]),
-            dataset_config=site,
-            dataset_split="test",
-            metric_type=_plain(metric),
-            metric_value=summary["sites"][site][metric],
-        )
-        for site in sites
-        for metric in _choose_metrics(run, [site])
-    ]
+    summary, task = run.summary, "image-classification"
+    if data_set(run.summary["dataset"]).is_table:
+        task = "tabular-classification"
+    results = []
+    for site in sites:
+        for metric in _choose_metrics(run, [site]):
+            result_of_site = EvalResult(
+                task_type=task,
+                dataset_type=_plain(summary["dataset"]),
+                dataset_name=_plain(summary["dataset"]),
+                dataset_config=site,
+                dataset_split="test",
+                metric_type=_plain(metric),
+                metric_value=summary["sites"][site][metric],
+            )
+            results.append(result_of_site)
     # No licence is filled in, because a person must decide how the weights may be used
     return ModelCardData(
         library_name="fedsilo",
@@ -175,8 +198,9 @@ def _front_matter(run: Shown, sites: Sequence[str]) -> str:
 def _terms_of(name: str) -> str:
     """Describe the terms under which a data set may be used."""
     data = data_set(name)
-    if known := data.licence:
-        return f"licence {known.licence} ({known.url}); {known.terms or 'no further terms'}"
+    licence = data.licence
+    if licence:
+        return f"licence {licence.licence} ({licence.url}); {licence.terms or 'no further terms'}"
     if data.origin == "made-up":
         return "made up by fedsilo, without any patient"
     return "data of the sites, under the terms of each site"
@@ -191,7 +215,10 @@ def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
 
 
 def _choose_metrics(run: Shown, sites: Sequence[str]) -> list[str]:
-    measured: set[str] = set().union(*(run.summary["sites"].get(site, {}) for site in sites))
+    """Return the metrics of the card that at least one of the sites has."""
+    measured: set[str] = set()
+    for site in sites:
+        measured.update(run.summary["sites"].get(site, {}))
     return [metric for metric in _SHOWN if metric in measured]
 
 
@@ -211,8 +238,12 @@ def _cell(run: Shown, site: str, metric: str) -> str:
 
 
 def _changed_settings(run: Shown) -> list[tuple[Markdown, Markdown]]:
+    """Return key and value of each setting that differs from its default, sorted by key."""
     values = as_mapping(run.settings.common) | as_mapping(run.settings.own)
     usual = defaults(CommonSettings) | as_mapping(type(run.settings.own)())
     unshown = {*CIRCUMSTANCES, "method", "dataset", "seed"}
-    changed = sorted(k for k, v in values.items() if k not in unshown and usual.get(k) != v)
-    return [(markdown_code(key), markdown_code(values[key])) for key in changed]
+    changed = []
+    for key, value in sorted(values.items()):
+        if key not in unshown and usual.get(key) != value:
+            changed.append((markdown_code(key), markdown_code(value)))
+    return changed

@@ -61,9 +61,15 @@ def export(
     data_dir: Path | None = None,
     state_dir: Path | None = None,
 ) -> Export:
-    """Export the model that ``FinishedRun.model`` opens as ``form``, one of ``FORMATS``.
+    """Export the model that ``FinishedRun.model`` opens.
 
-    ``out`` is the folder to write, which must not exist, or None for one in the run directory.
+    Args:
+        run_dir: the run directory.
+        form: the format, one of ``FORMATS``.
+        site: the site whose model is used; None for the model of all sites.
+        out: the folder to write, which must not exist; None for one in the run directory.
+        data_dir: the data directory; None for the run's.
+        state_dir: the folder of the site's private state; None for the one in the run directory.
 
     Raises:
         FedsiloError: the model cannot be opened or written in this format, the program's answers
@@ -71,29 +77,35 @@ def export(
     """
     if form not in FORMATS:
         raise SettingError(f"--format must be one of {', '.join(FORMATS)}, but is '{form}'")
-    folder = out or run_dir / f"export-{form}{f'-{site}' if site else ''}"
+    name = f"export-{form}"
+    if site:
+        name = f"{name}-{site}"
+    folder = out or run_dir / name
     refuse_target(folder, "another --out")
     run = FinishedRun.open(run_dir)
     model = run.model(site, data_dir=data_dir, state_dir=state_dir)
+    # A shared model is every site's, so its card and program name no site
+    own_site = None
+    if model.own:
+        own_site = model.site
     program, differences = open_program(model), list[float]()
 
     def fill(work: Path) -> None:
         differences.append(_WRITERS[form](program, work / f"model.{form}"))
-        _write_about(program, work, differences[0])
+        _write_about(program, work, own_site, differences[0])
         facts = {"weights (SHA-256)": model.weights_digest()} | installed_software()
-        text = card_text(run, site if model.own else None, form, facts)
-        (work / CARD).write_text(text)
+        (work / CARD).write_text(card_text(run, own_site, form, facts))
 
     build_folder(folder, fill)
     return Export(folder, differences[0], program.interface())
 
 
-def _write_about(program: Program, folder: Path, difference: float) -> None:
-    """Write program.json on inputs and outputs, and the test vectors."""
+def _write_about(program: Program, folder: Path, own_site: str | None, difference: float) -> None:
+    """Write program.json, which describes inputs and outputs, and the test vectors."""
     model = program.model
     about = program.interface() | {
         "run": model.run_dir.resolve().name,
-        "site": model.site if model.own else None,
+        "site": own_site,
         "weights": model.weights_digest(),
         "test vectors": {
             "file": VECTORS_FILE,

@@ -63,14 +63,16 @@ class Program:
     def interface(self) -> dict[str, Any]:
         """Describe the inputs and outputs, for JSON."""
         silo, pixels = self.model.silo, self.model.pixel_standardisation()
+        inputs = {
+            "name": INPUTS,
+            "type": str(self.vectors.dtype).removeprefix("torch."),
+            "shape": ["batch", *self.vectors.shape[1:]],
+            "meaning": _meaning(self.vectors, pixels is not None),
+        }
+        if silo.features:
+            inputs["features"] = list(silo.features)
         return {
-            "inputs": {
-                "name": INPUTS,
-                "type": str(self.vectors.dtype).removeprefix("torch."),
-                "shape": ["batch", *self.vectors.shape[1:]],
-                "meaning": _meaning(self.vectors, pixels is not None),
-                **({"features": list(silo.features)} if silo.features else {}),
-            },
+            "inputs": inputs,
             "outputs": {
                 "name": PROBABILITIES,
                 "type": "float32",
@@ -96,11 +98,11 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
     """Make eight synthetic inputs: noise, or numbers around a table's means with one missing."""
     rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
     shape = (VECTORS, *model.silo.task.input_shape)
-    if standardisation := model.silo.standardisation:
+    standardisation = model.silo.standardisation
+    if standardisation:
         spread = torch.randn(shape, generator=rng, dtype=torch.float64)
-        rows = (
-            torch.from_numpy(standardisation.mean) + spread * torch.from_numpy(standardisation.std)
-        ).float()
+        mean = torch.from_numpy(standardisation.mean)
+        rows = (mean + spread * torch.from_numpy(standardisation.std)).float()
         rows[0, 0] = torch.nan
         return rows
     if inputs.dtype in (torch.uint8, torch.int16):
@@ -111,21 +113,26 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
 
 def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
     """Prepare raw inputs as a silo of the run does: standardise a table, or normalise pixels."""
-    if standardisation := model.silo.standardisation:
-        return standardise(vectors, standardisation)
-    if pixels := model.pixel_standardisation():
-        return (vectors / 255 - pixels[0]) / pixels[1]
+    if model.silo.standardisation:
+        return standardise(vectors, model.silo.standardisation)
+    pixels = model.pixel_standardisation()
+    if pixels:
+        mean, scale = pixels
+        return (vectors / 255 - mean) / scale
     return vectors
 
 
-def _meaning(vectors: Tensor, pixels: bool) -> str:
+def _meaning(vectors: Tensor, is_standardised: bool) -> str:
+    """Describe what the inputs are, for the reader of program.json."""
     if vectors.ndim == 2:
         return "a table's features in this order as they are read; a missing value is NaN"
     if vectors.dtype == torch.uint8:
         return "pixels 0 to 255, decoded and of this size"
     if vectors.dtype == torch.int16:
         return "pixels of 16 bits less 32768, decoded and of this size"
-    return "pixels 0 to 255, of this size" + ("" if pixels else ", as they are read")
+    if is_standardised:
+        return "pixels 0 to 255, of this size"
+    return "pixels 0 to 255, of this size, as they are read"
 
 
 def trace_program(program: Program) -> ExportedProgram:
@@ -138,7 +145,8 @@ def trace_program(program: Program) -> ExportedProgram:
     try:
         with torch.no_grad(), _quiet():
             return torch.export.export(program.module, (program.vectors,), dynamic_shapes=batch)
-    except Exception as error:  # the tracer raises errors of nearly any type
+    # The tracer raises errors of nearly any type
+    except Exception as error:
         raise ExportError(_cannot("pt2", error)) from error
 
 
@@ -151,8 +159,11 @@ def write_pt2(program: Program, path: Path) -> float:
     with _quiet():
         torch.export.save(trace_program(program), path)
         read: Any = torch.export.load(path).module()
+    differences = []
     with torch.no_grad():
-        return max(program.difference(read(program.vectors[:n]), n) for n in _SIZES)
+        for size in _SIZES:
+            differences.append(program.difference(read(program.vectors[:size]), size))
+    return max(differences)
 
 
 def write_onnx(program: Program, path: Path) -> float:
@@ -179,13 +190,17 @@ def write_onnx(program: Program, path: Path) -> float:
                 verbose=False,
             )
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        answers = [
-            session.run([PROBABILITIES], {INPUTS: program.vectors[:n].numpy()})[0] for n in _SIZES
-        ]
-    except Exception as error:  # converter and runtime raise errors of nearly any type
+        answers = []
+        for size in _SIZES:
+            inputs = {INPUTS: program.vectors[:size].numpy()}
+            answers.append(session.run([PROBABILITIES], inputs)[0])
+    # Converter and runtime raise errors of nearly any type
+    except Exception as error:
         raise ExportError(_cannot("onnx", error)) from error
-    pairs = zip(answers, _SIZES, strict=True)
-    return max(program.difference(torch.from_numpy(answer), n) for answer, n in pairs)
+    differences = []
+    for answer, size in zip(answers, _SIZES, strict=True):
+        differences.append(program.difference(torch.from_numpy(answer), size))
+    return max(differences)
 
 
 def _cannot(name: str, error: Exception) -> str:

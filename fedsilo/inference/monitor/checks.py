@@ -1,10 +1,9 @@
-"""The checks of new cases, each with a value and the limit beyond which it is an alarm."""
+"""The checks of new cases: each has a value, and a limit beyond which it is an alarm."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +28,11 @@ class CaseCheck:
     alarm: bool  # whether the value is beyond the limit
 
     def line(self) -> str:
-        """Return it in one line."""
-        return f"{'ALARM' if self.alarm else 'ok   '}  {self.name}: {self.value} ({self.limit})"
+        """Format the check as a line for a terminal."""
+        verdict = "ok   "
+        if self.alarm:
+            verdict = "ALARM"
+        return f"{verdict}  {self.name}: {self.value} ({self.limit})"
 
 
 def drift_checks(
@@ -44,10 +46,10 @@ def drift_checks(
         new: the new cases (m, features), NaN for a missing value.
         floor: the smallest number of training samples in a cell.
     """
-    by_column = groupby(range(len(names)), lambda at: (_column(names[at]), "=" in names[at]))
-    columns = [list(places) for _, places in by_column]
+    columns = _places_by_column(names)
     for places in columns:
-        old, now = (rows[:, places].double().numpy() for rows in (training, new))
+        old = training[:, places].double().numpy()
+        now = new[:, places].double().numpy()
         cells = _cells(old, now, floor)
         if cells is None:
             continue
@@ -63,38 +65,76 @@ def drift_checks(
         )
 
 
+def _places_by_column(names: Sequence[str]) -> list[list[int]]:
+    """Return the places of the features of each column: one, or one for each level.
+
+    Levels stand next to each other. A numeric column keeps its own group even if it has the same
+    name as the column of the levels beside it.
+    """
+    groups: list[list[int]] = []
+    before = None
+    for place, name in enumerate(names):
+        kind = (_column(name), "=" in name)
+        if kind == before:
+            groups[-1].append(place)
+        else:
+            groups.append([place])
+        before = kind
+    return groups
+
+
 def _column(name: str) -> str:
     return name.partition("=")[0]
 
 
 def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | None:
-    """Return the counts by cell, or None if there are no two cells of enough training samples.
+    """Count the training and the new samples by cell.
 
-    Samples that lack the value are the last cell.
+    Samples without a value are the last cell, if there are any.
+
+    Returns:
+        The counts of both; None if there are no two cells of ``floor`` training samples each.
     """
-    lacking = [int(np.isnan(rows[:, 0]).sum()) for rows in (old, now)]
-    old, now = (rows[~np.isnan(rows[:, 0])] for rows in (old, now))
+    old_missing = np.isnan(old[:, 0])
+    now_missing = np.isnan(now[:, 0])
+    old, now = old[~old_missing], now[~now_missing]
     if not len(old):
         return None
     if old.shape[1] > 1:
         old, now = _levels(old), _levels(now)
         edges = np.arange(1, old.max() + 1) - 0.5
-    elif len(values := np.unique(old)) == 2:
-        edges = values.mean(keepdims=True)
     else:
-        # New samples are divided too, so few of them get few cells
-        cells = int(np.clip(min(len(old), len(now)) // (2 * floor), 2, _CELLS))
-        edges = np.unique(np.quantile(old, np.arange(1, cells) / cells))
-    counts = [
-        np.bincount(np.searchsorted(edges, rows.ravel(), "right"), minlength=len(edges) + 1)
-        for rows in (old, now)
-    ]
-    more = [[count] * any(lacking) for count in lacking]
-    return _merge_cells(counts[0].tolist() + more[0], counts[1].tolist() + more[1], floor)
+        edges = _edges(old, len(now), floor)
+    old_counts = _count_between(edges, old)
+    now_counts = _count_between(edges, now)
+    if old_missing.any() or now_missing.any():
+        old_counts.append(int(old_missing.sum()))
+        now_counts.append(int(now_missing.sum()))
+    return _merge_cells(old_counts, now_counts, floor)
+
+
+def _edges(old: Array, new_count: int, floor: int) -> Array:
+    """Return the edges between the cells of a numeric feature, by quantiles of ``old`` (n, 1)."""
+    values: Array = np.unique(old)
+    if len(values) == 2:
+        return np.asarray(values.mean(keepdims=True))
+    # New samples are divided too, so few of them get few cells
+    cells = int(np.clip(min(len(old), new_count) // (2 * floor), 2, _CELLS))
+    return np.unique(np.quantile(old, np.arange(1, cells) / cells))
+
+
+def _count_between(edges: Array, values: Array) -> list[int]:
+    """Count values by cell; a value on an edge belongs to the cell above it."""
+    cells = np.searchsorted(edges, values.ravel(), "right")
+    counts: list[int] = np.bincount(cells, minlength=len(edges) + 1).tolist()
+    return counts
 
 
 def _levels(rows: Array) -> Array:
-    """Return each row's level of (n, levels but the first) that are 0 or 1: 0 if none is 1."""
+    """Return the level of each row (n,), from columns of 0 and 1 for all levels but the first.
+
+    A row of zeros has the first level, which is level 0.
+    """
     lifted: Array = np.where(rows.max(axis=1) > 0, rows.argmax(axis=1) + 1, 0).astype(float)
     return lifted
 
@@ -105,15 +145,19 @@ def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int],
     Returns:
         The training and the new counts by cell; None if fewer than two cells remain.
     """
-    kept: list[list[int]] = []
-    for pair in zip(old, now, strict=True):
-        if kept and (pair[0] < floor or kept[-1][0] < floor):
-            kept[-1] = [a + b for a, b in zip(kept[-1], pair, strict=True)]
+    kept_old: list[int] = []
+    kept_now: list[int] = []
+    for old_count, now_count in zip(old, now, strict=True):
+        # A cell that is itself too small takes the next one in, so the first cell grows as well
+        if kept_old and (old_count < floor or kept_old[-1] < floor):
+            kept_old[-1] += old_count
+            kept_now[-1] += now_count
         else:
-            kept.append(list(pair))
-    if len(kept) < 2 or kept[-1][0] < floor:
+            kept_old.append(old_count)
+            kept_now.append(now_count)
+    if len(kept_old) < 2 or kept_old[-1] < floor:
         return None
-    return [a for a, _ in kept], [b for _, b in kept]
+    return kept_old, kept_now
 
 
 def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> CaseCheck:

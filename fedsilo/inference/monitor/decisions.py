@@ -29,9 +29,14 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
     """
     before = 0.0
     for threshold in _THRESHOLDS:
-        start = max(before, _EVEN) if threshold > _EVEN else before
+        # Patients between the threshold and its neighbours on both sides; 0.5 is always one
+        start, end = before, math.inf
+        if threshold > _EVEN:
+            start = max(before, _EVEN)
+        if threshold < _EVEN:
+            end = _EVEN
         below = (scores >= start) & (scores < threshold)
-        above = (scores >= threshold) & (scores < (_EVEN if threshold < _EVEN else math.inf))
+        above = (scores >= threshold) & (scores < end)
         if min(int(below.sum()), int(above.sum())) >= floor:
             yield threshold
             before = threshold
@@ -94,7 +99,10 @@ def _draw_benefits(benefits: Sequence[_Benefit], ill: str) -> Picture:
 
 
 def _table(found: Examined, benefits: Sequence[_Benefit]) -> Table:
-    rows = [[f"{b.threshold:g}", f"{b.of_model:.3f}", f"{b.of_all:.3f}"] for b in benefits]
+    rows = []
+    for benefit in benefits:
+        cells = [f"{benefit.of_model:.3f}", f"{benefit.of_all:.3f}"]
+        rows.append([f"{benefit.threshold:g}", *cells])
     note = (
         f"Vickers and Elkin 2006; {len(found.labels)} test patients of {', '.join(found.sites)}. "
         f"At least {found.floor} patients lie between two thresholds."

@@ -40,33 +40,41 @@ def examine(
         return [Examination(_TITLE, [why])]
     models = [run.model(site, data_dir=data_dir) for site in sites]
     columns = [_column(models[0], name) for name in by]
-    found = _together(run, models)
-    answers = [examine_groups(found, column) for column in columns]
+    found = _pool_predictions(run, models)
+    sections = [examine_groups(found, column) for column in columns]
     if decisions:
-        answers.append(examine_decisions(found))
-    return answers
+        sections.append(examine_decisions(found))
+    return sections
 
 
-def _together(run: Shown, models: Sequence[TrainedModel]) -> Examined:
+def _pool_predictions(run: Shown, models: Sequence[TrainedModel]) -> Examined:
+    """Predict the test samples of each model's site, and put them together."""
     probabilities, labels, rows = [], [], []
     for model in models:
         inputs = open_inputs(model, CaseSource("split", "test"))
         probabilities.append(predict_inputs(model, inputs).own)
         labels.append(model.samples("test").labels)
-        if (read := inputs.read) is not None:
-            rows.append(read)
+        if inputs.read is not None:
+            rows.append(inputs.read)
+    all_rows = None
+    if rows:
+        all_rows = torch.cat(rows)
     return Examined(
         sites=[model.site for model in models],
         classes=models[0].classes,
         floor=run.floor,
         probabilities=torch.cat(probabilities),
         labels=torch.cat(labels),
-        rows=torch.cat(rows) if rows else None,
+        rows=all_rows,
     )
 
 
 def _column(model: TrainedModel, name: str) -> GroupColumn:
-    """Return a column of the run's table, and where its values are among the features."""
+    """Find a column of the run's table and the places of its values among the features.
+
+    Raises:
+        SettingError: the run's data are images, or the table has no such column.
+    """
     if not model.silo.features:
         raise SettingError(
             f"--by '{name}' names a column of a table, but the run's data are images: remove --by"
@@ -77,6 +85,12 @@ def _column(model: TrainedModel, name: str) -> GroupColumn:
         raise SettingError(
             f"--by must be a column of the table ({', '.join(columns)}), but is '{name}'"
         )
-    places = [n for n, one in enumerate(features) if one == name or one.startswith(f"{name}=")]
+    places = []
+    for place, feature in enumerate(features):
+        if feature == name or feature.startswith(f"{name}="):
+            places.append(place)
     levels = tuple(columns[name].levels)
-    return GroupColumn(name, places, levels, () if levels else columns[name].survey_edges())
+    edges: Sequence[float] = ()
+    if not levels:
+        edges = columns[name].survey_edges()
+    return GroupColumn(name, places, levels, edges)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,18 +39,26 @@ class GroupColumn:
     edges: Sequence[float]  # edges between the groups of a numeric column, otherwise empty
 
     def groups(self, rows: Tensor) -> tuple[Tensor, list[str]]:
-        """Return each row's group (n,), and the groups' names; missing values are one more."""
+        """Return the group number of each row (n,), and the names of the groups.
+
+        Rows with a missing value are a group of their own, the last one.
+        """
         values = rows[:, list(self.places)]
         if self.levels:
             names = list(self.levels)
+            # The first level has no feature: all features of its rows are 0
             found = torch.where(values.max(dim=1).values > 0.5, values.argmax(dim=1) + 1, 0)
         else:
-            names = edge_names(self.edges) if self.edges else ["all"]
+            names = ["all"]
+            if self.edges:
+                names = edge_names(self.edges)
             edges = torch.tensor(self.edges, dtype=values.dtype)
             found = torch.bucketize(values[:, 0].contiguous(), edges, right=True)
         unknown = values[:, 0].isnan()
-        named = [*names, *(["not known"] if unknown.any() else [])]
-        return found.masked_fill(unknown, len(names)), named
+        found = found.masked_fill(unknown, len(names))
+        if unknown.any():
+            names = [*names, "not known"]
+        return found, names
 
 
 @dataclass(frozen=True)
@@ -68,16 +77,17 @@ class Group:
         return samples >= floor and 2 <= right <= samples - 2
 
     def with_(self, other: Group) -> Group:
-        """Return both as one group."""
-        added = [
-            tuple(a + b for a, b in zip(*pair, strict=True))
-            for pair in ((self.counts, other.counts), (self.right, other.right))
-        ]
-        return Group(_both(self.name, other.name), *added)
+        """Merge this group with its neighbour ``other``."""
+        counts = _add(self.counts, other.counts)
+        return Group(_join_names(self.name, other.name), counts, _add(self.right, other.right))
 
 
-def _both(one: str, other: str) -> str:
-    """Return the name of two neighbours together: ``30 to 50`` of ``30 to 40`` and ``40 to 50``."""
+def _add(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(operator.add, one, other))
+
+
+def _join_names(one: str, other: str) -> str:
+    """Name two neighbours together: ``30 to 40`` and ``40 to 50`` are ``30 to 50``."""
     start, _, end = one.rpartition(" ")
     if other == f"from {end}":
         return f"from {start.removesuffix(' to')}"
@@ -91,17 +101,22 @@ def group_patients(found: Examined, column: GroupColumn) -> list[Group]:
     assert found.rows is not None, "a column is of a table"
     place_of, names = column.groups(found.rows)
     hits = found.probabilities.argmax(dim=1) == found.labels
-    classes, groups = range(len(found.classes)), list[Group]()
+    groups = []
     for place, name in enumerate(names):
-        inside = place_of == place
-        of_class = [inside & (found.labels == label) for label in classes]
-        counts = tuple(int(one.sum()) for one in of_class)
-        groups.append(Group(name, counts, tuple(int((one & hits).sum()) for one in of_class)))
+        labels = found.labels[place_of == place]
+        right_labels = found.labels[(place_of == place) & hits]
+        counts = torch.bincount(labels, minlength=len(found.classes)).tolist()
+        right = torch.bincount(right_labels, minlength=len(found.classes)).tolist()
+        groups.append(Group(name, tuple(counts), tuple(right)))
     return merge_small_groups(groups, found.floor)
 
 
 def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
-    """Merge each group that is too small with the next one, and the last with the one before."""
+    """Merge each group that is too small with the next one, and the last with the one before.
+
+    Returns:
+        Groups that are all large enough; none if even all patients together are too few.
+    """
     kept: list[Group] = []
     for group in groups:
         if kept and not kept[-1].is_enough(floor):
@@ -111,7 +126,9 @@ def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
     while len(kept) > 1 and not kept[-1].is_enough(floor):
         last = kept.pop()
         kept.append(kept.pop().with_(last))
-    return kept if kept and kept[-1].is_enough(floor) else []
+    if not kept or not kept[-1].is_enough(floor):
+        return []
+    return kept
 
 
 def examine_groups(found: Examined, column: GroupColumn) -> Examination:
@@ -120,8 +137,13 @@ def examine_groups(found: Examined, column: GroupColumn) -> Examination:
     if len(groups) < 2:
         why = f"There are no two groups with {found.floor} patients of each class."
         return Examination(title, [why])
-    drawn = {group.name: of_share(sum(group.right), sum(group.counts)) for group in groups}
-    said = "; ".join(f"{n}: {with_interval(e)}" for n, e in drawn.items())
+    drawn = {}
+    texts = []
+    for group in groups:
+        accuracy = of_share(sum(group.right), sum(group.counts))
+        drawn[group.name] = accuracy
+        texts.append(f"{group.name}: {with_interval(accuracy)}")
+    said = "; ".join(texts)
     label = "share of test patients predicted correctly"
     svg = estimates(f"by-{column.name}", {"accuracy": drawn}, label)
     picture = Picture(svg, f"Accuracy by {column.name}. {said}.", f"Accuracy by {column.name}.")
@@ -130,12 +152,16 @@ def examine_groups(found: Examined, column: GroupColumn) -> Examination:
 
 def _table(found: Examined, column: GroupColumn, groups: Sequence[Group]) -> Table:
     binary = len(found.classes) == 2
-    names = ["specificity", "sensitivity"] if binary else []
+    names = []
+    if binary:
+        names = ["specificity", "sensitivity"]
     rows = []
     for group in groups:
         samples, right = sum(group.counts), sum(group.right)
-        by_class = zip(group.right, group.counts, strict=True) if binary else ()
-        cells = [_cell(right, samples), *(_cell(r, n) for r, n in by_class)]
+        cells = [_cell(right, samples)]
+        if binary:
+            # Of two classes, the shares of right answers are specificity and sensitivity
+            cells += map(_cell, group.right, group.counts)
         rows.append([group.name, str(samples), *cells])
     note = (
         f"Test patients of {', '.join(found.sites)}; in brackets 95 % intervals (Wilson). A group "

@@ -59,12 +59,19 @@ class Monitored:
 
     def lines(self) -> list[str]:
         """Return the lines for a terminal: each check, each missing check, and the verdict."""
-        missing = [f"not checked: {why}" for why in self.missing]
-        return [*(check.line() for check in self.checks), *missing, self.verdict()]
+        lines = [check.line() for check in self.checks]
+        for why in self.missing:
+            lines.append(f"not checked: {why}")
+        return [*lines, self.verdict()]
 
     def page(self) -> str:
-        """Return the result as an HTML page."""
-        rows = [(c.name, c.value, c.limit, "ALARM" if c.alarm else "ok") for c in self.checks]
+        """Build the HTML page of the result."""
+        rows = []
+        for check in self.checks:
+            status = "ok"
+            if check.alarm:
+                status = "ALARM"
+            rows.append((check.name, check.value, check.limit, status))
         return render_page(
             "monitor.html",
             "Does the model still suit these cases?",
@@ -90,12 +97,18 @@ def monitor(
 ) -> Monitored:
     """Check new cases against a finished run.
 
-    ``data`` is a table, a manifest of images or a folder of images, with labels or without.
-    ``site`` is whose model and training data count, None for the model of all sites and the data of
-    the first; ``calibration`` (from ``calibrate``) and ``data_dir`` are the run's own if None.
+    Args:
+        run_dir: the run directory.
+        data: the new cases: a table, a manifest of images or a folder of images, with labels or
+            without.
+        site: the site with the model and the training data. None for the model of all sites and
+            the training data of the first site that is on this machine.
+        coverage: the coverage that prediction sets promise, between 0 and 1.
+        calibration: the file that ``calibrate`` wrote; None for the one in the run directory.
+        data_dir: the data directory; None for the run's.
 
     Raises:
-        FedsiloError: the model or the cases cannot be opened, or there are too few of them.
+        FedsiloError: the model or the cases cannot be opened, or there are too few cases.
     """
     if not data.exists():
         raise DataError(f"{data} does not exist: name new cases by --data")
@@ -115,7 +128,8 @@ def monitor(
     missing = [*_missing(model, checks, int(known.sum()), floor)]
     if int(known.sum()) >= floor:
         chosen, why = _calibration(model, calibration)
-        missing += [why] if why else []
+        if why:
+            missing.append(why)
         before = run.shown().summary["sites"].get(model.site, {}).get("accuracy")
         if before is None:
             missing.append(f"accuracy: the run has none of {model.site} that may be shown")
@@ -142,16 +156,21 @@ def _of_images(images: Tensor) -> Tensor:
 def _missing(
     model: TrainedModel, drift: Sequence[CaseCheck], labelled: int, floor: int
 ) -> Iterator[str]:
+    """Yield a sentence for each kind of check that was not possible, with the reason."""
     if model.common.trust == NOBODY:
         yield (
             "the distribution of features: at 'trust: nobody' no distribution of training data "
             "may be kept or compared with"
         )
     else:
-        columns = dict.fromkeys(n.partition("=")[0] for n in model.silo.features or _OF_IMAGES)
         checked = {check.name for check in drift}
-        if others := [name for name in columns if f"distribution of {name}" not in checked]:
-            said = join_names(others)
+        unchecked: list[str] = []
+        for name in model.silo.features or _OF_IMAGES:
+            column = name.partition("=")[0]
+            if f"distribution of {column}" not in checked and column not in unchecked:
+                unchecked.append(column)
+        if unchecked:
+            said = join_names(unchecked)
             yield f"the distribution of {said}: no two cells with {floor} training samples"
     if labelled < floor:
         yield (
@@ -161,6 +180,7 @@ def _missing(
 
 
 def _calibration(model: TrainedModel, path: Path | None) -> tuple[Calibration | None, str]:
+    """Open the calibration; None and the reason if none is named and the run has none."""
     if path is None and not calibration_path(model.run_dir, model.site).is_file():
         command = f"fedsilo calibrate {model.run_dir} --site {model.site}"
         return None, f"coverage of prediction sets: there is no calibration; run '{command}'"
@@ -174,8 +194,19 @@ def _of_labelled(
     coverage: float,
     before: float | None,
 ) -> Iterator[CaseCheck]:
-    probabilities = calibration.apply_temperature(own) if calibration else own
+    """Yield the checks of cases whose class is known.
+
+    Args:
+        own: the model's own probabilities (n, classes).
+        labels: the true classes (n,).
+        calibration: the model's calibration, or None if there is none.
+        coverage: the coverage that prediction sets promise.
+        before: the accuracy on the run's test samples, or None if it may not be shown.
+    """
+    probabilities = own
     if calibration:
+        probabilities = calibration.apply_temperature(own)
+        # Sets are built from the model's own probabilities, as the calibration's scores were
         yield coverage_check(calibration.sets(own, coverage), labels, coverage)
     yield certainty_check(probabilities, labels)
     if before is not None:
@@ -183,7 +214,9 @@ def _of_labelled(
 
 
 def _facts(model: TrainedModel, data: Path, cases: int, unread: int) -> list[tuple[str, str]]:
-    skipped = f", {unread} more could not be used" if unread else ""
+    skipped = ""
+    if unread:
+        skipped = f", {unread} more could not be used"
     return [
         ("run", model.run_dir.resolve().name),
         ("method", f"{model.title} ({model.common.method})"),

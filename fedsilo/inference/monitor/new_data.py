@@ -32,12 +32,13 @@ class NewData:
 
     def features(self) -> Tensor:
         """Return the readable inputs as they were read; images are decoded again."""
-        read = self.inputs.read
-        return torch.cat(list(self.inputs.batches())) if read is None else read
+        if self.inputs.read is not None:
+            return self.inputs.read
+        return torch.cat(list(self.inputs.batches()))
 
 
 def open_new_data(model: TrainedModel, data: Path) -> NewData:
-    """Return the cases of a folder, a table or a manifest of images; errors as ``open_inputs``."""
+    """Open the cases of a folder, a table or a manifest of images; errors as ``open_inputs``."""
     by_name: dict[str, int] = {}
     if data.is_dir():
         inputs = open_inputs(model, CaseSource("images", data))
@@ -61,23 +62,30 @@ def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
 
 
 def _by_label(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Return the class that each label means, which is a class's name, or a value of it."""
-    names = {same_text(name): number for number, name in enumerate(classes)}
-    values = enumerate(classes.values())
-    return names | {same_text(value): number for number, own in values for value in own}
+    """Map each text that a label may have to its class number: a class's name, or a value of it."""
+    numbers = {}
+    for number, name in enumerate(classes):
+        numbers[same_text(name)] = number
+    # After all names, because a value counts even if it is the name of another class
+    for number, values in enumerate(classes.values()):
+        for value in values:
+            numbers[same_text(value)] = number
+    return numbers
 
 
 def _of_table(
     path: Path, schema: TableSchema, classes: Mapping[str, int]
 ) -> Iterator[tuple[str, int]]:
-    """Yield line and class of each row with a label that the schema knows."""
+    """Yield the line number, as text, and the class of each row whose label the schema knows."""
     (_, first), *rows = read_table(path, schema.delimiter)
     names = [name.strip().casefold() for name in first]
     if schema.label.column.casefold() not in names:
         return
     place = names.index(schema.label.column.casefold())
     for number, cells in rows:
-        text = same_text(cells[place]) if place < len(cells) else ""
+        text = ""
+        if place < len(cells):
+            text = same_text(cells[place])
         label = classes.get(text, classes.get(BOOLEANS.get(text.lower(), "")))
         if label is not None:
             yield str(number), label

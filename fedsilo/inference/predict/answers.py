@@ -1,4 +1,4 @@
-"""The predictions of a model: a table for a CSV file, and a summary for a terminal."""
+"""The predictions of a model, as a table for a CSV file and as a summary for a terminal."""
 
 from __future__ import annotations
 
@@ -74,20 +74,15 @@ class Predictions:
         return html_of_lines([table, *self.lines()[1:]])
 
     def frame(self) -> pd.DataFrame:
-        """Return a row for each input; of an input with a fault all else is missing."""
-        columns: dict[str, list[Any]] = {"predicted": self.predicted()}
-        for name, values in zip(self.classes, self.probabilities.T.tolist(), strict=True):
-            columns[f"p.{name}"] = values
-        columns["entropy"] = predictive_entropy(self.own).tolist()
-        columns |= {name: values.double().tolist() for name, values in self.statistics.items()}
-        columns |= self._marks()
-        if self.sets is not None:
-            columns["set"] = [_SEPARATOR.join(compress(self.classes, row)) for row in self.sets]
-        if self.inputs.truth is not None:
-            columns["truth"] = [self.classes[label] for label in self.inputs.truth.tolist()]
+        """Return a row for each input; an input with a fault has only its name and the fault."""
+        columns = self._columns()
         frame = pd.DataFrame(columns, index=self.inputs.kept())
-        answers = [n for n in columns if n in ("predicted", "set") or n.startswith("p.")]
-        frame.loc[[not answered for answered in self.answered()], answers] = None
+        # Cases that are not answered keep their entropy and novelty, but not what they predict
+        withheld = []
+        for name in columns:
+            if name in ("predicted", "set") or name.startswith("p."):
+                withheld.append(name)
+        frame.loc[[not answered for answered in self.answered()], withheld] = None
         places = range(len(self.inputs.names))
         frame = frame.reindex(places)
         frame.insert(0, self.inputs.key, list(self.inputs.names))
@@ -96,10 +91,26 @@ class Predictions:
         frame["fault"] = [self.inputs.faults.get(place) for place in places]
         return frame
 
+    def _columns(self) -> dict[str, list[Any]]:
+        """Return the columns of the table, with a value for each input without a fault."""
+        columns: dict[str, list[Any]] = {"predicted": self.predicted()}
+        for name, probabilities in zip(self.classes, self.probabilities.T.tolist(), strict=True):
+            columns[f"p.{name}"] = probabilities
+        columns["entropy"] = predictive_entropy(self.own).tolist()
+        for name, values in self.statistics.items():
+            columns[name] = values.double().tolist()
+        columns |= self._marks()
+        if self.sets is not None:
+            columns["set"] = [_SEPARATOR.join(compress(self.classes, row)) for row in self.sets]
+        if self.inputs.truth is not None:
+            columns["truth"] = [self.classes[label] for label in self.inputs.truth.tolist()]
+        return columns
+
     def _marks(self) -> dict[str, list[Any]]:
-        """Return the columns that say what is imputed and what is unlike the training samples."""
+        """Return the columns that mark imputed values and cases unlike the training samples."""
         marks: dict[str, list[Any]] = {}
-        if any(imputed := self.inputs.imputed_columns(self.features)):
+        imputed = self.inputs.imputed_columns(self.features)
+        if any(imputed):
             marks["imputed"] = [", ".join(names) for names in imputed]
         if not isinstance(self.novelty, str):
             marks["novelty"] = self.novelty.scores().tolist()
@@ -122,26 +133,34 @@ class Predictions:
                 f"classes per prediction set: {sizes.mean().item():.2f} on average; the coverage "
                 "holds for cases like those of the calibration, but not for unusual ones"
             )
-        metrics = self.document.get("figures", {})
-        return [*lines, *(f"{name}: {value:.4f}" for name, value in metrics.items())]
+        for name, value in self.document.get("figures", {}).items():
+            lines.append(f"{name}: {value:.4f}")
+        return lines
 
     def _novelty(self, answered: int) -> list[str]:
         """Summarise how many cases are unlike the training samples, and how that was measured."""
         if isinstance(self.novelty, str):
             return [f"novelty is unknown: {self.novelty}"]
+        lines = []
         count = int(self.novelty.unusual().sum())
-        back = "" if answered == len(self.own) else ", so not answered (to answer: --answer-all)"
-        marked = [f"{count} unlike the training samples{back}; column 'unusual' has the reasons"]
-        return [*(marked if count else []), *self.novelty.reference.lines()]
+        if count:
+            back = ", so not answered (to answer: --answer-all)"
+            if answered == len(self.own):
+                back = ""
+            lines.append(
+                f"{count} unlike the training samples{back}; column 'unusual' has the reasons"
+            )
+        return [*lines, *self.novelty.reference.lines()]
 
     def _faults(self) -> list[str]:
         """List the number of inputs without a prediction, and the reasons for the first ten."""
         faults, inputs = self.inputs.faults, self.inputs
         if not faults:
             return []
-        ids = [f" (id {one})" for one in inputs.ids] or [""] * len(inputs.names)
-        shown = [
-            f"  {inputs.key} {inputs.names[place]}{ids[place]}: {one_line(faults[place], 200)}"
-            for place in sorted(faults)[:_LISTED]
-        ]
-        return [f"{len(faults)} without a prediction; column 'fault' has the reasons", *shown]
+        lines = [f"{len(faults)} without a prediction; column 'fault' has the reasons"]
+        for place in sorted(faults)[:_LISTED]:
+            name = inputs.names[place]
+            if inputs.ids:
+                name += f" (id {inputs.ids[place]})"
+            lines.append(f"  {inputs.key} {name}: {one_line(faults[place], 200)}")
+        return lines

@@ -45,7 +45,7 @@ class Calibration:
     scores: tuple[float, ...]  # one minus the probability of each row's class, ascending
 
     def threshold(self, coverage: float) -> float:
-        """Return the score up to which classes are in a set.
+        """Return the score up to which a class is in a prediction set of this coverage.
 
         Raises:
             SettingError: the rows are too few for that coverage.
@@ -87,7 +87,7 @@ _FORM = TypeAdapter(Calibration)
 
 
 def calibration_path(run_dir: Path, site: str) -> Path:
-    """Return where ``calibrate`` writes by default."""
+    """Return the path of the file that ``calibrate`` writes by default."""
     return run_dir / f"calibration-{site}.json"
 
 
@@ -130,10 +130,10 @@ def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
 
 
 def open_calibration(model: TrainedModel, path: Path | None) -> Calibration:
-    """Return the calibration of a model, from ``path`` or the run directory.
+    """Open the calibration of a model, from ``path`` or the run directory.
 
     Raises:
-        SettingError: there is none, or it is of other weights or another site.
+        SettingError: the file does not exist, or it is for other weights or another site.
         CheckpointError: the file is damaged.
     """
     found = path or RunDirectory(model.run_dir).file(calibration_path(Path(), model.site).name)
@@ -148,6 +148,7 @@ def open_calibration(model: TrainedModel, path: Path | None) -> Calibration:
         raise CheckpointError(
             f"{found} is damaged or no calibration: run 'fedsilo calibrate' again"
         ) from None
+    # Scores of other weights or rows would promise a coverage that does not hold
     if calibration.weights != model.weights_digest() or calibration.site != model.site:
         raise SettingError(
             f"{found} is of run {calibration.run} at site {calibration.site}, and its weights or "

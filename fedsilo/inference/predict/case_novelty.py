@@ -1,14 +1,16 @@
-"""Whether a case is like those that a model was trained on, by the training samples that are here.
+"""Measures how far a case is from the training samples of its model that are on this machine.
 
-It is computed where predictions are made and nothing of it leaves. A table's rows are compared as
-the network gets them, images by the network's penultimate features. Samples that nobody trained on
-decide from which score on a case is unusual: of 45 and more, nine times in ten at most 5 % are.
+It is computed where predictions are made, and nothing of it leaves. A table's rows are compared as
+the network gets them, images by the network's penultimate features. A case is unusual if its score
+is beyond a limit, which held-out samples decide. With 45 of them or more, at most 5 % of such
+samples are unusual, nine times in ten.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.client_app.training.standardised import standardise_silo
 from fedsilo.core.errors import FedsiloError, SettingError
 from fedsilo.core.one_line import counted
+from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.explanations.embeddings import penultimate, single_classifier
@@ -35,8 +38,10 @@ from fedsilo.models.measures.novelty import (
 from fedsilo.runs.trained_model import TrainedModel
 
 SHARE = 0.05  # share of held-out samples that may count as unusual
-_SURE = 45  # held-out samples: as 0.95^45 is below 0.1, one is beyond the share nine times in ten
-_IMAGES = 300  # most images whose features are computed, each for training and held-out samples
+# Held-out samples from which the share holds nine times in ten, because 0.95^45 is below 0.1
+_SURE = 45
+# The most images whose features are computed, for training and for held-out samples each
+_IMAGES = 300
 _SITES = 50  # most sites whose samples are read
 
 
@@ -54,23 +59,29 @@ class Reference:
 
     def lines(self) -> list[str]:
         """Describe the reference and its gaps, a sentence each."""
-        limit = (
-            f"its limit on {self.held} {self.split} samples: nine times in ten at most {SHARE:.0%} "
-            "of such samples are beyond it"
-        )
-        if self.held < _SURE:
-            limit = (
-                f"its limit is the highest score of {self.held} {self.split} samples: on average "
-                f"{1 / (self.held + 1):.1%} of such samples are beyond it"
-            )
+        sites = ", ".join(self.sites)
+        basis = f"novelty rests on {self.known.rows} training samples of {sites}"
+        lines = [f"{basis}; {self._limit_text()}"]
+        if self.others:
+            lines.append(self.others)
+        return lines
+
+    def _limit_text(self) -> str:
+        """Describe how the limit was set, or why there is none."""
         if self.limit is None:
-            limit = (
+            return (
                 f"every case is answered, since a limit takes {rows_needed(1 - SHARE)} held-out "
                 f"samples and here are {self.held}"
             )
-        sites = ", ".join(self.sites)
-        basis = f"novelty rests on {self.known.rows} training samples of {sites}; {limit}"
-        return [basis, self.others] if self.others else [basis]
+        if self.held < _SURE:
+            return (
+                f"its limit is the highest score of {self.held} {self.split} samples: on average "
+                f"{1 / (self.held + 1):.1%} of such samples are beyond it"
+            )
+        return (
+            f"its limit on {self.held} {self.split} samples: nine times in ten at most {SHARE:.0%} "
+            "of such samples are beyond it"
+        )
 
     def novelty(self, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
         """Score the novelty of cases (k, f): rows as the network gets them, or image features.
@@ -78,11 +89,13 @@ class Reference:
         ``missing`` (k, f) says which values are imputed.
         """
         values = inputs.numpy().astype(np.float64)
-        lacking = np.zeros(values.shape, bool) if missing is None else missing.numpy()
+        lacking = np.zeros(values.shape, bool)
+        if missing is not None:
+            lacking = missing.numpy()
         return CaseNovelty(self, self.known.novelty(values, lacking))
 
     def document(self) -> dict[str, Any]:
-        """Return it for JSON; nothing of it is one sample's."""
+        """Describe the reference for JSON; no number comes from a single sample."""
         return {
             "sites": list(self.sites),
             "training samples": self.known.rows,
@@ -96,120 +109,168 @@ class Reference:
 
 @dataclass(frozen=True)
 class CaseNovelty:
-    """How new each of k cases is, by a reference."""
+    """The novelty of k cases, measured against a reference."""
 
     reference: Reference
     found: Novelty
 
     def scores(self) -> Floats:
-        """Return (k,) scores, in units of the limit where there is one: above 1 is unusual."""
+        """Return the scores (k,), divided by the limit if there is one: above 1 is unusual."""
         return self.found.score / (self.reference.limit or 1.0)
 
     def unusual(self) -> Booleans:
         """Mark the cases beyond the limit, bool (k,); without a limit, none."""
         limit = self.reference.limit
-        beyond: Booleans = self.found.score > (np.inf if limit is None else limit)
+        if limit is None:
+            limit = np.inf
+        beyond: Booleans = self.found.score > limit
         return beyond
 
     def columns(self, features: Sequence[str]) -> list[tuple[str, ...]]:
-        """Return the columns of a table whose values are beyond all training values, per case."""
+        """List for each case the columns of a table whose value is beyond all training values."""
         limit = max(self.reference.limit or 1.0, 0.0)
         names = [name.partition("=")[0] for name in features]
         beyond = self.found.values[:, : len(names)] > limit
-        return [
-            tuple(dict.fromkeys(name for name, odd in zip(names, row, strict=True) if odd))
-            for row in beyond
-        ]
+        # A column of levels has several features, but is named once
+        return [tuple(dict.fromkeys(compress(names, row))) for row in beyond]
 
     def reasons(self, features: Sequence[str]) -> list[str]:
         """Explain for each case why it is unusual; empty if it is not."""
         limit, unusual = self.reference.limit or np.inf, self.unusual()
         texts = []
         for place, columns in enumerate(self.columns(features)):
-            parts = [f"beyond the training values: {', '.join(columns)}"] * bool(columns)
-            parts += ["unlike any training sample"] * bool(self.found.distance[place] > limit)
-            parts += ["lacks unusual values"] * bool(self.found.missing[place] > limit)
-            texts.append("; ".join(parts) if unusual[place] else "")
+            parts = []
+            if columns:
+                parts.append(f"beyond the training values: {', '.join(columns)}")
+            if self.found.distance[place] > limit:
+                parts.append("unlike any training sample")
+            if self.found.missing[place] > limit:
+                parts.append("lacks unusual values")
+            if not unusual[place]:
+                parts = []
+            texts.append("; ".join(parts))
         return texts
 
 
 def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
-    """Return where a model was trained, or why that is not known.
+    """Read the training samples of a model that are on this machine, or say why it is impossible.
 
-    ``site`` is whose model it is; None is the shared one, which all sites here are asked about.
+    ``site`` names the site whose own model it is; None for the shared model, which was trained by
+    all sites.
     """
     try:
         if not model.silo.features:
             single_classifier(model.network)
-        sites = [model.site] if site or model.own else list(model.sites)[:_SITES]
-        silos = [silo for name in sites if (silo := _silo(model, name))]
+        silos = _silos_here(model, site)
     except SettingError as error:
         return str(error)
-    counts = {part: sum(len(one.splits()[part]) for one in silos) for part in ("val", "test")}
-    split = "val" if counts["val"] >= rows_needed(1 - SHARE) else "test"
+    # Validation samples if they are enough, so that test samples decide nothing
+    split = "val"
+    if sum(len(silo.splits()["val"]) for silo in silos) < rows_needed(1 - SHARE):
+        split = "test"
     total = sum(len(silo.train) for silo in silos)
     if total < FEWEST:
-        return f"{total} training samples are here, and {FEWEST} are needed"
-    training, held = (_samples(model, silos, part) for part in ("train", split))
+        return f"{total} training samples are here, but {FEWEST} are needed"
+    training = _samples(model, silos, "train")
+    held = _samples(model, silos, split)
     known = familiar(training.values, training.missing, training.groups)
     scores = known.novelty(held.values, held.missing).score
-    limit = limit_of(scores, SHARE)
+    limit: float | None = limit_of(scores, SHARE)
+    if np.isinf(limit):
+        limit = None
+    names = [silo.name for silo in silos]
     return Reference(
-        sites=tuple(silo.name for silo in silos),
+        sites=tuple(names),
         known=known,
-        limit=None if np.isinf(limit) else limit,
+        limit=limit,
         held=len(scores),
         split=split,
         rows=training.read,
-        others=_others(model, [silo.name for silo in silos]),
+        others=_others(model, names),
     )
 
 
 @dataclass(frozen=True)
 class _Samples:
-    """Samples as they are compared; ``read`` (n, f) of a table with NaN, else (n, 0)."""
+    """Samples of all sites here, in the form in which novelty compares them."""
 
-    values: Floats
-    missing: Booleans
-    groups: np.ndarray[Any, np.dtype[np.int64]] | None
-    read: Floats
+    values: Floats  # (n, f) standardised rows of a table, or features of images
+    missing: Booleans  # (n, f) whether a value was missing
+    groups: np.ndarray[Any, np.dtype[np.int64]] | None  # (n,) classes of images; None for a table
+    read: Floats  # (n, f) rows of a table as they were read, with NaN; (n, 0) for images
+
+
+def _silos_here(model: TrainedModel, site: str | None) -> list[Silo]:
+    """Read the data of the sites that trained the model, as far as they are on this machine."""
+    sites = [model.site]
+    if not site and not model.own:
+        sites = list(model.sites)[:_SITES]
+    silos = []
+    for name in sites:
+        silo = _silo(model, name)
+        if silo:
+            silos.append(silo)
+    return silos
 
 
 def _silo(model: TrainedModel, site: str) -> Silo | None:
-    """Return a site's samples as they were read, None if they are not here or were changed."""
+    """Read a site's samples; None if they are not here, or were changed since the run."""
     try:
-        own = site == model.site
-        silo = model.lab.session.silo if own else load_silo(site, model.common)
+        silo = model.lab.session.silo
+        if site != model.site:
+            silo = load_silo(site, model.common)
     except FedsiloError:
         return None
     then = model.sites[site].get("fingerprints", {})
-    same = all(silo.fingerprints[part] == digest for part, digest in then.items())
-    return silo if same else None
+    for part, digest in then.items():
+        if silo.fingerprints[part] != digest:
+            return None
+    return silo
 
 
 def _samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _Samples:
-    if (standardisation := model.silo.standardisation) is not None:
-        read = torch.cat([silo.splits()[split].inputs for silo in silos])
-        ready = torch.cat(
-            [standardise_silo(s, standardisation).splits()[split].inputs for s in silos]
-        )
-        values, raw = ready.numpy().astype(np.float64), read.numpy().astype(np.float64)
-        return _Samples(values, np.isnan(raw), None, raw)
-    network, each = model.network, max(1, _IMAGES // len(silos))
+    """Return the samples of a split of all silos."""
+    if model.silo.standardisation is not None:
+        return _table_samples(silos, model.silo.standardisation, split)
+    return _image_samples(model, silos, split)
+
+
+def _table_samples(
+    silos: Sequence[Silo], standardisation: FeatureStatistics, split: str
+) -> _Samples:
+    read, ready = [], []
+    for silo in silos:
+        read.append(silo.splits()[split].inputs)
+        ready.append(standardise_silo(silo, standardisation).splits()[split].inputs)
+    values = torch.cat(ready).numpy().astype(np.float64)
+    raw = torch.cat(read).numpy().astype(np.float64)
+    return _Samples(values, np.isnan(raw), None, raw)
+
+
+def _image_samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _Samples:
+    network = model.network
+    # In fp32 whatever the run's precision is
     exact = model.lab.compute.exact()
-    chosen = [_spread(silo.splits()[split], each) for silo in silos]
-    parts = [
-        over_batches(network, own.inputs, exact, lambda x: penultimate(network, network.encode(x)))
-        for own in chosen
-        if len(own)
-    ]
-    features = torch.cat(parts).numpy().astype(np.float64) if parts else np.zeros((0, 1))
-    groups = torch.cat([own.labels for own in chosen]).numpy()
+    each = max(1, _IMAGES // len(silos))
+
+    def penultimate_features(images: Tensor) -> Tensor:
+        return penultimate(network, network.encode(images))
+
+    labels, parts = [], []
+    for silo in silos:
+        chosen = _spread(silo.splits()[split], each)
+        labels.append(chosen.labels)
+        if len(chosen):
+            parts.append(over_batches(network, chosen.inputs, exact, penultimate_features))
+    features = np.zeros((0, 1))
+    if parts:
+        features = torch.cat(parts).numpy().astype(np.float64)
+    groups = torch.cat(labels).numpy()
     return _Samples(features, np.zeros(features.shape, bool), groups, features[:, :0])
 
 
 def _spread(split: Split, count: int) -> Split:
-    """Return so many samples of a split, evenly spread over it."""
+    """Choose at most ``count`` samples of a split, evenly spread over it."""
     chosen = torch.linspace(0, len(split) - 1, min(count, len(split))).long()
     return Split(split.inputs[chosen], split.labels[chosen])
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import datetime
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ from fedsilo.runs.finished_run import Shown
 from fedsilo.runs.trained_model import TrainedModel
 
 MOST = 200  # cases that a page shows
-_UNSURE = 0.8  # probability of the answer below which a case needs a look
+_UNSURE = 0.8  # a case whose answer has a lower probability needs a look
 _STATES = {
     "refused": "refused: no prediction",
     "unusual": "unlike the training samples",
@@ -52,21 +53,23 @@ class _Context:
 
     model: TrainedModel
     found: Predictions
-    kept: Mapping[int, int]  # place of an input -> that among the readable ones
+    kept: Mapping[int, int]  # place of an input -> its index among the readable inputs
     reasons: Reasons
     reliability: Sequence[Bin]
     texts: ValueTexts | None  # formats the values of a table; None for images
 
 
 def cases_page(run: Shown, model: TrainedModel, found: Predictions) -> str:
-    """Return the page of a prediction's cases; ``run`` is the model's."""
+    """Build the HTML page of a prediction's cases; ``run`` is the run of the model."""
     kept = {place: index for index, place in enumerate(found.inputs.kept())}
     order = sorted(range(len(found.inputs.names)), key=lambda place: _order(found, place, kept))
     shown = order[:MOST]
     reasons, texts = reasons_of(model, found, shown), _texts(model, found)
     context = _Context(model, found, kept, reasons, _reliability(run), texts)
     cases = [_case(context, place) for place in shown]
-    rest = len(order) - len(shown)
+    left_out = ""
+    if len(order) > len(shown):
+        left_out = f"{len(order) - len(shown)} more cases are in the CSV file alone."
     document = found.document
     return render_page(
         "cases.html",
@@ -79,7 +82,7 @@ def cases_page(run: Shown, model: TrainedModel, found: Predictions) -> str:
             "overview_note": "Refused cases come first, then those unlike the training samples, "
             "then those of which the model is least sure.",
             "cases": cases,
-            "left_out": f"{rest} more cases are in the CSV file alone." if rest else "",
+            "left_out": left_out,
             "limits": [*_LIMITS, *context.reasons.limits, *_missing(context)],
         },
         subtitle=f"{model.title} on {model.common.dataset}, run {document['run']}",
@@ -99,22 +102,31 @@ def _order(found: Predictions, place: int, kept: Mapping[int, int]) -> tuple[int
 
 
 def _state(found: Predictions, index: int | None) -> str:
+    """Return a case's key in ``_STATES``; the first that applies, in their order."""
     if index is None:
         return "refused"
     if not isinstance(found.novelty, str) and found.novelty.unusual()[index]:
         return "unusual"
-    several = found.sets is not None and int(found.sets[index].sum()) != 1
-    return "unsure" if several or found.probabilities[index].max() < _UNSURE else "usual"
+    if found.sets is not None and int(found.sets[index].sum()) != 1:
+        return "unsure"
+    if found.probabilities[index].max() < _UNSURE:
+        return "unsure"
+    return "usual"
 
 
 def _novelty(found: Predictions, index: int) -> float:
-    return 0.0 if isinstance(found.novelty, str) else float(found.novelty.scores()[index])
+    """Return a case's novelty in units of the limit; 0 if novelty is unknown."""
+    if isinstance(found.novelty, str):
+        return 0.0
+    return float(found.novelty.scores()[index])
 
 
 def _name(found: Predictions, place: int) -> str:
-    own = f"{found.inputs.key} {found.inputs.names[place]}"
-    called = found.inputs.ids[place] if found.inputs.ids else ""
-    return f"{called} ({own})" if called else own
+    """Return the id of a case, if the user named a column of ids, and its file, line or row."""
+    name = f"{found.inputs.key} {found.inputs.names[place]}"
+    if found.inputs.ids and found.inputs.ids[place]:
+        return f"{found.inputs.ids[place]} ({name})"
+    return name
 
 
 def _case(context: _Context, place: int) -> dict[str, Any]:
@@ -134,64 +146,84 @@ def _case(context: _Context, place: int) -> dict[str, Any]:
     if state == "unusual":
         assert not isinstance(found.novelty, str)
         case["why"] = found.novelty.reasons(found.features)[index]
+    shown_answer, share, novelty = "none", "-", "-"
     if answered:
+        shown_answer = answer
+        share = f"{float(found.probabilities[index].max()):.2f}"
         case["probabilities"] = _probabilities(context, index)
+        case["notes"] += _notes(context, index)
     else:
         case["notes"].append("No answer is given for such a case; --answer-all gives one.")
-    case["notes"] += _notes(context, index, answered)
     case["inputs"] = _values(context, index)
-    share = f"{float(found.probabilities[index].max()):.2f}" if answered else "-"
-    new = "-" if isinstance(found.novelty, str) else f"{_novelty(found, index):.2f}"
-    case["row"] = [name, _STATES[state], answer if answered else "none", share, new]
+    if not isinstance(found.novelty, str):
+        novelty = f"{_novelty(found, index):.2f}"
+    case["row"] = [name, _STATES[state], shown_answer, share, novelty]
     return case
 
 
 def _probabilities(context: _Context, index: int) -> list[tuple[Any, ...]]:
-    """Return name, share, text and interval of each class, the answer's first."""
+    """Return name, share, text and interval of each class, the most probable first.
+
+    Only the first has an interval, (None, None) if the run has no test samples to compare with.
+    """
     shares = context.found.probabilities[index].tolist()
-    alike = _bin(context, index)
-    interval = wilson(alike.right, alike.count) if alike else None
+    limits: tuple[float | None, float | None] = (None, None)
+    similar = _bin(context, index)
+    if similar:
+        interval = wilson(similar.right, similar.count)
+        limits = (interval.low, interval.high)
     rows: list[tuple[Any, ...]] = []
     for place in np.argsort(shares)[::-1]:
-        limits = (interval.low, interval.high) if interval and not rows else (None, None)
         rows.append((context.found.classes[place], shares[place], f"{shares[place]:.2f}", *limits))
+        limits = (None, None)
     return rows
 
 
 def _bin(context: _Context, index: int) -> Bin | None:
-    """Return the run's test samples of about this certainty, if there are any."""
+    """Find the run's test samples with about the same certainty; None if there are none.
+
+    The distance in certainty must be below 0.1; of equal distances the first bin counts.
+    """
     sure = float(context.found.own[index].max())
-    near = [one for one in context.reliability if abs(one.mean - sure) < 0.1]
-    return min(near, key=lambda one: abs(one.mean - sure), default=None)
+    nearest = None
+    distance = 0.1
+    for candidate in context.reliability:
+        if abs(candidate.mean - sure) < distance:
+            nearest = candidate
+            distance = abs(candidate.mean - sure)
+    return nearest
 
 
-def _notes(context: _Context, index: int, answered: bool) -> list[str]:
-    """Return the further notes on a case, a sentence each."""
+def _notes(context: _Context, index: int) -> list[str]:
+    """Return the further notes on a case that is answered, a sentence each."""
     found, notes = context.found, []
-    if answered and (alike := _bin(context, index)):
-        span = wilson(alike.right, alike.count)
-        before = "" if found.probabilities is found.own else " before calibration"
+    similar = _bin(context, index)
+    if similar:
+        interval = wilson(similar.right, similar.count)
+        before = " before calibration"
+        if found.probabilities is found.own:
+            before = ""
         notes.append(
-            f"Of {alike.count} test samples of the run with a probability of about "
-            f"{alike.mean:.2f}{before}, {alike.right / alike.count:.0%} were right (95 % interval "
-            f"{span.low:.0%} to {span.high:.0%})."
+            f"Of {similar.count} test samples of the run with a probability of about "
+            f"{similar.mean:.2f}{before}, {similar.right / similar.count:.0%} were right (95 % "
+            f"interval {interval.low:.0%} to {interval.high:.0%})."
         )
-    if answered and found.sets is not None:
-        names = [name for name, own in zip(found.classes, found.sets[index], strict=True) if own]
+    if found.sets is not None:
+        names = list(compress(found.classes, found.sets[index]))
         notes.append(f"Prediction set: {', '.join(names) or 'empty: no class fits'}.")
-    weights = {
-        name.removeprefix("weight."): float(values[index])
-        for name, values in found.statistics.items()
-        if name.startswith("weight.")
-    }
-    if answered and weights:
-        parts = sorted(weights.items(), key=lambda pair: -pair[1])
-        said = ", ".join(f"{site} {share:.0%}" for site, share in parts)
+    weights = []
+    for name, values in found.statistics.items():
+        if name.startswith("weight."):
+            weights.append((name.removeprefix("weight."), float(values[index])))
+    if weights:
+        weights.sort(key=lambda pair: -pair[1])
+        said = ", ".join(f"{site} {share:.0%}" for site, share in weights)
         notes.append(f"The router's share of each site's expert: {said}.")
     return notes
 
 
 def _values(context: _Context, index: int) -> list[Any]:
+    """Format the values of a table's row, with marks and contributions; empty for images."""
     read = context.found.inputs.read
     if context.texts is None or read is None:
         return []
@@ -203,6 +235,7 @@ def _values(context: _Context, index: int) -> list[Any]:
 
 
 def _texts(model: TrainedModel, found: Predictions) -> ValueTexts | None:
+    """Build what formats the values of a table; None for images."""
     if not model.silo.features:
         return None
     assert model.silo.standardisation is not None
@@ -214,7 +247,10 @@ def _texts(model: TrainedModel, found: Predictions) -> ValueTexts | None:
 
 
 def _reliability(run: Shown) -> list[Bin]:
-    """Return the clinic report's bins: others would give the difference away."""
+    """Return the bins of the clinic report.
+
+    Other bins over the same samples would reveal counts, by the difference between the pages.
+    """
     return merge_bins(bins(final_metrics(run).values(), CONFIDENCE), run.floor)
 
 
@@ -235,6 +271,9 @@ def _facts(
     software = document["software"]
     calibration = document["calibration"] or {}
     coverage = calibration.get("coverage")
+    sets = "none: --coverage asks for them"
+    if coverage:
+        sets = f"coverage {coverage:g}"
     return [
         ("data set", model.common.dataset),
         ("method", str(model.title)),
@@ -242,7 +281,7 @@ def _facts(
         ("model", f"{document['model']}, SHA-256 {document['weights'][:16]}"),
         ("site", model.site),
         ("cases from", ", ".join(Path(value).name for value in found.inputs.source.values())),
-        ("sets", f"coverage {coverage:g}" if coverage else "none: --coverage asks for them"),
+        ("sets", sets),
         ("made on", datetime.date.today().isoformat()),
         ("version", ", ".join(f"{name} {version}" for name, version in software.items())),
     ]
@@ -254,7 +293,8 @@ def _missing(context: _Context) -> list[str]:
     if isinstance(novelty, str):
         said.append(f"It is not known whether a case is like the training samples: {novelty}.")
     else:
-        said += [f"{line[0].upper()}{line[1:]}." for line in novelty.reference.lines()]
+        for line in novelty.reference.lines():
+            said.append(f"{line[0].upper()}{line[1:]}.")
     if context.texts and context.model.common.trust == NOBODY:
         said.append("What is usual in training is not shown: the run was made for trust nobody.")
     if not context.reliability:

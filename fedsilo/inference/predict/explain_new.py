@@ -14,10 +14,7 @@ from fedsilo.datasets.silo.silos import Split
 from fedsilo.explanations.sample import explain_case
 from fedsilo.inference.predict.inputs import table_inputs
 from fedsilo.runs.finished_run import FinishedRun
-from fedsilo.runs.trained_model import (
-    TrainedModel,
-    refuse_table_or_images,
-)
+from fedsilo.runs.trained_model import TrainedModel, refuse_table_or_images
 
 if TYPE_CHECKING:
     from fedsilo.explanations.sample import Explanation
@@ -34,8 +31,8 @@ def explain_new(
 ) -> Explanation:
     """Explain the prediction of a finished run's model for one new case.
 
-    The case is a row, from 0, of a table as ``predict`` takes them, or an image. The site's data
-    must be here.
+    The case is a row of a table, counted from 0, or an image; both as ``predict`` takes them. The
+    site's data must be on this machine.
 
     Raises:
         SettingError: a table and an image are given.
@@ -47,13 +44,19 @@ def explain_new(
         )
     model = FinishedRun.open(run_dir).model(site, data_dir=data_dir, state_dir=state_dir)
     refuse_table_or_images(model, table=table is not None)
-    found = _row(model, table, row) if table else _image(model, image or Path())
-    name = f"{table.name}, row {row}" if table else (image or Path()).name
-    cases = Split(found[None], torch.zeros(1, dtype=torch.int64))
+    if table:
+        case = _read_row(model, table, row)
+        name = f"{table.name}, row {row}"
+    else:
+        path = image or Path()
+        case = _read_image(model, path)
+        name = path.name
+    # The label is unknown, and no explanation of a new case shows it
+    cases = Split(case[None], torch.zeros(1, dtype=torch.int64))
     return explain_case(model.lab, model.network, cases, 0, f"{site}, {name}")
 
 
-def _row(model: TrainedModel, table: Path, row: int) -> torch.Tensor:
+def _read_row(model: TrainedModel, table: Path, row: int) -> torch.Tensor:
     inputs = table_inputs(model, table, None)
     if not 0 <= row < len(inputs.names):
         raise DataError(
@@ -64,7 +67,7 @@ def _row(model: TrainedModel, table: Path, row: int) -> torch.Tensor:
     return inputs.inputs[inputs.kept().index(row)]
 
 
-def _image(model: TrainedModel, path: Path) -> torch.Tensor:
+def _read_image(model: TrainedModel, path: Path) -> torch.Tensor:
     try:
         return torch.from_numpy(image_reader(model.site, model.common)(path))
     except BrokenImageError as error:

@@ -1,4 +1,4 @@
-"""The inputs to predict: image files read batch by batch, rows of a table, or a site's split."""
+"""Opens the inputs to predict: image files, read in batches, rows of a table, or a site's split."""
 
 import os
 from abc import ABC, abstractmethod
@@ -32,9 +32,9 @@ from fedsilo.runs.trained_model import (
     refuse_table_or_images,
 )
 
-Watch = Callable[[int, int], None]  # gets how many inputs have been read, and of how many
+Watch = Callable[[int, int], None]  # gets the number of inputs read so far, and of all inputs
 
-_MANIFEST = ("label", "split", "patient", "mask")  # what a manifest may hold beside its paths
+_MANIFEST = ("label", "split", "patient", "mask")  # columns that a manifest may have beside "path"
 _AHEAD = 64  # files that are decoded while the network computes
 
 
@@ -70,6 +70,7 @@ class Inputs(ABC):
         if self.read is None:
             return []
         names = [name.partition("=")[0] for name in features]
+        # A column of levels has several features, but is named once
         return [tuple(dict.fromkeys(compress(names, row))) for row in self.read.isnan().tolist()]
 
     def kept(self) -> list[int]:
@@ -84,7 +85,7 @@ class RowInputs(Inputs):
     inputs: Tensor
 
     def batches(self) -> Iterator[Tensor]:
-        """Yield them."""
+        """Yield the inputs in batches of the size that evaluation uses."""
         yield from in_batches(self.inputs)
 
 
@@ -94,13 +95,13 @@ class FileInputs(Inputs):
 
     paths: Sequence[Path]
     reader: ImageReader
-    numbers: int  # about how many an image has: it decides the size of a batch
+    numbers: int  # about how many numbers an image has, which decides the size of a batch
 
     def batches(self) -> Iterator[Tensor]:
-        """Yield full batches, as of a split that holds the readable files alone.
+        """Yield full batches, as for a split that holds only the readable files.
 
         Raises:
-            DataError: none can be read; with the reason of the first.
+            DataError: no file can be read. The error names the fault of the first.
         """
         from threadpoolctl import threadpool_limits
 
@@ -124,7 +125,10 @@ class FileInputs(Inputs):
             yield torch.from_numpy(np.stack(batch))
 
     def _decode_files(self) -> Iterator[npt.NDArray[Any] | str]:
-        """Yield each file's image, or why there is none."""
+        """Yield each file's image, or the reason why there is none, in the order of the files.
+
+        At most ``_AHEAD`` images wait in memory.
+        """
         with ThreadPoolExecutor(1) as pool:
             paths, waiting = iter(self.paths), list[Future[npt.NDArray[Any] | str]]()
             while True:
@@ -181,24 +185,34 @@ def files_of(source: CaseSource) -> Mapping[str, Path]:
         return _read_manifest(source.path)
     if source.kind != "images":
         raise SettingError("no images are named: give --images or --manifest")
-    return _found(source.path)
+    return _find_files(source.path)
 
 
 def _split_inputs(model: TrainedModel, split: str) -> RowInputs:
-    """Return a split of the site; DataError if it is empty or not that of the run."""
+    """Open a split of the site; DataError if it is empty or has changed since the run."""
     refuse_other_rows(model, split)
     own = model.silo.splits()[split]
     if not len(own):
         raise DataError(f"site {model.site} has no {split} rows in {model.run_dir}")
-    names, source = [str(row) for row in range(len(own))], {"split": split}
-    read = model.lab.session.silo.splits()[split].inputs if model.silo.features else None
+    read = None
+    if model.silo.features:
+        read = model.lab.session.silo.splits()[split].inputs
     return RowInputs(
-        key="row", names=names, source=source, inputs=own.inputs, read=read, truth=own.labels
+        key="row",
+        names=list(map(str, range(len(own)))),
+        source={"split": split},
+        inputs=own.inputs,
+        read=read,
+        truth=own.labels,
     )
 
 
 def table_inputs(model: TrainedModel, path: Path, id_column: str | None) -> RowInputs:
-    """Return the rows of a table file by the run's schema, standardised as the site's are."""
+    """Read the rows of a table file by the run's schema, standardised as the site's rows are.
+
+    Raises:
+        DataError: the file has another form, or none of its rows can be used.
+    """
     schema, statistics = table_schema(model), model.silo.standardisation
     assert statistics is not None, "a finished run's table is standardised"
     new = parse_new_rows(read_table(path, schema.delimiter), schema, str(path), id_column)
@@ -209,14 +223,19 @@ def table_inputs(model: TrainedModel, path: Path, id_column: str | None) -> RowI
             f"{path}: none of {len(numbers)} rows can be used; the first, line {numbers[0]}, "
             f"{faults[0]}"
         )
-    unread = [f"not read: {new.unread} of the columns of {path.name}, unknown to the schema"]
+    ids: Sequence[str] = ()
+    if new.ids:
+        ids = [as_cell(new.ids[number]) for number in numbers]
+    notes = []
+    if new.unread:
+        notes.append(f"not read: {new.unread} of the columns of {path.name}, unknown to the schema")
     return RowInputs(
         key="line",
         names=[str(number) for number in numbers],
         source={"table": str(path)},
         faults=faults,
-        ids=[as_cell(new.ids[number]) for number in numbers] if new.ids else (),
-        notes=unread if new.unread else (),
+        ids=ids,
+        notes=notes,
         inputs=standardise(torch.from_numpy(new.rows), statistics),
         read=torch.from_numpy(new.rows),
     )
@@ -229,26 +248,31 @@ def table_schema(model: TrainedModel) -> TableSchema:
     return data.schema(find_places(model.common.data_dir, model.common.cache_dir))
 
 
-def _found(folder: Path) -> dict[str, Path]:
-    """Return the files below a folder, sorted by name, without hidden ones and DICOM's index."""
+def _find_files(folder: Path) -> dict[str, Path]:
+    """Find the files below a folder, sorted by name, without hidden files and DICOM's index."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: name one with image files by --images")
-    paths = {str(path.relative_to(folder)): path for path in folder.rglob("*") if path.is_file()}
-    hidden = {name for name in paths if any(part.startswith(".") for part in Path(name).parts)}
-    hidden |= {name for name in paths if Path(name).name == "DICOMDIR"}
-    names = sorted(paths.keys() - hidden)
-    if not names:
+    paths: dict[str, Path] = {}
+    for path in folder.rglob("*"):
+        inside = path.relative_to(folder)
+        is_hidden = any(part.startswith(".") for part in inside.parts)
+        if path.is_file() and not is_hidden and path.name != "DICOMDIR":
+            paths[str(inside)] = path
+    if not paths:
         raise DataError(f"{folder} holds no file: name a folder with image files by --images")
-    if odd := [name for name in names if not name.isprintable()]:
+    unprintable = [name for name in paths if not name.isprintable()]
+    if unprintable:
         raise DataError(
-            f"{folder} holds {len(odd)} files whose names cannot be printed: rename them"
+            f"{folder} holds {len(unprintable)} files whose names cannot be printed: rename them"
         )
-    return {as_cell(name): paths[name] for name in names}
+    return {as_cell(name): paths[name] for name in sorted(paths)}
 
 
 def as_cell(name: str) -> str:
-    """Return a file's name so that no spreadsheet takes it for a formula."""
-    return f"./{name}" if name[:1] in ("=", "+", "-", "@") else name
+    """Write a file's name or a patient's id so that no spreadsheet reads it as a formula."""
+    if name[:1] in ("=", "+", "-", "@"):
+        return f"./{name}"
+    return name
 
 
 def _read_manifest(manifest: Path) -> dict[str, Path]:
@@ -257,8 +281,12 @@ def _read_manifest(manifest: Path) -> dict[str, Path]:
     for number, row in read_rows(manifest, ("path",), _MANIFEST):
         name = row["path"]
         cell = as_cell(name)
-        if not name or not name.isprintable() or cell in files:
-            fault = "this is not a file's name" if cell not in files else "the file is listed twice"
+        fault = ""
+        if cell in files:
+            fault = "the file is listed twice"
+        elif not name or not name.isprintable():
+            fault = "this is not a file's name"
+        if fault:
             raise DataError(f"{manifest}, line {number}, column 'path': {fault}")
         files[cell] = Path(os.path.normpath(manifest.parent / name))
     if not files:

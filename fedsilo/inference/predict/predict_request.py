@@ -1,4 +1,4 @@
-"""The options of ``fedsilo predict`` that are checked before anything is opened."""
+"""Checks the options of ``fedsilo predict`` before anything is opened."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ class CaseSource:
             names image files; ``table``, a CSV, Excel or Parquet file of rows, with or without
             labels; or ``split``, train, val or test of the site's own data.
         where: the folder, the file, or the name of the split.
-        id_column: the column of the table that says which patient a row is of, or None.
+        id_column: the column of the table with the patients' ids, or None.
     """
 
     kind: str
@@ -31,10 +31,14 @@ class CaseSource:
 
 
 def choose_source(id_column: str | None, **named: Path | str | None) -> CaseSource:
-    """Return the one source of cases that is named; ``named`` has all kinds, None if not named.
+    """Return the source of cases that is named; there must be exactly one.
+
+    Args:
+        id_column: the column of the table with the patients' ids, or None.
+        named: kind of source -> folder, file or split; None for a kind that is not named.
 
     Raises:
-        SettingError: none or several are named, or a column of ids without a table.
+        SettingError: no source or several are named, or a column of ids without a table.
     """
     given = [CaseSource(kind, where) for kind, where in named.items() if where is not None]
     if len(given) != 1:
@@ -55,8 +59,12 @@ def check_outputs(out: Path | None, html: Path | None) -> None:
     Raises:
         SettingError: a file exists, its folder cannot be written, or two files are one.
     """
-    tables = [out, document_path(out)] if out else []
-    pages = [html] if html else []
+    tables = []
+    if out:
+        tables = [out, document_path(out)]
+    pages = []
+    if html:
+        pages = [html]
     refuse_twice([*tables, *pages], "--html")
     for path in tables:
         refuse_target(path, "another --out")

@@ -6,7 +6,7 @@ image as the network sees it: decoded, cropped and resized as its training image
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,8 @@ def predict_masks(
 ) -> MaskPredictions:
     """Write a mask for each image of a source to the folder ``out``.
 
-    ``folder`` is what ``fedsilo finetune`` has written. Without ``data_dir`` the data directory is
-    that of its settings.
+    ``folder`` was written by ``fedsilo finetune``. Without ``data_dir``, the data directory is that
+    of its settings.
 
     Raises:
         FedsiloError: the model or the images cannot be opened, or ``out`` exists or is None.
@@ -89,10 +89,7 @@ def predict_masks(
     settings = _settings(document, data_dir)
     numbers = (settings.image_size or 512) ** 2
     inputs = file_inputs(source, image_reader("", settings), numbers)
-    first: dict[str, str] = {}
-    for name in inputs.names:
-        if (other := first.setdefault(_mask_name(name), name)) != name:
-            raise DataError(f"the masks of '{other}' and '{name}' would be one file: rename one")
+    _refuse_equal_masks(inputs.names)
     shares: dict[str, float] = {}
 
     def fill(work: Path) -> None:
@@ -101,6 +98,7 @@ def predict_masks(
         for batch in inputs.watch_batches(watch):
             network = network or _network(document, settings, arrays, batch)
             masks += predicted_masks(network, batch, compute_of(settings)).unbind()
+        # Only now is it known which files could be read
         for place, mask in zip(inputs.kept(), masks, strict=True):
             name = inputs.names[place]
             shares[name] = (mask == 1).double().mean().item()
@@ -114,13 +112,22 @@ def predict_masks(
     return MaskPredictions(out, shares, faults)
 
 
+def _refuse_equal_masks(names: Sequence[str]) -> None:
+    """Raise a DataError if the masks of two images would be the same file."""
+    first: dict[str, str] = {}
+    for name in names:
+        other = first.setdefault(_mask_name(name), name)
+        if other != name:
+            raise DataError(f"the masks of '{other}' and '{name}' would be one file: rename one")
+
+
 def _open_folder(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Tensor], str]:
-    """Return finetune's document, and the arrays of its model with their digest.
+    """Read finetune.json, and the arrays of the model with their digest.
 
     Raises:
-        RunDirectoryError: the document is not what finetune writes.
+        RunDirectoryError: finetune.json is missing or damaged.
         CheckpointError: the model is damaged.
-        SettingError: it is a classifier.
+        SettingError: the model is a classifier.
     """
     document: Mapping[str, Any] = RunDirectory(folder).read_json(_DOCUMENT)
     if document["task"] != SEGMENTATION:
@@ -137,7 +144,7 @@ def _settings(document: Mapping[str, Any], data_dir: Path | None) -> CommonSetti
     values = current_settings(document["settings"], quietly=True) | {"data.cache-dir": ""}
     if data_dir is not None:
         values |= {"data.dir": str(data_dir)}
-    # The folder may come from anybody: it names no code, but that which its reader has named
+    # The folder may come from anybody, so it runs no plugin that its reader has not named
     with without_working_folder():
         approved = approve_plugins(values, plugin_modules(values), needs_pins=False)
         load_plugin_files(str(approved["plugin"]))
@@ -150,10 +157,15 @@ def _network(
     arrays: Mapping[str, Tensor],
     batch: Tensor,
 ) -> nn.Module:
-    """Return the network, on the device; DataError if it was trained on images of another shape."""
+    """Build the network on the device, for images of the shape of ``batch``.
+
+    Raises:
+        DataError: the network was trained on images of another shape.
+    """
     classes = document["classes"]
-    count = classes if isinstance(classes, int) else len(classes)
-    task = Task(tuple(batch.shape[1:]), count)
+    if not isinstance(classes, int):
+        classes = len(classes)
+    task = Task(tuple(batch.shape[1:]), classes)
     network = build_segmentation(document["network"], settings, task)
     try:
         network.load_state_dict(dict(arrays))
@@ -168,7 +180,9 @@ def _network(
 def _mask_name(name: str) -> str:
     """Return the path of an image's mask inside the folder; ``..`` in a name never leads out."""
     inside = os.path.normpath(f"/{name}").lstrip("/")
-    return inside if inside.lower().endswith(".png") else f"{inside}.png"
+    if inside.lower().endswith(".png"):
+        return inside
+    return f"{inside}.png"
 
 
 def _write_mask(path: Path, mask: Tensor) -> None:
@@ -179,10 +193,12 @@ def _write_mask(path: Path, mask: Tensor) -> None:
 
 
 def _table(inputs: FileInputs, shares: Mapping[str, float]) -> str:
-    rows = [
-        (name, _mask_name(name) if name in shares else None, shares.get(name), inputs.faults.get(n))
-        for n, name in enumerate(inputs.names)
-    ]
+    rows: list[tuple[str, str | None, float | None, str | None]] = []
+    for place, name in enumerate(inputs.names):
+        mask = None
+        if name in shares:
+            mask = _mask_name(name)
+        rows.append((name, mask, shares.get(name), inputs.faults.get(place)))
     frame = pd.DataFrame(rows, columns=["file", "mask", "catheter", "fault"])
     return frame.to_csv(index=False)
 

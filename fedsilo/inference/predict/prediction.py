@@ -27,11 +27,11 @@ from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.runs.trained_model import TrainedModel
 from fedsilo.server_app.config.settings import CIRCUMSTANCES
 
-_FEATURES = "features"  # of images, by which novelty compares them
+_FEATURES = "features"  # the name of the image features by which novelty compares
 
 
 class _Collected:
-    """A probe that collects what is said of each sample apart from its probabilities."""
+    """A probe that collects the statistics of each sample, beside its probabilities."""
 
     def __init__(self, of_samples: Callable[[Tensor], dict[str, Tensor]]) -> None:
         self._of_samples = of_samples
@@ -42,13 +42,16 @@ class _Collected:
         self._parts.append(self._of_samples(tokens))
 
     def values(self) -> dict[str, float]:
-        """Return nothing: it says nothing about the split as a whole."""
+        """Return no metrics, because the statistics are only of single samples."""
         return {}
 
     def columns(self) -> dict[str, Tensor]:
-        """Return the values of all batches, (k, ...) by name."""
-        names = self._parts[0] if self._parts else {}
-        return {name: torch.cat([part[name] for part in self._parts]) for name in names}
+        """Join the statistics of all batches: name -> values (k, ...)."""
+        columns: dict[str, Tensor] = {}
+        if self._parts:
+            for name in self._parts[0]:
+                columns[name] = torch.cat([part[name] for part in self._parts])
+        return columns
 
 
 def write_predictions(
@@ -85,39 +88,48 @@ def predict_inputs(
 ) -> Predictions:
     """Predict inputs by a model, with prediction sets if a calibration and a coverage are given.
 
-    Every row of a split, whose classes are known, is answered.
+    Args:
+        model: the model.
+        inputs: the inputs. Rows of a split, whose classes are known, are all answered.
+        calibration: the model's calibration, or None.
+        coverage: the coverage of the prediction sets, or None for no sets.
+        reference: the training samples for novelty, or the reason why novelty is unknown.
+        answer_all: whether inputs that are unlike the training samples are answered.
+        watch: gets the number of inputs read so far, and of all inputs.
 
     Raises:
         FedsiloError: no input can be read, or the calibration's rows are too few.
     """
     if calibration and coverage is not None:
-        calibration.threshold(coverage)  # refused before the work
+        calibration.threshold(coverage)  # raises its error before the network computes
     split = str(inputs.source.get("split", "test"))
-    pictures = not model.silo.features and not isinstance(reference, str)
+    compares_images = not model.silo.features and not isinstance(reference, str)
 
     def of_samples(tokens: Tensor) -> dict[str, Tensor]:
-        said = model.measured.of_samples(tokens) if model.measured.of_samples else {}
-        features = {_FEATURES: penultimate(model.network, tokens).float().cpu()} if pictures else {}
-        return said | features
+        statistics: dict[str, Tensor] = {}
+        if model.measured.of_samples:
+            statistics |= model.measured.of_samples(tokens)
+        if compares_images:
+            statistics[_FEATURES] = penultimate(model.network, tokens).float().cpu()
+        return statistics
 
     collected = _Collected(of_samples)
     own = model.probabilities(inputs.watch_batches(watch), split, collected)
-    sets = calibration.sets(own, coverage) if calibration and coverage is not None else None
+    probabilities, sets = own, None
+    if calibration:
+        probabilities = calibration.apply_temperature(own)
+        if coverage is not None:
+            sets = calibration.sets(own, coverage)
     statistics = collected.columns()
-    novelty: CaseNovelty | str
-    if isinstance(reference, str):
-        novelty = reference
-    elif pictures:
-        novelty = reference.novelty(statistics.pop(_FEATURES))
-    else:
-        assert isinstance(inputs, RowInputs), "a table's inputs are rows"
-        assert inputs.read is not None, "a table's rows are known as they were read"
-        novelty = reference.novelty(inputs.inputs, inputs.read.isnan())
+    features = None
+    if compares_images:
+        features = statistics.pop(_FEATURES)
+    novelty = _novelty(inputs, reference, features)
     found = Predictions(
         inputs,
         model.classes,
         own,
-        calibration.apply_temperature(own) if calibration else own,
+        probabilities,
         statistics,
         sets,
         model.silo.features,
@@ -126,6 +138,22 @@ def predict_inputs(
     )
     document = _document(model, inputs, calibration, coverage) | _novelty_document(found)
     return replace(found, document=document | _metrics(inputs, own, sets))
+
+
+def _novelty(
+    inputs: Inputs, reference: Reference | str, features: Tensor | None
+) -> CaseNovelty | str:
+    """Score the novelty of inputs, or return the reason why it is unknown.
+
+    ``features`` (k, f) are those of images; None for rows of a table.
+    """
+    if isinstance(reference, str):
+        return reference
+    if features is not None:
+        return reference.novelty(features)
+    assert isinstance(inputs, RowInputs), "a table's inputs are rows"
+    assert inputs.read is not None, "a table's rows are known as they were read"
+    return reference.novelty(inputs.inputs, inputs.read.isnan())
 
 
 def _novelty_document(found: Predictions) -> dict[str, Any]:
@@ -152,26 +180,39 @@ def _document(
 ) -> dict[str, Any]:
     common = model.common
     settings = as_mapping(common) | as_mapping(model.lab.session.method.settings)
+    answers = "of all sites"
+    if model.own:
+        answers = "the site's own"
     return {
         "run": model.run_dir.resolve().name,
         "method": common.method,
         "dataset": common.dataset,
         "site": model.site,
-        "model": "the site's own" if model.own else "of all sites",
+        "model": answers,
         "weights": model.weights_digest(),
         "source": dict(inputs.source),
         "inputs": len(inputs.names),
         "without a prediction": len(inputs.faults),
         "classes": list(model.classes),
         "dropout passes": common.mc_passes,
-        "calibration": calibration
-        and {
-            "rows": calibration.rows,
-            "temperature": calibration.temperature,
-            "coverage": coverage,
-            "threshold": None if coverage is None else calibration.threshold(coverage),
-        },
+        "calibration": _calibration_document(calibration, coverage),
         "columns": COLUMNS,
         "settings": {k: v for k, v in settings.items() if k not in CIRCUMSTANCES},
         "software": installed_software(),
+    }
+
+
+def _calibration_document(
+    calibration: Calibration | None, coverage: float | None
+) -> dict[str, Any] | None:
+    if calibration is None:
+        return None
+    threshold = None
+    if coverage is not None:
+        threshold = calibration.threshold(coverage)
+    return {
+        "rows": calibration.rows,
+        "temperature": calibration.temperature,
+        "coverage": coverage,
+        "threshold": threshold,
     }

@@ -26,16 +26,16 @@ _PICTURES = 50  # images that a page shows
 
 @dataclass(frozen=True)
 class Reasons:
-    """By a case's place among the readable ones, what spoke for its answer."""
+    """The explanations of the cases' answers, by a case's index among the readable inputs."""
 
     # Column -> what it adds to the probability of the answer
     adds: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
-    # The image and the image with its map, as PNG, and in words
+    # A PNG of the image beside its map, and the same in words
     pictures: Mapping[int, tuple[bytes, str]] = field(default_factory=dict)
     limits: Sequence[str] = ()  # meaning and limits of the explanations, a sentence each
 
     def picture(self, index: int) -> dict[str, str]:
-        """Return a case's picture as the template takes it."""
+        """Build the template variables for a case's picture; empty texts if it has none."""
         if index not in self.pictures:
             return {"image": "", "image_text": ""}
         content, words = self.pictures[index]
@@ -44,10 +44,16 @@ class Reasons:
 
 
 def reasons_of(model: TrainedModel, found: Predictions, shown: Sequence[int]) -> Reasons:
-    """Return the reasons of those cases of ``shown`` (places among all inputs) with an answer."""
+    """Explain the answers of the cases in ``shown``, which are places among all inputs.
+
+    A case without an answer has no explanation.
+    """
     kept = {place: index for index, place in enumerate(found.inputs.kept())}
     answered = found.answered()
-    chosen = [kept[place] for place in shown if place in kept and answered[kept[place]]]
+    chosen = []
+    for place in shown:
+        if place in kept and answered[kept[place]]:
+            chosen.append(kept[place])
     if not chosen:
         return Reasons()
     if model.silo.features:
@@ -63,8 +69,9 @@ def _columns(
     features = model.silo.features
     parts, _ = column_contributions(model.network, inputs.inputs[chosen], features, answers)
     names = columns_of(features)
-    rows = zip(chosen, parts.tolist(), strict=True)
-    adds = {index: dict(zip(names, row, strict=True)) for index, row in rows}
+    adds = {}
+    for index, row in zip(chosen, parts.tolist(), strict=True):
+        adds[index] = dict(zip(names, row, strict=True))
     said = (
         f"What an input adds: {METHOD}, against the mean of the training rows, in one pass without "
         "dropout. The parts add up to the probability of the answer less that of the mean row."

@@ -1,4 +1,4 @@
-"""The inputs of a table's cases as people read them: value, what is usual in training, marks."""
+"""Formats the values of a table's cases for people, with usual values in training and marks."""
 
 from __future__ import annotations
 
@@ -34,42 +34,59 @@ class ValueTexts:
 
     schema: TableSchema
     training: Floats  # (n, f) rows as they were read, NaN where a value is missing; n may be 0
-    standardisation: (
-        FeatureStatistics  # means and deviations for standardising; means replace missing ones
-    )
+    standardisation: FeatureStatistics  # its means replace missing values
     floor: int  # fewest patients that a statement about training rows rests on
 
     def of(self, row: Floats, unusual: Sequence[str], adds: Mapping[str, float]) -> Iterator[Value]:
         """Yield the values of a row (f,), the inputs that matter most to the answer first."""
-        names = self.schema.features()
+        # Not 0, by which a row without explanations could not be divided
         most = max([*map(abs, adds.values()), 1e-9])
         values = []
         for column in self.schema.columns:
             if column.kind == "ignored":
                 continue
-            places = [
-                names.index(name)
-                for name in (column.name, *(f"{column.name}={one}" for one in column.levels[1:]))
-                if name in names
-            ]
-            missing = bool(np.isnan(row[places]).any())
-            mark = "imputed" if missing else "unusual" if column.name in unusual else ""
+            places = self._places(column)
+            mark = ""
+            if np.isnan(row[places]).any():
+                mark = "imputed"
+            elif column.name in unusual:
+                mark = "unusual"
             text = self._text(column, row[places], float(self.standardisation.mean[places[0]]))
             usual = self._usual(column, self.training[:, places])
             own = adds.get(column.name, 0.0)
             values.append(Value(column.name, text, usual, mark, own, own / most))
         yield from sorted(values, key=lambda value: -abs(value.adds))
 
+    def _places(self, column: Column) -> list[int]:
+        """Return the places of a column's features: one, or one for each level but the first."""
+        features = self.schema.features()
+        places = []
+        if column.name in features:
+            places.append(features.index(column.name))
+        for level in column.levels[1:]:
+            if f"{column.name}={level}" in features:
+                places.append(features.index(f"{column.name}={level}"))
+        return places
+
     def _text(self, column: Column, values: Floats, mean: float) -> str:
+        """Format the values (f,) of a column's features; ``mean`` replaces a missing number."""
         if np.isnan(values).any():
-            used = "the mixture of all levels" if column.levels else f"{mean:.4g}, the mean,"
+            used = f"{mean:.4g}, the mean,"
+            if column.levels:
+                used = "the mixture of all levels"
             return f"missing; {used} is used"
-        if column.levels:
-            return column.levels[int(values.argmax()) + 1 if values.any() else 0]
-        return f"{values[0]:.6g}"
+        if not column.levels:
+            return f"{values[0]:.6g}"
+        if not values.any():
+            return column.levels[0]
+        return column.levels[int(values.argmax()) + 1]
 
     def _usual(self, column: Column, rows: Floats) -> str:
-        """Return the range of most training values, or common ones; empty where of too few."""
+        """Describe the usual training values; empty if too few patients support it.
+
+        A number with more than five values has the range of 90 % of the patients, or of 50 % if
+        fewer patients than the floor are beyond each end. Others have their common values.
+        """
         known = rows[~np.isnan(rows).any(axis=1)]
         if column.levels:
             first = 1 - known.sum(axis=1, keepdims=True)
@@ -86,17 +103,17 @@ class ValueTexts:
 
     @cached_property
     def _secret(self) -> int:
-        """The key by which a further count is hidden: the same for the same training rows."""
+        """The key that chooses a further count to hide; equal training rows have an equal key."""
         return secret_of(self.training.tobytes())
 
     def _common(self, column: str, names: Sequence[str], counts: Sequence[int]) -> str:
-        """Return the values that ``floor`` patients or more have, and their shares.
+        """List the values that ``floor`` patients or more have, and their shares.
 
-        Others are hidden too where those of fewer patients would follow from the total.
+        One more value is hidden if the total would otherwise reveal the count of a hidden value.
         """
         shown = suppress(counts, self.floor, self._secret, column)
-        return ", ".join(
-            f"{name} ({count / sum(counts):.0%})"
-            for name, count in zip(names, shown, strict=True)
-            if count is not None
-        )
+        texts = []
+        for name, count in zip(names, shown, strict=True):
+            if count is not None:
+                texts.append(f"{name} ({count / sum(counts):.0%})")
+        return ", ".join(texts)

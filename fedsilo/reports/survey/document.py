@@ -52,7 +52,8 @@ def read_survey_document(path: Path) -> SurveyDocument:
     Raises:
         RunDirectoryError: it does not exist, is damaged, or is of another version.
     """
-    if fault := file_fault(path):  # a pipe would be waited for
+    fault = file_fault(path)  # reading a pipe would never end
+    if fault:
         raise RunDirectoryError(f"{path} {fault}: survey again")
     try:
         return SurveyDocument.model_validate_json(path.read_bytes())
@@ -66,8 +67,15 @@ def read_survey_document(path: Path) -> SurveyDocument:
 
 
 def cell_names(feature: MeasuredFeature) -> list[str]:
-    """Return the names of the cells of a feature's histogram."""
-    if not feature.cells:  # it declares neither edges nor levels
+    """Return the names of the cells of a feature's histogram, the cell "no value" last.
+
+    A feature that declares neither edges nor levels has no cells.
+    """
+    if not feature.cells:
         return []
-    names = edge_names(feature.edges) if feature.edges else feature.levels
-    return [*names, *(["no value"] if feature.lacking else [])]
+    names = list(feature.levels)
+    if feature.edges:
+        names = edge_names(feature.edges)
+    if feature.lacking:
+        names.append("no value")
+    return names

@@ -20,6 +20,8 @@ from fedsilo.reports.survey.survey_pictures import (
     training_counts,
 )
 
+Answers = Mapping[str, Survey]  # site -> its answer
+
 _WORST = 20  # pairs in the table of features
 _NONE = "-"  # the hospital keeps it to itself, or there is none
 _SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
@@ -42,12 +44,15 @@ def survey_page(document: SurveyDocument) -> str:
     """Build the page of a survey."""
     answers = document.sites
     training = document.distances.get("train", Distances())
-    label_drawn = label_picture(answers)
+    label_pictures = []
+    labels_drawn = label_picture(answers)
+    if labels_drawn:
+        label_pictures.append(labels_drawn)
     data = {
         "refused": document.refused,
         "changed": [site for site, answer in answers.items() if answer.about.changed],
         "sites": list(_sites(answers)),
-        "label_pictures": [label_drawn] if label_drawn else [],
+        "label_pictures": label_pictures,
         "labels": list(_labels(answers)),
         "distances": list(_distances(training)),
         "feature_pictures": feature_pictures(answers, training.features),
@@ -60,35 +65,47 @@ def survey_page(document: SurveyDocument) -> str:
     return render_page("survey.html", title, data, subtitle=subtitle, foot=_FOOT)
 
 
-def _sites(answers: Mapping[str, Survey]) -> Iterator[Table]:
-    rows = [
-        (
-            site,
-            *(_cell(answer.samples or {}, split) for split in SPLITS),
-            _cell({"count": answer.left_out.count} if answer.left_out else {}, "count"),
-            str(answer.about.floor),
-            answer.about.on,
-        )
-        for site, answer in answers.items()
-    ]
+def _sites(answers: Answers) -> Iterator[Table]:
+    rows = []
+    for site, answer in answers.items():
+        samples = answer.samples or {}
+        left_out = _NONE
+        if answer.left_out:
+            left_out = _count_text(answer.left_out.count)
+        cells = [_cell(samples, split) for split in SPLITS]
+        rows.append((site, *cells, left_out, str(answer.about.floor), answer.about.on))
     columns = ("site", *_SPLIT_NAMES.values(), "left out", "floor", "answered on")
     note = f"{_RULE} Left out: rows that lack a value, or files that cannot be decoded."
     yield Table("Samples", columns, rows, note)
-    missing = {s: a.left_out.missing for s, a in answers.items() if a.left_out}
-    known = {name for counts in missing.values() for name, n in counts.items() if n is not None}
-    lacking = {s: {n: c for n, c in by.items() if n in known} for s, by in missing.items() if by}
-    if known:
+    lacking = _rows_left_out(answers)
+    if lacking:
         note = "For columns that are not listed here, every count is suppressed."
         yield _counts("Rows left out, by the column without a value", "column", lacking, note)
 
 
-def _labels(answers: Mapping[str, Survey]) -> Iterator[Table]:
+def _rows_left_out(answers: Answers) -> dict[str, dict[str, Count]]:
+    """Return site -> column -> rows left out; only columns with a count that is not suppressed."""
+    missing = {}
+    listed = set()
+    for site, answer in answers.items():
+        if answer.left_out and answer.left_out.missing:
+            missing[site] = answer.left_out.missing
+            listed |= {name for name, count in missing[site].items() if count is not None}
+    if not listed:
+        return {}
+    lacking = {}
+    for site, counts in missing.items():
+        lacking[site] = {name: count for name, count in counts.items() if name in listed}
+    return lacking
+
+
+def _labels(answers: Answers) -> Iterator[Table]:
     for split, name in _SPLIT_NAMES.items():
-        counts = {
-            site: dict(zip(answer.about.classes, answer.labels[split], strict=True))
-            for site, answer in answers.items()
-            if answer.labels and split in answer.labels
-        }
+        counts = {}
+        for site, answer in answers.items():
+            if answer.labels and split in answer.labels:
+                classes = answer.about.classes
+                counts[site] = dict(zip(classes, answer.labels[split], strict=True))
         if counts:
             yield _counts(f"Labels, {name} samples", "label", counts)
 
@@ -97,42 +114,53 @@ def _distances(training: Distances) -> Iterator[Table]:
     """Yield the distances of the training samples' labels and features; none without counts."""
     if training.labels:
         note = f"Measured on training samples. {_DISTANCE}"
-        rows = [_pair(one) for one in training.labels]
+        rows = [_pair(between) for between in training.labels]
         yield Table("Labels", ("sites", "distance"), rows, note)
     if training.features:
-        shown = [(one.feature, *_pair(one)) for one in training.features[:_WORST]]
+        shown = [(between.feature, *_pair(between)) for between in training.features[:_WORST]]
         more = len(training.features) - len(shown)
-        note = f"{more} more pairs are in survey.json." if more else ""
+        note = ""
+        if more:
+            note = f"{more} more pairs are in survey.json."
         columns = ("feature", "sites", "distance")
         yield Table("Features, the most different first", columns, shown, note)
 
 
-def _pair(one: Between) -> tuple[str, str]:
-    return ", ".join(one.sites), f"{one.distance:.3f}"
+def _pair(between: Between) -> tuple[str, str]:
+    return ", ".join(between.sites), f"{between.distance:.3f}"
 
 
-def _features(answers: Mapping[str, Survey]) -> Iterator[Table]:
-    declared: dict[str, MeasuredFeature] = {}  # as the first site has it that names it
+def _features(answers: Answers) -> Iterator[Table]:
+    """Yield a table of means and percentiles, then the counts of each feature."""
+    declared: dict[str, MeasuredFeature] = {}
     for answer in answers.values():
         for feature in answer.about.features:
-            declared.setdefault(feature.name, feature)
-    rows = [
-        (name, site, *statistics)
-        for name, feature in declared.items()
-        for site, answer in answers.items()
-        if not is_binary(cell_names(feature))  # its mean is its count
-        if (statistics := _statistics(answer, name))
-    ]
+            declared.setdefault(feature.name, feature)  # as the first site declares it
+    rows = _statistics_rows(declared, answers)
     if rows:
         columns = ("feature", "site", "mean", "sd", "5th percentile", "95th percentile")
         yield Table("Training samples", columns, rows)
     for name, feature in declared.items():
-        counts = {
-            site: dict(zip(cell_names(feature), cells, strict=True))
-            for site, cells in training_counts(feature, answers).items()
-        }
+        counts = {}
+        for site, cells in training_counts(feature, answers).items():
+            counts[site] = dict(zip(cell_names(feature), cells, strict=True))
         if counts:
             yield _counts(f"{name}, training samples", "", counts)
+
+
+def _statistics_rows(
+    declared: Mapping[str, MeasuredFeature], answers: Answers
+) -> list[tuple[str, ...]]:
+    """Return a row for each feature and site that sent statistics of it."""
+    rows = []
+    for name, feature in declared.items():
+        if is_binary(cell_names(feature)):
+            continue  # its mean follows from the table of counts
+        for site, answer in answers.items():
+            statistics = _statistics(answer, name)
+            if statistics:
+                rows.append((name, site, *statistics))
+    return rows
 
 
 def _statistics(answer: Survey, name: str) -> tuple[str, ...] | None:
@@ -141,45 +169,69 @@ def _statistics(answer: Survey, name: str) -> tuple[str, ...] | None:
     ends = (answer.percentiles or {}).get("train", {}).get(name)
     if not spread and not ends:
         return None
-    values = [spread.mean, spread.sd] if spread else [None, None]
-    return tuple(
-        _NONE if value is None else f"{value:g}" for value in (*values, *(ends or (None, None)))
-    )
+    cells = [_NONE] * 4
+    if spread:
+        cells[:2] = [_number(spread.mean), _number(spread.sd)]
+    if ends:
+        cells[2:] = [_number(ends[0]), _number(ends[1])]
+    return tuple(cells)
 
 
-def _files(answers: Mapping[str, Survey]) -> Iterator[Table]:
-    rows = [
-        (name, site, f"{ends[0]:g}", f"{ends[1]:g}")
-        for site, answer in answers.items()
-        for name, ends in (answer.file_percentiles or {}).items()
-    ]
+def _number(value: float | None) -> str:
+    if value is None:
+        return _NONE
+    return f"{value:g}"
+
+
+def _files(answers: Answers) -> Iterator[Table]:
+    """Yield a table of percentiles, then the counts of each property of files."""
+    rows = []
+    declared: dict[str, MeasuredFeature] = {}
+    for site, answer in answers.items():
+        for name, (low, high) in (answer.file_percentiles or {}).items():
+            rows.append((name, site, f"{low:g}", f"{high:g}"))
+        for feature in answer.about.file_features:
+            declared[feature.name] = feature  # as the last site declares it
     if rows:
         note = "A table of counts follows if not all of them are suppressed."
         columns = ("what", "site", "5th percentile", "95th percentile")
         yield Table("Files at the sites, all splits", columns, sorted(rows), note)
-    declared = {one.name: one for answer in answers.values() for one in answer.about.file_features}
     for name, feature in declared.items():
-        counts = {
-            site: dict(zip(cell_names(feature), answer.files[name], strict=True))
-            for site, answer in answers.items()
-            if answer.files and name in answer.files and feature in answer.about.file_features
-        }
-        if any(count is not None for cells in counts.values() for count in cells.values()):
+        counts = _file_counts(feature, answers)
+        every = [count for cells in counts.values() for count in cells.values()]
+        if any(count is not None for count in every):
             yield _counts(f"{name} of the files, all splits", "", counts)
+
+
+def _file_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, dict[str, Count]]:
+    """Return site -> cell -> number of files, for sites that declare the same cells."""
+    counts = {}
+    for site, answer in answers.items():
+        is_declared = feature in answer.about.file_features
+        if is_declared and answer.files and feature.name in answer.files:
+            cells = answer.files[feature.name]
+            counts[site] = dict(zip(cell_names(feature), cells, strict=True))
+    return counts
 
 
 def _counts(
     caption: str, heading: str, by_site: Mapping[str, Mapping[str, Count]], note: str = ""
 ) -> Table:
-    """Return a table with a row for each name that counts have, and a column for each site."""
-    names = dict.fromkeys(name for counts in by_site.values() for name in counts)
+    """Build a table with a row for each name that has a count, and a column for each site."""
+    names: dict[str, None] = {}
+    for counts in by_site.values():
+        names |= dict.fromkeys(counts)
     rows = [(name, *(_cell(counts, name) for counts in by_site.values())) for name in names]
     return Table(caption, (heading, *by_site), rows, note)
 
 
 def _cell(counts: Mapping[str, Count], name: str) -> str:
-    """Return a count as text."""
     if name not in counts:
         return _NONE
-    count = counts[name]
-    return "suppressed" if count is None else str(count)
+    return _count_text(counts[name])
+
+
+def _count_text(count: Count) -> str:
+    if count is None:
+        return "suppressed"
+    return str(count)

@@ -20,45 +20,62 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+Answers = Mapping[str, Survey]  # site -> its answer
+
 _MAX_FEATURES = 16  # that are painted, the most different first
 _MAX_SITES = 10  # more colours are hard to distinguish
 _MAX_LENGTH = 18  # characters of a label below the axis
 
 
-def label_picture(answers: Mapping[str, Survey]) -> Picture | None:
-    """Return the shares of labels of training samples, or None if there is nothing to paint."""
+def label_picture(answers: Answers) -> Picture | None:
+    """Draw the shares of labels of training samples; None if there is no count to draw.
+
+    Sites with other classes than the first site are left out.
+    """
     classes = next(iter(answers.values())).about.classes
-    known = {
-        site: answer.labels["train"]
-        for site, answer in answers.items()
-        if answer.labels and "train" in answer.labels and answer.about.classes == classes
-    }
-    return _picture("labels", "Labels", classes, known, answers)
+    counts = {}
+    for site, answer in answers.items():
+        if answer.labels and "train" in answer.labels and answer.about.classes == classes:
+            counts[site] = answer.labels["train"]
+    return _picture("labels", "Labels", classes, counts, answers)
 
 
-def feature_pictures(answers: Mapping[str, Survey], distances: Sequence[Between]) -> list[Picture]:
-    """Return a picture of each feature in the schema's order; of many, the most different."""
-    declared = [f for a in answers.values() for f in a.about.features if f.cells]
-    first = {feature.name: feature for feature in reversed(declared)}
-    order = list(dict.fromkeys(feature.name for feature in declared))
-    most = list(dict.fromkeys([*(one.feature for one in distances), *order]))[:_MAX_FEATURES]
+def feature_pictures(answers: Answers, distances: Sequence[Between]) -> list[Picture]:
+    """Draw each feature in the order of the schema; of many, those that differ most.
+
+    Args:
+        answers: site -> its answer; a feature is drawn as the first site declares it.
+        distances: the distances between sites in their features, largest first.
+    """
+    declared: dict[str, MeasuredFeature] = {}
+    for answer in answers.values():
+        for feature in answer.about.features:
+            if feature.cells:
+                declared.setdefault(feature.name, feature)
+    # A feature without a distance is as interesting as the one with the smallest distance
+    by_distance = dict.fromkeys(between.feature for between in distances) | dict.fromkeys(declared)
+    most_different = list(by_distance)[:_MAX_FEATURES]
+    chosen = [feature for name, feature in declared.items() if name in most_different]
     pictures = []
-    for place, feature in enumerate(first[name] for name in order if name in most):
-        names, known = cell_names(feature), training_counts(feature, answers)
-        pictures.append(_picture(f"feature-{place}", feature.name, names, known, answers))
-    return [picture for picture in pictures if picture]
+    for place, feature in enumerate(chosen):
+        counts = training_counts(feature, answers)
+        key = f"feature-{place}"
+        drawn = _picture(key, feature.name, cell_names(feature), counts, answers)
+        if drawn:
+            pictures.append(drawn)
+    return pictures
 
 
-def training_counts(
-    feature: MeasuredFeature, answers: Mapping[str, Survey]
-) -> dict[str, Sequence[Count]]:
+def training_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, Sequence[Count]]:
     """Return each site's counts of a feature, of the sites that declare it so and send them."""
-    counts = {
-        site: (answer.histograms or {}).get("train", {}).get(feature.name)
-        for site, answer in answers.items()
-        if feature in answer.about.features
-    }
-    return {site: cells for site, cells in counts.items() if cells is not None}
+    counts: dict[str, Sequence[Count]] = {}
+    for site, answer in answers.items():
+        if feature not in answer.about.features:
+            continue
+        cells = (answer.histograms or {}).get("train", {}).get(feature.name)
+        if cells is not None:
+            counts[site] = cells
+    return counts
 
 
 def _picture(
@@ -66,18 +83,22 @@ def _picture(
     title: str,
     cells: Sequence[str],
     counts: Mapping[str, Sequence[Count]],
-    answers: Mapping[str, Survey],
+    answers: Answers,
 ) -> Picture | None:
+    """Draw the counts of the first sites; None if all counts are suppressed or 0."""
     shown = dict(list(counts.items())[:_MAX_SITES])
     every = [count for of_site in shown.values() for count in of_site]
     if not any(every):
         return None
+    caption = f"{title}: share of the training samples"
+    if is_binary(cells):
+        caption = f"{title}: yes or no, share of the training samples"
     hidden = every.count(None)
-    left = len(counts) - len(shown)
-    kind = "yes or no, " if is_binary(cells) else ""
-    caption = f"{title}: {kind}share of the training samples"
-    caption += f"; {hidden} suppressed counts are hatched" if hidden else ""
-    caption += f"; {left} more sites are in the tables" if left else ""
+    if hidden:
+        caption += f"; {hidden} suppressed counts are hatched"
+    more_sites = len(counts) - len(shown)
+    if more_sites:
+        caption += f"; {more_sites} more sites are in the tables"
     svg = svg_of(_bars(title, cells, shown, answers), key)
     return Picture(svg, f"Bars of {title} by site; the table has the counts", caption)
 
@@ -91,35 +112,41 @@ def _bars(
     title: str,
     cells: Sequence[str],
     counts: Mapping[str, Sequence[Count]],
-    answers: Mapping[str, Survey],
+    answers: Answers,
 ) -> Figure:
+    """Draw a group of bars for each cell, with a bar for each site."""
     figure = new_figure(5.0, 3.3)
     axes = figure.subplots()
     places, width = np.arange(len(cells)), 0.8 / len(counts)
     hidden: list[float] = []
-    for number, ((site, own), style) in enumerate(
-        zip(counts.items(), line_styles(list(counts)).values(), strict=True)
-    ):
-        total = (answers[site].samples or {}).get("train") or sum(c or 0 for c in own)
+    styles = line_styles(list(counts))
+    for number, (site, own) in enumerate(counts.items()):
+        total = _training_samples(answers[site], own)
         at = places + (number - (len(counts) - 1) / 2) * width
         shares = [np.nan if count is None else count / total for count in own]
-        axes.bar(at, shares, width, color=style.color, label=short_label(site))
+        axes.bar(at, shares, width, color=styles[site].color, label=short_label(site))
         for x, count in zip(at, own, strict=True):
             if count == 0:
                 axes.annotate("0", (x, 0), ha="center", va="bottom", fontsize="x-small")
             elif count is None:
                 hidden.append(x)
+    # Only now, because the height of hatched bars depends on that of the others
     if hidden:
         _draw_hidden(axes, hidden, width)
-    axes.set_xticks(
-        places, [literal(cell[:_MAX_LENGTH]) for cell in cells], rotation=45, ha="right"
-    )
+    labels = [literal(cell[:_MAX_LENGTH]) for cell in cells]
+    axes.set_xticks(places, labels, rotation=45, ha="right")
     axes.set_ylabel("share")
     axes.set_title(literal(title), fontsize="medium")
     axes.set_ylim(bottom=0.0)
     axes.tick_params(labelsize="small")
     figure.legend(loc="outside lower center", ncols=3, fontsize="small", frameon=False)
     return figure
+
+
+def _training_samples(answer: Survey, counts: Sequence[Count]) -> int:
+    """Return a site's number of training samples; without it, the sum of the known counts."""
+    total = (answer.samples or {}).get("train")
+    return total or sum(count for count in counts if count)
 
 
 def _draw_hidden(axes: Axes, places: Sequence[float], width: float) -> None:

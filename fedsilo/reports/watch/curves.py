@@ -20,9 +20,9 @@ Lines = Mapping[str, Mapping[int, float]]
 
 def run_curves(folder: Path) -> list[Picture]:
     """Return the curves of a run so far; none before its first round has been written."""
-    files = [folder / name for name in ("metrics.csv", "traffic.csv")]
     try:
-        written = tuple(file.stat().st_mtime_ns for file in files)
+        metrics, traffic = (folder / "metrics.csv").stat(), (folder / "traffic.csv").stat()
+        written = (metrics.st_mtime_ns, traffic.st_mtime_ns)
         return _draw_pictures(folder, written)
     except (OSError, RunDirectoryError):  # rows are being written: the next look has them
         return []
@@ -30,15 +30,27 @@ def run_curves(folder: Path) -> list[Picture]:
 
 @lru_cache(maxsize=2)
 def _draw_pictures(folder: Path, written: tuple[int, ...]) -> list[Picture]:
-    """Draw once a round: the page is loaded every two seconds."""
+    """Draw the pictures of a run once a round, because the page is loaded every two seconds.
+
+    Args:
+        folder: the run directory.
+        written: when its files were written; a new time means a new picture.
+    """
     run = FinishedRun(folder)
-    metrics, answers = run.metric_rows, [row for row in run.traffic_rows if row["phase"] != "hello"]
-    accuracy = {s: _mean(metrics, s, "accuracy") for s in ("val", "test")}
-    loss = {"training": _mean(metrics, "train", "trained-loss")}
-    loss |= {split: _mean(metrics, split, "loss") for split in ("val", "test")}
+    metrics = run.metric_rows
+    answers = [row for row in run.traffic_rows if row["phase"] != "hello"]
+    accuracy = {
+        "val": _mean_by_round(metrics, "val", "accuracy"),
+        "test": _mean_by_round(metrics, "test", "accuracy"),
+    }
+    loss = {
+        "training": _mean_by_round(metrics, "train", "trained-loss"),
+        "val": _mean_by_round(metrics, "val", "loss"),
+        "test": _mean_by_round(metrics, "test", "loss"),
+    }
     bytes_ = {
-        "to the hospitals": _megabytes(answers, "bytes_down"),
-        "from them": _megabytes(answers, "bytes_up"),
+        "to the hospitals": _megabytes_by_round(answers, "bytes_down"),
+        "from them": _megabytes_by_round(answers, "bytes_up"),
     }
     pictures = [
         _curve("accuracy", accuracy, "accuracy, mean over hospitals"),
@@ -49,45 +61,55 @@ def _draw_pictures(folder: Path, written: tuple[int, ...]) -> list[Picture]:
     return [picture for picture in pictures if picture]
 
 
-def _mean(rows: list[Row], split: str, metric: str) -> dict[int, float]:
+def _mean_by_round(rows: list[Row], split: str, metric: str) -> dict[int, float]:
     chosen = [row for row in rows if row["split"] == split and row["metric"] == metric]
-    values = _group_values(chosen, "round", "value")
-    return {int(at): sum(found) / len(found) for at, found in values.items()}
+    means = {}
+    for at, values in _group_values(chosen, "round", "value").items():
+        means[int(at)] = sum(values) / len(values)
+    return means
 
 
-def _megabytes(answers: list[Row], column: str) -> dict[int, float]:
-    values = _group_values(answers, "round", column)
-    return {int(at): sum(found) / 1e6 for at, found in values.items()}
+def _megabytes_by_round(answers: list[Row], column: str) -> dict[int, float]:
+    sums = {}
+    for at, values in _group_values(answers, "round", column).items():
+        sums[int(at)] = sum(values) / 1e6
+    return sums
 
 
 def _group_values(rows: list[Row], key: str, column: str) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
+    """Return cell of the column ``key`` -> the numbers in ``column`` of its rows."""
+    groups: dict[str, list[float]] = {}
     for row in rows:
-        found.setdefault(row[key], []).append(float(row[column]))
-    return found
+        groups.setdefault(row[key], []).append(float(row[column]))
+    return groups
 
 
 def _curve(name: str, lines: Lines, label: str) -> Picture | None:
+    """Draw the lines that have a value; None if no line has one."""
     drawn = {title: line for title, line in lines.items() if line}
     if not drawn:
         return None
-    said = "; ".join(f"{title} {line[max(line)]:.3g}" for title, line in drawn.items())
+    ends = [f"{title} {line[max(line)]:.3g}" for title, line in drawn.items()]
     svg = curves(f"watch-{name}", drawn, line_styles(list(drawn)), label)
-    return Picture(svg, f"{label} by round. Now: {said}.", f"{label[0].upper()}{label[1:]}.")
+    alt = f"{label} by round. Now: {'; '.join(ends)}."
+    return Picture(svg, alt, f"{label[0].upper()}{label[1:]}.")
 
 
 def _slowest(answers: list[Row]) -> Picture | None:
-    """Return a picture of the sites whose work took longest, by the seconds that they report."""
+    """Draw the sites whose work took longest, by the seconds that they report."""
     worked = [row for row in answers if float(row["seconds"])]
-    seconds = _group_values(worked, "site", "seconds")
-    means = {site: sum(found) / len(found) for site, found in seconds.items()}
+    means = {}
+    for site, seconds in _group_values(worked, "site", "seconds").items():
+        means[site] = sum(seconds) / len(seconds)
     slowest = sorted(means, key=lambda site: -means[site])[:_SLOWEST]
     if not slowest:
         return None
-    drawn = {"seconds": {site: Estimate(means[site]) for site in slowest}}
     label = "seconds of work for an answer, mean"
-    left = len(means) - len(slowest)
-    without = f", without {left} quicker hospitals" if left else ""
+    without = ""
+    if len(means) > len(slowest):
+        without = f", without {len(means) - len(slowest)} quicker hospitals"
     caption = f"The slowest first{without}: {label}."
-    said = "; ".join(f"{site} {means[site]:.2f}" for site in slowest)
-    return Picture(estimates("watch-slow", drawn, label), f"{caption} {said}.", caption)
+    drawn = {site: Estimate(means[site]) for site in slowest}
+    texts = [f"{site} {means[site]:.2f}" for site in slowest]
+    svg = estimates("watch-slow", {"seconds": drawn}, label)
+    return Picture(svg, f"{caption} {'; '.join(texts)}.", caption)

@@ -28,27 +28,35 @@ def watch_page(view: View) -> str:
             "curves": run_curves(view.run.folder),
             "facts": _facts(view.run),
         }
+    members = []
+    for member, is_running in view.members:
+        members.append((member, "running" if is_running else "down"))
     data = {
         "run": run,
         "site_columns": SITE_COLUMNS,
         "sites": view.site_rows(),
-        "members": [(member, "running" if runs else "down") for member, runs in view.members],
+        "members": members,
     }
     return render_page("watch.html", view.title, data, subtitle=view.line(), foot=_FOOT)
 
 
 def _facts(run: Watched) -> list[tuple[str, str]]:
-    here, left = run.progress, run.seconds_left
+    progress = run.progress
+    phase = time_left = "-"
+    if progress.phase and not run.over:
+        phase = phase_text(progress)
+    if run.seconds_left is not None:
+        time_left = f"about {clock(run.seconds_left)}"
     return [
         ("state", run.state()),
-        ("round", f"{here.round} of {here.rounds}, {here.finished_rounds} finished"),
-        ("phase", phase_text(here) if here.phase and not run.over else "-"),
-        ("left out so far", str(here.left_out)),
-        ("bytes", traffic_text(here)),
-        ("differential privacy", epsilon_text(here) or "none"),
-        ("memory of the server", bytes_text(here.server_memory_bytes)),
+        ("round", f"{progress.round} of {progress.rounds}, {progress.finished_rounds} finished"),
+        ("phase", phase),
+        ("left out so far", str(progress.left_out)),
+        ("bytes", traffic_text(progress)),
+        ("differential privacy", epsilon_text(progress) or "none"),
+        ("memory of the server", bytes_text(progress.server_memory_bytes)),
         ("time", clock(run.seconds)),
-        ("time left", "-" if left is None else f"about {clock(left)}"),
+        ("time left", time_left),
     ]
 
 
@@ -71,8 +79,9 @@ class WatchServer(ThreadingHTTPServer):
         try:
             super().__init__((HOST, port), _Handler)
         except OSError as error:
-            in_use = error.errno == errno.EADDRINUSE
-            hint = "in use" if in_use else f"not available ({error.strerror})"
+            hint = f"not available ({error.strerror})"
+            if error.errno == errno.EADDRINUSE:
+                hint = "in use"
             raise SettingError(f"port {port} is {hint}: choose another --port, or 0") from None
         except OverflowError:
             raise SettingError(f"--port is {port}; it must be from 0 to 65535") from None

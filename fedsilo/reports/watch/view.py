@@ -25,29 +25,37 @@ class View:
     members: tuple[tuple[str, bool], ...] = ()
 
     def line(self) -> str:
-        """Return it in one line."""
+        """Describe the state in one line."""
+        parts = [f"{self.title}: no run yet"]
+        if self.run:
+            parts = [self.run.line()]
         down = [member for member, runs in self.members if not runs]
-        parts = [self.run.line() if self.run else f"{self.title}: no run yet"]
-        parts += [f"down: {' '.join(down)}"] if down else []
+        if down:
+            parts.append(f"down: {' '.join(down)}")
         return "; ".join(parts)
 
     def site_rows(self) -> list[tuple[str, ...]]:
-        """Return for each site its name, what it does now, and its cost so far."""
+        """Return a row for each site: its name, what it does now, and its cost so far."""
         if self.run is None:
             return []
-        here, over = self.run.progress, self.run.over
-        return [
-            (
+        rows: list[tuple[str, ...]] = []
+        for site, progress in sorted(self.run.progress.sites.items()):
+            peak = epsilon = "-"
+            if progress.peak_memory_bytes:
+                peak = bytes_text(progress.peak_memory_bytes)
+            if progress.epsilon is not None:
+                epsilon = f"{progress.epsilon:.3g}"
+            row = (
                 site,
-                "" if over else _doing(site, self.run),
-                clock(said.seconds),
-                bytes_text(said.bytes_down),
-                bytes_text(said.bytes_up),
-                bytes_text(said.peak_memory_bytes) if said.peak_memory_bytes else "-",
-                "-" if said.epsilon is None else f"{said.epsilon:.3g}",
+                _doing(site, self.run),
+                clock(progress.seconds),
+                bytes_text(progress.bytes_down),
+                bytes_text(progress.bytes_up),
+                peak,
+                epsilon,
             )
-            for site, said in sorted(here.sites.items())
-        ]
+            rows.append(row)
+        return rows
 
 
 SITE_COLUMNS = ("site", "now", "worked", "down", "up", "peak memory", "epsilon")
@@ -70,19 +78,26 @@ def look_at_deployment(folder: Path) -> View:
     running = deployment.running()
     members = tuple((member, member in running) for member in deployment.members)
     newest = newest_run(deployment.runs)
-    run = look_at(newest) if newest else None
-    return View(run.progress.title if run else f"deployment {deployment.folder}", run, members)
+    if newest is None:
+        return View(f"deployment {deployment.folder}", None, members)
+    run = look_at(newest)
+    return View(run.progress.title, run, members)
 
 
 def _doing(site: str, run: Watched) -> str:
+    """Describe what a site does now; empty if the run is over or the site has not been asked."""
     here = run.progress
+    if run.over:
+        return ""
     if site in here.failed:
         return f"left out: {here.failed[site]}"
     if not here.phase or site not in here.asked:
         return ""
     if site in here.answered:
         return "answered"
-    return "away" if site in here.away else f"asked to {here.phase}"
+    if site in here.away:
+        return "away"
+    return f"asked to {here.phase}"
 
 
 _EVERY = 1.0  # seconds between looks
@@ -105,9 +120,10 @@ def follow(look: Look, console: Console, every: float = _EVERY) -> None:
 
 
 def render_view(view: View) -> Group:
-    """Return a view for the terminal: a line, and a table of the sites."""
+    """Build a view for the terminal: a line, and a table of the sites."""
     parts: list[Text | Table] = [Text(view.line())]
-    if rows := view.site_rows():
+    rows = view.site_rows()
+    if rows:
         table = Table(*SITE_COLUMNS)
         for row in rows:
             table.add_row(*map(Text, row))  # Text: a site's own words are not markup

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fedsilo.core.errors import RunDirectoryError
-from fedsilo.core.one_line import as_word, counted
+from fedsilo.core.one_line import as_word, format_count
 from fedsilo.core.processes import process_of
 from fedsilo.server_app.records.progress import (
     FILE,
@@ -39,15 +39,20 @@ class Watched:
     @property
     def seconds(self) -> float:
         """Seconds since the run's process began, until its last writing if it has ended."""
-        return self.progress.seconds + (0.0 if self.over else self._since())
+        if self.over:
+            return self.progress.seconds
+        return self.progress.seconds + self._since()
 
     @property
     def seconds_left(self) -> float | None:
         """Seconds left, or None before the first round and after the run."""
         left = self.progress.seconds_left
-        return None if left is None or self.over else max(0.0, left - self._since())
+        if left is None or self.over:
+            return None
+        return max(0.0, left - self._since())
 
     def _since(self) -> float:
+        """Return the seconds since the file was written, at least 0 if clocks differ."""
         return max(0.0, self.moment - self.progress.updated.timestamp())
 
     def state(self) -> str:
@@ -55,48 +60,64 @@ class Watched:
         again = f"'fedsilo resume {as_word(self.folder)}' continues it"
         if self.gone:
             return f"its process was killed: {again}"
-        said: dict[Status, str] = {
-            "running": "nothing written for a minute" if self.silent else "running",
+        running = "running"
+        if self.silent:
+            running = "nothing written for a minute"
+        texts: dict[Status, str] = {
+            "running": running,
             "finished": "finished",
             "failed": f"failed: {self.progress.why}",
             "interrupted": f"interrupted: {again}",
         }
-        return said[self.progress.state]
+        return texts[self.progress.state]
 
     def in_words(self) -> str:
-        """Return the state in sentences: how far the run is, and what it waits for."""
-        here, left = self.progress, self.seconds_left
+        """Describe in sentences how far the run is, and what it waits for."""
+        here = self.progress
         if here.state == "finished":
-            return f"The run is finished after {counted(here.finished_rounds, 'round')}."
+            return f"The run is finished after {format_count(here.finished_rounds, 'round')}."
         if self.over:
             done = f"{here.finished_rounds} of {here.rounds} rounds are finished."
             return f"The run is over: {self.state()}. {done}"
-        waiting = [site for site in here.asked if site not in (*here.answered, *here.failed)]
-        said = [f"The run is in round {here.round} of {here.rounds}"]
+        parts = [f"The run is in round {here.round} of {here.rounds}"]
         if here.phase:
-            said.append(f"{len(here.answered)} of {len(here.asked)} hospitals have answered")
-        if here.phase and waiting:
-            away = [site for site in waiting if site in here.away]
-            said.append(f"it waits for {', '.join(waiting)}")
-            said += [f"of these {', '.join(away)} is not connected"] if away else []
-        if left is not None:
-            said.append(f"about {clock(left)} are left")
-        silent = " It has written nothing for a minute." if self.silent else ""
-        return f"{'; '.join(said)}.{silent}"
+            parts += _waiting(here)
+        if self.seconds_left is not None:
+            parts.append(f"about {clock(self.seconds_left)} are left")
+        text = f"{'; '.join(parts)}."
+        if self.silent:
+            text += " It has written nothing for a minute."
+        return text
 
     def line(self) -> str:
-        """Return the state, the round, the costs and the times in one line."""
-        here, left = self.progress, self.seconds_left
-        parts = [
-            f"{here.run}: {self.state()}",
-            f"round {here.round} of {here.rounds}",
-            phase_text(here) if here.phase and not self.over else "",
-            traffic_text(here),
-            epsilon_text(here),
-            clock(self.seconds),
-            "" if left is None else f"{clock(left)} left",
-        ]
-        return ", ".join(filter(None, parts))
+        """Describe the state, the round, the costs and the times in one line."""
+        here = self.progress
+        parts = [f"{here.run}: {self.state()}", f"round {here.round} of {here.rounds}"]
+        if here.phase and not self.over:
+            parts.append(phase_text(here))
+        parts.append(traffic_text(here))
+        spent = epsilon_text(here)
+        if spent:
+            parts.append(spent)
+        parts.append(clock(self.seconds))
+        if self.seconds_left is not None:
+            parts.append(f"{clock(self.seconds_left)} left")
+        return ", ".join(parts)
+
+
+def _waiting(progress: Progress) -> list[str]:
+    """Describe for the current phase who has answered, who is awaited, and who is away."""
+    parts = [f"{len(progress.answered)} of {len(progress.asked)} hospitals have answered"]
+    waiting = []
+    for site in progress.asked:
+        if site not in progress.answered and site not in progress.failed:
+            waiting.append(site)
+    if waiting:
+        parts.append(f"it waits for {', '.join(waiting)}")
+    away = [site for site in waiting if site in progress.away]
+    if away:
+        parts.append(f"of these {', '.join(away)} is not connected")
+    return parts
 
 
 def look_at(folder: Path) -> Watched:
@@ -116,24 +137,31 @@ def look_at(folder: Path) -> Watched:
         raise RunDirectoryError(
             f"{folder} has no {FILE}: it is not a run directory; name one, or --deployment DIR"
         )
-    here = progress.host == socket.gethostname()
-    running, moment = progress.state == "running", time.time()
-    gone = here and process_of(progress.pid, progress.process_started) is None
-    silent = not here and moment - progress.updated.timestamp() > _SILENT
-    return Watched(folder, progress, running and gone, running and silent, moment)
+    moment = time.time()
+    gone = silent = False
+    if progress.state == "running" and progress.host == socket.gethostname():
+        gone = process_of(progress.pid, progress.process_started) is None
+    elif progress.state == "running":
+        # A process of another machine cannot be seen, only what it writes
+        silent = moment - progress.updated.timestamp() > _SILENT
+    return Watched(folder, progress, gone, silent, moment)
 
 
 def newest_run(runs: Path) -> Path | None:
-    """Return the run of a folder of runs that was written to last, or None if there is none."""
+    """Return the run in a folder that was written to last, or None if there is none."""
     newest = max(runs.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime, default=None)
-    return newest and newest.parent
+    if newest is None:
+        return None
+    return newest.parent
 
 
 def phase_text(progress: Progress) -> str:
-    """Return the current phase and who has answered."""
+    """Return the current phase, the number of answers, and the sites that are away or failed."""
     text = f"{progress.phase}: {len(progress.answered)} of {len(progress.asked)} answered"
-    for what, sites in (("away", progress.away), ("failed", sorted(progress.failed))):
-        text += f", {what}: {' '.join(sites)}" if sites else ""
+    if progress.away:
+        text += f", away: {' '.join(progress.away)}"
+    if progress.failed:
+        text += f", failed: {' '.join(sorted(progress.failed))}"
     return text
 
 
@@ -144,7 +172,10 @@ def traffic_text(progress: Progress) -> str:
 
 
 def epsilon_text(progress: Progress) -> str:
-    """Return the most that a site has spent, or "" without differential privacy."""
+    """Return the epsilon of the site that spent most; empty without differential privacy."""
     spent = progress.epsilon()
-    cap = f" of {progress.max_epsilon:g}" if progress.max_epsilon else ""
-    return "" if spent is None else f"epsilon {spent:.3g}{cap}"
+    if spent is None:
+        return ""
+    if not progress.max_epsilon:
+        return f"epsilon {spent:.3g}"
+    return f"epsilon {spent:.3g} of {progress.max_epsilon:g}"

@@ -50,26 +50,33 @@ class Conditions:
 
         ``values`` are all settings of the run.
         """
-        other = [
-            f"'{key}' is {values[key]!r}, but must be {' or '.join(map(repr, allowed))}"
-            for key, allowed in self.settings.items()
-            if key in values and values[key] not in allowed
-        ]
-        less = [
-            f"'{key}' is {values[key]}, but must be at least {least:g}"
-            for key, least in self.at_least.items()
-            if key in values and float(values[key]) < least
-        ]
-        absent = [f"'{key}' names no file" for key in self.files if not values[key]]
-        return [*self._other_sites({*sites}), *other, *less, *absent]
+        phrases = self._other_sites(set(sites))
+        for key, allowed in self.settings.items():
+            if key in values and values[key] not in allowed:
+                choices = " or ".join(map(repr, allowed))
+                phrases.append(f"'{key}' is {values[key]!r}, but must be {choices}")
+        for key, least in self.at_least.items():
+            if key in values and float(values[key]) < least:
+                phrases.append(f"'{key}' is {values[key]}, but must be at least {least:g}")
+        for key in self.files:
+            if not values[key]:
+                phrases.append(f"'{key}' names no file")
+        return phrases
 
     def _other_sites(self, sites: set[str]) -> list[str]:
-        missing, extra = sorted({*self.sites} - sites), sites - {*self.sites}
-        if not self.sites or not (missing or extra):
+        """Describe in one phrase how the sites differ from the paper's; empty if they do not."""
+        if not self.sites:
             return []
-        without = [f"without {', '.join(missing)}"] if missing else []
-        more = [f"with {len(extra)} more than in the paper"] if extra else []
-        return [f"the sites are {' and '.join(without + more)}"]
+        missing = sorted(set(self.sites) - sites)
+        extra = sites - set(self.sites)
+        parts = []
+        if missing:
+            parts.append(f"without {', '.join(missing)}")
+        if extra:
+            parts.append(f"with {len(extra)} more than in the paper")
+        if not parts:
+            return []
+        return [f"the sites are {' and '.join(parts)}"]
 
 
 @dataclass(frozen=True)
@@ -98,24 +105,31 @@ class Row:
         return printed
 
     def with_means(self, printed: Numbers) -> Numbers:
-        """Add the means of ``means``: parts in alphabetical order, then the means."""
-        parts = {part: printed[part] for part in sorted(printed) if part != "all"}
-        means = {
-            part: self._mean([printed[member] for member in members])
-            for part, members in self.means.items()
-        }
-        groups = [*means, *(["all"] if "all" in printed and "all" not in means else [])]
-        return parts | {part: means.get(part, {}) | printed.get(part, {}) for part in groups}
+        """Add the means of ``means``: parts in alphabetical order, then the means, "all" last.
+
+        A number that the paper prints itself replaces the mean that we compute.
+        """
+        numbers = {part: printed[part] for part in sorted(printed) if part != "all"}
+        for part, members in self.means.items():
+            mean = self._mean([printed[member] for member in members])
+            numbers[part] = mean | printed.get(part, {})
+        if "all" in printed and "all" not in self.means:
+            numbers["all"] = printed["all"]
+        return numbers
 
     def _mean(self, members: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        means = {
-            metric: sum(member[metric] for member in members) / len(members)
-            for metric in members[0]
-            if all(metric in member for member in members) and not metric.endswith("-sd")
-        }
-        if self.digits is None:
-            return means
-        return {metric: round(mean, self.digits) for metric, mean in means.items()}
+        """Average each metric that all members have; standard deviations are left out."""
+        means = {}
+        for metric in members[0]:
+            if metric.endswith("-sd"):
+                continue
+            if not all(metric in member for member in members):
+                continue
+            mean = sum(member[metric] for member in members) / len(members)
+            if self.digits is not None:
+                mean = round(mean, self.digits)
+            means[metric] = mean
+        return means
 
 
 @dataclass(frozen=True)
@@ -126,84 +140,141 @@ class Paper:
     rows: Sequence[Row]
 
     def rows_of(self, settings: Mapping[str, Value]) -> list[Row]:
-        """Return the rows for a run's method and data set.
-
-        The method is the first of ``names`` whose settings the run has.
-        """
-        names = (
-            name
-            for name, runs in self.names.items()
-            if any(run.items() <= settings.items() for run in runs)
-        )
-        wanted = next(names, ""), settings["dataset"]
+        """Return the rows for a run's method and data set."""
+        wanted = self._name_of(settings), settings["dataset"]
         return [row for row in self.rows if (row.name, row.dataset) == wanted]
+
+    def _name_of(self, settings: Mapping[str, Value]) -> str:
+        """Return the first of ``names`` with settings that the run has; empty if none fits."""
+        for name, runs in self.names.items():
+            for run in runs:
+                if run.items() <= settings.items():
+                    return name
+        return ""
 
 
 def published_numbers(settings: Mapping[str, Value], sites: Iterable[str]) -> Published:
     """Find the papers' numbers for a run with these settings, all given, at these sites."""
     sites = list(sites)
-    rows = [row for name in PAPERS for row in paper(name).rows_of(settings)]
-    differing = [row.conditions.departures(settings, sites) for row in rows]
-    met = [row for row, differs in zip(rows, differing, strict=True) if not differs]
+    met = []
+    differing = []
+    for name in PAPERS:
+        for row in paper(name).rows_of(settings):
+            departures = row.conditions.departures(settings, sites)
+            if departures:
+                differing.append(departures)
+            else:
+                met.append(row)
     if met:
         return Published(met[0].with_means(_merge_rows(met)))
+    # The row with the fewest differences is the one that the user most likely meant
     return Published(unlike=in_words(min(differing, key=len, default=[])))
 
 
 def in_words(differing: Sequence[str]) -> str:
     """Join the first four differences in one line, and count the rest."""
+    phrases = [*differing[:_MOST_PHRASES]]
     more = len(differing) - _MOST_PHRASES
-    return "; ".join([*differing[:_MOST_PHRASES], *([f"{more} more"] if more > 0 else [])])
+    if more > 0:
+        phrases.append(f"{more} more")
+    return "; ".join(phrases)
 
 
 @cache
 def paper(name: str) -> Paper:
     """Read the tables of ``name``.yaml."""
     content: dict[str, Any] = read_own_yaml(_FOLDER / f"{name}.yaml")
-    rows = [_row(content, table, row) for table in content["tables"] for row in table["rows"]]
+    rows = []
+    for table in content["tables"]:
+        for row in table["rows"]:
+            rows.append(_build_row(content, table, row))
     return Paper(content["names"], rows)
 
 
-def _row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mapping[str, Any]) -> Row:
+def _build_row(content: Mapping[str, Any], table: Mapping[str, Any], own: Mapping[str, Any]) -> Row:
     """Build a row of a table; keys of the table hold for all its rows, unless a row has its own."""
     row = {"means": {}, **table, **own}
     settings = table.get("settings", {}) | own.get("settings", {})
-    scale = 100 if row.get("percent") else 1
+    scale = 1
+    if row.get("percent"):
+        scale = 100
     return Row(
-        **{key: row[key] for key in ("table", "name", "dataset", "metrics", "parts", "means")},
+        table=row["table"],
+        name=row["name"],
+        dataset=row["dataset"],
         settings=settings,
         conditions=_conditions(content["conditions"], row, settings),
-        lines=[[None if n is None else n / scale for n in line] for line in row["numbers"]],
+        metrics=row["metrics"],
+        parts=row["parts"],
+        lines=[_scale_line(line, scale) for line in row["numbers"]],
+        means=row["means"],
         digits=content.get("mean-digits"),
     )
+
+
+def _scale_line(line: Sequence[float | None], scale: int) -> list[float | None]:
+    """Divide the numbers of a line by ``scale``; a number that is not printed stays None."""
+    scaled: list[float | None] = []
+    for number in line:
+        if number is not None:
+            number = number / scale
+        scaled.append(number)
+    return scaled
 
 
 def _conditions(
     blocks: Iterable[Mapping[str, Any]], row: Mapping[str, Any], settings: Mapping[str, Value]
 ) -> Conditions:
-    """Merge the conditions of all blocks that apply to a row; the row's settings come last."""
+    """Merge the conditions of all blocks that apply to a row.
+
+    A later block replaces values of an earlier one, and the row's own settings replace both.
+    """
     usual = defaults(CommonSettings)
     allowed: dict[str, Any] = {}
     at_least: dict[str, float] = {}
-    files, sites = [], []
+    files: list[str] = []
+    sites: list[str] = []
     for block in blocks:
-        if any(key in block and row[key] not in block[key] for key in ("name", "dataset")):
+        if not _applies(block, row):
             continue
         named = block.get("defaults", [])
-        allowed |= {key: value for key, value in usual.items() if key in named}
+        for key, value in usual.items():
+            if key in named:
+                allowed[key] = value
         allowed |= block.get("settings", {})
         at_least |= block.get("at-least", {})
         files += block.get("files", [])
         sites += block.get("sites", [])
-    listed = {k: v if isinstance(v, list) else [v] for k, v in {**allowed, **settings}.items()}
+    listed: dict[str, list[Value]] = {}
+    for key, values in {**allowed, **settings}.items():
+        if not isinstance(values, list):
+            values = [values]
+        listed[key] = values
     return Conditions(listed, at_least, files, sites)
 
 
+def _applies(block: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    """Tell whether a block of conditions is for a row; without names it is for every row."""
+    keys = {"name", "dataset"} & block.keys()
+    return all(row[key] in block[key] for key in keys)
+
+
 def _merge_rows(rows: Sequence[Row]) -> Numbers:
-    """Merge rows: the first row's numbers, plus metrics of later rows with the same accuracies."""
-    first, *others = (row.printed() for row in rows)
+    """Merge rows: the first row's numbers, plus metrics of later rows with the same accuracies.
+
+    A paper prints further metrics of a setting in another table. Equal accuracies show that both
+    tables are about the same runs.
+    """
+    first, *others = [row.printed() for row in rows]
     joined = first
     for other in others:
-        if all(ns.get("accuracy") == first[part].get("accuracy") for part, ns in other.items()):
+        if _has_same_accuracies(first, other):
             joined = {part: other.get(part, {}) | numbers for part, numbers in joined.items()}
     return joined
+
+
+def _has_same_accuracies(first: Numbers, other: Numbers) -> bool:
+    for part, numbers in other.items():
+        if numbers.get("accuracy") != first[part].get("accuracy"):
+            return False
+    return True

@@ -36,7 +36,8 @@ def published_table(summary: Mapping[str, Any], numbers: Numbers, headline: Sequ
     run has, and a run may lack a site; a column or row of one side only is left out.
     """
     measured = {**summary["distributions"], **summary["sites"], "all": summary["mean"]}
-    printed = {metric for row in numbers.values() for metric in row}
+    printed: set[str] = set()
+    printed.update(*numbers.values())
     metrics = [metric for metric in headline if metric in printed]
     table = Table(title="Next to the paper", title_justify="left")
     table.add_column("site")
@@ -49,9 +50,14 @@ def published_table(summary: Mapping[str, Any], numbers: Numbers, headline: Sequ
         cells = []
         for metric in metrics:
             cells += [_cell(measured[name], metric), _cell(row, metric)]
-        table.add_row(name, *cells, style="bold" if name == "all" else "")
+        style = ""
+        if name == "all":
+            style = "bold"
+        table.add_row(name, *cells, style=style)
     return table
 
 
 def _cell(row: Mapping[str, float], metric: str) -> str:
-    return f"{row[metric]:.3f}" if metric in row else ""
+    if metric not in row:
+        return ""
+    return f"{row[metric]:.3f}"

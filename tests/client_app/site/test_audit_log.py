@@ -20,7 +20,7 @@ from fedsilo.client_app.site.audit_log import (
     append_line,
     check_log,
     entry,
-    grouped,
+    group_names,
     names_in,
 )
 from fedsilo.client_app.site.policy import matches
@@ -97,7 +97,7 @@ def test_what_a_server_names_cannot_flood_the_log(context: Node, message: Make) 
 
 def test_groups_end_at_the_first_mark_of_a_key() -> None:
     names = ["arrays/prototype/3", "arrays/prototype/4", "arrays/a.b/c", "arrays/a/b.c", "config/x"]
-    assert grouped(names) == {
+    assert group_names(names) == {
         "arrays/prototype/*": 2,
         "arrays/a.*": 1,
         "arrays/a/*": 1,
@@ -113,7 +113,7 @@ def test_each_name_is_in_one_group_and_a_group_is_a_pattern_that_lets_it_leave(
     keys: list[str],
 ) -> None:
     names = names_in(RecordDict({CONFIG: ConfigRecord(dict.fromkeys(keys, 1))}))
-    groups = grouped(names)
+    groups = group_names(names)
     assert sum(groups.values()) == len(names) == len(keys)
     assert all(matches(name, groups) for name in names)
 

@@ -17,7 +17,7 @@ from fedsilo.client_app.lab import Lab, Outgoing
 from fedsilo.client_app.methods.fedavg import FedAvgSite
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site import policy
-from fedsilo.client_app.site.audit_log import grouped, names_in
+from fedsilo.client_app.site.audit_log import group_names, names_in
 from fedsilo.client_app.site.policy import SiteFile, log_path, matches, read_site_file
 from fedsilo.core.errors import RefusedError, SiteError
 from fedsilo.core.messages import ARRAYS, CONFIG, EVALUATE, HELLO, METRICS, SURVEY, TRAIN
@@ -214,7 +214,7 @@ def test_each_message_has_one_line_with_its_records_and_bytes(
         assert (line["site"], line["outcome"], line["why"]) == ("s1a", "answered", "")
         assert line["bytes-in"] == record_bytes(one.content)
         assert line["bytes-out"] == record_bytes(reply)
-        assert line["records"] == grouped(names_in(reply))
+        assert line["records"] == group_names(names_in(reply))
     head = sum(name.startswith("head.") for name in weights)
     sent = {"arrays/encoder.*": len(weights) - head, "arrays/head.*": head}
     assert {k: n for k, n in found[1]["records"].items() if k.startswith("arrays")} == sent

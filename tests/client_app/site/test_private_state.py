@@ -245,7 +245,7 @@ def test_a_state_is_not_opened_under_other_settings(state: SiteState) -> None:
         ({"fedevprompt.buffer-maps": 3}, False),
         ({"seed": 8}, False),
         ({"train.batch-size": 8}, False),
-        ({"rounds": 9, "device": "auto", "threads": 2}, True),
+        ({"rounds": 9, "machine.device": "auto", "machine.threads": 2}, True),
         ({"run.out": "elsewhere", "run.name": "x", "data.dir": "d", "data.cache-dir": "c"}, True),
     ],
 )

@@ -8,7 +8,7 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fedsilo.client_app.site.policy import SiteFile, parsed_site_file
-from fedsilo.client_app.site.sentences import SENTENCES, effective, explained, said_of
+from fedsilo.client_app.site.sentences import SENTENCES, effective, explain_rules, said_of
 from fedsilo.core.errors import RefusedError
 from fedsilo.core.settings_schema import Value, key_of
 from tests.support.errors import refuses
@@ -36,7 +36,7 @@ def test_a_key_changes_its_own_sentence_and_no_other(name: str) -> None:
     usual = SiteFile()
     value = CHOSEN.get(name, OTHER[type(getattr(usual, name))] if name not in CHOSEN else None)
     changed = dataclasses.replace(usual, **{name: value})
-    before, after = explained(usual), explained(changed)
+    before, after = explain_rules(usual), explain_rules(changed)
     told = zip(SENTENCES, before, after, strict=True)
     assert [key for key, old, new in told if old != new] == [key_of(name)]
     assert not any("\n" in sentence or "{" in sentence for sentence in after)
@@ -64,7 +64,7 @@ def test_of_file_and_node_config_the_stricter_is_explained(tmp_path: Path) -> No
         )
     )
     assert (rules.max_messages, rules.minimum_measured, rules.minimum_batch) == (30, 30, 8)
-    told = explained(rules)
+    told = explain_rules(rules)
     assert "a run may ask for method fedavg, for no other" in told
     assert "a run may not send more than 30 messages" in told
     assert "a run may ask for any data set" in told
@@ -72,7 +72,7 @@ def test_of_file_and_node_config_the_stricter_is_explained(tmp_path: Path) -> No
 
 
 def test_without_a_site_file_all_may_be_asked_that_needs_no_consent() -> None:
-    told = explained(effective(_context(site="north", allow_folds=True)), has_file=False)
+    told = explain_rules(effective(_context(site="north", allow_folds=True)), has_file=False)
     assert "a run may ask for any method" in told
     assert "a run may choose which samples train, validate and test" in told
     assert "a run may not ask for embeddings or attention maps of single images" in told
@@ -90,7 +90,7 @@ def test_a_site_that_trusts_nobody_needs_a_cap_wherever_it_is_named(tmp_path: Pa
 
 def test_the_example_is_explained() -> None:
     example = Path(__file__).parents[3] / "docs" / "examples" / "site.yaml"
-    told = "\n".join(explained(parsed_site_file(example.read_text())))
+    told = "\n".join(explain_rules(parsed_site_file(example.read_text())))
     assert "a run may ask for method fedavg, fedproto, local, for no other" in told
     assert "all runs together may not tell more than epsilon 20" in told
     assert "never leaves config/sums-*, arrays/embeddings, arrays/maps/*" in told

@@ -10,6 +10,7 @@ from fedsilo.client_app.site.trust import MEANINGS, refuse_distrusted
 from fedsilo.core.errors import RefusedError
 from fedsilo.core.messages import HELLO, METRICS, TRAIN
 from fedsilo.core.settings.common_settings import CommonSettings
+from tests.support.errors import refuses
 from tests.support.hospital import Hospital
 from tests.support.setting_keys import as_keys
 
@@ -64,9 +65,7 @@ def test_a_run_is_answered_if_it_promises_what_the_hospital_asks_for(
     if answered:
         refuse_distrusted({"trust": level, **CAP}, settings)
         return
-    with pytest.raises(
-        RefusedError, match=f"'trust: {level}'.*set the run's 'privacy.trust' to '{level}'"
-    ):
+    with refuses(RefusedError, f"trust: {level}", "privacy.trust", level):
         refuse_distrusted({"trust": level, **CAP}, settings)
 
 

@@ -4,13 +4,13 @@ import time
 
 import pytest
 
-from fedsilo.client_app.site.watch import watched
+from fedsilo.client_app.site.watch import watch_usage
 from fedsilo.core.errors import RefusedError
 from tests.support.errors import refuses
 
 
 def work_for_ever(seconds: float, megabytes: int) -> None:
-    with watched(seconds, megabytes):
+    with watch_usage(seconds, megabytes):
         while True:
             sum(range(1000))
 
@@ -29,7 +29,7 @@ def test_a_process_that_is_too_large_is_stopped() -> None:
 
 def test_the_timer_ends_with_the_block() -> None:
     before = signal.getsignal(signal.SIGALRM)
-    with watched(60.0, 0):
+    with watch_usage(60.0, 0):
         assert signal.getitimer(signal.ITIMER_REAL)[0] > 0
     assert signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
     assert signal.getsignal(signal.SIGALRM) == before
@@ -39,7 +39,7 @@ def test_another_thread_is_not_watched() -> None:
     done = []
 
     def work() -> None:
-        with watched(0.001, 0):
+        with watch_usage(0.001, 0):
             time.sleep(0.01)
             done.append(True)
 
@@ -52,7 +52,7 @@ def test_another_thread_is_not_watched() -> None:
 def sleep_without_gradients() -> None:
     import torch
 
-    with watched(0.05, 0):
+    with watch_usage(0.05, 0):
         torch.set_grad_enabled(False)
         time.sleep(10)
 

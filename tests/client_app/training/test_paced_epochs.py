@@ -102,9 +102,9 @@ def test_the_loss_told_is_of_the_rounds_steps(opened: Opened, weights: dict[str,
     site = opened("fedavg", weights, own=PACED, evaluate=False)
     loss = answer(site)["metrics"]["trained.train.loss"]
     assert 1.5 < cast(float, loss) < 4
-    assert site.stored == {}
+    assert site.stored_state == {}
     after = opened("fedavg", weights, own=PACED, round=2)
-    assert int(after.stored["pace/position"]) == 2
+    assert int(after.stored_state["pace/position"]) == 2
     assert after.state() == {}
 
 

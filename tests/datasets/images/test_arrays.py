@@ -73,7 +73,7 @@ def test_a_new_file_of_another_form_is_broken_and_no_crash(tmp_path: Path) -> No
     (tmp_path / "zip.npy").write_bytes(b"PK\x03\x04 cut short")
     os.mkfifo(tmp_path / "pipe.npy")
     for names, said in (
-        (("fewer", "flat", "whole"), "samples are"),
+        (("fewer", "flat", "whole"), "but must be a sample"),
         (("archive", "text", "zip", "missing"), "is not a NumPy array"),
         (("nan", "large"), "contains non-finite numbers"),
         (("pipe",), "is not a file"),
@@ -92,8 +92,8 @@ def test_a_grey_file_may_lack_its_channel(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("array", "said"),
     [
-        ({"x": IMAGES.astype(np.int64)}, "x is int64 .*, and must be 8-bit numbers or floats"),
-        ({"x": IMAGES.reshape(12, 256)}, r"x is uint8 \(12, 256\)"),
+        ({"x": IMAGES.astype(np.int64)}, "x must be 8-bit numbers or floats .* but is int64"),
+        ({"x": IMAGES.reshape(12, 256)}, r"x must be .*, but is uint8 \(12, 256\)"),
         ({"x": np.full((12, 8, 8), np.nan)}, "x contains non-finite numbers"),
         ({"x": np.full((12, 8, 8), 1e300)}, "x contains non-finite numbers"),
         ({"y": LABELS[:11]}, "a whole number from 0 to 1 for each of 12 samples"),

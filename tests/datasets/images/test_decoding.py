@@ -128,7 +128,7 @@ def test_a_form_for_which_pillow_starts_another_program_is_refused(tmp_path: Pat
 @pytest.mark.parametrize("kind", [np.uint16, np.int32, np.float32])
 def test_an_image_of_more_than_8_bits_is_refused_not_clipped(tmp_path: Path, kind: type) -> None:
     Image.fromarray(np.full((16, 16), 1000, dtype=kind)).save(tmp_path / "a.tiff")
-    assert reason(tmp_path / "a.tiff") == "has more than 8 bits a channel: save it with 8"
+    assert reason(tmp_path / "a.tiff") == "has more than 8 bits per channel: save it with 8"
 
 
 @pytest.mark.parametrize(("kind", "channels"), [(2, 3), (4, 2), (6, 4)])
@@ -143,7 +143,7 @@ def test_colours_of_16_bits_are_refused_not_cut_to_their_upper_8(
     rows = zlib.compress((b"\0" + b"\x0f\xa0" * 16 * channels) * 16)
     content = chunk(b"IHDR", header) + chunk(b"IDAT", rows) + chunk(b"IEND", b"")
     (tmp_path / "a.png").write_bytes(b"\x89PNG\r\n\x1a\n" + content)
-    assert reason(tmp_path / "a.png") == "has more than 8 bits a channel: save it with 8"
+    assert reason(tmp_path / "a.png") == "has more than 8 bits per channel: save it with 8"
 
 
 @pytest.mark.filterwarnings("error")

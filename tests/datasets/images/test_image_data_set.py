@@ -165,7 +165,7 @@ def test_a_larger_public_share_holds_the_smaller_and_has_about_its_size() -> Non
 def test_without_a_public_share_there_is_no_public_part(places: Places) -> None:
     with refuses(SettingError, "split.public-share", "0"):
         FLAT.public(PLAIN, places)
-    with pytest.raises(DataError, match=r"flat, public part: no image is in it: raise 'public-s"):
+    with pytest.raises(DataError, match=r"flat, public part: no image is in it: raise 'split.pub"):
         FLAT.public(dataclasses.replace(PLAIN, public_share=1e-6), places)
 
 
@@ -296,7 +296,7 @@ def test_a_given_split_is_followed_whatever_the_seed(places: Places) -> None:
 
 @pytest.mark.parametrize("kind", ["test", "val"])
 def test_a_given_part_and_its_folds_contradict_each_other(places: Places, kind: str) -> None:
-    said = f"flat, a gives {kind} images itself: set '{kind}-folds' to 0"
+    said = f"flat, a gives {kind} images itself: set 'split.{kind}-folds' to 0"
     with pytest.raises(DataError, match=said):
         load(places, data=Flat(parts=GIVEN), **{f"{kind}_folds": 2})
 

@@ -107,7 +107,7 @@ def test_the_table_of_isic_names_lesions_that_ham10000_does_not_know(places: Pla
     groups = ISIC2019.index("bcn", ISIC, places).groups
     assert groups == ("B7", *(f"I{i}" for i in range(1, 10)), "B7", "B7")
     (places.data / "isic2019" / "ISIC_2019_Training_Metadata.csv").unlink()
-    with pytest.raises(DataError, match=r"no table of lesions \(HAM10000_metadata or ISIC_2019"):
+    with pytest.raises(DataError, match=r"no table of lesions, .*: put HAM10000_metadata or ISIC"):
         load(places)
 
 
@@ -120,9 +120,9 @@ def test_a_centre_that_no_table_of_lesions_knows_is_refused(places: Places) -> N
     with pytest.raises(DataError) as caught:
         load(places, "msk4")
     assert str(caught.value) == (
-        "isic2019, msk4: no table of lesions knows an image of this centre, and images of a lesion "
-        "would be both training and test data: put ISIC_2019_Training_Metadata.csv into the folder "
-        "isic2019 of the data directory"
+        "isic2019, msk4: no table of lesions names an image of this centre, so that images of a "
+        "lesion would be both training and test data: put ISIC_2019_Training_Metadata.csv into "
+        "the folder isic2019 of the data directory"
     )
     assert len(load(places).train) == 9, "the other centre goes on"
     table = "image,lesion_id\nM0,\nM1,B8\n"
@@ -152,9 +152,9 @@ def test_a_server_without_data_knows_no_sites_and_says_nothing(
     monkeypatch.delenv("FEDSILO_DATA", raising=False)
     assert silo_count(ISIC) is None
     assert ISIC2019.notices(ISIC) == []
-    with refuses(DataError, "isic2019", "data-dir"):
+    with refuses(DataError, "isic2019", "data.dir"):
         load(Places(None, tmp_path))
-    with pytest.raises(DataError, match=r"isic2019 has no folder of images: it must be one of im"):
+    with pytest.raises(DataError, match=r"isic2019 has no folder of images: put them into one of"):
         load(Places(tmp_path, tmp_path))
 
 
@@ -195,13 +195,13 @@ def test_images_lie_in_any_of_the_usual_folders(places: Places, name: str) -> No
     ("row", "said"),
     [
         (line("I0", 1, 0), "line 17: image I0 is listed twice"),
-        (line("J", 8, 0), "line 17, column 'target': it must be a number from 0 to 7"),
+        (line("J", 8, 0), "line 17, column 'target': the value must be a number from 0 to 7"),
         (line("J", "nv", 0), "line 17, column 'target'"),
         (line("J", -1, 0), "line 17, column 'target'"),
         (line("J", "", 0), "line 17, column 'target'"),
-        (line("J", 1, 6), "line 17, column 'center': it must be a number from 0 to 5"),
+        (line("J", 1, 6), "line 17, column 'center': the value must be a number from 0 to 5"),
         (line("J", 1, "0.5"), "line 17, column 'center'"),
-        (line("../J", 1, 0), "line 17, column 'image': this is not an image name"),
+        (line("../J", 1, 0), "line 17, column 'image': this is not an image's name"),
         (line("", 1, 0), "line 17, column 'image'"),
         ("J,1\n", "line 17: 2 values, and line 1 names 14 columns"),
     ],

@@ -103,7 +103,7 @@ def test_the_declaration_names_the_silos_in_its_order(
     assert silo_count(OWN) is None
     with refuses(DataError, "east", "2", "north", "south"):
         load(places, "east")
-    with refuses(DataError, "images", "images.yaml", "data-dir"):
+    with refuses(DataError, "images", "images.yaml", "data.dir"):
         load(dataclasses.replace(places, data=None))
 
 
@@ -167,7 +167,7 @@ def test_a_plain_list_of_classes_names_their_labels(places: Places) -> None:
     [
         ("sites: {a: a.csv}", "lacks the key 'classes'"),
         ("classes: [x, y]", "lacks the key 'sites'"),
-        ("sites: {a: a.csv}\nclasses: [x, y]\nimage_size: 3", "did you mean 'data.image-size'"),
+        ("sites: {a: a.csv}\nclasses: [x, y]\nimage_size: 3", "did you mean 'image-size'"),
         ("sites: {a: a.csv}\nclasses: [x]", "at least two class names"),
         ("sites: {a: a.csv}\nclasses: [x, x, y]", "a name appears twice"),
         ("sites: {a: a.csv}\nclasses: {x: [1], y: [1.0]}", "each label value must appear once"),
@@ -176,11 +176,11 @@ def test_a_plain_list_of_classes_names_their_labels(places: Places) -> None:
         ("sites: {}\nclasses: [x, y]", "'sites' must map"),
         (
             "sites: {a: a.csv}\nclasses: [x, y]\nimage-size: 15",
-            "'data.image-size' must .* 16 to 4096",
+            "'image-size' must .* 16 to 4096",
         ),
         (
             "sites: {a: a.csv}\nclasses: [x, y]\nimage-size: 5000",
-            "'data.image-size' must be a whole",
+            "'image-size' must be a whole",
         ),
         ("sites: {a: a.csv}\nclasses: [x, y]\nimage-size: big", "must be a whole number"),
         ("sites: {a: a.csv}\nclasses: [x, y]\nimage-size:", "must be a whole number"),
@@ -208,7 +208,7 @@ def test_a_wrong_declaration_is_told_with_its_file(places: Places, text: str, sa
         ),
         ("b.png,,P1", "line 3, column 'label': this label is not one of"),
         ("../../b.png,nevus,P1", "line 3, column 'path': the file is outside the data directory"),
-        ("/etc/b.png,nevus,P1", "line 3, column 'path': the path is absolute, and not below"),
+        ("/etc/b.png,nevus,P1", "line 3, column 'path': the path is absolute, but not below"),
         (",nevus,P1", "line 3, column 'path': this is not a file name"),
         ("x/../a.png,nevus,P1", "line 3, column 'path': the same file is in line 2"),
         ("b.png,nevus", "line 3: 2 values, and line 1 names 3 columns"),
@@ -274,7 +274,7 @@ def test_an_empty_column_split_is_no_split(places: Places) -> None:
 @pytest.mark.parametrize("part", ["", "Train", "dev"])
 def test_a_split_must_stand_in_all_lines_or_in_none(places: Places, part: str) -> None:
     listing(places, "path,label,split", "a,nevus,train", f"b,nevus,{part}", "c,nevus,test")
-    said = "line 3, column 'split': it must be one of train, val, test, in all lines or in none"
+    said = "line 3, column 'split': the value must be one of train, val, test, in all lines"
     assert said in refused(places)
 
 

@@ -61,7 +61,7 @@ def test_each_silo_holds_so_many_labels_and_no_label_is_left(
     classes: int, silos: int, held: int
 ) -> None:
     if held > classes or held * silos < classes:
-        with pytest.raises(SettingError, match=f"it must be {-(-classes // silos)} to {classes}"):
+        with pytest.raises(SettingError, match=f"must be {-(-classes // silos)} to {classes},"):
             label_shares(classes, silos, held, _draw())
         return
     shares = label_shares(classes, silos, held, _draw())
@@ -177,7 +177,7 @@ def test_a_concentration_must_be_above_0(concentration: float) -> None:
 
 
 def test_settings_of_another_partition_are_refused() -> None:
-    for values in ({"concentration": 1.0}, {"split.labels-per-silo": 3}):
+    for values in ({"split.concentration": 1.0}, {"split.labels-per-silo": 3}):
         (key,) = values
         settings = build(CommonSettings, {"dataset": "digits", **values})
         with refuses(SettingError, key):
@@ -220,7 +220,7 @@ def test_a_cut_is_told_with_its_digest(tmp_path: Path) -> None:
     cut = cut_of(settings)
     assert cut is not None
     assert cut["sha256"] == json_digest(cut["silos"])
-    assert cut["decided-by"]["concentration"] == 0.5
+    assert cut["decided-by"]["split.concentration"] == 0.5
     for name, own in cut["silos"].items():
         sizes = {part: len(split) for part, split in load_silo(name, settings).splits().items()}
         assert {part: len(own[part]) for part in SPLITS} == sizes
@@ -258,9 +258,9 @@ def test_a_plug_cuts_silos_in_which_each_row_is_once(monkeypatch: pytest.MonkeyP
         (lambda *_: [], "must return, for each of 3 silos"),
         (lambda *_: 1 / 0, "fails .ZeroDivisionError"),
         (lambda labels, silos, _: [3] * silos, "fails .AttributeError"),
-        (lambda labels, silos, _: [{p: [0] for p in labels}] * silos, "none is at two silos"),
-        (lambda labels, silos, _: [{p: [-1] for p in labels}] * silos, "none is at two silos"),
-        (lambda labels, silos, _: [{p: [0.5] for p in labels}] * silos, "none is at two silos"),
+        (lambda labels, silos, _: [{p: [0] for p in labels}] * silos, "no row at two silos"),
+        (lambda labels, silos, _: [{p: [-1] for p in labels}] * silos, "no row at two silos"),
+        (lambda labels, silos, _: [{p: [0.5] for p in labels}] * silos, "no row at two silos"),
     ],
 )
 def test_a_plug_that_cuts_nothing_or_twice_is_refused(

@@ -77,21 +77,24 @@ def test_a_file_of_edges_only_is_enough_and_a_link_is_found_from_both_ends(tmp_p
         ("site,other\na,b\n", r"line 1: the columns must be site, neighbour, latency-ms \(opt"),
         ("site,neighbour,speed\na,b,1\n", "1 unknown"),
         ("site,neighbour\na,b,c\n", "line 2: 3 values, and line 1 names 2 columns"),
-        ("site,neighbour\na,b\nc,c\n", "line 3: an edge joins a silo with itself: remove it"),
+        ("site,neighbour\na,b\nc,c\n", "line 3: an edge joins a silo with itself: remove the line"),
         (
             "site,neighbour\na,b\nb,c\nb,a\n",
             "line 4: the edge between these two silos is in line 2",
         ),
-        ("site,neighbour\n", "has no edge: a silo set has at least 2 silos"),
+        ("site,neighbour\n", "has no edge, but a silo set needs at least 2 silos"),
         ("", "line 1: the columns must be"),
-        ("site,neighbour\na,all\n", "line 2: a silo's name is not a plain name"),
-        ("site,neighbour\na,../b\n", r"line 2: a silo's name is not a plain name"),
-        ("site,neighbour\n,b\n", "line 2: a silo's name is not a plain name"),
+        ("site,neighbour\na,all\n", "line 2: a silo's name must consist of"),
+        ("site,neighbour\na,../b\n", r"line 2: a silo's name must consist of"),
+        ("site,neighbour\n,b\n", "line 2: a silo's name must consist of"),
         *(
-            (f"site,neighbour,gbps\na,b,1\nb,c,{bad}\n", "line 3, column 'gbps': it is not a nu")
+            (f"site,neighbour,gbps\na,b,1\nb,c,{bad}\n", "line 3, column 'gbps': the value must be")
             for bad in ("fast", "nan", "inf", "0", "-1")
         ),
-        ("site,neighbour,latency-ms\na,b,-0.5\n", "column 'latency-ms': it is not a number from"),
+        (
+            "site,neighbour,latency-ms\na,b,-0.5\n",
+            "column 'latency-ms': the value must be a number",
+        ),
     ],
 )
 def test_a_file_that_cannot_be_is_refused_with_its_line(

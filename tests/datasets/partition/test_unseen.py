@@ -249,11 +249,11 @@ def test_tables_are_not_cut_by_label(dataset: str) -> None:
 @pytest.mark.parametrize(
     ("values", "says"),
     [
-        ({"dataset": "digits", "silos": 11}, ["unseen", 1, 10, 11]),
-        ({"dataset": "digits", "silos": 5, "unseen": 0.75}, ["0.5", 1]),
-        ({"dataset": "digits", "silos": 1}, [2]),
+        ({"dataset": "digits", "split.silos": 11}, ["unseen", 1, 10, 11]),
+        ({"dataset": "digits", "split.silos": 5, "split.unseen": 0.75}, ["0.5", 1]),
+        ({"dataset": "digits", "split.silos": 1}, [2, "split.silos"]),
         ({"dataset": "digits", "split.silo-set": "gaia"}, [10, 11]),
-        ({"dataset": "mini-mias", "silos": 3}, [2, 3]),
+        ({"dataset": "mini-mias", "split.silos": 3}, [2, 3]),
         (
             {"dataset": "dermoscopy-phantom", "split.silos": 2, "data.pixel-scale": "raw"},
             ["data.pixel-scale"],

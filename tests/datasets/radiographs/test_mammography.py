@@ -152,7 +152,7 @@ def test_a_declaration_that_cannot_be_is_refused(places: Places, added: str, sai
 
 def test_a_size_beyond_4096_is_refused(places: Places) -> None:
     rewrite(places, "mammography.yaml", lambda text: text.replace(": 16", ": 4097"))
-    assert "'data.image-size' must be a whole number from 16 to 4096" in refused(places)
+    assert "'image-size' must be a whole number from 16 to 4096" in refused(places)
 
 
 def test_bits_mean_nothing_to_images_of_8(places: Places) -> None:

@@ -108,7 +108,7 @@ def test_of_two_forms_the_one_with_more_batches_is_read(tmp_path: Path, publish:
 def test_a_set_that_is_not_there_says_how_to_get_it(tmp_path: Path) -> None:
     with refuses(DataError, "cifar10"):
         open_pool(SOURCES["cifar10"], Places(tmp_path, tmp_path / "cache"))
-    with refuses(DataError, "data-dir"):
+    with refuses(DataError, "data.dir"):
         open_pool(SOURCES["cifar10"], Places(None, tmp_path / "cache"))
     folder = write_cifar10(tmp_path)
     (folder / "test_batch.bin").unlink()

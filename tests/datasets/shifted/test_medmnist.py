@@ -104,7 +104,7 @@ def test_a_file_of_another_set_is_refused_with_how_to_get_the_right_one(
 
 def test_more_unseen_labels_than_there_are_is_refused_before_a_file_is_read() -> None:
     settings = CommonSettings(dataset="breastmnist", partition="unseen", silos=3)
-    with pytest.raises(SettingError, match="the data set has 2"):
+    with pytest.raises(SettingError, match="but 2 labels cannot"):
         check_data_settings(settings)
 
 

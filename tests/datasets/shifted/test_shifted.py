@@ -231,7 +231,7 @@ def test_data_too_few_for_the_silos_are_refused(
         ),
         (
             {"silos": 30, "silo_train_size": 10, "silo_test_size": 1},
-            "what fits is 'silos' 20 of that size",
+            "what fits is 'split.silos' 20 of that size",
         ),
         ({"silo_train_size": 201}, "what fits is 'split.silo-train-size' 40 for 5 silos"),
         ({"silos": 60, "silo_train_size": 201}, "lower 'split.silos' or take more data"),

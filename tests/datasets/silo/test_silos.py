@@ -103,9 +103,9 @@ def test_pneumoniamnists_folder_of_an_earlier_version_is_used(tmp_path: Path) ->
     file.parent.mkdir(parents=True)
     np.savez(file, nothing=np.zeros(1))
     read = {
-        "split.fold-seed": 0,
         "data.image-size": 0,
         "data.intensity-profiles": False,
+        "split.fold-seed": 0,
         "split.sample-share": 0.5,
         "split.use-test": True,
     }

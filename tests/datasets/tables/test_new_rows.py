@@ -61,14 +61,14 @@ def test_a_bad_row_is_a_fault_and_costs_no_other_row() -> None:
     assert list(new.faults) == [6, 502, 1000]
     assert new.faults[6].startswith("column 'age': this is not a number")
     assert new.faults[502].startswith("column 'stage': this is not one of the declared levels")
-    assert new.faults[1000].startswith("3 values, and the schema has 6 columns")
+    assert new.faults[1000].startswith("the line has 3 values, but the schema has 6 columns")
 
 
 def test_every_impossible_value_is_named_with_the_range() -> None:
     new = parse(HEADER + "m,250,x,3,9999,2\nm,0,x,3,120,2\n", RANGED)
     assert new.faults == {
-        2: "column 'age': 250 is impossible, the schema's range is 0 to 120; "
-        "column 'pulse': 9999 is impossible, the schema's range is 0 to 120"
+        2: "column 'age': 250 is impossible, because the schema's range is 0 to 120; "
+        "column 'pulse': 9999 is impossible, because the schema's range is 0 to 120"
     }
     assert new.lines == (3,)
 
@@ -77,7 +77,7 @@ def test_an_empty_cell_is_missing_whatever_the_schemas_marks_are() -> None:
     schema = SCHEMA.model_copy(update={"missing": ["NA"]})
     text = HEADER + "m,,x,NA,70,0\nf,40,,1,80,0\n"
     assert parse(text, schema).faults == {
-        2: "has no value of age, stage, and the schema drops such rows"
+        2: "has no value of age, stage, but the schema drops such rows"
     }
     imputed = parse(text, schema.model_copy(update={"policy": "impute"}))
     assert np.isnan(imputed.rows[0]).tolist() == [True, False, False, True, True]

@@ -247,7 +247,7 @@ def test_a_site_needs_its_own_file_alone_and_says_which_is_missing(places: Place
 def test_without_a_data_folder_or_schema_the_user_is_told_what_to_put_where(
     places: Places,
 ) -> None:
-    with refuses(DataError, "table", "schema.yaml", "data-dir"):
+    with refuses(DataError, "table", "schema.yaml", "data.dir"):
         load_silo("north", TABLE, dataclasses.replace(places, data=None))
     assert places.data is not None
     (places.data / "schema.yaml").unlink()
@@ -393,7 +393,7 @@ def test_classes_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ),
         ("columns.0.levels", [1, 2], "column 'age' is numeric with 2 levels"),
         ("columns.2.levels", [1, 2], "column 'room' is ignored with 2 levels"),
-        ("columns.1.levels", [1], "column 'pain' has one level only"),
+        ("columns.1.levels", [1], "column 'pain' has only one level"),
         ("columns.0.std", ..., "column 'age' declares one of 'mean' and 'std'"),
         ("columns.0.mean", ..., "column 'age' declares one of 'mean' and 'std'"),
         ("columns.0.std", 0, "'columns', item 1, 'std' must be a number from 1e-12"),
@@ -402,8 +402,8 @@ def test_classes_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ("columns.0.mean", True, "'columns', item 1, 'mean' must be a number"),
         ("columns.0.mean", float("nan"), "'columns', item 1, 'mean' must be a number"),
         ("columns.0.std", float("inf"), "'columns', item 1, 'std' must be a number"),
-        ("columns.1.unmeasured", [1], "column 'pain' is categorical and has 'unmeasured' or"),
-        ("columns.2.indicator", True, "column 'room' is ignored and has 'unmeasured' or 'indic"),
+        ("columns.1.unmeasured", [1], "column 'pain' is categorical, but has 'unmeasured' or"),
+        ("columns.2.indicator", True, "column 'room' is ignored, but has 'unmeasured' or 'indic"),
         ("columns.0.indicator", True, "column 'age' has an 'indicator' that would always be 0"),
         ("columns.0.unmeasured", 0, "'columns', item 1, 'unmeasured' must be a list"),
         ("columns.0.indicator", 1, "'columns', item 1, 'indicator' must be true or false"),
@@ -431,7 +431,7 @@ def test_classes_keep_the_order_of_the_file(tmp_path: Path) -> None:
         ("label.classes", {1: [0], "1": [1]}, "under 'classes' two names are the same text"),
         ("sites", {"north": ["a.csv"]}, "'sites', 'north' must be a text or a number; of words"),
         ("sites", {}, "'sites' must map each site's name to its CSV file"),
-        ("sites", {"all": "a.csv"}, "site 'all' is not a plain name of letters, digits, '.', '_' "),
+        ("sites", {"all": "a.csv"}, "site 'all' must have another name"),
         ("sites", {"north": "n.csv", "a/b": "s.csv"}, "site 'a/b' is not a plain name of letters"),
         ("sites", ["north"], "'sites' must map each site's name to its CSV file"),
         ("policy", "mean", "'policy' must be 'drop' or 'impute'"),

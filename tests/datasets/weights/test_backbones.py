@@ -199,7 +199,7 @@ def test_weights_of_another_architecture_are_refused(
     path = tmp_path / "vit.safetensors"
     save_file({name: tensor.contiguous() for name, tensor in state().items()}, path)
     told = refusal(common(path))
-    assert f"'backbone-weights': {path} is of another architecture than the run's ViT: " in told
+    assert f"'vit.backbone-weights': {path} is of another architecture than the run's ViT: " in told
     assert re.search(said, told), told
     assert "set 'vit.backbone' and 'vit.backbone-...'" in told
 
@@ -227,7 +227,7 @@ def test_a_file_that_is_cut_short_is_refused(
         whole = save(trained())
     path.write_bytes(whole[: int(kept if kept >= 1 else kept * len(whole))])
     told = refusal(common(path))
-    assert f"'backbone-weights': {path} is truncated or not a weights file (" in told
+    assert f"'vit.backbone-weights': {path} is truncated or not a weights file (" in told
 
 
 def test_a_file_of_something_else_is_refused(
@@ -258,7 +258,7 @@ def test_a_file_that_would_run_code_is_refused_and_runs_none(
 
 def test_an_empty_setting_says_what_can_stand_there(common: Callable[..., CommonSettings]) -> None:
     told = refusal(common(""))
-    assert told.startswith("network 'vit' needs weights for its backbone: set 'backbone-weights'")
+    assert told.startswith("network 'vit' needs weights for its backbone: set 'vit.backbone-w")
     for way in ("safetensors", "'timm'", "'random'", "'fedsilo pretrain'"):
         assert way in told
     with pytest.raises(SettingError, match="needs weights"):
@@ -272,7 +272,7 @@ def test_a_missing_file_is_named_with_the_folders_looked_in(
         common(tmp_path / "absent.pth")
     )
     told = refusal(common("absent.pth", data_dir=str(tmp_path / "data")))
-    assert f"'backbone-weights' is 'absent.pth', and there is no {cache}/backbones/ab" in told
+    assert f"'vit.backbone-weights' is 'absent.pth', and there is no {cache}/backbones/ab" in told
     assert f" or {tmp_path}/data/absent.pth: give an absolute path" in told
     with pytest.raises(SettingError, match="there is no"):
         backbone_digest(common("absent.pth"))
@@ -459,7 +459,7 @@ def test_weights_that_the_hub_does_not_have_are_told_of_without_a_wait(
 ) -> None:
     error, seconds = told["answers"][name]
     assert error.startswith(f"timm's weights of '{name}' cannot be had (")
-    assert error.endswith("check the network, or name a file in 'backbone-weights'")
+    assert error.endswith("check the network, or name a file in 'vit.backbone-weights'")
     assert seconds < 20
 
 

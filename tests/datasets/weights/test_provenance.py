@@ -47,7 +47,7 @@ def test_another_cut_of_the_same_data_is_refused(other: dict[str, object]) -> No
 
 def test_of_images_cut_by_number_the_number_of_silos_belongs_to_the_cut() -> None:
     digits = CommonSettings(dataset="digits", silos=9)
-    assert {"silos", "partition", "unseen"} <= provenance_of(digits).keys()
+    assert {"split.silos", "split.partition", "split.unseen"} <= provenance_of(digits).keys()
     with refuses(SettingError, "silos", "9", "3"):
         refuse_other_provenance(digits, CommonSettings(dataset="digits", silos=3), "a run")
 

@@ -9,7 +9,7 @@ from fedsilo.client_app import opening
 from fedsilo.client_app.site import identity, private_state
 from fedsilo.core.settings import common_settings as common_settings
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings_schema import defaults, keys_with
+from fedsilo.core.settings_schema import defaults, keys_in, keys_with, rules_of
 from fedsilo.datasets.partition import cuts
 from fedsilo.datasets.shifted.shifted import ShiftedImages
 from fedsilo.datasets.silo import row_splits
@@ -23,27 +23,23 @@ from fedsilo.server_app.config.settings import resolve
 
 _ROLES = (
     *(
-        "training",
-        "course",
-        "step",
-        "structured",
-        "seed",
-        "privacy",
-        "wire",
-        "floor",
-        "network",
-        "vit",
-        "shape",
-        "data",
+        "own",
+        "files",
+        "pixels",
+        "partition",
+        "silo",
+        "sampling",
+        "rows",
+        "folds",
+        "validation",
     ),
-    *("files", "pixels", "sampling", "partition", "silo", "split", "folds", "validation"),
-    *("machine", "own", "circumstance", "combining"),
+    *("network", "shape", "step", "structured"),
 )
 
 
 def test_a_resumed_run_may_differ_in_the_circumstances_only() -> None:
     assert {
-        *("data-dir", "cache-dir", "run.out", "run.name", "run.resume"),
+        *("data.dir", "data.cache-dir", "run.out", "run.name", "run.resume"),
         *(
             "run.min-sites",
             "run.reply-timeout",
@@ -51,17 +47,24 @@ def test_a_resumed_run_may_differ_in_the_circumstances_only() -> None:
             "run.site-weights",
             "run.track",
         ),
-        *("purpose", "plugin", "plugin-settings"),
-    } == config._CIRCUMSTANCES
+        *("run.purpose", "plugin", "plugin-settings"),
+    } == config.CIRCUMSTANCES
 
 
 def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
     assert {
-        *("data-dir", "cache-dir", "run.out", "run.name", "run.resume", "backbone-weights"),
-        *("run.min-sites", "sums-min-count", "run.reply-timeout", "run.away-timeout"),
+        *(
+            "data.dir",
+            "data.cache-dir",
+            "run.out",
+            "run.name",
+            "run.resume",
+            "vit.backbone-weights",
+        ),
+        *("run.min-sites", "privacy.sums-min-count", "run.reply-timeout", "run.away-timeout"),
         *(
             "rounds",
-            "device",
+            "machine.device",
             "machine.precision",
             "machine.threads",
             "server.evaluate-every",
@@ -74,17 +77,17 @@ def test_a_sites_state_opens_whatever_its_machine_and_patience() -> None:
             "machine.vectorised",
             "machine.memory-format",
         ),
-        *("track", "purpose"),
+        *("run.track", "run.purpose"),
         *("server.wire-precision", "server.wire-down"),
         *("plugin", "plugin-settings"),
         *("server.sites-per-round", "server.aggregation", "server.max-update-norm"),
-        *("secure-aggregation", "secure.threshold", "clip-norm"),
+        *("secure.aggregation", "secure.threshold", "secure.clip-norm"),
     } == private_state._FREE
 
 
 def test_the_same_images_are_tested_whatever_they_look_like() -> None:
     assert {
-        *("data-dir", "cache-dir", "split.val-folds", "split.val-fold", "split.use-test"),
+        *("data.dir", "data.cache-dir", "split.val-folds", "split.val-fold", "split.use-test"),
         *(
             "data.image-size",
             "data.colour-constancy",
@@ -114,7 +117,7 @@ def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
             "network.dropout",
             "network.gradient-checkpointing",
         ),
-        "classifier",
+        "network.classifier",
         *(
             "vit.backbone",
             "vit.backbone-width",
@@ -133,7 +136,7 @@ def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
             "split.concentration",
             "split.labels-per-silo",
         ),
-        *("dataset", "data-dir", "cache-dir"),
+        *("dataset", "data.dir", "data.cache-dir"),
     } == finetune._OF_DATA
     assert {
         *(
@@ -144,10 +147,10 @@ def test_fine_tuning_takes_settings_of_network_data_and_training() -> None:
             "train.weight-decay",
             "train.optimiser-arguments",
         ),
-        *("vit.basic-learning-rate", "device", "machine.precision", "machine.threads"),
+        *("vit.basic-learning-rate", "machine.device", "machine.precision", "machine.threads"),
         *("machine.deterministic", "machine.fused-optimiser"),
     } == finetune._OF_TRAINING
-    assert finetune._FILES == ("data-dir", "cache-dir")
+    assert finetune._FILES == ("data.dir", "data.cache-dir")
 
 
 def test_a_refusal_names_what_chooses_among_samples_in_its_order() -> None:
@@ -164,9 +167,8 @@ def test_a_refusal_names_what_chooses_among_samples_in_its_order() -> None:
 
 
 def test_a_sites_own_word_goes_before_the_runs() -> None:
-    own = {"data-dir", "cache-dir", "device", "backbone-weights", "plugin"}
-    assert set(identity._NODE_KEYS) == own
-    assert keys_with(CommonSettings, "floor") == ("sums-min-count",)
+    own = {"data.dir", "data.cache-dir", "machine.device", "vit.backbone-weights", "plugin"}
+    assert set(identity._OWN) == own
 
 
 def test_the_split_is_in_the_order_that_a_tables_cache_folder_is_named_by() -> None:
@@ -201,22 +203,26 @@ def test_pretrained_weights_tell_the_shape_of_their_vit_in_order() -> None:
     ) == pretrain._SHAPE
 
 
-def test_settings_of_a_vit_are_those_that_are_named_so() -> None:
-    prefixes = ("backbone", "vit.train-backbone", "prompt-", "basic-")
-    named = {key for key in defaults(CommonSettings) if key.startswith(prefixes)}
-    assert named == {key for key, kind in kinds._APPLIES_TO.items() if kind == "vit"}
+def test_settings_of_a_vit_are_those_of_its_group() -> None:
+    of_vit = {key for key, kind in kinds._APPLIES_TO.items() if kind == "vit"}
+    assert of_vit == set(keys_in(CommonSettings, "vit"))
 
 
 def test_paths_are_made_absolute() -> None:
-    assert planning._PATHS == ("data-dir", "cache-dir", "out")
+    assert planning._PATHS == ("data.dir", "data.cache-dir", "run.out")
 
 
-def test_every_setting_has_roles_and_the_docstring_says_each() -> None:
-    assert set(keys_with(CommonSettings, *_ROLES)) == set(defaults(CommonSettings))
+def test_every_role_is_described_and_has_settings() -> None:
+    rules = rules_of(CommonSettings).values()
+    assert {role for rule in rules for role in rule.roles} == set(_ROLES)
     words = (common_settings.__doc__ or "").replace("\n", " ")
-    assert all(f" {role}: " in words or f" {role}, " in words for role in _ROLES)
-    for key in defaults(CommonSettings):  # none has a role that is not listed above
-        assert any(key in keys_with(CommonSettings, role) for role in _ROLES)
+    for role in _ROLES:
+        assert f" {role}: " in words, role
+
+
+def test_every_setting_but_those_that_name_an_experiment_has_a_group() -> None:
+    bare = {key for key in defaults(CommonSettings) if "." not in key}
+    assert bare == set(keys_in(CommonSettings, ""))
 
 
 def test_a_misspelt_role_is_told() -> None:
@@ -227,8 +233,8 @@ def test_a_misspelt_role_is_told() -> None:
 @pytest.mark.parametrize(
     ("method", "decisive"),
     [
-        ("uefl", "66745abfd7186bd872e386896fb09d373bc996ff183d18de40ea0e07ba6b5d1c"),
-        ("fedavg", "3b2678cbac82d16ed2b0a978abe68e35578dc8f97e891f2464f309c9708ea6dc"),
+        ("uefl", "22816c30d3477d556eab9c799c379a1320cd978f1c71b3efd0412d9277d8fe8f"),
+        ("fedavg", "d5ad67754b9da23d3823f77bd18a4fc1bfa5fa8fd9585f642db01625293711c2"),
     ],
 )
 def test_decisive_settings_are_those_of_before(method: str, decisive: str) -> None:

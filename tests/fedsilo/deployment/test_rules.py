@@ -35,7 +35,7 @@ def test_an_option_with_yaml_in_it_stays_one_text() -> None:
             RuleOptions(),
             "north has no level of trust: give --trust with one of server, sums, nobody",
         ),
-        (RuleOptions("friends"), "these rules cannot be used: setting 'trust'"),
+        (RuleOptions("friends"), "these rules cannot be used: 'trust' must be one of"),
         (RuleOptions("sums", methods=["fedavgg"]), "unknown method 'fedavgg'"),
         (RuleOptions("sums", more=["max-rounds"]), "must be KEY=VALUE"),
         (RuleOptions("sums", more=["max-round=3"]), "did you mean 'max-rounds'"),

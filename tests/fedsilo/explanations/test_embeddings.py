@@ -23,7 +23,12 @@ CPU = Compute(torch.device("cpu"), bf16=False)
 
 
 def network_of(kind: str, shape: tuple[int, ...]) -> TokenClassifier:
-    values = {"method": "fedavg", "network": kind, "width": 4, "dropout": 0.5}
+    values = {
+        "method": "fedavg",
+        "network.name": kind,
+        "network.width": 4,
+        "network.dropout": 0.5,
+    }
     return build_classifier(build(CommonSettings, values), Task(shape, 2))
 
 

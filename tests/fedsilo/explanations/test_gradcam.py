@@ -176,7 +176,7 @@ def test_a_site_explains_an_image_by_the_map_of_what_it_says(
 
 
 def test_grad_cam_of_an_evidential_network_has_beliefs_and_takes_a_label() -> None:
-    common = settings("conv", loss="evidential")
+    common = settings("conv", **{"train.loss": "evidential"})
     network = build_classifier(common, Task((1, 16, 16), 2))
     split = squares(2, 0)[0]
     small = Split(split.inputs[:, :, :16, :16], split.labels)

@@ -310,7 +310,7 @@ def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_besi
     safetensors.numpy.save_file(plain, file)
     frozen = {**ANGIO, **VIT, "vit.train-backbone": False, "run.out": str(tmp_path)}
     for weights in (str(file), "random"):
-        values: dict[str, Value] = {**frozen, "backbone-weights": weights}
+        values: dict[str, Value] = {**frozen, "vit.backbone-weights": weights}
         run_inline(resolve({**values, "run.name": Path(weights).stem}), 4)
     one_site = ("--site", "human")
     assert finetune("segmentation", [tmp_path / "random"], *one_site) == 1
@@ -383,7 +383,7 @@ def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_besi
             "'machine.memory-format' has no effect with fine-tuning",
         ),
         ("classification", ["fedavg"], ["--set", "network.name=vit"], "give --network instead"),
-        ("classification", ["fedavg"], ["--set", "learning-rat=1"], "did you mean 'learning-rate"),
+        ("classification", ["fedavg"], ["--set", "learning-rat=1"], "did you mean 'train.learning-rate"),
         ("classification", ["fedavg"], ["--set", "network.width=8"], "none of the"),
         ("classification", ["fedavg"], ["--epochs", "0"], "--epochs must be at least 1, but is 0"),
         ("classification", ["fedavg"], ["--seeds", "0"], "--seeds must be at least 1, but is 0"),

@@ -83,7 +83,7 @@ def test_the_weights_go_where_the_experiment_looks_for_them_and_its_run_begins_w
     assert "epoch 2: loss " in said
     arrays, facts = load_state(weights)
     assert facts["pretraining"]["epochs"] == 2
-    assert facts["data.image-size"] == 32
+    assert facts["image-size"] == 32
     assert facts["data"][:2] == ["dermoscopy-phantom", 0.3]
     assert 0 <= facts["held out"]["accuracy"] <= 1
     assert not [name for name in arrays if name.startswith("head")], "the classifier is thrown away"
@@ -296,7 +296,7 @@ def test_the_recipe_of_simulation_yaml_is_valid() -> None:
         ("{epoch: 2}", "unknown setting 'pretraining: epoch'; did you mean 'pretraining: epochs'"),
         ("{epochs: 0}", "'epochs' must be at least 1, but is 0"),
         ("{smoothing: 1.0}", "'smoothing' must be at least 0 and below 1"),
-        ("{target: colour}", "'data.target' must be one of nevus, diagnosis"),
+        ("{target: colour}", "'target' must be one of nevus, diagnosis"),
         ("[2]", "'pretraining' must be a mapping"),
     ],
 )

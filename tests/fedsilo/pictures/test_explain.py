@@ -46,7 +46,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     picsr: dict[str, Value] = {"method": "picsr", "picsr.expert-rounds": 1}
     for name, values in {
         "picsr": picsr,
-        "declared": picsr | {"standardise": "declared"},
+        "declared": picsr | {"data.standardise": "declared"},
         "fedavg": {"method": "fedavg"},
         "local": {"method": "local"},
     }.items():

@@ -84,7 +84,7 @@ def test_the_guarantee_is_of_the_site_that_spent_most(simulated: bool) -> None:
     found = hook.guarantee(participants(simulated, "a", "b"))
     assert found["epsilon"] == 2.5
     assert found["sites"] == {"a": 1.5, "b": 2.5}
-    assert (found["privacy.noise-multiplier"], found["privacy.statistics-noise"]) == (2.0, 7.0)
+    assert (found["noise-multiplier"], found["statistics-noise"]) == (2.0, 7.0)
     assert ("it protects nobody" in found["of"]) is simulated
     assert "not bounded" not in found["of"]
 

@@ -15,8 +15,8 @@ from fedsilo.strategies.meeting.participants import Participants
 from tests.support.tiny import TINY, VIT
 
 APP = importlib.import_module("fedsilo.client_app.app")
-AUTO: dict[str, Value] = {**TINY, "aggregation": "auto"}
-SECAGG: dict[str, Value] = {"secure-aggregation": "secagg", "clip-norm": 1.0}
+AUTO: dict[str, Value] = {**TINY, "server.aggregation": "auto"}
+SECAGG: dict[str, Value] = {"secure.aggregation": "secagg", "secure.clip-norm": 1.0}
 OWN_PROMPTS: dict[str, Value] = {**VIT, "fedevprompt.shared-prompts": "none"}
 
 
@@ -25,8 +25,8 @@ OWN_PROMPTS: dict[str, Value] = {**VIT, "fedevprompt.shared-prompts": "none"}
     [
         ("fedavg", {}, False, "norm-clip"),
         ("fedavg", {}, True, "mean"),
-        ("fedavg", {"aggregation": "mean"}, False, "mean"),
-        ("fedavg", {"aggregation": "median"}, True, "median"),
+        ("fedavg", {"server.aggregation": "mean"}, False, "mean"),
+        ("fedavg", {"server.aggregation": "median"}, True, "median"),
         ("fedavg", SECAGG, False, "mean"),
         ("local", {}, False, "mean"),
         ("fedevprompt", {**VIT, "fedevprompt.shared-prompts": "all"}, False, "norm-clip"),
@@ -49,7 +49,7 @@ def test_a_run_of_real_sites_says_that_it_clips_and_goes_on_from_its_own_config(
         for site in ("s1a", "s2a", "s3a")
     ]
     values = {**AUTO, "method": "fedavg", "rounds": 1, "run.out": str(tmp_path), "run.name": "run"}
-    for more in ({}, {"resume": True}):
+    for more in ({}, {"run.resume": True}):
         settings = resolve({**values, **more})
         with flower_identity():
             found = run(InlineGrid(APP.app, settings.as_mapping(), nodes), settings)

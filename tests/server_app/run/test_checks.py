@@ -12,7 +12,7 @@ from fedsilo.core.settings_schema import Value
 from fedsilo.server_app.run import checks
 from fedsilo.server_app.run.checks import DATA_CHECKS, PLAN_CHECKS, Plan, find_problems, raise_first
 
-KEYS = ("'run.purpose'", "'machine.vectorised'", "--ray-address", "'backbone-weights'")
+KEYS = ("'run.purpose'", "'machine.vectorised'", "--ray-address", "'vit.backbone-weights'")
 RESOURCES = {"num-supernodes": 9, "client-resources-num-cpus": 1, "init-args-num-cpus": 4}
 
 
@@ -25,8 +25,8 @@ def _ray(common: CommonSettings, resources: Mapping[str, Value] = RESOURCES, **m
     [
         ({"initial_weights": "none.safetensors"}, "'train.initial-weights' is 'none.safetensors'"),
         ({"initial_weights": "encoder:none.pt"}, "'train.initial-weights' is 'encoder:none.pt'"),
-        ({"network": "vit", "backbone_weights": "none.pt"}, "'backbone-weights' is 'none.pt'"),
-        ({"network": "resnet22", "backbone_weights": "none.pt"}, "'backbone-weights' is"),
+        ({"network": "vit", "backbone_weights": "none.pt"}, "'vit.backbone-weights' is 'none.pt'"),
+        ({"network": "resnet22", "backbone_weights": "none.pt"}, "'vit.backbone-weights' is"),
         ({"initial_weights": "timm:resnet18"}, ""),
         ({"network": "vit", "backbone_weights": "random"}, ""),
         ({"network": "resnet22"}, ""),

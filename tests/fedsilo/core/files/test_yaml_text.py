@@ -74,7 +74,7 @@ def test_any_text_is_read_or_refused_in_one_line(text: str) -> None:
 
 def test_files_of_our_own_are_without_a_doubt() -> None:
     root = Path(__file__).resolve().parents[4]
-    own = [root / "datasets" / "public.yaml", *root.glob("server_app/**/published/*.yaml")]
+    own = [root / "datasets" / "public.yaml", *root.glob("fedsilo/runs/published/*.yaml")]
     assert len(own) > 1
     for path in own:
         assert read_own_yaml(path) == read_yaml(path, DataError)

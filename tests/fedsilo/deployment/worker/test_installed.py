@@ -124,6 +124,22 @@ def test_a_bundle_that_names_a_file_twice_or_is_too_large_is_refused(
         installed_app().refuse_other(_zip({**files, "docs/a.md": bytes(65 << 20)}))
 
 
+@pytest.mark.parametrize(
+    ("name", "hidden"),
+    [
+        ("fedsilo/core/errors.py", "core/errors.py"),
+        ("client_app/app.py", "fedsilo/client_app/app.py"),
+    ],
+)
+def test_a_file_of_the_other_layout_cannot_hide_an_altered_one(
+    name: str, hidden: str, files: Mapping[str, bytes]
+) -> None:
+    honest = {path: data for path, data in files.items() if path != name}
+    for first, last in ((b"altered", files[name]), (files[name], b"altered")):
+        with pytest.raises(RefusedError, match="names a file twice"):
+            installed_app().refuse_other(_zip({**honest, name: first, hidden: last}))
+
+
 @settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_whatever_a_bundle_is_it_is_refused_in_one_line_or_is_the_same(data: st.DataObject) -> None:

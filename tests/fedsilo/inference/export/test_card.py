@@ -37,7 +37,7 @@ def test_a_card_is_filled_from_the_run(finished: Path) -> None:
     interval = wilson(round(right * tests), tests)
     assert f"| va | {tests} | {right:.3f} ({interval.low:.3f} to {interval.high:.3f}) |" in text
     assert "Fewer than 100 test rows: " in text
-    assert "| `local-steps` | `2` |" in text
+    assert "| `train.local-steps` | `2` |" in text
     assert str(finished) not in text
 
 

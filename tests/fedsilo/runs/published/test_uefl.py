@@ -6,11 +6,12 @@ from typing import Any
 import pytest
 
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings_schema import as_mapping, build
+from fedsilo.core.settings_schema import as_mapping, build, defaults
 from fedsilo.engines.experiments import Experiment, read_experiments
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.runs.published.published_numbers import Row, paper, published_numbers
 from fedsilo.server_app.config.settings import RunSettings, resolve
+from tests.support.setting_keys import as_keys
 
 ROOT = Path(__file__).resolve().parents[4]
 DISFL, UEFL = "DisFL", "UEFL"
@@ -32,9 +33,9 @@ GTSRB: dict[str, Any] = {"dataset": "gtsrb", **COLOUR, "uefl.codes": 64, "uefl.g
 
 
 def published(method: str, **changes: Any) -> Any:
-    """Return the numbers of a run of the authors' setting with changes (``_`` for ``-``)."""
-    named = {key.replace("_", "-"): value for key, value in changes.items()}
-    values = THERE | named
+    """Return the numbers of a run of the authors' setting with changes (see ``as_keys``)."""
+    values = THERE | as_keys(changes)
+    assert values.keys() <= defaults(CommonSettings).keys() | as_mapping(UEFLSettings()).keys()
     own = as_mapping(build(UEFLSettings, values)) if method == UEFL else {}
     common = as_mapping(build(CommonSettings, values | {"method": method.lower()}))
     return published_numbers(common | own, []).numbers
@@ -254,14 +255,14 @@ def test_every_number_is_the_papers(row: Row, real_data: Path) -> None:
 
 
 def _silos(row: Row) -> Any:
-    return row.settings.get("silos", 9)
+    return row.settings.get("split.silos", 9)
 
 
 def test_every_row_is_shown_for_some_run() -> None:
     shown: dict[int, int] = {}
     for row in ROWS:
         colour = COLOUR if row.dataset not in ("mnist", "fmnist") else {}
-        base = {"dataset": row.dataset, "silos": _silos(row), **colour}
+        base = {"dataset": row.dataset, "split.silos": _silos(row), **colour}
         codes = {"mnist": 32}.get(row.dataset, 64)
         gamma = {"mnist": 0.3, "cifar10": 0.2}.get(row.dataset, 0.1)
         never = {"uefl.max-iterations": 1} if row.name == DISFL else {}
@@ -316,7 +317,7 @@ def test_every_row_has_an_experiment_and_a_small_one(
     assert _published(small) == {}
     assert small.common.method == large.common.method
     assert (small.common.dataset, small.common.silos) == (row.dataset, _silos(row))
-    own = {key: value for key, value in row.settings.items() if key != "silos"}
+    own = {key: value for key, value in row.settings.items() if key != "split.silos"}
     asked = as_mapping(large.own) | own
     lengths = ("uefl.iteration-rounds", "uefl.extension-rounds")
     of_small = as_mapping(small.own)

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.numpy import load_file
 
-from fedsilo.client_app import together
 from fedsilo.core.errors import FedsiloError, SettingError
 from fedsilo.core.settings_schema import Value
+from fedsilo.engines import together
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.models.networks.stacked import Rows, StackedNetwork
 from fedsilo.server_app.config.settings import resolve
@@ -42,7 +42,7 @@ _OF_THE_MACHINE = ("seconds", "peak-memory-bytes")
 
 
 def ran(folder: Path, values: dict[str, Value], vectorised: int, sites: int) -> RunDirectory:
-    own = {**values, "vectorised": vectorised, "out": str(folder / str(vectorised))}
+    own = {**values, "machine.vectorised": vectorised, "run.out": str(folder / str(vectorised))}
     return run_inline(resolve({**own, "run.name": "run"}), sites)
 
 
@@ -72,7 +72,7 @@ def test_sites_trained_as_one_come_to_what_the_loop_over_them_comes_to(
 ) -> None:
     train_in_float64(monkeypatch)  # a grouped convolution adds up in another order
     loop = ran(tmp_path, values, 1, sites)
-    with mock.patch.object(together, "_steps", wraps=together._steps) as steps:
+    with mock.patch.object(together, "_take_steps", wraps=together._take_steps) as steps:
         one = ran(tmp_path, values, vectorised, sites)
     assert max(len(call.args[2]) for call in steps.call_args_list) == vectorised
     models = [load_file(run.path / "model.safetensors") for run in (loop, one)]
@@ -134,7 +134,7 @@ def test_batch_norm_of_padded_rows_is_of_the_real_ones() -> None:
     [
         ({"method": "fedprox"}, "does more than train the received model"),
         ({"train.optimiser-state": "run"}, "'train.optimiser-state' is 'run'"),
-        ({"optimiser": "lbfgs"}, "'train.optimiser' is 'lbfgs'"),
+        ({"train.optimiser": "lbfgs"}, "'train.optimiser' is 'lbfgs'"),
         ({"train.class-weights": "balanced"}, "'train.class-weights' is 'balanced'"),
         (
             {"privacy.sample-clip-norm": 1.0, "privacy.noise-multiplier": 1.0},
@@ -146,7 +146,7 @@ def test_what_sites_cannot_be_trained_as_one_with_is_refused(
     changes: dict[str, Value], reason: str
 ) -> None:
     with pytest.raises(
-        SettingError, match=f"'machine.vectorised' is 4.*{reason}.*'vectorised' to 1"
+        SettingError, match=f"'machine.vectorised' is 4.*{reason}.*'machine.vectorised' to 1"
     ):
         resolve({**HEART, **changes, "machine.vectorised": 4})
 

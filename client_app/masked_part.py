@@ -29,7 +29,7 @@ Arrays = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
-class Outbound:
+class MaskedPart:
     """A site's part of the secret sum that one message asks for."""
 
     session: SiteSession  # the run at this site
@@ -54,9 +54,11 @@ class Outbound:
                 to 'secure.clip-norm'.
             metrics: the measured metrics; those that the server asks to sum are added.
         """
-        update = {name: array.cpu().double() - received[name] for name, array in leaving.items()}
+        update = {}
+        for name, array in leaving.items():
+            update[name] = array.cpu().double() - received[name]
         with self.naming_round():
-            return to_record(self._masked(update, metrics))
+            return to_record(self._mask(update, metrics))
 
     def refuse_before_data(self) -> None:
         """Refuse an impossible secret sum before data are opened; afterwards nothing is refused.
@@ -69,7 +71,7 @@ class Outbound:
             names = texts(secure.asked, "metrics")
             for name in names:
                 self._bounds_of(name)
-            received = self._received()
+            received = self._received_arrays()
             self._zeros(received)
             secure.ready(received, names)
 
@@ -79,7 +81,7 @@ class Outbound:
         Raises:
             SiteError: it has.
         """
-        self.secure_site().refuse_after_failure(self._received())
+        self.secure_site().refuse_after_failure(self._received_arrays())
 
     def failed_part(self) -> ArrayRecord:
         """Build the masked part of a site that could not answer: zeros, and the mark of a failure.
@@ -88,9 +90,9 @@ class Outbound:
             FedsiloError: nothing can be masked.
         """
         with self.naming_round():
-            return to_record(self._masked(None, {}))
+            return to_record(self._mask(None, {}))
 
-    def _masked(self, update: Arrays | None, metrics: Mapping[str, float]) -> dict[str, NDArray]:
+    def _mask(self, update: Arrays | None, metrics: Mapping[str, float]) -> dict[str, NDArray]:
         """Build this site's part of a secret sum; ``update`` is None if the site could not answer.
 
         Names and shapes are always those that the server asks for and sends.
@@ -98,34 +100,33 @@ class Outbound:
         Raises:
             SiteError: the update has other names or shapes.
         """
-        received = self._received()
+        received = self._received_arrays()
         zeros = self._zeros(received)
         part = zeros
         if update is not None:
             part = dict(update)
             if self.session.stand_in is not None:  # an error would depend on a single patient
                 part = {name: finite(array) for name, array in update.items()}
-            shapes = [{n: tuple(a.shape) for n, a in arrays.items()} for arrays in (part, zeros)]
-            if shapes[0] != shapes[1]:
+            if _shapes(part) != _shapes(zeros):
                 raise SiteError(
                     f"the server asks to sum {sorted(zeros)}, but method "
                     f"'{self.session.settings.method}' sends {sorted(part)}"
                 )
         clipped = clipped_to(part, self.session.settings.clip_norm)
         secure = self.secure_site(update is None)
-        portions = {
-            name: portion(metrics.get(name), *self._bounds_of(name))
-            for name in texts(secure.asked, "metrics")
-        }
-        return dict(secure.masked(clipped, received, portions))
+        portions = {}
+        for name in texts(secure.asked, "metrics"):
+            least, largest = self._bounds_of(name)
+            portions[name] = portion(metrics.get(name), least, largest)
+        return dict(secure.mask(clipped, received, portions))
 
-    def _received(self) -> dict[str, NDArray]:
+    def _received_arrays(self) -> dict[str, NDArray]:
         """Return all received arrays, named ``<record>/<array>``."""
-        return {
-            f"{record}/{name}": unpack(array)
-            for record, arrays in self.content.array_records.items()
-            for name, array in arrays.items()
-        }
+        received = {}
+        for record, arrays in self.content.array_records.items():
+            for name, array in arrays.items():
+                received[f"{record}/{name}"] = unpack(array)
+        return received
 
     def _zeros(self, received: Mapping[str, NDArray]) -> dict[str, Tensor]:
         """Return zeros in the shapes of the arrays that the server asks to sum, float64.
@@ -147,7 +148,7 @@ class Outbound:
             raise RefusedError(f"'{name[:80]}' is not a measurement that is summed here")
         return ends
 
-    def secured(self) -> ConfigRecord:
+    def answer_phase(self) -> ConfigRecord:
         """Answer a phase of secure aggregation; errors name the site and the round.
 
         Raises:
@@ -166,9 +167,17 @@ class Outbound:
         session, instruction = self.session, self.instruction
         name, settings = session.silo.name, session.settings
         samples = session.limits.secure_samples
-        # A cap lets only noisy counts leave, and exact ones next to them would undo the noise
-        labels = session.reported if session.cap else session.silo.label_counts()
+        labels = session.silo.label_counts()
+        if session.cap:
+            # Only noisy counts may leave, and exact ones next to them would undo the noise
+            labels = session.reported
         counts = {split: sum(of_labels) for split, of_labels in labels.items()}
+        measures: tuple[str, ...] = ()
+        if settings.trust == SUMS:
+            measures = session.measured_splits()
+        question = None
+        if session.stand_in is not None:
+            question = instruction.to_config()
         return SecureSite(
             name,
             instruction.run_name,
@@ -180,10 +189,10 @@ class Outbound:
             Summand(settings, counts, failed),
             digest("terms", sorted(session.run_config.items()), samples),
             session.limits.colluding_sites,
-            session.measured_splits() if settings.trust == SUMS else (),
+            measures,
             samples,
             self._book(samples),
-            instruction.to_config() if session.stand_in is not None else None,
+            question,
         )
 
     def _secure_record(self) -> ConfigRecord:
@@ -209,3 +218,7 @@ class Outbound:
         except FedsiloError as error:
             place = f"site {self.session.silo.name}, round {self.instruction.round}"
             raise type(error)(f"{place}: secure aggregation: {error}") from None
+
+
+def _shapes(arrays: Arrays) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(array.shape) for name, array in arrays.items()}

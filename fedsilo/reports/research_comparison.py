@@ -1,0 +1,222 @@
+"""The comparison in a report for research: means over seeds, paired differences, tests, cost."""
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fedsilo.comparison.budgets import Budgets, budget_of
+from fedsilo.comparison.results import shared_summaries, values_by_seed
+from fedsilo.comparison.significance import Tested, significance
+from fedsilo.comparison.tables import mean
+from fedsilo.core.drawing.palette import line_styles
+from fedsilo.core.one_line import format_count
+from fedsilo.datasets.registry import data_set
+from fedsilo.models.measures.intervals import Estimate, of_mean
+from fedsilo.pages.number_texts import with_interval
+from fedsilo.pages.page import Picture
+from fedsilo.pages.page_pictures import estimates, scatter
+from fedsilo.reports.headline import facts
+from fedsilo.reports.runs import experiments_of
+from fedsilo.runs.finished_run import Shown, same_split
+
+_PAIRS = 15  # most pairs of experiments whose differences are drawn
+_UNBOUNDED = ("loss", "entropy", "perplexity")  # all other metrics are at most 1
+
+# The template variables of a page with one experiment
+NO_COMPARISON: Mapping[str, Any] = {
+    "data_sets": [],
+    "compared": [],
+    "one_seed": False,
+    "paired": False,
+    "same_split": None,
+    "unequal": [],
+    "cost_picture": [],
+}
+
+Runs = Sequence[Shown]
+BySeed = Mapping[int, float]
+
+
+def summaries_of(runs: Runs, split: str) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return experiment -> seed -> summary with the metrics of a split that all runs share."""
+    summaries: dict[str, dict[int, dict[str, Any]]] = {}
+    for run, summary in zip(runs, shared_summaries(runs, split), strict=True):
+        summaries.setdefault(run.experiment, {})[run.summary["seed"]] = summary
+    return summaries
+
+
+def comparison_data(runs: Runs, split: str) -> dict[str, Any]:
+    """Build the template variables for the comparison of two experiments or more.
+
+    Experiments on several data sets are named, but not compared.
+    """
+    experiments = experiments_of(runs)
+    seeds = {tuple(sorted(by_seed)) for by_seed in experiments.values()}
+    data_sets = {str(run.summary["dataset"]) for run in runs}
+    compared: list[dict[str, Any]] = []
+    cost_pictures: list[Picture] = []
+    if len(data_sets) == 1:
+        compared = _compare_runs(runs, split)
+        cost_pictures = _draw_cost(runs, split)
+    return {
+        "data_sets": sorted(data_sets),
+        "compared": compared,
+        "one_seed": max(len(of_experiment) for of_experiment in seeds) < 2,
+        "paired": len(seeds) == 1,
+        "same_split": same_split(runs),
+        "unequal": _unequal_budgets(experiments),
+        "cost_picture": cost_pictures,
+    }
+
+
+def _headline(runs: Runs) -> Sequence[str]:
+    """Return the headline metrics of the first run's data set."""
+    return data_set(str(runs[0].summary["dataset"])).headline
+
+
+def _compare_runs(runs: Runs, split: str) -> list[dict[str, Any]]:
+    """Compare the experiments by each headline metric that more than one of them has."""
+    summaries = summaries_of(runs, split)
+    compared = []
+    for metric in _headline(runs):
+        samples = values_by_seed(summaries, metric)
+        known = {name: by_seed for name, by_seed in samples.items() if by_seed}
+        if len(known) > 1:
+            compared.append(_comparison(metric, known, split))
+    return compared
+
+
+def _comparison(metric: str, samples: Mapping[str, BySeed], split: str) -> dict[str, Any]:
+    """Build the picture, tables and tests of one metric; ``samples`` is experiment -> seed -> it.
+
+    Tests are paired by seed if every experiment has the same seeds.
+    """
+    points, centres, rows, descriptions = {}, {}, [], []
+    for name, by_seed in samples.items():
+        points[name] = list(by_seed.values())
+        centres[name] = _mean(metric, points[name])
+        cell = with_interval(centres[name])
+        rows.append([name, str(len(by_seed)), cell])
+        descriptions.append(f"{name}: {cell}")
+    label = f"{split} {metric}, mean over sites"
+    svg = estimates(f"compared-{metric}", {"mean": centres}, label, points)
+    alt = f"{label}. {'; '.join(descriptions)}."
+    seeds = {tuple(sorted(by_seed)) for by_seed in samples.values()}
+    tested = significance(metric, samples, len(seeds) == 1)
+    return {
+        "name": metric,
+        "picture": Picture(svg, alt, f"{label}; bars: 95 % intervals (t)."),
+        "caption": f"{label[0].upper()}{label[1:]}",
+        "differences": _draw_differences(metric, samples, split),
+        "means": rows,
+        "no_test": _reason_for_no_test(tested),
+        "pairs": tested.lines(),
+        "tests": f"{'. '.join([tested.heading(split), *tested.reasons()])}.",
+    }
+
+
+def _reason_for_no_test(tested: Tested) -> str:
+    """Explain why there is no p at all; empty if there is one."""
+    has_pair = any(test.p is not None for test in tested.pairs.values())
+    if has_pair or tested.anova.p is not None:
+        return ""
+    return tested.anova.why
+
+
+def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> Estimate:
+    """Return the mean of a metric over seeds; its interval is clipped to the metric's range."""
+    most = 1.0
+    if metric in _UNBOUNDED:
+        most = math.inf
+    least = 0.0
+    if difference:
+        least = -most
+    return Estimate(mean(values), of_mean(values, least, most))
+
+
+def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) -> list[Picture]:
+    """Draw the differences by seed of each two experiments that have two seeds in common."""
+    points: dict[str, list[float]] = {}
+    for earlier, later in itertools.combinations(samples, 2):
+        seeds = sorted(samples[earlier].keys() & samples[later].keys())
+        if len(seeds) > 1 and len(points) < _PAIRS:
+            apart = [samples[later][seed] - samples[earlier][seed] for seed in seeds]
+            points[f"{later} - {earlier}"] = apart
+    if not points:
+        return []
+    means, descriptions = {}, []
+    for pair, values in points.items():
+        means[pair] = _mean(metric, values, difference=True)
+        descriptions.append(f"{pair}: {with_interval(means[pair])}")
+    label = f"difference in {split} {metric}, by seed"
+    said = "; ".join(descriptions)
+    svg = estimates(f"differences-{metric}", {"mean": means}, label, points)
+    return [Picture(svg, f"{label}. {said}.", f"Paired differences, points: seeds. {said}.")]
+
+
+def _draw_cost(runs: Runs, split: str) -> list[Picture]:
+    """Draw the data set's first metric over the bytes of a run, with a point for each run.
+
+    Without values of two experiments there is no picture.
+    """
+    metric = _headline(runs)[0]
+    points: dict[str, list[tuple[float, float]]] = {}
+    for experiment, by_seed in summaries_of(runs, split).items():
+        for summary in by_seed.values():
+            value = summary["mean"].get(metric)
+            if value is not None:
+                megabytes = (summary["bytes"]["up"] + summary["bytes"]["down"]) / 1e6
+                points.setdefault(experiment, []).append((megabytes, value))
+    if len(points) < 2:
+        return []
+    label = f"{split} {metric}, mean over sites"
+    over = "MB sent and received by all sites"
+    svg = scatter("cost", points, line_styles(list(points)), over, label)
+    descriptions = []
+    for name, places in points.items():
+        descriptions.append(f"{name}: {mean(value for _, value in places):.3f}")
+    alt = f"{label}, over {over}. {'; '.join(descriptions)}."
+    return [Picture(svg, alt, f"{metric} against cost, a point a run.")]
+
+
+def comparison_head(runs: Runs, split: str) -> dict[str, Any]:
+    """Build the template variables of ``head.html`` in which several runs differ from one."""
+    methods = dict.fromkeys(f"{run.summary['title']} ({run.summary['method']})" for run in runs)
+    common = [pair for pair in facts(runs[0]) if pair[0] not in ("method", "trained")]
+    counts = f"{len(experiments_of(runs))} experiments, {format_count(len(runs), 'run')}"
+    return {
+        "facts": [*common, ("methods", ", ".join(methods)), ("runs", counts)],
+        "result": _best_experiment(runs, split),
+        "limit": "An interval over seeds says how much seeds scatter, nothing of other patients.",
+    }
+
+
+def _best_experiment(runs: Runs, split: str) -> str:
+    """Name the experiment with the highest mean of the first headline metric, and the next one."""
+    if len({run.summary["dataset"] for run in runs}) > 1:
+        return "The runs are on several data sets and are not compared."
+    metric = _headline(runs)[0]
+    samples = values_by_seed(summaries_of(runs, split), metric)
+    means = {}
+    for name, by_seed in samples.items():
+        if by_seed:
+            means[name] = _mean(metric, list(by_seed.values()))
+    if not means:
+        return f"No run has a {split} {metric} that may be shown."
+    # Equal means stay in the order of the runs
+    best, *others = sorted(means, key=lambda name: -means[name].value)
+    seeds = format_count(len(samples[best]), "seed")
+    said = f"Highest {split} {metric}: {best}, {with_interval(means[best])} over {seeds}"
+    if not others:
+        return f"{said}."
+    return f"{said}; the next is {others[0]}, {means[others[0]].value:.3f}."
+
+
+def _unequal_budgets(experiments: Mapping[str, Mapping[int, Shown]]) -> list[str]:
+    """Return, per experiment, how its budget differs from the first one's."""
+    budgets = {}
+    for name, by_seed in experiments.items():
+        runs = list(by_seed.values())
+        budgets[name] = budget_of(runs[0].settings).with_costs(runs)
+    return [f"{name}: {'; '.join(parts)}" for name, parts in Budgets(budgets).unlike().items()]

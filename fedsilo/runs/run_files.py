@@ -1,0 +1,109 @@
+"""The files of a run directory, each read once, at its first use."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsilo.core.errors import RunDirectoryError, SettingError
+from fedsilo.runs.frames import metrics_frame, sites_frame, traffic_frame
+from fedsilo.runs.published.published_numbers import Published, published_numbers
+from fedsilo.runs.shown import Document, Row
+from fedsilo.server_app.config.settings import (
+    RunConfig,
+    RunSettings,
+    read_recorded,
+    read_run_config,
+)
+from fedsilo.server_app.records.run_directory import CONFIG, SILOS, SUMMARY, RunDirectory
+
+# pandas takes a second to import, and a report does not need it
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """The content of a run directory's files; ``FinishedRun`` adds to it.
+
+    A property that reads a file raises a ``RunDirectoryError`` if the file is missing, damaged or
+    of another form. The error names the file.
+
+    Attributes:
+        path: the run directory.
+    """
+
+    path: Path
+
+    @cached_property
+    def config(self) -> RunConfig:
+        """The content of ``config.toml``: settings by key, engine, versions of the software."""
+        config = read_run_config(self.path / CONFIG)
+        # Decoded data are written to the cache, so a foreign run directory must not choose it
+        return dataclasses.replace(config, settings=config.settings | {"data.cache-dir": ""})
+
+    @cached_property
+    def settings(self) -> RunSettings:
+        """The settings of the run, also by key: ``settings["rounds"]``.
+
+        They have this user's cache directory, and are not checked against each other.
+        """
+        try:
+            return read_recorded(self.config.settings)
+        except SettingError as error:
+            raise RunDirectoryError(f"{self.path / CONFIG}: {error}") from None
+
+    @cached_property
+    def summary(self) -> Document:
+        """``summary.json``: final metrics, seconds, bytes, failures (docs/run-directory.md)."""
+        summary: Document = RunDirectory(self.path).read_json(SUMMARY)
+        return summary
+
+    @cached_property
+    def paper(self) -> Published:
+        """The numbers of the paper for a run in this setting, or why the paper has none."""
+        return published_numbers(self.config.settings, self.silos)
+
+    @cached_property
+    def silos(self) -> Document:
+        """``silos.json``: site -> its sizes, label counts, class names and fingerprints."""
+        silos: Document = RunDirectory(self.path).read_json(SILOS)
+        return silos
+
+    @cached_property
+    def metric_rows(self) -> list[Row]:
+        """The rows of ``metrics.csv``, as text: round, site, split, metric, value."""
+        return RunDirectory(self.path).read_csv("metrics.csv")
+
+    @cached_property
+    def traffic_rows(self) -> list[Row]:
+        """The rows of ``traffic.csv``, as text; earlier versions counted no steps."""
+        rows = RunDirectory(self.path).read_csv("traffic.csv")
+        return [{"steps": "0", "samples": "0", **row} for row in rows]
+
+    @cached_property
+    def metrics(self) -> pd.DataFrame:
+        """``metrics.csv``: a row per number, ``round, site, split, metric, value``."""
+        return metrics_frame(self.metric_rows)
+
+    @cached_property
+    def traffic(self) -> pd.DataFrame:
+        """``traffic.csv``: a row per message with its bytes, seconds, optimiser steps, samples."""
+        return traffic_frame(self.traffic_rows)
+
+    @cached_property
+    def sites(self) -> pd.DataFrame:
+        """A row per site: ``site, distribution, train, val, test`` (samples) and ``dropped``."""
+        return sites_frame(self.silos)
+
+    def last_metrics(self, split: str) -> dict[str, dict[str, float]]:
+        """Return the metrics of the last round: site -> metric -> value."""
+        last = str(self.summary["rounds"])
+        values: dict[str, dict[str, float]] = {}
+        for row in self.metric_rows:
+            if row["round"] == last and row["split"] == split:
+                values.setdefault(row["site"], {})[row["metric"]] = float(row["value"])
+        return values
