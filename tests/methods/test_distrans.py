@@ -47,11 +47,7 @@ from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, st
 from tests.support.errors import refuses
 from tests.support.lab import answer, evaluate, fitted
 from tests.support.methods import SITES, Opened, Tiny
-<<<<<<< HEAD
-from tests.support.setting_keys import as_keys
-=======
 from tests.support.setting_keys import as_key
->>>>>>> house
 
 # The equations
 
@@ -59,12 +55,8 @@ DIGITS = Task((1, 16, 16), 10)
 
 
 def settings(**values: Any) -> CommonSettings:
-<<<<<<< HEAD
-    return build(CommonSettings, {"method": "distrans", "network.width": 2, **as_keys(values)})
-=======
     named = {as_key(name): value for name, value in values.items()}
     return build(CommonSettings, {"method": "distrans", "network.width": 2, **named})
->>>>>>> house
 
 
 def double(alpha: float = 0.2, task: Task = DIGITS, **values: Any) -> DoubleChannelClassifier:
@@ -201,11 +193,7 @@ def test_the_embedding_takes_a_step_down_the_squared_distance() -> None:
     ],
 )
 def test_a_setting_that_makes_no_sense_is_refused(key: str, value: Any, allowed: str) -> None:
-<<<<<<< HEAD
-    with pytest.raises(SettingError, match=rf"'{key}' must be .*{allowed}"):
-=======
     with refuses(SettingError, key, value, allowed):
->>>>>>> house
         build(DisTransSettings, {key: value})
 
 
