@@ -26,12 +26,12 @@ from fedsilo.core.messages import (
     TRAINED,
     TRAINING,
     Instruction,
-    Value,
     measurement,
     state_key,
 )
 from fedsilo.core.one_line import abbreviate, by_reason, one_line
 from fedsilo.core.settings.common_settings import SERVER, SUMS
+from fedsilo.core.settings_schema import Value
 from fedsilo.strategies.loop.ask import Ask, Question, Replies, TooFewSitesError
 from fedsilo.strategies.loop.hooks import Hooks
 from fedsilo.strategies.loop.method import Method
