@@ -149,10 +149,11 @@ def file_state(path: Path, key: str = "vit.backbone-weights") -> dict[str, Any]:
             size += getattr(array, "nbytes", 0)
         check_unpacked(path, size)
     except DataError as error:
-        raise SettingError(f"setting '{key}': {error}") from None
+        raise SettingError(f"'{key}': {error}") from None
     except Exception as error:  # a damaged file fails in any way
         raise SettingError(
-            f"setting '{key}': {path} is truncated or not a weights file ({reason_of(error)})"
+            f"'{key}': {path} is truncated or not a weights file ({reason_of(error)}): name "
+            "another file"
         ) from None
     return state
 
