@@ -127,7 +127,7 @@ def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
         raise SettingError(
             f"'vit.backbone-weights': {path} was trained on a public part of {share:g} of "
             f"'{dataset}', but 'split.public-share' is {settings.public_share:g}, so that the "
-            "sites would hold images that it has seen: set 'split.public-share' to the same"
+            "sites would hold images that it has seen; set 'split.public-share' to the same"
         )
 
 
