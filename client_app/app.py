@@ -48,7 +48,7 @@ from fedsilo.core.messages import (
     TRAIN,
     Instruction,
 )
-from fedsilo.core.one_line import shown
+from fedsilo.core.one_line import quote_value
 from fedsilo.core.settings.common_settings import SUMS
 from fedsilo.core.settings.removed import RENAMED, with_current_keys
 from fedsilo.core.versions import refuse_other_versions
@@ -71,7 +71,7 @@ class HospitalApp(ClientApp):
         kind = message.metadata.message_type
         if kind in _KINDS:
             return super().__call__(message, context)
-        error = RefusedError(f"{shown(kind)} is no kind of message that a hospital answers")
+        error = RefusedError(f"{quote_value(kind)} is no kind of message that a hospital answers")
         return refuse(message, context, error)
 
 
@@ -135,7 +135,9 @@ def _phase(answering: Answering, final: bool = False) -> RecordDict:
     if session.stand_in is not None and instruction.phase not in SECURING:
         session = open_declared(session, instruction, content)
     lab = Lab(session, content, instruction)
-    return evaluate(lab) if final else answer(lab)
+    if final:
+        return evaluate(lab)
+    return answer(lab)
 
 
 def _hello(answering: Answering) -> RecordDict:
@@ -261,7 +263,9 @@ def _failure(message: Message, context: Context, error: Exception, opened: Opene
     """Turn an error into a reply; a real hospital's own log gets the full reason."""
     reason = _reason(error, context)
     if "site" in context.node_config:  # in a simulation the server's own log line is enough
-        said = str(error) if isinstance(error, FedsiloError) else reason
+        said = reason
+        if isinstance(error, FedsiloError):
+            said = str(error)
         logging.getLogger("flwr").error("fedsilo: %s", " ".join(said.split()))
     if opened.data and opened.hidden:
         opened.why, error = reason, constant_error(error)
@@ -280,7 +284,9 @@ def _round_of(message: Message) -> int:
     """Return the round that a message names; 0 if it names none."""
     config = message.content.config_records.get(CONFIG, ConfigRecord())
     round_ = config.get("round", 0)
-    return round_ if isinstance(round_, int) else 0
+    if not isinstance(round_, int):
+        return 0
+    return round_
 
 
 def _log(
@@ -297,21 +303,23 @@ def _log(
 
     message, outcome, why = answering.message, audit_log.ANSWERED, answering.opened.why
     if error or why:
-        refused = isinstance(error, RefusedError)
-        outcome = audit_log.REFUSED if refused else audit_log.FAILED
+        outcome = audit_log.FAILED
+    if isinstance(error, RefusedError):
+        outcome = audit_log.REFUSED
     site = own_name(context)
     try:
         mark = _ledger_mark(context)
         line = audit_log.entry(site, message, context, reply, outcome, why, mark)
         audit_log.append_line(log_path(context, answering.rules), line)
     except Exception as unlogged:  # nothing may leave unlogged
-        before = str(reply.error.reason) if reply.has_error() else ""
         fault = f"site {site}: {_reason(unlogged, context)}"
-        if fault == before:
-            return reply
-        code = reply.error.code if reply.has_error() else _code(unlogged)
+        code, reason = _code(unlogged), fault
+        if reply.has_error():
+            if reply.error.reason == fault:
+                return reply
+            code, reason = reply.error.code, f"{reply.error.reason}; {fault}"
         logging.getLogger("flwr").error("fedsilo: %s", fault)
-        return Message(Error(code, "; ".join(filter(None, [before, fault]))), reply_to=message)
+        return Message(Error(code, reason), reply_to=message)
     return reply
 
 
@@ -341,14 +349,19 @@ def _reason(error: Exception, context: Context) -> str:
     if isinstance(error, FedsiloError):
         from fedsilo.client_app.site.bounds import without_paths
 
-        return str(error) if is_simulated(context) else without_paths(str(error), context)
+        if is_simulated(context):
+            return str(error)
+        return without_paths(str(error), context)
     logging.getLogger("flwr").exception("fedsilo: a message could not be answered")
     # The text of a foreign error may quote a patient's value, and a file name may be one
-    detail = f": {os.strerror(error.errno)}" if isinstance(error, OSError) and error.errno else ""
+    detail = ""
+    if isinstance(error, OSError) and error.errno:
+        detail = f": {os.strerror(error.errno)}"
     return f"{type(error).__name__}{detail} (its text is in the site's own log)"
 
 
 def _code(error: Exception) -> int:
     """Return the number that tells the server the kind of an error."""
-    kind = error.code if isinstance(error, FedsiloError) else ""
-    return ERROR_CODES.get(kind, _CLIENT_APP_RAISED)
+    if not isinstance(error, FedsiloError):
+        return _CLIENT_APP_RAISED
+    return ERROR_CODES.get(error.code, _CLIENT_APP_RAISED)

@@ -20,21 +20,27 @@ def site_facts(session: SiteSession) -> SiteFacts:
         RefusedError: the site has too few rows for the sums that the run asks for.
         SettingError: the weights of the network are missing.
     """
-    silo, software = session.silo, {}
-    open_ = session.settings.trust == SERVER
+    silo, trust = session.silo, session.settings.trust
+    software: dict[str, str] = {}
     if not session.simulated:
         software = installed_software() | {"device": str(session.compute.device)}
+    label_counts = session.reported
+    if trust == SUMS:
+        label_counts = {}
+    fingerprints, dropped = silo.fingerprints, silo.dropped
+    if trust != SERVER:
+        fingerprints, dropped = {}, 0
     return SiteFacts(
         site=silo.name,
         distribution=silo.distribution,
         input_shape=silo.task.input_shape,
         classes=silo.task.classes,
-        label_counts=session.reported if session.settings.trust != SUMS else {},
-        fingerprints=silo.fingerprints if open_ else {},
+        label_counts=label_counts,
+        fingerprints=fingerprints,
         simulated=session.simulated,
         features=silo.features,
         sums=feature_sums(session),
-        dropped=silo.dropped if open_ else 0,
+        dropped=dropped,
         schema=silo.schema,
         backbone=backbone_digest(session.settings),
         class_names=silo.classes,
@@ -54,15 +60,15 @@ def feature_sums(session: SiteSession) -> Sums | None:
     if not silo.features or settings.standardise != "pooled":
         return None
     sums, least, rows = sums_of(silo.train.inputs), settings.sums_min_count, len(silo.train)
-    few = [f"it has {rows} training rows"] if rows < least else []
-    few += [
-        f"{int(count)} training rows have a value of '{feature}'"
-        for feature, count in zip(silo.features, sums.count, strict=True)
-        if 0 < count < least
-    ]
+    few = ""
+    for feature, count in zip(silo.features, sums.count, strict=True):
+        if not few and 0 < count < least:
+            few = f"{int(count)} training rows have a value of '{feature}'"
+    if rows < least:
+        few = f"it has {rows} training rows"
     if few:
         raise RefusedError(
-            f"site {silo.name} sends no sums: {few[0]}, but at least {least} are needed "
+            f"site {silo.name} sends no sums: {few}, but at least {least} are needed "
             "('privacy.sums-min-count'); leave the site out, or set 'data.standardise' to "
             "'declared'"
         )

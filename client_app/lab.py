@@ -33,6 +33,7 @@ from fedsilo.client_app.training.loop import (
     round_steps,
 )
 from fedsilo.client_app.training.paced_epochs import PREFIX, train_continued
+from fedsilo.client_app.training.rates import is_scheduled
 from fedsilo.core.array_names import with_prefix
 from fedsilo.core.messages import (
     ARRAYS,
@@ -223,9 +224,7 @@ class Lab:
             SiteError: the training diverged.
         """
         settings = settings or self.sampling
-        own = settings
-        if steps:
-            own = replace(settings, local_steps=steps)
+        own = replace(settings, local_steps=steps or settings.local_steps)
         if split is None:
             split = self.silo.train
         training = LocalTraining(
@@ -253,8 +252,7 @@ class Lab:
         if evidences(network):
             training.before_pass = anneal_evidence(training, settings, before)
         # A schedule does not count the steps of a plan
-        scheduled = plan is None and (settings.schedule != "constant" or settings.warm_up > 0)
-        if settings.rate_decay != "none" or scheduled:
+        if settings.rate_decay != "none" or (plan is None and is_scheduled(settings)):
             training.counted = count_steps(round_steps(training, settings, aside), settings, before)
         if aside:
             training.run()

@@ -112,6 +112,7 @@ class MaskedPart:
                     f"the server asks to sum {sorted(zeros)}, but method "
                     f"'{self.session.settings.method}' sends {sorted(part)}"
                 )
+        # Clipped even if nothing was trained: zeros and updates must take the same path
         clipped = clipped_to(part, self.session.settings.clip_norm)
         secure = self.secure_site(update is None)
         portions = {}
@@ -207,6 +208,7 @@ class MaskedPart:
         if session.simulated or "state-dir" not in session.node_config:
             return None
         folder = Path(str(session.node_config["state-dir"])) / OWN / session.silo.name
+        # Settings that scale a part; sums of the same arrays under other scales would reveal it
         terms = digest("scale", session.digest, session.settings.clip_norm, samples)
         return SummedBefore(folder, terms.hex())
 

@@ -59,7 +59,9 @@ class OpenedSite:
         Only a simulated site draws noise from the seed. A server knows the run's seed, so it could
         subtract noise that was drawn from the seed.
         """
-        return generator(self.settings.seed, *key) if self.simulated else None
+        if not self.simulated:
+            return None
+        return generator(self.settings.seed, *key)
 
     def require_consent(self, key: str, purpose: str) -> None:
         """Refuse the run at a real hospital whose node config does not say ``key=true``."""
@@ -80,20 +82,22 @@ class OpenedSite:
         assert declared is not None
         assert self.load is not None
         silo = self.load()
-        kinds = [(s.task, s.features, s.classes, s.schema) for s in (silo, declared)]
         counts = silo.label_counts()
-        fewer = any(
-            exact < least
-            for split, bounds in declared.label_counts().items()
-            for exact, least in zip(counts.get(split, []), bounds, strict=False)
-        )
-        if kinds[0] != kinds[1] or fewer:
+        fewer = False
+        for split, bounds in declared.label_counts().items():
+            for exact, least in zip(counts.get(split, []), bounds, strict=False):
+                fewer = fewer or exact < least
+        if _kind_of(silo) != _kind_of(declared) or fewer:
             raise SiteError(
                 f"site {silo.name}: the data are fewer or of another kind than when this hospital "
                 f"declared them: remove '{DECLARED}' in its 'state-dir' to have them counted again"
             )
         refuse_few(silo.name, counts["train"], self.node_config)
         return silo
+
+
+def _kind_of(silo: Silo) -> tuple[object, ...]:
+    return silo.task, silo.features, silo.classes, silo.schema
 
 
 def open_site(context: Context, with_data: bool = True) -> OpenedSite:
@@ -162,7 +166,8 @@ def _run_settings(context: Context) -> CommonSettings:
 
 def _refuse_chosen_samples(settings: CommonSettings) -> None:
     values, usual = as_mapping(settings), defaults(CommonSettings)
-    if chosen := [key for key in _CUTS if values[key] != usual[key]]:
+    chosen = [key for key in _CUTS if values[key] != usual[key]]
+    if chosen:
         raise RefusedError(
             f"the run's {', '.join(chosen)} choose which of this site's samples are used, but "
             "results over different samples reveal single patients: set 'allow-folds=true' in "
@@ -197,7 +202,9 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
         return silo
     except DataError as error:
         fault = _folder_fault(context)
-        raise (type(error)(f"{error}; {fault}") if fault else error) from None
+        if not fault:
+            raise
+        raise type(error)(f"{error}; {fault}") from None
     except OSError as error:
         if is_simulated(context):
             raise
@@ -210,8 +217,11 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
 def _folder_fault(context: Context) -> str | None:
     """Describe the fault of a node config's 'data-dir'; None if it has none."""
     folder = str(context.node_config.get("data-dir", ""))
+    if not folder:
+        return None
     try:
-        entry = next(Path(folder).expanduser().iterdir(), None) if folder else Path()
+        for _ in Path(folder).expanduser().iterdir():
+            return None
     except OSError as error:
         return f"the node config's 'data-dir' cannot be read: {error.strerror}"
-    return None if entry else "the node config's 'data-dir' is empty"
+    return "the node config's 'data-dir' is empty"

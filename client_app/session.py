@@ -132,13 +132,18 @@ class SiteSession(OpenedSite):
         mean does not hide a patient on whom the whole model was trained. At trust 'sums', where
         metrics get no noise, no split leaves under a cap, nor do splits without samples.
         """
-        sizes = {name: sum(counts) for name, counts in self.reported.items()}
-        sums = self.settings.trust == SUMS
-        least = 0 if sums else 1
-        withheld = {n for n, s in sizes.items() if least <= s < self.limits.minimum_measured}
-        if self.cap:
-            withheld |= set(SPLITS) if sums or self.method.measures_what_stays else {"train"}
-        return tuple(name for name in SPLITS if name not in withheld)
+        is_summed = self.settings.trust == SUMS
+        if self.cap and (is_summed or self.method.measures_what_stays):
+            return ()
+        splits = []
+        for name in SPLITS:
+            size = sum(self.reported.get(name, ()))
+            # An empty split has no metrics; only in a sum would it add zeros of its own
+            has_few = (size > 0 or is_summed) and size < self.limits.minimum_measured
+            is_private = self.cap is not None and name == "train"
+            if not has_few and not is_private:
+                splits.append(name)
+        return tuple(splits)
 
     def silo_for(self, content: RecordDict) -> Silo:
         """Return a table's silo as networks take it: standardised, with missing values as 0.
@@ -163,7 +168,9 @@ class SiteSession(OpenedSite):
         """
         name = phase.replace("-", "_")
         is_phase = not name.startswith("_") and name not in _NO_PHASES
-        handler = getattr(self.method, name, None) if is_phase else None
+        handler = None
+        if is_phase:
+            handler = getattr(self.method, name, None)
         if not callable(handler):
             raise SiteError(
                 f"site {self.silo.name}: method '{self.settings.method}' has no phase '{phase}': "

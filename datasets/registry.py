@@ -4,7 +4,7 @@ import inspect
 import re
 from collections.abc import Collection, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.locations import Places, find_places
@@ -56,24 +56,29 @@ DATA_SETS = {
 
 def data_set(name: str) -> DataSet:
     """Return the data set of that name, or raise a ``SettingError`` with the known ones."""
-    if reason := _UNREAD.get(name):
-        raise SettingError(f"data set '{name}' {reason}: name one of {', '.join(MEDMNIST)}")
+    if name in _UNREAD:
+        raise SettingError(f"data set '{name}' {_UNREAD[name]}: name one of {', '.join(MEDMNIST)}")
     if name not in DATA_SETS:
         return _load_plugin(name)
     module, _, attribute = DATA_SETS[name].partition(":")
-    found = getattr(import_module(module), attribute)
-    data: DataSet = found[name] if isinstance(found, dict) else found
-    return data
+    data = getattr(import_module(module), attribute)
+    if isinstance(data, dict):  # several data sets of one kind, by name
+        data = data[name]
+    return cast(DataSet, data)
 
 
 def _load_plugin(name: str) -> DataSet:
     """Load the data set of a plugin."""
     found = plug("dataset", name, DATA_SETS)
-    data = found() if isinstance(found, type) and not inspect.isabstract(found) else found
+    data = found
+    if isinstance(found, type) and not inspect.isabstract(found):
+        data = found()
     if not isinstance(data, DataSet):
         raise wrong("dataset", name, found, "DataSet of fedsilo.datasets.silo.silos")
     if data.name in DATA_SETS:  # its silos would be looked up in that one's cache
-        raise SettingError(f"data set '{name}' calls itself '{data.name}', and that name is taken")
+        raise SettingError(
+            f"data set '{name}' calls itself '{data.name}', but that name is taken: give it another"
+        )
     return data
 
 
@@ -92,12 +97,12 @@ def _is_ours(key: str, name: str) -> bool:
 
 def plugs_of(settings: CommonSettings) -> list[Plug]:
     """Return the plugs that a run names, not imported; a ``SettingError`` if there is no such."""
-    names = {key: str(getattr(settings, key)) for key in _OURS}
-    return [
-        locate_plugin(key, name, _OURS[key])
-        for key, name in names.items()
-        if not _is_ours(key, name)
-    ]
+    plugins = []
+    for key, ours in _OURS.items():
+        name = str(getattr(settings, key))
+        if not _is_ours(key, name):
+            plugins.append(locate_plugin(key, name, ours))
+    return plugins
 
 
 def plugin_modules(values: Mapping[str, Value]) -> list[str]:
@@ -107,14 +112,16 @@ def plugin_modules(values: Mapping[str, Value]) -> list[str]:
     module in a package it is the package. A name that is neither fedsilo's nor could be a
     module is left out: whoever builds the settings refuses it.
     """
-    files = {module_of(entry) for entry in plugin_entries(str(values.get("plugin", "")))}
+    files = set(map(module_of, plugin_entries(str(values.get("plugin", "")))))
     modules = []
     keys = keys_of(CommonSettings)
     for key, ours in _OURS.items():
         name = values.get(keys[key])
         if not isinstance(name, str) or _is_ours(key, name):
             continue
-        place = find_plugins(key, ours).get(name, name) if ":" not in name else name
+        place = name
+        if ":" not in name:  # an entry point, which an installed package declares
+            place = find_plugins(key, ours).get(name, name)
         top = re.split("[.:]", place)[0]
         if place != top or top in files:
             modules.append(top)
@@ -131,18 +138,21 @@ def check_data_settings(settings: CommonSettings) -> None:
     chosen = data_set(settings.dataset)
     cuts.check_partition(chosen, settings)
     read = chosen.settings | cuts.cut_keys(settings.partition)
-    foreign = frozenset().union(*(data_set(name).settings for name in DATA_SETS)) - read
-    values, usual = as_mapping(settings), defaults(CommonSettings)
-    for key in sorted(foreign):
+    known: set[str] = set()
+    for name in DATA_SETS:
+        known.update(data_set(name).settings)
+    values = as_mapping(settings)
+    usual = defaults(CommonSettings)
+    for key in sorted(known - read):
         if values[key] != usual[key]:
             raise SettingError(
-                f"setting '{key}' has no effect with data set '{settings.dataset}': remove it"
+                f"'{key}' has no effect with data set '{settings.dataset}': remove it"
             )
     check_folds(settings)
     if 0 < settings.image_size < SMALLEST_IMAGE:
         raise SettingError(
-            f"setting 'data.image-size' is {settings.image_size}; it must be 0 or at least "
-            f"{SMALLEST_IMAGE}"
+            f"'data.image-size' must be 0 or at least {SMALLEST_IMAGE}, but is "
+            f"{settings.image_size}"
         )
 
 
@@ -166,8 +176,10 @@ def silo_count(settings: CommonSettings) -> int | None:
 
 def data_fingerprint(settings: CommonSettings) -> str:
     """Return a digest of all silos' data and splits, as ``settings`` cut them."""
-    silos = [load_silo(name, settings) for name in silo_names(settings)]
-    facts = [[silo.name, silo.schema, silo.fingerprints] for silo in silos]
+    facts = []
+    for name in silo_names(settings):
+        silo = load_silo(name, settings)
+        facts.append([silo.name, silo.schema, silo.fingerprints])
     return json_digest(facts)
 
 
@@ -212,13 +224,17 @@ def overview(data_dir: str) -> list[dict[str, str]]:
         Texts by ``name``, ``kind`` (public, own, synthetic), ``licence``, ``source``, ``size``,
         ``terms`` and ``here``, empty where there is nothing to say.
     """
-    places, rows = find_places(data_dir, ""), []
+    places = find_places(data_dir, "")
+    rows = []
     for name in DATA_SETS:
         data = data_set(name)
         row = {"name": name, "kind": data.origin, "here": data.found(places)}
         row |= dict.fromkeys(("licence", "source", "size", "terms"), "")
-        if public := data.licence:
-            row |= {"licence": public.licence, "source": public.url}
-            row |= {"size": public.size_text(), "terms": public.terms}
+        public = data.licence
+        if public:
+            row["licence"] = public.licence
+            row["source"] = public.url
+            row["size"] = public.size_text()
+            row["terms"] = public.terms
         rows.append(row)
     return rows

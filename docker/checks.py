@@ -1,4 +1,4 @@
-"""What both entry points share: one line for what is refused, and the start of Flower."""
+"""Starts Flower for both entry points, or prints one line for a fault."""
 
 import os
 import shlex
@@ -9,7 +9,17 @@ from fedsilo.core.errors import FedsiloError
 
 
 def start(name: str, command: Callable[[], Sequence[str]], show: bool) -> int:
-    """Become the command, or print it if ``show``; 2 and a line on standard error if refused."""
+    """Become the process of a command, or only print the command.
+
+    Args:
+        name: ``hospital`` or ``server``, with which the line of a fault begins.
+        command: makes the words of the command, or raises a FedsiloError.
+        show: whether to print the command and not to run it.
+
+    Returns:
+        2 after a fault, whose line is on standard error, else 0. A command that starts does not
+        return.
+    """
     try:
         arguments = list(command())
     except FedsiloError as error:
@@ -17,5 +27,6 @@ def start(name: str, command: Callable[[], Sequence[str]], show: bool) -> int:
         return 2
     print(shlex.join(arguments), flush=True)
     if not show:
-        os.execvp(arguments[0], arguments)  # Flower itself is the container's process 1
+        # Flower itself becomes the container's process 1, so that it gets the engine's signals
+        os.execvp(arguments[0], arguments)
     return 0

@@ -1,8 +1,9 @@
 """Entry point of a hospital's image: open its kit, check it, and become the hospital's node.
 
-The kit is a secret, data and the hospital's own site file are mounted, device and trust come from
-the environment (``FEDSILO_DEVICE``, ``FEDSILO_TRUST``). Of a site file and FEDSILO_TRUST the
-stricter holds. Whoever starts the container confirms the rules that its log shows.
+The kit is a secret of the container. Data and the hospital's own site file are mounted. Device and
+trust come from the environment (``FEDSILO_DEVICE``, ``FEDSILO_TRUST``); if the site file has a
+level of trust too, the stricter one holds. Whoever starts the container confirms the rules that its
+log shows.
 """
 
 import argparse
@@ -23,6 +24,7 @@ from fedsilo.deployment.doctor.hospital_checks import (
     refuse_failing,
 )
 from fedsilo.deployment.doctor.secrets import data_folder, site_file, writable_folder
+from fedsilo.deployment.doctor.site import SiteSetup
 from fedsilo.deployment.rules import SITE, RuleOptions
 
 
@@ -35,21 +37,34 @@ def supernode_command(given: argparse.Namespace, environment: Mapping[str, str])
         "data-dir": str(data_folder(given.data_dir)),
         "cache-dir": str(writable_folder(given.cache_dir, "cache directory")),
     }
-    own = given.site_file if site_file(given.site_file) else None
+    own = None
+    if site_file(given.site_file):
+        own = given.site_file
     home = writable_folder(given.state_dir, "state directory") / "hospital"
-    is_ruled = own is not None or (home / SITE).exists()
-    if is_ruled and trust:
-        node["trust"] = trust
+    rules = RuleOptions(trust=trust)
+    # An existing site file stays as it is. FEDSILO_TRUST then goes to the node config, and the
+    # stricter of both levels holds
+    if own is not None or (home / SITE).exists():
+        rules = RuleOptions()
+        if trust:
+            node["trust"] = trust
     request = HospitalRequest(
         given.kit,
         folder=home,
-        rules=RuleOptions(trust="" if is_ruled else trust),
+        rules=rules,
         site_file=own,
         node_config=[f"{key}={json.dumps(value)}" for key, value in node.items()],
     )
-    setup = ready(request, _show, (lambda _: None) if given.print else refuse_failing)
+    look = refuse_failing
+    if given.print:
+        look = _ask_no_server
+    setup = ready(request, _show, look)
     _show([f"{setup.name}: signs secure sums with key {own_code(setup.own_folder)}"])
     return command(setup, HEALTH_ADDRESS)
+
+
+def _ask_no_server(setup: SiteSetup) -> None:
+    """Check nothing, because ``--print`` must work without a server."""
 
 
 def _show(sentences: Sequence[str]) -> None:

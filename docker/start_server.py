@@ -1,7 +1,7 @@
 """Entry point of the server's image: make or check the volume's deployment, become the SuperLink.
 
 The Control and Runtime API stay on the container's loopback: only those who may run a command in
-this container may start a run or add a hospital. Hospitals reach the Fleet API alone, by the
+this container may start a run or add a hospital. Hospitals reach only the Fleet API, by the
 address in ``FEDSILO_HOST``.
 """
 
@@ -35,7 +35,11 @@ def superlink_command(state: Path, host: str) -> list[str]:
 
 
 def _deployment(state: Path, host: str) -> Deployment:
-    """Return the deployment in the volume, which is made at the first start."""
+    """Return the deployment in the volume ``state``; the first start makes it.
+
+    Raises:
+        Refused: there is no host, or the deployment was made for another one.
+    """
     if not host:
         raise Refused("FEDSILO_HOST is not set", "give the name by which hospitals reach it")
     address = DeploymentRequest(host=host).address
@@ -44,8 +48,9 @@ def _deployment(state: Path, host: str) -> Deployment:
         prepare(made)
         return made
     found = read_deployment(state)
+    # Its certificate and the kits name the old address, so hospitals would not reach the new one
     if found.address != address:
-        fault = f"FEDSILO_HOST is {address}, and the deployment in {state} has {found.address}"
+        fault = f"FEDSILO_HOST is {address}, but the deployment in {state} has {found.address}"
         raise Refused(fault, "its certificate and kits have that name: use it, or a new volume")
     return found
 

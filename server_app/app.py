@@ -23,7 +23,9 @@ class _WithoutTraceback(logging.Filter):
 
     def filter(self, record: logging.LogRecord) -> bool:
         """Tell whether a record is shown."""
-        error = record.exc_info[1] if record.exc_info else None
+        error = None
+        if record.exc_info:
+            error = record.exc_info[1]
         self.dropped |= isinstance(error, FedsiloError)
         ours = isinstance(error, FedsiloError) or str(record.msg).startswith("Exit Code")
         return not (self.dropped and ours)

@@ -15,9 +15,9 @@ def __getattr__(name: str) -> Any:
     """
     from fedsilo.core.methods import METHODS, class_name
 
-    method = next((method for method in METHODS if class_name(method) == name), None)
-    if method is None:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    from fedsilo.strategies.flower import flower_strategy
+    for method in METHODS:
+        if class_name(method) == name:
+            from fedsilo.strategies.flower import flower_strategy
 
-    return flower_strategy(method)
+            return flower_strategy(method)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -112,7 +112,9 @@ class Aligner:
     def _confuse(self, own: Tensor, share: float) -> None:
         """Add the gradients of the alignment loss to the feature extractor's (eq. 3)."""
         if self.rivals:
-            sent = self.noised(own) if self.noised else own
+            sent = own
+            if self.noised:
+                sent = self.noised(own)
             loss = paired_alignment_loss(self.discriminator, self.rivals, own, sent)
         else:
             loss = alignment_loss(self.discriminator, own)
@@ -129,14 +131,24 @@ def open_aligner(
         SiteError: the embeddings do not fit this network, or the site's own came back.
     """
     round_, width = lab.instruction.round, network.channels
-    others = _others(lab, width) if settings.aligns(epoch_of(round_, lab.common)) else {}
+    if not settings.aligns(epoch_of(round_, lab.common)):
+        return None
+    others = _others(lab, width)
     if not others:
         return None
+    rivals = []
+    if settings.align_target == "others":
+        for site in others:
+            rival = received_discriminator(lab.arrays(f"{DISCRIMINATORS}{site}/"), width, site)
+            rivals.append(rival.to(lab.compute.device))
     discriminator = open_discriminator(lab, width)
     parameters, rate = discriminator.parameters(), lab.common.learning_rate
     optimiser = eager(torch.optim.Adam)(parameters, lr=rate)
     restore_moments(optimiser, discriminator, lab.state(_MOMENTS))
-    rng = generator(lab.sampling.seed, "alignment-noise", round_, lab.site)
+    noised = None
+    if settings.noise_variance:
+        rng = generator(lab.sampling.seed, "alignment-noise", round_, lab.site)
+        noised = partial(add_noise, settings=settings, rng=rng)
     return Aligner(
         network=network,
         discriminator=discriminator,
@@ -146,13 +158,8 @@ def open_aligner(
         micro_batch=lab.common.micro_batch,
         compute=lab.compute,
         rng=generator(lab.sampling.seed, "others", round_, lab.site),
-        rivals=[
-            received_discriminator(lab.arrays(f"{DISCRIMINATORS}{site}/"), width, site).to(
-                lab.compute.device
-            )
-            for site in (others if settings.align_target == "others" else ())
-        ],
-        noised=partial(add_noise, settings=settings, rng=rng) if settings.noise_variance else None,
+        rivals=rivals,
+        noised=noised,
     )
 
 
@@ -160,7 +167,8 @@ def open_discriminator(lab: Lab, width: int) -> Discriminator:
     """Return the site's discriminator as it was left; at first the seed's."""
     with seed_generators(lab.common.seed, "discriminator", lab.site):
         discriminator = Discriminator(width)
-    if weights := lab.state(DISCRIMINATOR):
+    weights = lab.state(DISCRIMINATOR)
+    if weights:
         discriminator.load_state_dict(weights)
     return discriminator.to(lab.compute.device)
 

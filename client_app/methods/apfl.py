@@ -32,7 +32,7 @@ class APFLSite(SiteMethod):
         load_exchanged(network, lab.arrays())
         beside = open_optimiser(own, lab.sampling)
         lab.fit(network, objective=self._both(network, own), beside=beside)
-        w, v = ({n: a.clone() for n, a in exchanged_arrays(m).items()} for m in (network, own))
+        w, v = _copy_arrays(network), _copy_arrays(own)
         load_exchanged(network, mixture(v, w, self.settings.mixing_alpha))
         return Outgoing(network, send=w, keep=v)
 
@@ -48,3 +48,8 @@ class APFLSite(SiteMethod):
             return w.loss(inputs, labels) + w.criterion(logits, labels)
 
         return loss
+
+
+def _copy_arrays(network: TokenClassifier) -> dict[str, Tensor]:
+    """Copy a network's arrays, because the mixture is loaded over them."""
+    return {name: array.clone() for name, array in exchanged_arrays(network).items()}

@@ -105,13 +105,16 @@ class FedAlignCLSite(SiteMethod):
         """Return noisy weights and, if the server asks for them, noisy embeddings."""
         arrays = exchanged_arrays(network)
         noisy = {name for name, _ in network.named_parameters()} & arrays.keys()
-        if count := self._embeddings_asked(lab):
+        count = self._embeddings_asked(lab)
+        if count:
             arrays[EMBEDDINGS] = self._embeddings(lab, network, count)
             noisy.add(EMBEDDINGS)
             # These are what other sites align to; at first drawn from the seed
             if self.settings.align_target == "others":
-                newest = aligner.discriminator if aligner else None
-                newest = newest or open_discriminator(lab, network.channels)
+                if aligner:
+                    newest = aligner.discriminator
+                else:
+                    newest = open_discriminator(lab, network.channels)
                 own = {f"{DISCRIMINATOR}{n}": a.cpu() for n, a in newest.state_dict().items()}
                 arrays |= own
                 noisy |= own.keys()
@@ -122,7 +125,9 @@ class FedAlignCLSite(SiteMethod):
         self, lab: Lab, network: TokenClassifier, aligner: Aligner | None
     ) -> dict[str, Tensor]:
         """Return the discriminator and, at an epoch's end, the local model's right predictions."""
-        kept = kept_discriminator(lab) if aligner is None else aligner.kept()
+        kept = kept_discriminator(lab)
+        if aligner is not None:
+            kept = aligner.kept()
         round_ = lab.instruction.round
         epoch = epoch_of(round_, lab.common)
         if ends_epoch(round_, lab.common) and self.settings.orders(epoch + 1):
@@ -135,10 +140,11 @@ class FedAlignCLSite(SiteMethod):
 
         It is 0 unless the next round aligns.
         """
-        number = EmbeddingNotes.from_values(lab.instruction.notes).embeddings
         used = epoch_of(lab.instruction.round + 1, lab.common)
-        wanted = min(number, self.settings.shared_embeddings)
-        return max(0, wanted) if self.settings.aligns(used) else 0
+        if not self.settings.aligns(used):
+            return 0
+        number = EmbeddingNotes.from_values(lab.instruction.notes).embeddings
+        return max(0, min(number, self.settings.shared_embeddings))
 
     def _embeddings(self, lab: Lab, network: TokenClassifier, count: int) -> Tensor:
         """Compute the embeddings (count, c) of random training samples, in training mode.
@@ -147,8 +153,9 @@ class FedAlignCLSite(SiteMethod):
         a discriminator would tell the two modes apart instead of the sites.
         """
         inputs = lab.silo.train.inputs
-        fresh = self.settings.embedding_draw == "round"
-        key = (lab.instruction.round, lab.site) if fresh else (lab.site,)
+        key: tuple[int | str, ...] = (lab.site,)
+        if self.settings.embedding_draw == "round":
+            key = (lab.instruction.round, lab.site)
         rng = generator(lab.sampling.seed, "shared-embeddings", *key)
         chosen = torch.randperm(len(inputs), generator=rng)[:count]
         network.train()

@@ -30,13 +30,17 @@ class FedDynSite(SiteMethod):
         lab.measure(network)
         received, before = lab.arrays(), lab.counted_state()
         trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
-        gradient = {n: before.get(n, torch.zeros_like(received[n])) for n in trained}
-        slopes = [-gradient[name].to(p.device) for name, p in trained.items()]
+        gradient, slopes = {}, []
+        for name, parameter in trained.items():
+            gradient[name] = before.get(name, torch.zeros_like(received[name]))
+            slopes.append(-gradient[name].to(parameter.device))
         pull = proximal(network, alpha)
 
         def term() -> Tensor:
             return pull() + linear_term([*trained.values()], slopes)
 
         lab.fit(network, penalty=term)
-        moved = {name: p.detach().cpu() - received[name] for name, p in trained.items()}
-        return Outgoing(network, keep={n: gradient[n] - alpha * moved[n] for n in trained})
+        for name, parameter in trained.items():
+            moved = parameter.detach().cpu() - received[name]
+            gradient[name] = gradient[name] - alpha * moved
+        return Outgoing(network, keep=gradient)

@@ -70,12 +70,10 @@ class FedEvPromptSite(SiteMethod):
         arrays = exchanged_arrays(network)
         shared = shared_names(self.settings, list(arrays))
         private = {n: array for n, array in arrays.items() if n not in shared}
-        maps = self._maps(lab, network) if self.settings.distillation_weight else {}
-        return Outgoing(
-            network,
-            send={name: arrays[name] for name in shared} | maps,
-            keep=with_prefix(_NETWORK, private),
-        )
+        send = {name: arrays[name] for name in shared}
+        if self.settings.distillation_weight:
+            send |= self._maps(lab, network)
+        return Outgoing(network, send=send, keep=with_prefix(_NETWORK, private))
 
     def _distillation(self, lab: Lab, vit: PromptedViT) -> Objective | None:
         """Return the loss on evidence and the others' maps (eq. 2); None without maps."""
@@ -97,7 +95,8 @@ class FedEvPromptSite(SiteMethod):
         by_class: dict[int, list[Tensor]] = {}
         for name, maps in lab.arrays(MAPS).items():
             site, _, label = name.rpartition("/")
-            if fault := _entry_fault(lab, site, label, maps, vit.map_size()):
+            fault = _entry_fault(lab, site, label, maps, vit.map_size())
+            if fault:
                 raise SiteError(f"the buffer's entry for site {site}, class {label}: {fault}")
             scaled = scaled_maps(maps, self.settings.map_scale)
             by_class.setdefault(int(label), []).append(scaled)
@@ -115,7 +114,9 @@ class FedEvPromptSite(SiteMethod):
             return vit.encode_with_rollout(images, self._renormalises)[1]
 
         by_vacuity = self.settings.buffer_selection == "uncertainty"
-        vacuities = _vacuities(lab, vit) if by_vacuity else torch.empty(0)
+        vacuities = torch.empty(0)
+        if by_vacuity:
+            vacuities = _vacuities(lab, vit)
         maps = {}
         for label in torch.unique(train.labels).tolist():
             if by_vacuity:

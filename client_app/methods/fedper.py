@@ -12,11 +12,11 @@ class FedPerSite(SiteMethod):
         """Join the received arrays with the site's own part, which starts from the seed."""
         network = lab.classifier(None)
         arrays = exchanged_arrays(network)
-        own = {
-            n: (lab.arrays(START) | lab.state()).get(n, arrays[n])
-            for n in self._personal_names(network)
-        }
-        load_exchanged(network, {n: a for n, a in lab.arrays().items() if n in arrays} | own)
+        own = arrays | lab.arrays(START) | lab.state()
+        joined = {name: array for name, array in lab.arrays().items() if name in arrays}
+        for name in self._personal_names(network):
+            joined[name] = own[name]
+        load_exchanged(network, joined)
         return network
 
     def train(self, lab: Lab) -> Outgoing:

@@ -49,13 +49,12 @@ def pooled_training_data(lab: Lab) -> Split:
             f"site {lab.site}: method 'mix' pools the data of all sites, which only a "
             "simulation can; choose a federated method"
         )
-    silos = [
-        ready_silo(load_silo(name, lab.common), lab.common, lab.content) for name in _sites(lab)
-    ]
-    return Split(
-        torch.cat([silo.train.inputs for silo in silos]),
-        torch.cat([silo.train.labels for silo in silos]),
-    )
+    inputs, labels = [], []
+    for name in _sites(lab):
+        silo = ready_silo(load_silo(name, lab.common), lab.common, lab.content)
+        inputs.append(silo.train.inputs)
+        labels.append(silo.train.labels)
+    return Split(torch.cat(inputs), torch.cat(labels))
 
 
 def _sites(lab: Lab) -> tuple[str, ...]:

@@ -54,7 +54,8 @@ class MoonSite(SiteMethod):
         """
         if not stored:
             return None
-        incoming, previous = (twin(network).eval().requires_grad_(False) for _ in range(2))
+        incoming = twin(network).eval().requires_grad_(False)
+        previous = twin(network).eval().requires_grad_(False)
         load_exchanged(previous, stored)
         mu, temperature = self.settings.contrast_mu, self.settings.contrast_temperature
 
@@ -63,7 +64,8 @@ class MoonSite(SiteMethod):
             task = network.criterion(network.classify(network.features(tokens)), labels)
             # Both anchors are fixed networks, so only the trained one needs gradients
             with torch.no_grad():
-                near, far = (_represent(net, net.encode(inputs)) for net in (incoming, previous))
+                near = _represent(incoming, incoming.encode(inputs))
+                far = _represent(previous, previous.encode(inputs))
             representations = _represent(network, tokens)
             return task + mu * contrastive_loss(representations, near, far, temperature)
 
@@ -72,9 +74,11 @@ class MoonSite(SiteMethod):
 
 def twin(network: TokenClassifier) -> TokenClassifier:
     """Copy a network; a permanently frozen part, a ViT's backbone, is shared with the copy."""
-    frozen: dict[int, object] = {
-        id(part): part for part in network.modules() if isinstance(part, FrozenPart)
-    }
+    # Deepcopy does not copy an object that is in its memo
+    frozen: dict[int, object] = {}
+    for part in network.modules():
+        if isinstance(part, FrozenPart):
+            frozen[id(part)] = part
     return copy.deepcopy(network, frozen)
 
 

@@ -17,9 +17,13 @@ class SCAFFOLDSite(SiteMethod):
         lab.measure(network)
         control, before = lab.arrays(CONTROL), lab.counted_state()
         correction = {name: c - before.get(name, 0) for name, c in control.items()}
-        trained = {name: p for name, p in network.named_parameters() if name in control}
-        slopes = [(correction[name] / rate).to(p.device) for name, p in trained.items()]
-        sums, steps = {name: torch.zeros_like(p) for name, p in trained.items()}, 0
+        trained, slopes, sums = {}, [], {}
+        for name, parameter in network.named_parameters():
+            if name in control:
+                trained[name] = parameter
+                slopes.append((correction[name] / rate).to(parameter.device))
+                sums[name] = torch.zeros_like(parameter)
+        steps = 0
 
         def add(*_: object) -> None:
             nonlocal steps
@@ -30,7 +34,10 @@ class SCAFFOLDSite(SiteMethod):
 
         lab.fit(network, penalty=lambda: linear_term([*trained.values()], slopes), after_step=add)
         # The recorded gradients include the correction
-        own = {n: rate * total.cpu() / steps - correction[n] for n, total in sums.items()}
-        moved = {name: c + own[name] - before.get(name, 0) for name, c in control.items()}
+        own, moved = {}, {}
+        for name, total in sums.items():
+            own[name] = rate * total.cpu() / steps - correction[name]
+        for name, c in control.items():
+            moved[name] = c + own[name] - before.get(name, 0)
         sent = exchanged_arrays(network) | with_prefix(CONTROL, moved)
         return Outgoing(network, send=sent, keep=own)

@@ -89,6 +89,9 @@ class UEFLSite(SiteMethod):
         own = plain.probe
 
         def probe(split: str) -> Probes:
-            return Probes([CodeUse(uefl), *([own(split)] if own else [])])
+            probes = Probes([CodeUse(uefl)])
+            if own:
+                probes.append(own(split))
+            return probes
 
         return [replace(plain, probe=probe), *others]

@@ -61,6 +61,9 @@ class DeclaredData:
     @classmethod
     def of(cls, silo: Silo) -> "DeclaredData":
         """Declare the data of a silo."""
+        at_least = {}
+        for split, counts in silo.label_counts().items():
+            at_least[split] = [rounded_down(count) for count in counts]
         return cls(
             silo.distribution,
             tuple(silo.task.input_shape),
@@ -70,10 +73,7 @@ class DeclaredData:
             tuple(silo.features),
             silo.schema,
             silo.declared is not None,
-            {
-                split: [rounded_down(count) for count in counts]
-                for split, counts in silo.label_counts().items()
-            },
+            at_least,
         )
 
     def stand_in(self, name: str) -> Silo:
@@ -84,7 +84,9 @@ class DeclaredData:
             labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
             splits[split] = Split(nothing.expand(len(labels), *self.input_shape), labels)
         width = len(self.features)
-        standardisation = FeatureStatistics(torch.zeros(width).numpy(), torch.ones(width).numpy())
+        declared = None
+        if self.has_figures:
+            declared = FeatureStatistics(torch.zeros(width).numpy(), torch.ones(width).numpy())
         return Silo(
             name,
             self.distribution,
@@ -95,7 +97,7 @@ class DeclaredData:
             fingerprints={},
             features=self.features,
             classes=self.class_names,
-            declared=standardisation if self.has_figures else None,
+            declared=declared,
             schema=self.schema,
         )
 
@@ -132,7 +134,7 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
     )
     decisive = _decisive(settings)
     counted = {key: value for key, value in decisive.items() if key not in _HOW}
-    # By the names of 0.1: a declaration of that version must hold, or data would be counted again
+    # Keys have the names of 0.1: its declarations must hold, or the data would be counted again
     key = json_digest(sorted(with_former_keys(decisive).items()))
     samples = json_digest(sorted(with_former_keys(counted).items()))
     with file.lock():
@@ -146,6 +148,7 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
                 "the hospital remove that file"
             )
         new = replace(DeclaredData.of(load()), samples=samples)
+        # Reading the same samples in another way must not make the hospital count them again
         for earlier in known.values():
             if earlier.samples == samples and earlier.classes == new.classes:
                 new = replace(new, at_least=earlier.at_least)
@@ -159,10 +162,9 @@ def _decisive(settings: CommonSettings) -> dict[str, Value]:
     read = {"dataset", "split.partition", *data_set(settings.dataset).settings}
     values = as_mapping(settings)
     decisive = {key: values[key] for key in read | set(cut_keys(settings.partition))}
-    for one, all_of_them in (
-        ("split.test-fold", "split.test-folds"),
-        ("split.val-fold", "split.val-folds"),
-    ):
-        if not values[all_of_them]:
-            decisive.pop(one, None)
+    # Without folds, the number of the fold decides nothing
+    if not values["split.test-folds"]:
+        decisive.pop("split.test-fold", None)
+    if not values["split.val-folds"]:
+        decisive.pop("split.val-fold", None)
     return decisive

@@ -43,6 +43,7 @@ class Ledger:
             EpsilonSpentError: epsilon would exceed a cap; nothing is entered.
             CheckpointError: a ledger is damaged.
         """
+        # One lock for both ledgers, so that no other run spends between the two entries
         with (self.hospital or self)._file().lock():
             self._enter(releases)
 
@@ -52,7 +53,8 @@ class Ledger:
         Raises:
             CheckpointError: the ledger is damaged.
         """
-        return {(noise, rate): n for noise, rate, n in self._file().read(_Content([])).releases}
+        stored = self._file().read(_Content([]))
+        return {(noise, rate): number for noise, rate, number in stored.releases}
 
     def epsilon(self) -> float:
         """Return the epsilon of all releases so far, at the ledger's delta."""
@@ -60,12 +62,18 @@ class Ledger:
 
     def _enter(self, more: Releases) -> None:
         before = self.releases()
-        after = {kind: before.get(kind, 0) + more.get(kind, 0) for kind in {**before, **more}}
-        if self.cap and not (spent := epsilon(after, self.delta)) <= self.cap:
-            raise self._spent(epsilon(before, self.delta), spent)
+        after = dict(before)
+        for kind, number in more.items():
+            after[kind] = after.get(kind, 0) + number
+        if self.cap:
+            spent = epsilon(after, self.delta)
+            if not spent <= self.cap:  # not '>', so that NaN is refused too
+                raise self._spent(epsilon(before, self.delta), spent)
+        # The hospital's first: if it refuses, nothing is entered in this one
         if self.hospital:
             self.hospital._enter(more)
-        self._file().write(_Content([(*kind, count) for kind, count in sorted(after.items())]))
+        content = [(noise, rate, after[noise, rate]) for noise, rate in sorted(after)]
+        self._file().write(_Content(content))
 
     def _spent(self, before: float, after: float) -> EpsilonSpentError:
         have, whose = "this run has", "site's"

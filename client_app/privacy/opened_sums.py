@@ -1,8 +1,8 @@
 """The sums that a site has helped to unmask: in a repeated round it unmasks the same sum or none.
 
-The difference of two sums would be that of a site's own updates. So the record holds of each of the
-newest rounds whose sum it was, and digests of what was asked and of what this site weighted and
-masked.
+The difference of two sums of one round would be the difference of one site's updates. So for each
+of the newest rounds the record holds the sites of the sum, and digests of the request and of the
+numbers that this site masked.
 """
 
 from collections.abc import Sequence
@@ -19,13 +19,13 @@ _KEPT = 3  # rounds; a server may go back by two
 
 @dataclass(frozen=True)
 class RoundSum:
-    """The sum of one round, once it is open.
+    """The sum of one round, once it is unmasked.
 
     Attributes:
-        sites: the sites whose sum it was, sorted; empty where none is open.
-        weighed: a digest of what this site weighted and masked.
-        question: a digest of what the server had asked for and sent; empty where it decides
-            nothing, as in a simulation, or was not noted by an older version.
+        sites: the sites of the sum, sorted; empty if no sum of the round is unmasked.
+        weighed: a digest of the numbers that this site masked.
+        question: a digest of the server's request; empty in a simulation, or if an older version
+            has not stored it.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
@@ -34,7 +34,7 @@ class RoundSum:
     question: str = ""
 
 
-# By round; older versions kept the sites and the digest of what was weighed
+# Older versions stored only the sites and the digest of the masked numbers
 _Kept = dict[int, RoundSum | tuple[list[str], str]]
 
 
@@ -51,28 +51,32 @@ class OpenedSums:
         Raises:
             RefusedError: names the sites of the unmasked sum.
         """
+        # More sites may mask than before, because some may drop out; fewer cannot give the same sum
         before = self._of_round()
         if not set(before.sites) <= set(partners):
             raise self._other(before.sites)
 
     def refuse_other_question(self, question: str) -> None:
-        """Refuse to answer anything but the same question where a sum of the round is open.
+        """Refuse any question but the same one once a sum of the round is unmasked.
 
-        It is asked before the data are opened. Of two different questions a server could choose
-        the second so that its answer is the same unless one certain patient is there, and whether
-        ``refuse_other`` refuses it would tell. Nor is a new question of a round answered once the
-        sum of a later one is open: that one was made of the state that this round has left here.
+        The check comes before the data are opened. A server could choose a second question whose
+        answer equals the first one's unless one particular patient is there; whether
+        ``refuse_other`` refuses it would then reveal that patient. A new question for this round is
+        also refused once a later round's sum is unmasked, because that sum was made from the state
+        that this round has left here.
 
         Args:
-            question: a digest of what is asked, or empty where it decides nothing.
+            question: a digest of the request; empty at a site that does not declare its data.
 
         Raises:
-            RefusedError: another question was answered; that depends on no patient.
+            RefusedError: another question was answered; this depends on no patient.
         """
+        if not question:
+            return
         before = self._of_round()
         asked_another = before.question not in ("", question)
-        later = [one for round_, one in self._file().read({}).items() if round_ > self.round]
-        if question and (asked_another or (later and not before.sites)):
+        has_later_sum = any(round_ > self.round for round_ in self._file().read({}))
+        if asked_another or (has_later_sum and not before.sites):
             raise RefusedError(
                 "this round's sum, or a later one's, was opened before for other weights, metrics "
                 "or notes: whether this site's part is the same would be an answer of this site "
@@ -100,14 +104,17 @@ class OpenedSums:
             )
 
     def note(self, answered: Sequence[str], weighed: str, question: str = "") -> None:
-        """Write down that the sum of ``answered`` is opened."""
+        """Record that the sum over the sites ``answered`` is unmasked."""
         opened = RoundSum(list(answered), weighed, question)
         known = {**self._file().read({}), self.round: opened}
-        self._file().write({round_: known[round_] for round_ in sorted(known)[-_KEPT:]})
+        newest = sorted(known)[-_KEPT:]
+        self._file().write({round_: known[round_] for round_ in newest})
 
     def _of_round(self) -> RoundSum:
         kept = self._file().read({}).get(self.round, RoundSum([], ""))
-        return kept if isinstance(kept, RoundSum) else RoundSum(*kept)
+        if isinstance(kept, RoundSum):
+            return kept
+        return RoundSum(*kept)
 
     def _file(self) -> OwnFile[_Kept]:
         lost = (

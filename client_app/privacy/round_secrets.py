@@ -36,16 +36,19 @@ class RoundSecrets:
     # public signing key. They are known once shares are exchanged
     keys: dict[str, tuple[bytes, bytes]] = field(default_factory=dict)
     publics: dict[str, bytes] = field(default_factory=dict)
-    splits: list[str] = field(default_factory=list)  # those that all sites measure, to be summed
-    own_shares: list[bytes] = field(default_factory=list)  # what the site keeps of its own secrets
-    threshold: int = 0  # shares that give a secret back
-    context: bytes = b""  # what all sites share
-    partners: list[str] = field(default_factory=list)  # with which it is masked; none: not yet
-    weighed: str = ""  # digest of what it masked
-    received: str = ""  # digest of the arrays that it was sent with the model
-    question: str = ""  # digest of all that was asked, at a hospital that declares its data
-    failed: bool = False  # it could not answer, and masked 0
-    answered: list[str] = field(default_factory=list)  # whose weights came, as it has signed
+    # The splits that all sites measure, so that their metrics may be summed
+    splits: list[str] = field(default_factory=list)
+    # This site's shares of its own secrets: of its own mask, and of its masks with the others
+    own_shares: list[bytes] = field(default_factory=list)
+    threshold: int = 0  # the number of shares that reconstruct a secret
+    context: bytes = b""  # binds masks and signatures to run, round, names, keys and threshold
+    partners: list[str] = field(default_factory=list)  # the sites to mask with; empty before that
+    weighed: str = ""  # the digest of the numbers that the site masked
+    received: str = ""  # the digest of the arrays that came with the model
+    question: str = ""  # the digest of the request, at a hospital that declares its data
+    failed: bool = False  # whether the site could not answer, and masked 0
+    # The sites whose weights arrived, in the list that this site has signed
+    answered: list[str] = field(default_factory=list)
 
     @property
     def sites(self) -> list[str]:

@@ -14,7 +14,7 @@ erased once its sum is unmasked; ``fedsilo.client_app.privacy.opened_sums`` reme
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,17 +81,18 @@ class SecureSite:
     run: str  # the run's name
     round: int
     common: CommonSettings  # the run's settings
-    folder: Path  # where its secrets are
-    asked: Mapping[str, Any]  # the record received, of the server
-    signer: Signer  # its own key, and whose keys the others' are
-    summand: Summand  # what it has to add
-    terms: bytes = b""  # digest of the run's settings, which all sites must share
-    colluding: int = 0  # sites that may work with the server, of which its part stays hidden
-    measures: Sequence[str] = ()  # the splits of which its measurements may be summed
-    samples: int = SAMPLES  # B, by which parts are scaled: the hospital's, in all site files alike
+    folder: Path  # the folder of the site's secrets
+    asked: Mapping[str, Any]  # the server's record
+    signer: Signer  # the site's signing key, and the rule by which it accepts the others' keys
+    summand: Summand  # the numbers that the site adds
+    terms: bytes = b""  # the digest of the run's settings, which all sites must share
+    # The site's part stays hidden from a server that works with this many other sites
+    colluding: int = 0
+    measures: Sequence[str] = ()  # the splits whose metrics may be summed
+    samples: int = SAMPLES  # B, which scales parts; the same in the site files of all hospitals
     book: SummedBefore | None = None  # the sums of all runs; None in a simulation
-    # What else the message says, at a hospital that declares its data: of a sum that is open no
-    # other question is answered. None elsewhere
+    # The message's instruction, at a hospital that declares its data; None elsewhere. Once a sum is
+    # unmasked, no other question about it is answered
     instruction: Mapping[str, Any] | None = None
 
     def answer(self, phase: str) -> ConfigRecord:
@@ -106,7 +107,9 @@ class SecureSite:
                 return self._make_keys()
             if phase == SECURE_SHARES:
                 return self._share_secrets()
-            return self._sign_list() if phase == SECURE_AGREE else self._unmask()
+            if phase == SECURE_AGREE:
+                return self._sign_list()
+            return self._unmask()
 
     def mask(
         self,
@@ -144,7 +147,11 @@ class SecureSite:
         for other in partners:
             if other != self.site:
                 key = mask_key(secrets.masking, secrets.keys[other][0], bound)
-                (plus if self.site < other else minus).append(key)
+                # One site of a pair adds the mask and the other subtracts it, so it cancels
+                if self.site < other:
+                    plus.append(key)
+                else:
+                    minus.append(key)
         return mask_arrays(numbers, plus, minus)
 
     def ready(
@@ -160,10 +167,10 @@ class SecureSite:
 
         Raises:
             SiteError: it knows no keys of this round.
-            RefusedError: the run's settings are others than those under which all sites signed
-                their keys, masked weights have left by these keys already, too few sites mask,
-                others than those of this round's sum that is open already, that sum was another
-                question's, or a measurement is of a split that not all sites measure.
+            RefusedError: the run's settings have changed since all sites signed their keys; weights
+                masked with these keys have left already; too few sites mask; this round's sum was
+                unmasked with other sites or for another question; or a metric belongs to a split
+                that not all sites measure.
         """
         secrets = read_secrets(self.folder, self.round)
         # A site with its own 'secure-samples' would get a larger weight
@@ -206,18 +213,22 @@ class SecureSite:
             )
 
     def _question(self, received: Mapping[str, Any], secrets: RoundSecrets) -> str:
-        """Digest all that decides what this site masks, but for its patients.
+        """Return a digest of everything that decides what this site masks, except its patients.
 
-        The number of sites is in it, because by it numbers become whole.
+        The number of sites is part of it, because it decides the quantisation. Empty at a site that
+        does not declare its data.
         """
         if self.instruction is None:
             return ""
         asked = [sorted(texts(self.asked, kind)) for kind in ("metrics", "arrays")]
-        said = sorted((k, v) for k, v in self.instruction.items() if k != "run-dir")
+        said = [(key, self.instruction[key]) for key in sorted(self.instruction)]
+        # A server's folder changes nothing at a site
+        said = [(key, value) for key, value in said if key != "run-dir"]
         arrays = arrays_digest(received).hex()
         return digest("question", said, asked, arrays, len(secrets.keys)).hex()
 
     def _make_keys(self) -> ConfigRecord:
+        """Make and sign the keys of a round; keys of an earlier attempt are forgotten."""
         masking, sealing = new_key_pair(), new_key_pair()
         public = masking.public, sealing.public
         private, own_mask = (masking.private, sealing.private), os.urandom(KEY)
@@ -240,7 +251,9 @@ class SecureSite:
         return key_words(self.run, self.round, site, keys, self.terms, splits)
 
     def _share_secrets(self) -> ConfigRecord:
+        """Take all sites' keys, and give each other site a sealed share of this site's secrets."""
         secrets = read_secrets(self.folder, self.round)
+        # A second list of keys would bind the same secrets to other sites
         if secrets.keys:
             raise RefusedError("keys of this round are already shared: begin the round again")
         self._take_keys(secrets)
@@ -254,13 +267,15 @@ class SecureSite:
     def _take_keys(self, secrets: RoundSecrets) -> None:
         """Store all sites' keys of the round; each must be signed by a registered site."""
         sites, splits = texts(self.asked, "sites"), texts(self.asked, "splits")
-        if sites != sorted(set(sites)) or self.site not in sites:
-            raise SiteError("record 'secure' names no sorted list of sites with this one in it")
-        masks, seals, publics, signatures = kinds = [
-            tokens(self.asked, f"{kind}s", LONGEST_KEY)
-            for kind in ("mask-key", "seal-key", "public", "signature")
-        ]
-        if {len(splits), *map(len, kinds)} != {len(sites)}:
+        _refuse_unsorted(sites, sites, "that make keys")
+        if self.site not in sites:
+            raise SiteError("the server's list of sites that make keys lacks this site")
+        masks = tokens(self.asked, "mask-keys", LONGEST_KEY)
+        seals = tokens(self.asked, "seal-keys", LONGEST_KEY)
+        publics = tokens(self.asked, "publics", LONGEST_KEY)
+        signatures = tokens(self.asked, "signatures", LONGEST_KEY)
+        lengths = {len(one) for one in (splits, masks, seals, publics, signatures)}
+        if lengths != {len(sites)}:
             raise SiteError("record 'secure' has not one key of each kind for each site")
         if len({*masks, *seals}) != 2 * len(sites):
             raise RefusedError("two sites have the same key: only one of them can be real")
@@ -280,7 +295,8 @@ class SecureSite:
     def _refuse_threshold(self, threshold: int, sites: int) -> None:
         if threshold != needed_sites(self.common, sites):
             raise RefusedError(f"threshold {threshold} is not the one of the run's settings")
-        if (most := tolerated_colluders(threshold, sites)) < self.colluding:
+        most = tolerated_colluders(threshold, sites)
+        if most < self.colluding:
             raise RefusedError(
                 f"with {sites} sites and threshold {threshold} a sum hides this site from a server "
                 f"that colludes with {most} of the others, but this hospital requires "
@@ -294,12 +310,12 @@ class SecureSite:
         own_masks = cut(secrets.own_mask, secrets.threshold, len(sites))
         mask_keys = cut(secrets.masking, secrets.threshold, len(sites))
         secrets.own_shares = [own_masks[place], mask_keys[place]]
-        given = zip(sites, own_masks, mask_keys, strict=True)
-        parcels = {
-            site: sealed(Shares(*both), secrets.seal_key_with(site), (place, number))
-            for number, (site, *both) in enumerate(given)
-            if number != place
-        }
+        parcels = {}
+        for number, site in enumerate(sites):
+            if number != place:
+                shares = Shares(own_masks[number], mask_keys[number])
+                way = (place, number)  # sender and receiver, so that no share can be redirected
+                parcels[site] = sealed(shares, secrets.seal_key_with(site), way)
         check = mask_check(secrets.own_mask)
         return self._record({"to": [*parcels], "sealed": [*parcels.values()], "check": check})
 
@@ -321,43 +337,39 @@ class SecureSite:
         return self._record({"signature": signed(self.signer.private, secrets.list_words())})
 
     def _unmask(self) -> ConfigRecord:
+        """Return one share for each site, and erase the secrets of the round."""
         secrets = read_secrets(self.folder, self.round)
         if not secrets.answered:
-            raise RefusedError(
-                "no site has signed yet whose weights arrived: begin the round again"
-            )
+            raise RefusedError("this site has signed no list of sites yet: begin the round again")
         self._refuse_disagreement(secrets)
-        opened_shares = self._open_shares(secrets)
+        of, shares = list[str](), list[bytes]()
+        for site, both in self._open_shares(secrets).items():
+            of.append(site)
+            # Never both: together they would unmask this site's weights
+            if site in secrets.answered:
+                shares.append(both.own_mask)
+            else:
+                shares.append(both.mask_key)
         # Before anything leaves
         self._sums().note(secrets.answered, secrets.weighed, secrets.question)
         if self.book:
             self.book.note(secrets.received, secrets.answered, secrets.failed)
         drop_secrets(self.folder)
-        return self._record(
-            {
-                "of": list(opened_shares),
-                "shares": [
-                    shares.own_mask if site in secrets.answered else shares.mask_key
-                    for site, shares in opened_shares.items()
-                ],
-            }
-        )
+        return self._record({"of": of, "shares": shares})
 
     def _refuse_disagreement(self, secrets: RoundSecrets) -> None:
         """Refuse to return shares until at least the threshold of sites have signed one list."""
         signers = texts(self.asked, "signers")
         signatures = tokens(self.asked, "signatures", LONGEST_SIGNATURE)
-        if signers != sorted(set(signers) & set(secrets.answered)):
-            raise SiteError("record 'secure' names no sorted list of sites that have answered")
+        _refuse_unsorted(signers, secrets.answered, "that have answered")
         said = secrets.list_words()
-        agreeing = [
-            site
-            for site, signature in zip(signers, signatures, strict=False)
-            if is_signed(secrets.publics[site], said, signature)
-        ]
-        if len(agreeing) < secrets.threshold:
+        agreeing = 0
+        for site, signature in zip(signers, signatures, strict=False):
+            if is_signed(secrets.publics[site], said, signature):
+                agreeing += 1
+        if agreeing < secrets.threshold:
             raise RefusedError(
-                f"{len(agreeing)} sites have signed the same list of sites as this one, but "
+                f"{agreeing} sites have signed the same list of sites as this one, but "
                 f"{secrets.threshold} are needed ('secure.threshold'): sites with different lists "
                 "would reveal single sites' weights"
             )
@@ -379,10 +391,10 @@ class SecureSite:
         return shares
 
     def _refuse_few(self, sites: list[str], secrets: RoundSecrets, what: str) -> None:
+        """Refuse a list of sites that is malformed, below the threshold or without this site."""
         if not secrets.keys:
             raise SiteError("the keys of this round were not shared with this site yet")
-        if sites != sorted(set(sites) & set(secrets.keys)):
-            raise SiteError("record 'secure' names no sorted list of sites that have keys")
+        _refuse_unsorted(sites, secrets.keys, "that have keys")
         if len(sites) < secrets.threshold:
             raise RefusedError(
                 f"{len(sites)} sites {what}, but {secrets.threshold} are needed "
@@ -396,3 +408,12 @@ class SecureSite:
 
     def _sums(self) -> OpenedSums:
         return OpenedSums(self.folder, self.round)
+
+
+def _refuse_unsorted(sites: Sequence[str], known: Iterable[str], which: str) -> None:
+    """Refuse a list of sites that repeats a site, is unsorted or has a site that is not known.
+
+    Signatures cover the list as a text, so every site must write it the same way.
+    """
+    if list(sites) != sorted(set(sites) & set(known)):
+        raise SiteError(f"record 'secure' names no sorted list of sites {which}")

@@ -46,11 +46,13 @@ class Summand:
         counts = [min(self._samples("train"), way.samples), int(self.failed)]
         numbers = {COUNTS: np.array(counts, np.uint32)}
         if portions:
-            behind = [self._behind(name, portions[name], way) for name in sorted(portions)]
-            values = np.array([portions[name] or 0.0 for name in sorted(portions)])
+            behind, weighted = [], []
+            for name in sorted(portions):
+                samples = self._behind(name, portions[name], way)
+                behind.append(samples)
+                weighted.append((portions[name] or 0.0) * weigh_site(way, samples))
             numbers[MEASURED] = np.array(behind, np.uint32)
-            weights = np.array([weigh_site(way, samples) for samples in behind])
-            numbers[METRICS] = replace(way, limit=1.0).quantise(values * weights)
+            numbers[METRICS] = replace(way, limit=1.0).quantise(np.array(weighted))
         for name, update in updates.items():
             wide = update.detach().cpu().double().numpy()
             numbers[name] = way.quantise(own * wide)
@@ -63,4 +65,6 @@ class Summand:
         return min(self._samples(split_of(name) or "train"), way.samples)
 
     def _samples(self, split: str) -> int:
-        return 0 if self.failed else self.counts.get(split, 0)
+        if self.failed:
+            return 0
+        return self.counts.get(split, 0)

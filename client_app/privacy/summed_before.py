@@ -70,6 +70,7 @@ class SummedBefore:
                 "together would reveal single sites' parts; choose another 'seed', or the same "
                 "settings"
             )
+        # Sites may be added, because some may drop out before the sum is agreed
         if not set(before.sites) <= set(partners):
             raise self._other_company(before)
 

@@ -8,7 +8,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -52,13 +52,17 @@ def entry(
 
     ``why`` is the reason why the site did not answer, if the reply does not tell it.
     """
-    config: Mapping[str, Any] = {}
+    received, leaving = RecordDict(), RecordDict()
+    reason = ""
     if message.has_content():
-        config = message.content.config_records.get(CONFIG, ConfigRecord())
+        received = message.content
+    if reply.has_content():
+        leaving = reply.content
+    if reply.has_error():
+        reason = str(reply.error.reason)
+    config = received.config_records.get(CONFIG, ConfigRecord())
     run = defaults(CommonSettings) | dict(context.run_config)
-    leaving = reply.content if reply.has_content() else RecordDict()
-    reason = str(reply.error.reason) if reply.has_error() else ""
-    return {
+    line: dict[str, Any] = {
         "time": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
         "site": site,
         "run": _short(config.get("run-name", "")),
@@ -71,10 +75,12 @@ def entry(
         "outcome": outcome,
         "why": (why or reason)[:_LONGEST_REASON],
         "records": group_names(names_in(leaving)),
-        "bytes-in": record_bytes(message.content) if message.has_content() else 0,
+        "bytes-in": record_bytes(received),
         "bytes-out": record_bytes(leaving) + len(reason.encode()),
-        **({_LEDGER: ledger} if ledger else {}),
     }
+    if ledger:
+        line[_LEDGER] = ledger
+    return line
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
@@ -97,7 +103,8 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
         data = json.dumps(line).encode() + b"\n"
         # A power cut tore the last line, and its answer never left
         torn = size and os.pread(log, 1, size - 1) != b"\n"
-        data = b"\n" + data if torn else data
+        if torn:
+            data = b"\n" + data
         try:
             if os.write(log, data) != len(data):
                 raise OSError(0, "only a part of the line went to the disk: it is full")
@@ -126,11 +133,9 @@ def _last_mark(log: int, size: int) -> LedgerMark | None:
         try:
             line = json.loads(text)
             mark = line.get(_LEDGER)
-            return (
-                None
-                if mark is None
-                else LedgerMark(releases=int(mark["releases"]), sha256=str(mark["sha256"]))
-            )
+            if mark is None:
+                return None
+            return LedgerMark(releases=int(mark["releases"]), sha256=str(mark["sha256"]))
         except (ValueError, TypeError, KeyError, AttributeError):
             continue  # a power cut tore this line, and its answer never left
     return None
@@ -148,7 +153,10 @@ def check_log(path: Path) -> None:
 
 def names_in(content: RecordDict) -> list[str]:
     """List the arrays and values of ``content`` as ``<record>/<key>``, sorted."""
-    return sorted(f"{record}/{key}" for record, values in content.items() for key in values)
+    names = []
+    for record, values in content.items():
+        names += [f"{record}/{key}" for key in values]
+    return sorted(names)
 
 
 def group_names(names: Iterable[str]) -> dict[str, int]:
@@ -177,4 +185,6 @@ def _open_log(path: Path) -> Iterator[int]:
 
 
 def _short(value: object) -> Value:
-    return value if isinstance(value, int) else str(value)[:_LONGEST]
+    if isinstance(value, int):
+        return value
+    return str(value)[:_LONGEST]

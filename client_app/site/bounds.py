@@ -75,6 +75,7 @@ def without_paths(text: str, context: Context) -> str:
     A path below a folder of the node config becomes the folder's key and the rest.
     """
     for key in _PLACES:
-        if folder := str(context.node_config.get(key, "")).rstrip("/"):
+        folder = str(context.node_config.get(key, "")).rstrip("/")
+        if folder:
             text = text.replace(folder, f"({key})")
     return _PATH.sub("(a path of the site)", text)

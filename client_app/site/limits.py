@@ -103,11 +103,15 @@ class Limits:
                 "hospital to change the one in its site file"
             )
         # A secure round has four more messages, and some methods have more phases
-        phases = 1 if settings.secure_aggregation == "none" else 5
+        phases = 1
+        if settings.secure_aggregation != "none":
+            phases = 5
         if settings.rounds * phases >= self.max_messages:
-            of = f" of {phases} messages" if phases > 1 else ""
+            rounds = f"{settings.rounds} rounds"
+            if phases > 1:
+                rounds += f" of {phases} messages"
             raise RefusedError(
-                f"the run has {settings.rounds} rounds{of}, but only {self.max_messages} messages "
+                f"the run has {rounds}, but only {self.max_messages} messages "
                 "of a run are answered ('max-messages'): ask for fewer, or leave the site out"
             )
 
@@ -137,12 +141,11 @@ class Limits:
             metrics: the metrics by key.
             sizes: the number of samples of each split.
         """
-        few = {
-            f"{model}.{split}.{metric}"
-            for model, split, metric, _ in measurements(metrics)
-            if sizes.get(split, 0) < self.minimum_measured
-        }
-        return {key: value for key, value in metrics.items() if key not in few}
+        enough = dict(metrics)
+        for model, split, metric, _ in measurements(metrics):
+            if sizes.get(split, 0) < self.minimum_measured:
+                enough.pop(f"{model}.{split}.{metric}", None)
+        return enough
 
 
 NO_LIMITS = Limits(
@@ -164,8 +167,10 @@ def limits_of(context: Context) -> Limits:
     Raises:
         SettingError: a value of the node config has the wrong type or is out of range.
     """
-    own: dict[str, Any] = {
-        key: context.node_config[key] for key in defaults(Limits) if key in context.node_config
-    }
-    usual = as_mapping(NO_LIMITS) if is_simulated(context) else {}
-    return built(Limits, usual | own)
+    limits: dict[str, Any] = {}
+    if is_simulated(context):
+        limits = as_mapping(NO_LIMITS)
+    for key in defaults(Limits):
+        if key in context.node_config:
+            limits[key] = context.node_config[key]
+    return built(Limits, limits)

@@ -64,13 +64,15 @@ def watching(opened: Opened) -> Iterator[None]:
 
 def note_opening() -> None:
     """Record that patients' data are read from here on; called before the first byte is read."""
-    if opened := _message.get():
+    opened = _message.get()
+    if opened:
         opened.data = True
 
 
 def forget_opening() -> None:
     """Record that the following depends only on the hospital's declaration of its data."""
-    if opened := _message.get():
+    opened = _message.get()
+    if opened:
         opened.data = False
 
 

@@ -26,7 +26,7 @@ from fedsilo.client_app.site.trust import MEANINGS
 from fedsilo.core.errors import RefusedError, SettingError
 from fedsilo.core.files.atomic_files import read_regular
 from fedsilo.core.messages import CONFIG, SURVEYED
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import (
     Value,
@@ -104,7 +104,7 @@ class SiteFile(Limits):
                     f"the site file does not allow {what} '{name}' ('{key}': {listed})"
                 )
         if self.max_rounds and max(settings.rounds, round_) > self.max_rounds:
-            most = counted(self.max_rounds, "round")
+            most = format_count(self.max_rounds, "round")
             raise RefusedError(
                 f"the site file allows runs of at most {most} ('max-rounds'), but "
                 f"{max(settings.rounds, round_)} are asked for"
@@ -157,6 +157,7 @@ class SiteFile(Limits):
         for key, value in _with_delta(self.given).items():
             if key not in _STRICTER:
                 continue
+            # Neither side may loosen the other's rule
             if key in in_node_config:
                 value = _STRICTER[key](in_node_config[key], value)
             merged[key] = value

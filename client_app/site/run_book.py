@@ -19,7 +19,7 @@ from fedsilo.client_app.site.limits import Limits
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.core.errors import RefusedError
 from fedsilo.core.messages import ROUND_KEYS, Instruction
-from fedsilo.core.one_line import shown
+from fedsilo.core.one_line import quote_value
 
 _PHASE = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _KNOWN_RUNS = 1000
@@ -50,7 +50,7 @@ class RunRecord:
         named = _PHASE.fullmatch(message.phase)
         if not named or not 1 <= round_ <= rounds + 1 or not 0 <= step < ROUND_KEYS:
             raise RefusedError(
-                f"{shown(message.phase)} of round {round_}, step {step} is asked for: run '{name}' "
+                f"{quote_value(message.phase)} of round {round_}, step {step} is asked for: run '{name}' "
                 f"has {rounds} rounds, and phases have plain names"
             )
         if round_ < self.round - 1:
@@ -80,7 +80,9 @@ class RunRecord:
         self.round = max(self.round, message.round)
         self.asked[_key(message)] = self.asked.get(_key(message), 0) + 1
         last = (self.round, self.round - 1)
-        self.asked = {k: n for k, n in self.asked.items() if int(k.partition("-")[0]) in last}
+        for key in list(self.asked):
+            if int(key.partition("-")[0]) not in last:
+                del self.asked[key]
 
 
 class RunBook:
@@ -158,7 +160,8 @@ class RunBook:
             runs = self.file.read({})
             yield runs
             # The order of use decides, because the clock may have been wrong at 'began'
-            for name in [name for name in runs if name][:-_KNOWN_RUNS]:
+            names = [name for name in runs if name]  # the empty name counts hellos
+            for name in names[:-_KNOWN_RUNS]:
                 del runs[name]
             self.file.write(runs)
 

@@ -28,15 +28,17 @@ def effective(context: Context) -> SiteFile:
         RefusedError: the site file is unusable, or lacks a cap although the site trusts nobody.
         SettingError: the node config has a wrong value.
     """
-    named = SITE_FILE in context.node_config
-    rules = (
-        read_site_file(context) if named else SiteFile(methods=_ALL, datasets=_ALL, records=_ALL)
-    )
+    rules = SiteFile(methods=_ALL, datasets=_ALL, records=_ALL)
+    if SITE_FILE in context.node_config:
+        rules = read_site_file(context)
     merged = rules.over(context).node_config
     limits = build(SiteFile, {key: merged[key] for key in NODE_LIMITS if key in merged})
     refuse_uncapped(limits.trust, limits.max_epsilon > 0)
-    names = [name for name, key in keys_of(SiteFile).items() if key in NODE_LIMITS]
-    return replace(rules, **{name: getattr(limits, name) for name in names})
+    stricter = {}
+    for name, key in keys_of(SiteFile).items():
+        if key in NODE_LIMITS:
+            stricter[name] = getattr(limits, name)
+    return replace(rules, **stricter)
 
 
 def explain_rules(rules: SiteFile, has_file: bool = True) -> list[str]:
@@ -47,17 +49,25 @@ def explain_rules(rules: SiteFile, has_file: bool = True) -> list[str]:
         has_file: whether the site has a site file; without one there is no audit log.
     """
     values: Mapping[str, Any] = as_mapping(rules)
-    said = [said_of(k, values[k]) for k in SENTENCES if has_file or k not in _OF_A_FILE]
-    return said if has_file else [*said, "without a site file there is no audit log"]
+    sentences = []
+    for key in SENTENCES:
+        if has_file or key not in _OF_A_FILE:
+            sentences.append(said_of(key, values[key]))
+    if not has_file:
+        sentences.append("without a site file there is no audit log")
+    return sentences
 
 
 def said_of(key: str, value: Any) -> str:
     """Return the sentence for a key and its value."""
     if isinstance(value, tuple):
         value = "*" if "*" in value else ", ".join(value)
-    forms = SENTENCES[key]
-    form = forms if isinstance(forms, str) else forms.get(value, forms[_ELSE])
-    return form.format(value / 1000 if key in _IN_GIGABYTES else value)
+    form = SENTENCES[key]
+    if not isinstance(form, str):
+        form = form.get(value, form[_ELSE])
+    if key in _IN_GIGABYTES:
+        value /= 1000
+    return form.format(value)
 
 
 # One sentence, or one for each value; {} stands for the value

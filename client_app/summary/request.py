@@ -66,12 +66,15 @@ def answer_survey(context: Context, rules: SiteFile | None) -> RecordDict:
     allowed = _allowed_parts(rules)
     dataset = site_settings(context).dataset
     kept, new = _first_answer(folder, dataset, lambda: _made(context, secret_seed(folder)))
-    parts = dict(kept.parts) if new else _again(context, kept)
+    parts = kept.parts
+    if not new:
+        parts = _again(context, kept)
     return _record({name: text for name, text in parts.items() if name in allowed})
 
 
 def _refuse_where_noise_is_demanded(context: Context) -> None:
-    if (trust := str(context.node_config.get("trust", ""))) != SERVER:
+    trust = str(context.node_config.get("trust", ""))
+    if trust != SERVER:
         raise RefusedError(
             f"the site file says 'trust: {trust}', but a survey's counts are this site's own, "
             "without noise: leave the site out"
@@ -133,6 +136,7 @@ def _first_answer(folder: Path, dataset: str, make: Callable[[], Kept]) -> tuple
 
 def _again(context: Context, kept: Kept) -> dict[str, str]:
     """Return a stored answer; its part ``about`` tells whether the data have changed."""
+    # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)
     now = _open_site(replace(context, run_config={**context.run_config, **before}))[0].silo
     about = json.loads(kept.parts[ABOUT])

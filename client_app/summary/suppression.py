@@ -40,12 +40,19 @@ def suppress(
         return list(counts)
     if sum(counts) < floor:
         return [None] * len(counts)
-    hidden = {place for place, count in enumerate(counts) if count < floor}
-    order = _order(len(counts), derive_seed(secret, "survey", *table), in_a_row)
-    further = [place for place in order if place not in hidden]
-    while hidden and further and _gives_away([counts[place] for place in hidden], floor):
-        hidden.add(further.pop(0))
-    return [None if place in hidden else count for place, count in enumerate(counts)]
+    hidden = [place for place, count in enumerate(counts) if count < floor]
+    # Further cells, until no hidden count follows from the total by subtraction
+    if hidden:
+        for place in _order(len(counts), derive_seed(secret, "survey", *table), in_a_row):
+            total = sum(counts[other] for other in hidden)
+            if len(hidden) >= 2 and total >= 2 * floor:
+                break
+            if place not in hidden:
+                hidden.append(place)
+    cells: list[int | None] = list(counts)
+    for place in hidden:
+        cells[place] = None
+    return cells
 
 
 def secret_of(data: bytes) -> int:
@@ -58,17 +65,17 @@ def _order(cells: int, seed: int, in_a_row: bool) -> list[int]:
     places = np.arange(cells)
     from_middle = np.abs(places - (cells - 1) / 2)
     # Outer cells hold few samples, so suppressing them costs the reader least
-    weights = 1 + from_middle**3 if in_a_row else np.ones(cells)
+    weights = np.ones(cells)
+    if in_a_row:
+        weights += from_middle**3
     drawn = np.random.default_rng(seed).choice(
         places, size=cells, replace=False, p=weights / weights.sum()
     )
     return [int(place) for place in drawn]
 
 
-def _gives_away(counts: Sequence[int], floor: int) -> bool:
-    return len(counts) < 2 or sum(counts) < 2 * floor
-
-
 def at_least(count: int, floor: int) -> int | None:
     """Return a count that is released by itself; None if it is below the floor."""
-    return count if count >= floor or floor <= 1 else None
+    if floor > 1 and count < floor:
+        return None
+    return count

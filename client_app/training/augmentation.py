@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.yaml_text import parse_structure
-from fedsilo.core.one_line import one_line, shown
+from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.seeding import seed_generators
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import unknown_name
@@ -43,7 +43,9 @@ def augmenter(
     def augment(batch: Tensor) -> Tensor:
         with seed_generators(settings.seed, "augmentation", *key, next(numbers), device=device):
             changed = [_change(image, transform) for image in batch]
-        return torch.stack(changed) if changed else batch  # a private batch may be empty
+        if not changed:  # a private batch may be empty
+            return batch
+        return torch.stack(changed)
 
     return augment
 
@@ -69,14 +71,18 @@ def _built(entries: Any) -> list[Any]:
     """Build the transforms of a list of names or of single mappings from name to arguments."""
     from torchvision.transforms import v2
 
-    classes = {name: kind for name, kind in vars(v2).items() if inspect.isclass(kind)}
-    known = {name: kind for name, kind in classes.items() if issubclass(kind, v2.Transform)}
+    known: dict[str, Any] = {}
+    for name, kind in vars(v2).items():
+        if inspect.isclass(kind) and issubclass(kind, v2.Transform):
+            known[name] = kind
     built = []
     for entry in entries:
-        named = {entry: {}} if isinstance(entry, str) else entry
+        named = entry
+        if isinstance(entry, str):
+            named = {entry: {}}
         if not isinstance(named, dict) or len(named) != 1:
             raise SettingError(
-                f"'train.augmentation' has {shown(entry)}; write a list as {_EXAMPLE}"
+                f"'train.augmentation' has {quote_value(entry)}; write a list as {_EXAMPLE}"
             )
         ((name, arguments),) = named.items()
         if name not in known:
@@ -84,7 +90,8 @@ def _built(entries: Any) -> list[Any]:
         try:
             arguments = dict(arguments or {})
             # Nested transforms, such as RandomApply's
-            if isinstance(inner := arguments.get("transforms"), list):
+            inner = arguments.get("transforms")
+            if isinstance(inner, list):
                 arguments["transforms"] = _built(inner)
             built.append(known[name](**arguments))
         except (TypeError, ValueError) as error:

@@ -45,7 +45,9 @@ class Compute:
 
     def autocast(self) -> torch.autocast:
         """Return the context for forward passes; it does nothing in fp32."""
-        half = torch.float16 if self.fp16 else torch.bfloat16
+        half = torch.bfloat16
+        if self.fp16:
+            half = torch.float16
         return torch.autocast(self.device.type, dtype=half, enabled=self.bf16 or self.fp16)
 
     def exact(self) -> Self:
@@ -92,8 +94,10 @@ class Compute:
         """Return the peak memory in bytes: of this message on a GPU, else of this process."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
-        unit = 1 if sys.platform == "darwin" else 1024
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        if sys.platform == "darwin":  # macOS reports bytes, Linux kilobytes
+            return peak
+        return peak * 1024
 
 
 def scaled_step(optimisers: Sequence[Optimizer], scaler: GradScaler) -> bool:
@@ -127,14 +131,16 @@ def choose_compute(
     torch.set_num_threads(threads)
     keep_freed_memory()
     kind, index = _device_parts(device)
-    have_gpu = torch.cuda.is_available()
-    if kind == "cuda" and (not have_gpu or index >= torch.cuda.device_count()):
+    usable = 0
+    if torch.cuda.is_available():
+        usable = torch.cuda.device_count()
+    if kind == "cuda" and index >= usable:
         raise SettingError(
             f"setting 'machine.device' is '{device}', but this machine has "
-            f"{torch.cuda.device_count() if have_gpu else 'no'} usable GPU; use auto or cpu"
+            f"{usable or 'no'} usable GPU; use auto or cpu"
         )
     # "auto" without a GPU is fine; "cuda" without one was refused above
-    use_gpu = kind == "cuda" or (kind == "auto" and have_gpu)
+    use_gpu = kind == "cuda" or (kind == "auto" and usable > 0)
     if use_gpu:
         _be_repeatable(precision, deterministic)
     if precision == "fp16" and not use_gpu:
@@ -142,13 +148,16 @@ def choose_compute(
             "setting 'machine.precision' is 'fp16', but this site computes on its CPU: set it to "
             "'bf16', 'fp32' or 'auto'"
         )
-    chosen = torch.device(f"cuda:{index}" if use_gpu else "cpu")
-    if use_gpu and 0 < (share := gpu_share()) < 1:
-        torch.cuda.set_per_process_memory_fraction(share, chosen)
+    chosen = torch.device("cpu")
+    if use_gpu:
+        chosen = torch.device(f"cuda:{index}")
+        share = gpu_share()
+        if 0 < share < 1:
+            torch.cuda.set_per_process_memory_fraction(share, chosen)
     # Emulated bf16 is slower than fp32
     native = use_gpu and torch.cuda.is_bf16_supported(including_emulation=False)
     bf16 = precision == "bf16" or (precision == "auto" and native)
-    last = use_gpu if memory_format == "auto" else memory_format == "channels-last"
+    last = memory_format == "channels-last" or (memory_format == "auto" and use_gpu)
     return Compute(chosen, bf16, fp16=precision == "fp16", channels_last=last)
 
 
@@ -170,12 +179,10 @@ def compute_of(settings: CommonSettings) -> Compute:
     """
     wanted, network = settings.memory_format, image_network(settings)
     safe = network in _CHANNELS_LAST_ON_CPU
+    if wanted == "auto" and safe:
+        wanted = "channels-last"
     compute = choose_compute(
-        settings.device,
-        settings.precision,
-        settings.threads,
-        settings.deterministic,
-        "channels-last" if wanted == "auto" and safe else wanted,
+        settings.device, settings.precision, settings.threads, settings.deterministic, wanted
     )
     if compute.channels_last and compute.device.type == "cpu" and not safe:
         raise SettingError(
@@ -228,7 +235,8 @@ def noted_operations(say: Callable[[str], None] = lambda line: None) -> Iterator
     pass_on, always = warnings.showwarning, torch.is_warn_always_enabled()
 
     def note(message: Warning | str, *where: Any, **more: Any) -> None:
-        if operation := _operation(str(message)):
+        operation = _operation(str(message))
+        if operation:
             found.add(operation)
         else:
             pass_on(message, *where, **more)

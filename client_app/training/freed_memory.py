@@ -5,8 +5,8 @@ By default glibc decides itself, and returns memory to the system that the next 
 
 import ctypes
 
-# M_TRIM_THRESHOLD and M_MMAP_THRESHOLD by glibc's numbers,
-# in bytes; the second is at its upper limit
+# Bytes by glibc's numbers for M_TRIM_THRESHOLD and M_MMAP_THRESHOLD.
+# The second is at the highest value that glibc accepts
 _KEPT = {-1: 2**26, -3: 2**25}
 
 
@@ -16,12 +16,14 @@ def keep_freed_memory() -> None:
     A training step on a CPU frees and allocates the same activations each time. By default glibc
     returns them to the system, which clears every page before it gives it back: a tenth of a step.
     """
-    if set_option := getattr(ctypes.CDLL(None), "mallopt", None):
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if set_option:
         for option, bytes_ in _KEPT.items():
             set_option(option, bytes_)
 
 
 def return_freed_memory() -> None:
     """Let glibc return all freed memory of this process to the system."""
-    if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim:
         trim(0)

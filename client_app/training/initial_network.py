@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.training.optimisers import SMALLEST_PART
 from fedsilo.core.errors import RefusedError, SettingError
-from fedsilo.core.one_line import listed, shown
+from fedsilo.core.one_line import join_names, quote_value
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.weights.backbones import load_backbone
@@ -58,7 +58,7 @@ def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
     if len(given) != silo.task.classes:
         raise SettingError(
             f"'train.class-weights' has {len(given)} weights for {silo.task.classes} classes: give "
-            f"one of each, {listed(silo.class_names())}"
+            f"one of each, {join_names(silo.class_names())}"
         )
     return torch.tensor(given)
 
@@ -84,9 +84,13 @@ def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None
     sizes = []
     for batch in batches:
         different = torch.unique(batch)
-        each = [1.0] * len(different) if weights is None else weights[different].tolist()
+        if weights is None:
+            sizes.append(len(different))
+            continue
+        each = weights[different].tolist()
         sizes.append(sum(one > SMALLEST_PART * max(each) for one in each))
-    if (smallest := min(sizes, default=minimum)) < minimum:
+    smallest = min(sizes, default=minimum)
+    if smallest < minimum:
         raise RefusedError(
             f"an optimiser step would rest on {smallest} samples, but at least {minimum} are "
             "needed ('minimum-batch'): ask for larger batches or for 'train.class-weights' closer "
@@ -118,7 +122,7 @@ def check_class_weights(common: CommonSettings) -> None:
     usable = all(math.isfinite(weight) and weight >= 0 for weight in given) and sum(given) > 0
     if common.class_weights != "balanced" and not usable:
         raise SettingError(
-            f"setting 'train.class-weights' is {shown(common.class_weights)}; it must be none, "
+            f"setting 'train.class-weights' is {quote_value(common.class_weights)}; it must be none, "
             "balanced, or a number of at least 0 for each class, such as 0.2,0.8"
         )
 

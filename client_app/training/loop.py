@@ -99,16 +99,18 @@ def add_gradients(
     first.
     """
     total = torch.zeros((), device=inputs.device)
-    one = [slice(0, len(labels))]
-    for part in micro_batches(len(labels), settings.micro_batch) if settings.micro_batch else one:
+    for part in micro_batches(len(labels), settings.micro_batch):
         with compute.autocast():
             loss = objective(float_inputs(inputs[part]), labels[part])
         share = (part.stop - part.start) / len(labels)
-        loss = loss * share if share < 1 else loss
+        if share < 1:
+            loss = loss * share
         # The penalty belongs to the batch, so it is added with the first part only
         if penalty and part.start == 0:
             loss = loss + penalty()
-        scaled = scaler.scale(loss) if scaler else loss
+        scaled = loss
+        if scaler:
+            scaled = scaler.scale(loss)
         scaled.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
         total += loss.detach()
     return total
@@ -168,7 +170,9 @@ class LocalTraining:
     @property
     def samples(self) -> int:
         """The number of training samples that the site reports; the real one if not private."""
-        return self.private.told if self.private else len(self.split.labels)
+        if self.private:
+            return self.private.told
+        return len(self.split.labels)
 
     def run(self) -> float:
         """Train the network in place and return its mean loss over the last pass.
@@ -197,8 +201,9 @@ class LocalTraining:
             mean = float(steps.losses) / max(1, steps.samples)
             self.work.update({STEPS: len(steps.rates), SAMPLES: steps.seen})
             # Not even a refusal may depend on a private loss of a real hospital's patients
-            is_hidden = self.private is not None and self.private.release.alone
-            judged = 0.0 if is_hidden else mean
+            judged = mean
+            if self.private is not None and self.private.release.alone:
+                judged = 0.0
             refuse_unusable(judged, steps.rates, self.minimum_steps, self.compute.fp16)
         return mean
 
@@ -283,7 +288,9 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
         )
     # A step with a tiny rate hides nothing, so only steps near the largest rate count
     rates = sorted(rates)
-    steps = len(rates) - bisect_left(rates, SMALLEST_PART * rates[-1]) if rates else 0
+    steps = 0
+    if rates:
+        steps = len(rates) - bisect_left(rates, SMALLEST_PART * rates[-1])
     if steps < minimum:
         raise RefusedError(
             f"the result would rest on {steps} optimiser step(s), but at least {minimum} are "
@@ -326,7 +333,10 @@ def count_steps(steps: int, settings: CommonSettings, rounds: int) -> tuple[int,
     Returns:
         Steps in earlier rounds, and in all rounds; the second is 0 without a schedule.
     """
-    return rounds * steps, settings.rounds * steps if is_scheduled(settings) else 0
+    before, total = rounds * steps, 0
+    if is_scheduled(settings):
+        total = settings.rounds * steps
+    return before, total
 
 
 def anneal_evidence(

@@ -76,8 +76,12 @@ def train_continued(
     network, settings = training.network, training.settings
 
     def new_order(epoch: int) -> Tensor:
-        chosen = order(epoch) if order else None
-        return shuffle_epoch(training.samples, settings, epoch, site) if chosen is None else chosen
+        chosen = None
+        if order:
+            chosen = order(epoch)
+        if chosen is None:
+            chosen = shuffle_epoch(training.samples, settings, epoch, site)
+        return chosen
 
     training.optimiser = open_optimiser(network, settings)
     kept: dict[str, Tensor] = {}

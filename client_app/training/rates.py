@@ -19,7 +19,7 @@ from torch.optim import Optimizer, lr_scheduler
 from fedsilo.client_app.training.optimisers import eager
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.yaml_text import parse_structure
-from fedsilo.core.one_line import listed, one_line
+from fedsilo.core.one_line import join_names, one_line
 from fedsilo.core.settings.common_settings import CommonSettings
 
 # A run may set only these arguments; the others follow from its rounds and 'train.learning-rate'
@@ -51,7 +51,10 @@ def rate_setter(
         before: the steps that the site has taken in earlier rounds.
         total: the steps of all rounds; 0 without a schedule.
     """
-    rates = [(group, float(group["lr"])) for o in optimisers for group in o.param_groups]
+    rates = []
+    for optimiser in optimisers:
+        for group in optimiser.param_groups:
+            rates.append((group, float(group["lr"])))
     if total:
         factors = islice(_factors(settings, total // settings.rounds), before, None)
 
@@ -95,8 +98,9 @@ def _scheduler(
 ) -> lr_scheduler.LRScheduler:
     """Build a run's scheduler; warm-up ends one step before the full learning rate."""
     rounds, warm_up = settings.rounds, settings.warm_up
-    # A warm-up of at least 1 counts rounds, a smaller one is a share of all rounds
-    warm_up = round((warm_up if warm_up >= 1 else warm_up * rounds) * steps)
+    if warm_up < 1:  # a share of all rounds; a larger number counts rounds
+        warm_up *= rounds
+    warm_up = round(warm_up * steps)
     total = rounds * steps
     schedulers: list[lr_scheduler.LRScheduler] = []
     if warm_up:
@@ -122,10 +126,11 @@ def _arguments(schedule: str, text: str) -> dict[str, Any]:
     chosen: dict[str, Any] = parse_structure(
         "train.schedule-arguments", text, _EXAMPLES.get(schedule, "{pct_start: 0.3}")
     )
-    if unknown := sorted(map(str, chosen.keys() - {*_ARGUMENTS[schedule]})):
+    unknown = sorted(map(str, chosen.keys() - {*_ARGUMENTS[schedule]}))
+    if unknown:
         known = listed(_ARGUMENTS[schedule]) or "none"
         raise SettingError(
-            f"'train.schedule-arguments' has {listed(unknown)}, but schedule '{schedule}' takes "
+            f"'train.schedule-arguments' has {join_names(unknown)}, but schedule '{schedule}' takes "
             f"{known}: remove what it does not take"
         )
     return chosen

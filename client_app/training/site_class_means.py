@@ -73,13 +73,19 @@ def class_means(
     network.eval()
     # Private samples go one at a time, because in a batch the last bits depend on the batch size
     alone = private is not None and private.release.alone
-    parts = one_by_one(split.inputs) if alone else in_batches(split.inputs)
+    parts = in_batches(split.inputs)
+    if alone:
+        parts = one_by_one(split.inputs)
     labels = torch.split(split.labels, [len(part) for part in parts])
-    sums = torch.zeros((), dtype=torch.int64 if private else torch.float64)
+    sums = torch.zeros((), dtype=torch.float64)
+    if private:
+        sums = sums.to(torch.int64)
     with torch.no_grad(), compute.autocast():
         for part, own in zip(parts, labels, strict=True):
             rows = function(float_inputs(compute.bring(part))).float().cpu()
-            rows = private.release.parts({"": rows})[""] if private else rows
+            if private:
+                rows = private.release.parts({"": rows})[""]
             sums = sums + class_sums(rows, own, classes)
-    sums = private.release.with_noise({"": sums})[""] if private else sums
+    if private:
+        sums = private.release.with_noise({"": sums})[""]
     return {label: (sums[label] / count).float() for label, count in large.items()}

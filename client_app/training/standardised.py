@@ -20,11 +20,9 @@ def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Sil
         SettingError: ``standardise`` is 'declared', but the schema declares no mean and deviation.
         SiteError: the message lacks the pooled statistics.
     """
-    return (
-        standardise_silo(silo, find_standardisation(silo, settings, content))
-        if silo.features
-        else silo
-    )
+    if not silo.features:
+        return silo
+    return standardise_silo(silo, find_standardisation(silo, settings, content))
 
 
 def find_standardisation(

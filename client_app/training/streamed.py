@@ -34,16 +34,21 @@ class Streamed:
             event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             self._arrived[turn] = event
-        return moved if moved.data_ptr() != batch.data_ptr() else moved.clone()
+        if moved.data_ptr() == batch.data_ptr():  # on the CPU nothing was copied
+            return moved.clone()
+        return moved
 
     def _buffer(self, rows: int) -> Tensor:
         shape = (rows, *self._tensor.shape[1:])
-        layout = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+        layout = torch.contiguous_format
+        if len(shape) == 4:  # images
+            layout = torch.channels_last
         pinned = self._device.type == "cuda"
         kind = self._tensor.dtype
         return torch.empty(shape, dtype=kind, pin_memory=pinned, memory_format=layout)
 
     def _wait(self, *turns: int) -> None:
         for turn in turns:
-            if event := self._arrived[turn]:
+            event = self._arrived[turn]
+            if event:
                 event.synchronize()

@@ -43,7 +43,9 @@ def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[s
 
     url = base_url or source.url
     if source.files:
-        size = f", {source.bytes():,} bytes" if source.bytes() else ""
+        size = ""
+        if source.bytes():
+            size = f", {source.bytes():,} bytes"
         yield f"{source.name} from {url}{size}; licence: {source.licence}"
     for file in source.files:
         target = data_dir / source.folder / file.name
@@ -74,8 +76,8 @@ def _download(base_url: str, file: RemoteFile, target: Path) -> None:
         checksum = file_hash(str(fresh), "md5")
         if checksum != file.md5:
             raise DataError(
-                f"{file.name} from {base_url} has MD5 {checksum}, not {file.md5}: nothing was "
-                "written; try again or name another --base-url"
+                f"{file.name} from {base_url} must have MD5 {file.md5}, but has {checksum}: "
+                "nothing was written; try again or name another --base-url"
             )
         fresh.replace(target)
 
@@ -115,7 +117,10 @@ def unpack(archive: Path, folder: Path) -> int:
                 (work / name).replace(target)
             return len(sizes)
     except OSError as error:
-        raise DataError(f"{archive} cannot be unpacked into {folder}: {error.strerror}") from None
+        raise DataError(
+            f"{archive} cannot be unpacked into {folder} ({error.strerror}): make room there, or "
+            "name another data directory"
+        ) from None
 
 
 def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
@@ -146,8 +151,11 @@ def is_unpacked(archive: Path, folder: Path) -> bool:
         DataError: the archive is damaged, or holds a link or a path outside.
     """
     with _open_archive(archive) as (_, sizes):
-        found = ((folder / name, size) for name, size in sizes.items())
-        return all(path.is_file() and path.stat().st_size == size for path, size in found)
+        for name, size in sizes.items():
+            path = folder / name
+            if not path.is_file() or path.stat().st_size != size:
+                return False
+    return True
 
 
 @contextmanager
@@ -162,13 +170,18 @@ def _open_archive(
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as zipped:
-                entries = [(e.filename, e.file_size, _is_plain(e)) for e in zipped.infolist()]
+                entries = []
+                for entry in zipped.infolist():
+                    entries.append((entry.filename, entry.file_size, _is_plain(entry)))
                 check_members(archive, zipped.infolist())
                 yield zipped, _check_entries(entries, archive)
         else:
             with tarfile.open(archive, tarinfo=_Member) as tar:
-                members = [member for member in _members(tar, archive) if not member.isdir()]
-                yield tar, _check_entries(((m.name, m.size, m.isreg()) for m in members), archive)
+                entries = []
+                for member in _members(tar, archive):
+                    if not member.isdir():
+                        entries.append((member.name, member.size, member.isreg()))
+                yield tar, _check_entries(entries, archive)
     except _DAMAGES as error:
         raise DataError(
             f"{archive} is truncated or not an archive ({type(error).__name__}): remove it and "
@@ -212,11 +225,14 @@ def _check_entries(entries: Iterable[tuple[str, int, bool]], archive: Path) -> d
     sizes = {}
     for name, size, plain in entries:
         path = PurePosixPath(name)
-        outside = not name or path.is_absolute() or ".." in path.parts or "\\" in name
-        if outside or not plain:
-            what = "a path outside its folder" if outside else "a link or a device"
+        fault = ""
+        if not name or path.is_absolute() or ".." in path.parts or "\\" in name:
+            fault = "a path outside its folder"
+        elif not plain:
+            fault = "a link or a device"
+        if fault:
             raise DataError(
-                f"{archive} holds {what}, {name[:80]!r}: nothing was unpacked; remove the archive"
+                f"{archive} holds {fault}, {name[:80]!r}: nothing was unpacked; remove the archive"
             )
         if not name.endswith("/"):
             sizes[name] = size

@@ -63,7 +63,7 @@ class PublicFiles:
         """Return the data directory, or raise a ``DataError`` if none is named."""
         if places.data is None:
             raise DataError(
-                f"data set '{self.name}' needs files, and no data directory is named: set "
+                f"data set '{self.name}' needs files, but no data directory is named: set "
                 f"'data.dir' or $FEDSILO_DATA, or {self.advice()}"
             )
         return places.data
@@ -85,7 +85,9 @@ class PublicFiles:
     def bytes(self) -> int:
         """Return the size of a download in bytes, or 0 if the size is not known."""
         sizes = [file.size for file in self.files]
-        return self.size or (sum(sizes) if all(sizes) else 0)
+        if self.size or not all(sizes):
+            return self.size
+        return sum(sizes)
 
     def size_text(self) -> str:
         """Write the size with a unit, such as '12.3 MB'."""
@@ -93,7 +95,9 @@ class PublicFiles:
         for unit, name in _UNITS:
             if size >= unit:
                 return f"{size / unit:.3g} {name}"
-        return f"{size} bytes" if size else "not stated"
+        if size == 0:
+            return "not stated"
+        return f"{size} bytes"
 
     def lines(self) -> Iterator[str]:
         """Yield licence, source, size and terms, a line each."""
@@ -106,8 +110,8 @@ class PublicFiles:
         """Refuse to download what has terms unless they are ``accepted``, by a ``DataError``."""
         if self.terms and not accepted:
             raise DataError(
-                f"data set '{self.name}' has terms ({self.terms}; {self.url}): nothing was "
-                "downloaded; repeat with --accept-licence if you agree"
+                f"data set '{self.name}' has terms ({self.terms}; {self.url}), but they are not "
+                "accepted: nothing was downloaded; repeat with --accept-licence if you agree"
             )
 
 
@@ -115,9 +119,8 @@ class PublicFiles:
 def public_data() -> Mapping[str, PublicFiles]:
     """Return the public data sets in ``datasets/public.yaml``, by name."""
     table = read_own_yaml(Path(__file__).parent.parent / "public.yaml")
-    return {
-        name: PublicFiles(
-            name, **{**entry, "files": tuple(RemoteFile(**file) for file in entry.get("files", ()))}
-        )
-        for name, entry in table.items()
-    }
+    sources = {}
+    for name, entry in table.items():
+        files = tuple(RemoteFile(**file) for file in entry.pop("files", ()))
+        sources[name] = PublicFiles(name, files=files, **entry)
+    return sources

@@ -110,7 +110,7 @@ def _part_folders(folder: Path) -> dict[str, Path]:
 
 def _classes(sites: Mapping[str, Sequence[Image]]) -> list[str]:
     """Return the labels of all sites' images, sorted."""
-    labels = set()
+    labels: set[str] = set()
     for images in sites.values():
         labels.update(image.label for image in images)
     return sorted(labels)

@@ -17,8 +17,10 @@ import numpy.typing as npt
 
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.datasets.images.decoding import (
+    TRUNCATED,
     BrokenImageError,
     ImageHeader,
+    check_file,
     check_pixels,
     picture_header,
 )
@@ -58,7 +60,9 @@ def is_dicom(path: Path) -> bool:
 
 def read_radiograph(path: Path, bits: int) -> Grey:
     """Return a DICOM, a grey PNG or a TIFF as ``read_dicom`` and ``read_grey`` do."""
-    return read_dicom(path, bits) if is_dicom(path) else read_grey(path, bits)
+    if is_dicom(path):
+        return read_dicom(path, bits)
+    return read_grey(path, bits)
 
 
 def read_dicom(path: Path, bits: int) -> Grey:
@@ -118,8 +122,7 @@ def _header(path: Path, pixels: bool = True) -> FileDataset:
     from pydicom.filereader import read_file_meta_info
     from pydicom.uid import DeflatedExplicitVRLittleEndian
 
-    if fault := file_fault(path):  # a pipe would be waited for
-        raise BrokenImageError(fault)
+    check_file(path)
     try:
         # A small file of that kind can hold any number of bytes, which pydicom inflates at once
         if read_file_meta_info(path).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
@@ -134,25 +137,25 @@ def _header(path: Path, pixels: bool = True) -> FileDataset:
     except OSError as error:
         # The system's errors have a number; pydicom's own, of a damaged file, have none
         if error.errno is None:
-            raise BrokenImageError("is truncated or damaged") from None
+            raise BrokenImageError(TRUNCATED) from None
         raise BrokenImageError(f"cannot be read: {error.strerror}") from None
     except Exception:  # damaged files raise nearly anything
-        raise BrokenImageError("is truncated or damaged") from None
+        raise BrokenImageError(TRUNCATED) from None
 
 
 def _check_kind(dataset: FileDataset, bits: int) -> None:
     """Refuse anything but a single grey image of the declared depth."""
     if "PixelData" not in dataset:
         raise BrokenImageError("is a DICOM without pixel data")
-    if any(dataset.get(key) is None for key in _NEEDED):
-        raise BrokenImageError(f"is a DICOM that lacks one of {', '.join(_NEEDED)}")
-    if dataset.get("SamplesPerPixel", 1) != 1 or dataset.get("PhotometricInterpretation") not in (
-        _GREY
-    ):
+    for key in _NEEDED:
+        if dataset.get(key) is None:
+            raise BrokenImageError(f"is a DICOM that lacks {key}")
+    is_grey = dataset.get("PhotometricInterpretation") in _GREY
+    if not is_grey or dataset.get("SamplesPerPixel", 1) != 1:
         raise BrokenImageError(f"is not grey: it must be {' or '.join(_GREY)}")
     frames = int(dataset.get("NumberOfFrames") or 1)
     if frames != 1:
-        raise BrokenImageError(f"has {frames} frames: save one image a file")
+        raise BrokenImageError(f"has {frames} frames: save one image per file")
     check_depth(dataset.BitsAllocated, 2**dataset.BitsStored - 1, bits)
     check_pixels(dataset.Rows, dataset.Columns)
 
@@ -201,7 +204,9 @@ def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
     from pydicom.encaps import generate_frames
     from pydicom.uid import RLELossless
 
-    content, syntax = dataset.PixelData, dataset.file_meta.TransferSyntaxUID
+    content = dataset.PixelData
+    syntax = dataset.file_meta.TransferSyntaxUID
+    has_other_size = False
     if not syntax.is_encapsulated:
         expected = math.prod(shape) * dataset.BitsAllocated // 8
         if len(content) < expected:
@@ -210,14 +215,14 @@ def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
         if len(surplus) > expected % 2:  # an element has an even length
             # Older scanners pad the pixels, which readers should accept (DICOM PS3.5, 8.1.1).
             # Anything but a few equal bytes means that the header's size is wrong
-            if len(surplus) >= expected or len(set(surplus)) > 1:
-                raise BrokenImageError(_OTHER_SIZE)
+            has_other_size = len(surplus) >= expected or len(set(surplus)) > 1
             dataset.PixelData = content[: expected + expected % 2]
     elif syntax != RLELossless:
         # RLE does not state its size; pydicom's warning is caught when it is decoded
         frame = next(generate_frames(content, number_of_frames=1))
-        if declared_shape(frame) != shape:
-            raise BrokenImageError(_OTHER_SIZE)
+        has_other_size = declared_shape(frame) != shape
+    if has_other_size:
+        raise BrokenImageError(_OTHER_SIZE)
 
 
 def declared_shape(content: bytes) -> tuple[int, int] | None:
@@ -225,7 +230,9 @@ def declared_shape(content: bytes) -> tuple[int, int] | None:
     try:
         if content.startswith(_JPEG):
             return _of_jpeg(content)
-        start = content.find(_JPEG_2000) if content.startswith(_BOXED) else 0
+        start = 0
+        if content.startswith(_BOXED):
+            start = content.find(_JPEG_2000)  # -1 if the boxes hold no picture
         if start >= 0 and content.startswith(_JPEG_2000, start):
             right, bottom, left, top = struct.unpack_from(">4I", content, start + 8)
             return bottom - top, right - left
@@ -278,13 +285,17 @@ def _modality_range(dataset: FileDataset) -> tuple[float, float]:
     if dataset.get("ModalityLUTSequence"):
         return 0, 2 ** dataset.ModalityLUTSequence[0].LUTDescriptor[2] - 1
     levels = 2**dataset.BitsStored
-    low = -levels // 2 if dataset.PixelRepresentation else 0
-    slope, intercept = dataset.get("RescaleSlope"), dataset.get("RescaleIntercept")
+    low = 0
+    if dataset.PixelRepresentation:  # the values are signed
+        low = -levels // 2
+    high = low + levels - 1
+    slope = dataset.get("RescaleSlope")
+    intercept = dataset.get("RescaleIntercept")
     if slope is None or intercept is None:
-        return low, low + levels - 1
+        return low, high
     if slope <= 0:
         raise ValueError("pydicom's windows turn round on such a slope")
-    return low * slope + intercept, (low + levels - 1) * slope + intercept
+    return low * slope + intercept, high * slope + intercept
 
 
 def _padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:

@@ -69,7 +69,7 @@ class _WithMasks(Endovascular):
         index = super().index(site, settings, places)
         if not read_masks(index).keys() & set(index.names):
             raise DataError(
-                f"{index.where}, column 'mask': no image in use has a mask, and segmentation "
+                f"{index.where}, column 'mask': no image in use has a mask, but segmentation "
                 "needs some: name the masks' files there"
             )
         return index
@@ -107,19 +107,16 @@ def read_masks(index: ImageIndex) -> dict[str, str]:
         DataError: the manifest, ``index.where``, cannot be read, or a mask is outside the folder.
     """
     manifest = Path(index.where)
-    rows = read_rows(manifest, ("path", "label"))
     masks = {}
-    for number, row in rows:
+    for number, row in read_rows(manifest, ("path", "label")):
         if not row.get("mask"):
             continue
-        image, mask = (
-            os.path.relpath(manifest.parent / row[column], index.folder)
-            for column in ("path", "mask")
-        )
+        image = os.path.relpath(manifest.parent / row["path"], index.folder)
+        mask = os.path.relpath(manifest.parent / row["mask"], index.folder)
         if "\0" in mask or mask.split(os.sep)[0] == os.pardir:
             raise DataError(
                 f"{index.where}, line {number}, column 'mask': the file is outside the data "
-                "directory, or this is not a file name; move it there"
+                "directory, or this is not a file name: move it there, or correct the name"
             )
         masks[image] = mask
     return masks
@@ -135,7 +132,9 @@ def read_picture(path: Path, bits: int) -> Grey:
     """
     if is_dicom(path):
         return read_dicom(path, bits)
-    return read_grey(path, bits) if bits > 8 else _read_8_bits(path)
+    if bits > 8:
+        return read_grey(path, bits)
+    return _read_8_bits(path)
 
 
 def read_square(path: Path, bits: int, size: int) -> Pixels:
@@ -148,7 +147,9 @@ def _read_8_bits(path: Path) -> Grey:
 
     with opened_image(path, ("PNG", "JPEG")) as image:
         if is_wide(image):
-            raise BrokenImageError("has more than 8 bits a pixel, and 8 are declared by 'bits'")
+            raise BrokenImageError(
+                "must have 8 bits per pixel, as 'bits' declares, but has more: correct 'bits'"
+            )
         ImageOps.exif_transpose(image, in_place=True)
         upright = image.convert("L")
         image.close()  # its pixels take four times as much
@@ -166,20 +167,26 @@ def _mask_of(picture: Grey, path: Path) -> Mask:
     """
     try:
         with opened_image(path, ("PNG",)) as image:
-            if image.size != picture.shape[::-1]:  # before it is decoded
-                sizes = "{}x{} pixels, and its image {}x{}"
-                raise BrokenImageError(f"has {sizes.format(*image.size, *picture.shape[::-1])}")
-            values, bands = np.asarray(image), image.getbands()
+            height, width = picture.shape
+            if image.size != (width, height):  # before it is decoded
+                raise BrokenImageError(
+                    f"has {image.width}x{image.height} pixels, but its image {width}x{height}"
+                )
+            values = np.asarray(image)
+            bands = np.array(image.getbands())
     except BrokenImageError as error:
         raise BrokenImageError(f"has a mask that {error}") from None
-    if values.ndim == 3:  # an opaque background is none the less background
-        values = values[..., [band != "A" for band in bands]].max(axis=2)
+    if values.ndim == 3:
+        # The alpha band does not count: an opaque background is background
+        values = values[..., bands != "A"].max(axis=2)
     return values > 0
 
 
 def _central_square(picture: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    side = min(picture.shape)
-    top, left = ((length - side) // 2 for length in picture.shape)
+    height, width = picture.shape
+    side = min(height, width)
+    top = (height - side) // 2
+    left = (width - side) // 2
     return picture[top : top + side, left : left + side]
 
 

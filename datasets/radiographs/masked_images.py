@@ -55,9 +55,16 @@ def masked_data_sets() -> list[str]:
 def masked_silo(silo: Silo) -> Silo:
     """Return a silo of 8-bit images whose last channel is the mask, 0 or 1, as a masked one."""
     channels, *size = silo.task.input_shape
-    train, val, test = (
-        Split(split.inputs[:, :-1], split.inputs[:, -1])  # views of the mapped file
-        for split in (silo.train, silo.val, silo.test)
+    return replace(
+        silo,
+        train=_split_masks(silo.train),
+        val=_split_masks(silo.val),
+        test=_split_masks(silo.test),
+        task=Task((channels - 1, *size), len(MASK_CLASSES)),
+        classes=MASK_CLASSES,
     )
-    task = Task((channels - 1, *size), len(MASK_CLASSES))
-    return replace(silo, train=train, val=val, test=test, task=task, classes=MASK_CLASSES)
+
+
+def _split_masks(split: Split) -> Split:
+    """Make the last channel of images the labels; both are views of the mapped file."""
+    return Split(split.inputs[:, :-1], split.inputs[:, -1])

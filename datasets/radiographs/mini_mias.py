@@ -6,6 +6,7 @@ directory.
 """
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ CLASSES = {"not-malignant": ("N", "B"), "malignant": ("M",)}
 _PROFILES = {"fatty": SHOULDERED, "glandular": SIGMOID, "dense": STEEP}
 _COLUMNS = ("image", "patient", "tissue", "severity")
 _BITS = 8
+_SEVERITIES = (*CLASSES["not-malignant"], *CLASSES["malignant"])
 
 
 class MiniMias(RadiographDataSet):
@@ -41,8 +43,9 @@ class MiniMias(RadiographDataSet):
 
     def found(self, places: Places) -> str:
         """Name the listing."""
-        listing = places.data and places.data / "mini_mias" / "labels.csv"
-        return "labels.csv in mini_mias" if listing and listing.is_file() else ""
+        if places.data and (places.data / "mini_mias" / "labels.csv").is_file():
+            return "labels.csv in mini_mias"
+        return ""
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return malignant against benign and normal."""
@@ -55,15 +58,14 @@ class MiniMias(RadiographDataSet):
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Return the images of a tissue."""
         folder = _folder(places)
-        listed = _listing(folder).items()
-        rows = {image: row for image, row in listed if SITES[row["tissue"]] == site}
-        names = tuple(rows)
+        rows = [row for row in _listing(folder).values() if SITES[row["tissue"]] == site]
+        names = tuple(row["image"] for row in rows)
         every = ImageIndex(
             where=f"mini-mias, {site}",
             folder=folder / "images",
             names=names,
-            labels=np.array([row["severity"] == "M" for row in rows.values()], dtype=np.int64),
-            groups=tuple(row["patient"] for row in rows.values()),
+            labels=np.array([row["severity"] == "M" for row in rows], dtype=np.int64),
+            groups=tuple(row["patient"] for row in rows),
             safe_names=names,  # public names
         )
         return take_share(every, settings.sample_share)
@@ -71,11 +73,12 @@ class MiniMias(RadiographDataSet):
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return the reading of a file, rendered by the tissue's profile."""
         rows = _listing(index.folder.parent)
-        profiles = _PROFILES if settings.intensity_profiles else {}
 
         def read(name: str) -> npt.NDArray[np.int16]:
             picture = fit_square(read_grey(index.folder / name, _BITS), size)
-            profile = profiles.get(SITES[rows[name]["tissue"]])
+            profile = None
+            if settings.intensity_profiles:
+                profile = _PROFILES[SITES[rows[name]["tissue"]]]
             return as_rendered(picture, profile, "mini-mias", name)
 
         return read
@@ -83,7 +86,9 @@ class MiniMias(RadiographDataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return the reading of a file or DICOM of 8 bits, rendered by the site's profile."""
         size = settings.image_size or self.own_size(places)
-        profile = _PROFILES.get(site) if settings.intensity_profiles else None
+        profile = None
+        if settings.intensity_profiles:
+            profile = _PROFILES.get(site)
 
         def read(path: Path) -> npt.NDArray[Any]:
             picture = fit_square(read_radiograph(path, _BITS), size)
@@ -102,19 +107,25 @@ def _listing(folder: Path) -> dict[str, dict[str, str]]:
     path = folder / "labels.csv"
     rows: dict[str, dict[str, str]] = {}
     for number, row in read_rows(path, _COLUMNS):
-        place = f"{path}, line {number}"
-        if not re.fullmatch(r"[A-Za-z0-9_-]+\.png", row["image"]):
-            raise DataError(f"{place}, column 'image': it must be a PNG file's plain name")
+        fault = _row_fault(row)
         if row["image"] in rows:
-            raise DataError(f"{place}: image {row['image']} is listed twice")
-        if not row["patient"]:
-            raise DataError(f"{place}, column 'patient': it is empty, and decides the split")
-        severities = [severity for listed in CLASSES.values() for severity in listed]
-        for column, known in (("tissue", list(SITES)), ("severity", severities)):
-            if row[column] not in known:
-                raise DataError(f"{place}, column '{column}': it must be one of {', '.join(known)}")
+            fault = f": image {row['image']} is listed twice: remove one of the lines"
+        if fault:
+            raise DataError(f"{path}, line {number}{fault}")
         rows[row["image"]] = row
     return rows
+
+
+def _row_fault(row: Mapping[str, str]) -> str:
+    """Say which column of a line is wrong, and what it must hold; empty if none is."""
+    if not re.fullmatch(r"[A-Za-z0-9_-]+\.png", row["image"]):
+        return ", column 'image': the value must be a PNG file's plain name: correct it"
+    if not row["patient"]:
+        return ", column 'patient': the value decides the split, but is empty: fill it in"
+    for column, known in (("tissue", SITES), ("severity", _SEVERITIES)):
+        if row[column] not in known:
+            return f", column '{column}': the value must be one of {', '.join(known)}: correct it"
+    return ""
 
 
 MINI_MIAS = MiniMias()

@@ -56,7 +56,9 @@ class PneumoniaMnist(DataSet):
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
         """Return the reading of a grey file or DICOM of 8 bits, rendered by the site's profile."""
         size = settings.image_size or SIDE
-        profile = _PROFILES.get(site) if settings.intensity_profiles else None
+        profile = None
+        if settings.intensity_profiles:
+            profile = _PROFILES.get(site)
 
         def read(path: Path) -> npt.NDArray[Any]:
             picture = resize(read_radiograph(path, 8), size, size)
@@ -71,7 +73,9 @@ class PneumoniaMnist(DataSet):
         chosen = {key: values[key] for key in sorted(self.settings)}
         facts = [_MAKER, name, str(path.resolve()), stamp.st_size, stamp.st_mtime_ns, chosen]
         size = settings.image_size or SIDE
-        profile = _PROFILES[name] if settings.intensity_profiles else None
+        profile = None
+        if settings.intensity_profiles:
+            profile = _PROFILES[name]
 
         def fill(folder: Path) -> None:
             parts = {}
@@ -100,7 +104,9 @@ def _rows(
         own = shuffled[list(_PROFILES).index(site) :: len(_PROFILES)]
         dealt.append(own[: max(1, round(settings.sample_share * len(own)))])
     rows = np.sort(np.concatenate(dealt))
-    return rows[:0] if part == "test" and not settings.use_test else rows
+    if part == "test" and not settings.use_test:
+        return rows[:0]
+    return rows
 
 
 def read_parts(path: Path) -> dict[str, Labelled]:
@@ -116,11 +122,11 @@ def read_parts(path: Path) -> dict[str, Labelled]:
             counts = np.bincount(labels, minlength=len(CLASSES)).tolist()
             if min(counts) < len(_PROFILES):
                 raise DataError(
-                    f"{path}: {part}_labels must be 0 or 1, each at least {len(_PROFILES)} times: "
-                    f"there are {counts} of {len(labels)}"
+                    f"{path}: {part}_labels must be 0 or 1, each at least {len(_PROFILES)} times, "
+                    f"but there are {counts} of {len(labels)}"
                 )
     except DataError as error:
-        raise DataError(f"{error}; {_ADVICE}") from None
+        raise DataError(f"{error}: {_ADVICE}") from None
     return parts
 
 

@@ -51,7 +51,7 @@ def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
     """Return the pixels (height, width) and the bits in which the file holds each."""
     pages = getattr(image, "n_frames", 1)
     if pages > 1:
-        raise BrokenImageError(f"has {pages} pages: save one image a file")
+        raise BrokenImageError(f"has {pages} pages: save one image per file")
     if image.mode not in _DEPTHS:
         raise BrokenImageError(
             f"is not grey of 8 or 16 bits (it is Pillow's mode {image.mode}): save it as such"
@@ -71,10 +71,11 @@ def check_depth(depth: int, largest: int, bits: int) -> int:
             value needs more bits.
     """
     top: int = 2**bits - 1
-    if depth != (8 if bits <= 8 else 16):
-        raise BrokenImageError(f"has {depth} bits a pixel, and {bits} are declared")
+    stored = 8 if bits <= 8 else 16  # files hold whole bytes
+    if depth != stored:
+        raise BrokenImageError(f"has {depth} bits a pixel, but {bits} are declared")
     if largest > top:
-        raise BrokenImageError(f"has values above {top}, and {bits} bits a pixel are declared")
+        raise BrokenImageError(f"has values above {top}, but {bits} bits a pixel are declared")
     return top
 
 
@@ -91,11 +92,14 @@ def fit_square(picture: Grey, size: int) -> Grey:
     """
     darkest, brightest = picture.min(), picture.max()
     within = picture > darkest + (brightest - darkest) * np.float32(_EMPTY)
-    rows, columns = np.flatnonzero(within.any(axis=1)), np.flatnonzero(within.any(axis=0))
+    rows = np.flatnonzero(within.any(axis=1))
+    columns = np.flatnonzero(within.any(axis=0))
     if not len(rows):
         raise BrokenImageError("is empty: all its pixels are equal")
     cropped = picture[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    height, width = (max(1, round(side * (size / max(cropped.shape)))) for side in cropped.shape)
+    scale = size / max(cropped.shape)
+    height = max(1, round(cropped.shape[0] * scale))
+    width = max(1, round(cropped.shape[1] * scale))
     square = np.full((size, size), darkest, dtype=np.float32)
     square[:height, :width] = resize(cropped, height, width)
     if square.min() == square.max():

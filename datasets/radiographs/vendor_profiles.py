@@ -53,7 +53,9 @@ def shoulder(light: Grey) -> Grey:
 
 def sigmoid(light: Grey) -> Grey:
     """Apply a tone curve that is steep in the middle and flat at both ends."""
-    low, high, curved = (1 / (1 + np.exp(-7 * (x - 0.5))) for x in (0.0, 1.0, light))
+    low = 1 / (1 + np.exp(3.5))  # the curve at 0
+    high = 1 / (1 + np.exp(-3.5))  # and at 1, so that it reaches both ends
+    curved = 1 / (1 + np.exp(-7 * (light - 0.5)))
     stretched: Grey = ((curved - low) / (high - low)).astype(light.dtype)
     return stretched
 

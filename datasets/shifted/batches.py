@@ -67,36 +67,41 @@ def decode_batches(layout: Layout, folder: Path) -> Pool:
             out of range.
     """
     names = [fact[0] for fact in list_batches(layout, folder)]
-    ending = ".bin" if names and names[0].endswith(".bin") else ""
-    test = f"{layout.test}{ending}"
+    is_binary = bool(names) and names[0].endswith(".bin")
+    test = layout.test
+    if is_binary:
+        test = f"{layout.test}.bin"
     if test not in names or len(names) < 2:
         raise DataError(
             f"{folder} lacks {test}, the test images: run 'fedsilo fetch {layout.name} "
             f"--data-dir {folder.parent}'"
         )
-    read = _read_binary if ending else _read_python
-    parts = {}
-    for name in names:
-        pixels, labels = read(layout, folder / name)
-        refuse_out_of_range(labels, layout.classes, folder / name)
-        # Three planes become one image in colour
-        parts[name] = pixels.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1), labels
-    tested = parts.pop(test)
-    images, targets = zip(*parts.values(), strict=True)
-    return Pool(np.concatenate(images), np.concatenate(targets), *tested)
+    names.remove(test)
+    train = [_read_batch(layout, folder / name, is_binary) for name in names]
+    images = np.concatenate([batch[0] for batch in train])
+    labels = np.concatenate([batch[1] for batch in train])
+    return Pool(images, labels, *_read_batch(layout, folder / test, is_binary))
+
+
+def _read_batch(layout: Layout, path: Path, is_binary: bool) -> tuple[Images, Labels]:
+    """Read the images (n, 32, 32, 3) and labels (n,) of a batch."""
+    if is_binary:
+        pixels, labels = _read_binary(layout, path)
+    else:
+        pixels, labels = _read_python(layout, path)
+    refuse_out_of_range(labels, layout.classes, path)
+    # Three planes become one image in colour
+    return pixels.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1), labels
 
 
 def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
     """Return rows of pixels (n, 3072) and labels (n,) of a binary batch."""
-    try:
-        content = np.fromfile(path, np.uint8)
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    content = np.frombuffer(_read_file(path), np.uint8)
     size = layout.label_bytes + _PIXELS
     if not len(content) or len(content) % size:
         raise DataError(
-            f"{path} has {len(content)} bytes, which are not complete records of '{layout.name}', "
-            f"of {size} bytes each: it is truncated or belongs to another data set; "
+            f"{path} has {len(content)} bytes, but must hold complete records of '{layout.name}' "
+            f"of {size} bytes each, because it is truncated or belongs to another data set: "
             "download it again"
         )
     records = content.reshape(-1, size)
@@ -104,27 +109,31 @@ def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
 
 
 def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
-    """Return the same of a Python batch, which must be the published file.
+    """Return rows of pixels (n, 3072) and labels (n,) of a Python batch, the published file.
 
     Raises:
         DataError: the file cannot be read, or its MD5 is not the published one.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror}") from None
+    content = _read_file(path)
     # These bytes are checked and then opened: a pickle of other bytes could run any code
-    if (
-        hashlib.md5(content, usedforsecurity=False).hexdigest()
-        != _published_digests(layout)[path.name]
-    ):
+    checksum = hashlib.md5(content, usedforsecurity=False).hexdigest()
+    if checksum != _published_digests(layout)[path.name]:
         raise DataError(
-            f"{path} is not the file that {layout.name}'s authors published (its MD5 differs), and "
+            f"{path} is not the file that {layout.name}'s authors published (its MD5 differs), but "
             "no other is opened, because a Python batch can run code: download it again, or take "
             "the binary form"
         )
     batch = pickle.loads(content, encoding="latin1")
     return batch["data"], np.array(batch[layout.label_key], np.int64)
+
+
+def _read_file(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}): check that this user may read it"
+        ) from None
 
 
 def _published_digests(layout: Layout) -> dict[str, str]:

@@ -68,7 +68,9 @@ def read_parts(
     """
     arrays = read_arrays(path, [f"{part}_images" for part in SPLITS], most)
     arrays |= read_arrays(path, [f"{part}_labels" for part in SPLITS], min(most, _MOST_LABELS))
-    form = (SIDE, SIDE, 3) if colour else (SIDE, SIDE)
+    form: tuple[int, ...] = (SIDE, SIDE)
+    if colour:
+        form = (SIDE, SIDE, 3)
     return {part: _check_part(path, part, arrays, classes, form) for part in SPLITS}
 
 
@@ -76,40 +78,45 @@ def _check_part(
     path: Path, part: str, arrays: Mapping[str, Any], classes: int, form: tuple[int, ...]
 ) -> Labelled:
     """Check the arrays of a split; return images (n, ...) uint8 and labels (n,) int64."""
-    images, labels = arrays[f"{part}_images"], arrays[f"{part}_labels"]
+    images = arrays[f"{part}_images"]
+    labels = arrays[f"{part}_labels"]
+    count = len(images)
+    flat = labels.reshape(-1)
+    fault = ""
     if images.dtype != np.uint8 or images.shape[1:] != form:
         shown = ", ".join(map(str, form))
-        raise DataError(
-            f"{path}: {part}_images is {kind_of(images)}, and must be uint8 (n, {shown})"
+        fault = f"{part}_images must be uint8 (n, {shown}), but is {kind_of(images)}"
+    elif labels.dtype.kind not in "iu" or labels.shape not in ((count,), (count, 1)):
+        fault = (
+            f"{part}_labels must be a whole number for each of {count} images, but is "
+            f"{kind_of(labels)}"
         )
-    count = len(images)
-    if labels.dtype.kind not in "iu" or labels.shape not in ((count,), (count, 1)):
-        raise DataError(
-            f"{path}: {part}_labels is {kind_of(labels)}, and must be a whole number for each of "
-            f"{count} images"
-        )
-    flat = labels.reshape(-1).astype(np.int64)
-    if len(flat) and not 0 <= flat.min() <= flat.max() < classes:
-        raise DataError(f"{path}: {part}_labels must be 0 to {classes - 1}, and some are not")
-    return images, flat
+    elif count and not 0 <= flat.min() <= flat.max() < classes:
+        fault = f"{part}_labels must be 0 to {classes - 1}, but some are not"
+    if fault:
+        raise DataError(f"{path}: {fault}")
+    return images, flat.astype(np.int64)
 
 
 def _decode(name: str, classes: int, colour: bool, folder: Path) -> Pool:
     try:
         parts = read_parts(folder / f"{name}.npz", classes, colour)
     except DataError as error:
-        raise DataError(f"{error}; run 'fedsilo fetch {name} --data-dir DIR'") from None
+        raise DataError(f"{error}: run 'fedsilo fetch {name} --data-dir DIR'") from None
     arrays: dict[str, npt.NDArray[Any]] = {}
     for part, (images, labels) in parts.items():
         order = np.random.default_rng(derive_seed(0, name, part)).permutation(len(labels))
-        arrays |= {f"{part}_images": images[order], f"{part}_labels": labels[order]}
+        arrays[f"{part}_images"] = images[order]
+        arrays[f"{part}_labels"] = labels[order]
     return Pool(**arrays)
 
 
 def _source(name: str) -> Source:
-    classes, colour = _CLASSES[name], name in _COLOUR
-    # MedMNIST's own code standardises by these
-    half = (0.5,) * (3 if colour else 1)
+    classes = _CLASSES[name]
+    colour = name in _COLOUR
+    half: tuple[float, ...] = (0.5,)  # MedMNIST's own code standardises by this
+    if colour:
+        half = (0.5, 0.5, 0.5)
     return Source(
         name=name,
         classes=len(classes),

@@ -76,8 +76,13 @@ class Source:
 
 def facts_of(folder: Path, names: Iterable[str]) -> Facts:
     """Return facts of those files of ``folder`` that are there."""
-    stamps = [(name, (folder / name).stat()) for name in names if (folder / name).is_file()]
-    return [[name, stamp.st_size, stamp.st_mtime_ns] for name, stamp in stamps]
+    facts: Facts = []
+    for name in names:
+        path = folder / name
+        if path.is_file():
+            stamp = path.stat()
+            facts.append([name, stamp.st_size, stamp.st_mtime_ns])
+    return facts
 
 
 def locate(source: Source, places: Places) -> tuple[Path, Facts]:
@@ -93,19 +98,25 @@ def locate(source: Source, places: Places) -> tuple[Path, Facts]:
         return folder, facts_of(folder, [file.name for file in source.public.files])
     names = (source.public.folder, *source.forms)
     folders = [source.public.data_dir(places) / name for name in names]
-    found = {folder: source.listed(folder) for folder in folders}
-    folder = max(folders, key=lambda one: len(found[one]))  # the first of equals
-    if not found[folder]:
+    best: Facts = []
+    folder = folders[0]
+    for candidate in folders:
+        facts = source.listed(candidate)
+        if len(facts) > len(best):
+            folder, best = candidate, facts
+    if not best:
         raise DataError(
             f"no training files of '{source.name}' in {' or '.join(map(str, folders))}: "
             f"{source.public.advice()}"
         )
-    return folder, found[folder]
+    return folder, best
 
 
 def source_key(source: Source, folder: Path, facts: Sequence[Any]) -> str:
     """Return a fingerprint of the source's files: name, size and time of change of each."""
-    return json_digest([source.name, str(folder.resolve()) if facts else "", facts])[:16]
+    # A source without files, such as the digits, comes with a package: it has no folder
+    place = str(folder.resolve()) if facts else ""
+    return json_digest([source.name, place, facts])[:16]
 
 
 def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
@@ -121,8 +132,11 @@ def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
                 np.save(work / f"{name}.npy", getattr(pool, name))
 
     def read(found: Path) -> Pool:
-        optional = [name for name in _OPTIONAL if (found / f"{name}.npy").exists()]
-        arrays = {n: np.load(found / f"{n}.npy", mmap_mode="r") for n in (*_ARRAYS, *optional)}
+        arrays = {}
+        for name in (*_ARRAYS, *_OPTIONAL):
+            path = found / f"{name}.npy"
+            if name in _ARRAYS or path.exists():
+                arrays[name] = np.load(path, mmap_mode="r")
         return Pool(**arrays)
 
     return open_sealed(target, fill, read), key
@@ -131,9 +145,9 @@ def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
 def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple[Rows, Rows]:
     """Return training and validation rows, ascending, frames of one track on one side.
 
-    Frames of a track show one object within a second: a model that has trained on one knows the
-    others. Tracks validate from the end on, as long as no more than ``validation`` images do; if
-    already the shortest has more, it alone.
+    Frames of a track show one object within a second: a model that has trained on one frame knows
+    the others. Tracks are taken for validation from the end on, as long as no more than
+    ``validation`` images validate. If even the shortest track has more, only that track validates.
 
     Args:
         tracks: (n,) the track of each image.
@@ -146,8 +160,8 @@ def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple
     numbers, counts = np.unique(tracks, return_counts=True)
     if len(numbers) < 2:
         raise DataError(
-            f"{where}: all {len(tracks)} training images are frames of one track, and none is left "
-            "to validate: raise 'split.silo-train-size'"
+            f"{where}: all {len(tracks)} training images are frames of one track, so that none is "
+            "left to validate: raise 'split.silo-train-size'"
         )
     size = dict(zip(numbers.tolist(), counts.tolist(), strict=True))
     chosen: set[int] = set()
@@ -165,12 +179,13 @@ def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple
 def hold_out_tracks(tracks: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple[Rows, Rows]:
     """Return training and validation rows, ascending: a tenth of each label's tracks validates.
 
-    A label with fewer tracks gives one; an only track trains.
+    A label with 2 to 9 tracks gives one track; the only track of a label trains.
     """
     chosen: list[int] = []
     for label in np.unique(labels):
-        own = list(dict.fromkeys(tracks[labels == label].tolist()))
-        count = max(1, len(own) // _SHARE) if len(own) > 1 else 0
-        chosen += own[len(own) - count :]
+        of_label = list(dict.fromkeys(tracks[labels == label].tolist()))
+        if len(of_label) > 1:
+            count = max(1, len(of_label) // _SHARE)
+            chosen += of_label[-count:]
     validates = np.isin(tracks, chosen)
     return np.flatnonzero(~validates), np.flatnonzero(validates)

@@ -60,8 +60,11 @@ def silo_names(silos: int) -> list[str]:
 
 
 def _letters(index: int) -> str:
-    tail = string.ascii_lowercase[index % 26]
-    return tail if index < 26 else _letters(index // 26 - 1) + tail
+    """Count in letters: 0 is a, 25 is z, 26 is aa."""
+    last = string.ascii_lowercase[index % 26]
+    if index < 26:
+        return last
+    return _letters(index // 26 - 1) + last
 
 
 def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[int, int]:
@@ -77,35 +80,44 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
         "test": settings.silo_test_size or source.test_size or have["test"] // silos,
     }
     if 0 < size["train"] < VALIDATION_SHARE:
-        # A size that no setting names is what the pool has for so many silos
-        raised = f"raise 'split.silo-train-size' to at least {VALIDATION_SHARE}"
-        advice = raised if given else "lower 'split.silos', or take more data"
+        # A size that no setting names is the pool's share for that many silos
+        advice = "lower 'split.silos', or take more data"
+        if given:
+            advice = f"raise 'split.silo-train-size' to at least {VALIDATION_SHARE}"
         raise DataError(f"a silo of {size['train']} train images has no validation part: {advice}")
-    if short := [p for p in size if size[p] < _LEAST[p] or size[p] * silos > have[p]]:
-        need = {part: max(size[part], _LEAST[part]) for part in short}
+    need = {}
+    for part, count in size.items():
+        if count < _LEAST[part] or count * silos > have[part]:
+            need[part] = max(count, _LEAST[part])
+    if need:
         raise DataError(_too_few(source.name, silos, need, have))
     return size["train"], size["test"]
 
 
 def _too_few(name: str, silos: int, need: Mapping[str, int], have: Mapping[str, int]) -> str:
     """Say what the silos need, what there is, and which settings fit."""
-    needs = [
-        f"{silos} silos of {count} {part} images need {silos * count}, and '{name}' has "
-        f"{have[part]}"
-        for part, count in need.items()
-    ]
+    causes = []
+    sizes = []
+    can_be_smaller = True
+    fewer = silos
+    for part, count in need.items():
+        causes.append(
+            f"{silos} silos of {count} {part} images need {silos * count}, but '{name}' has "
+            f"{have[part]}"
+        )
+        largest = have[part] // silos
+        sizes.append(f"'split.silo-{part}-size' {largest}")
+        can_be_smaller = can_be_smaller and largest >= _LEAST[part]
+        fewer = min(fewer, have[part] // count)
     fitting = []
-    if all(have[part] // silos >= _LEAST[part] for part in need):
-        sizes = [f"'split.silo-{part}-size' {have[part] // silos}" for part in need]
+    if can_be_smaller:
         fitting.append(f"{' and '.join(sizes)} for {silos} silos")
-    if fewer := min(have[part] // count for part, count in need.items()):
+    if fewer:
         fitting.append(f"'split.silos' {fewer} of that size")
-    fits = (
-        f"what fits is {', or '.join(fitting)}"
-        if fitting
-        else "lower 'split.silos' or take more data"
-    )
-    return f"{'; '.join(needs)}: {fits}"
+    advice = "lower 'split.silos' or take more data"
+    if fitting:
+        advice = f"what fits is {', or '.join(fitting)}"
+    return f"{'; '.join(causes)}: {advice}"
 
 
 def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) -> Tensor:
@@ -123,7 +135,9 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
     import torch
 
     tensor = torch.from_numpy(np.array(images, dtype=np.float32))
-    tensor = tensor.unsqueeze(1) if images.ndim == 3 else tensor.permute(0, 3, 1, 2).contiguous()
+    if images.ndim == 3:  # grey images have one channel
+        tensor = tensor.unsqueeze(-1)
+    tensor = tensor.permute(0, 3, 1, 2).contiguous()
     angle = _ROTATION[distribution]
     if angle:
         # torchvision takes seconds to import, and only a silo's first making needs it
@@ -160,7 +174,8 @@ def _mean_and_std(source: Source) -> tuple[Tensor, Tensor]:
     """Return mean and standard deviation (channels, 1, 1) of a source's pixels."""
     import torch
 
-    mean, std = (torch.tensor(each).reshape(-1, 1, 1) for each in (source.mean, source.std))
+    mean = torch.tensor(source.mean).reshape(-1, 1, 1)
+    std = torch.tensor(source.std).reshape(-1, 1, 1)
     return mean, std
 
 
@@ -180,8 +195,10 @@ class ShiftedImages(DataSet):
 
     def found(self, places: Places) -> str:
         """Say which files are there, also of another form than the fetched one."""
+        if not self.files:
+            return "comes with scikit-learn"
         if self.source.listed is None:
-            return super().found(places) if self.files else "comes with scikit-learn"
+            return super().found(places)
         try:
             folder, facts = locate(self.source, places)
         except DataError:
@@ -190,7 +207,9 @@ class ShiftedImages(DataSet):
 
     def facts(self) -> dict[str, Any]:
         """Return the facts that all silos share: the names of the classes, if they have names."""
-        return {"classes": list(self.source.class_names)} if self.source.class_names else {}
+        if not self.source.class_names:
+            return {}
+        return {"classes": list(self.source.class_names)}
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return as many names as ``settings.silos`` says."""
@@ -201,22 +220,27 @@ class ShiftedImages(DataSet):
 
         Under partition 'unseen', and of no site, images are those of D1.
         """
+        distribution = "D1"
         names = silo_names(settings.silos)
-        own = distributions(settings.silos)[names.index(site)] if site in names else "D1"
+        if site in names:
+            distribution = distributions(settings.silos)[names.index(site)]
         pool, _ = open_pool(self.source, places)
         form = pool.train_images.shape[1:]
 
         def read(path: Path) -> npt.NDArray[Any]:
             pixels = _read_pixels(path, form)[None]
-            shifted = shift(pixels, own, self.source.noise, f"{self.name}/{site}/{path.name}")
+            key = f"{self.name}/{site}/{path.name}"
+            shifted = shift(pixels, distribution, self.source.noise, key)
             inputs: npt.NDArray[Any] = scale_pixels(shifted, self.source, settings)[0].numpy()
             return inputs
 
         return read
 
     def pixel_standardisation(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
-        """Return the source's, unless 'data.pixel-scale' is raw."""
-        return None if settings.pixel_scale == "raw" else _mean_and_std(self.source)
+        """Return mean and std of the source's channels, or None if 'data.pixel-scale' is raw."""
+        if settings.pixel_scale == "raw":
+            return None
+        return _mean_and_std(self.source)
 
     def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
         """Return the histograms of brightness, independent of the pixels' scale."""
@@ -262,12 +286,14 @@ def _training_rows(
     pool: Pool, first: int, size: int, where: str
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
     """Return the rows of the pool, ``size`` from ``first`` on, that train and that validate."""
-    validation = size // VALIDATION_SHARE if pool.val_images is None else 0
+    validation = 0
+    if pool.val_images is None:
+        validation = size // VALIDATION_SHARE
     if pool.train_tracks is None:
         train, val = np.split(np.arange(size), [size - validation])
     else:
-        own = np.asarray(pool.train_tracks[first : first + size])
-        train, val = cut_by_track(own, validation, where)
+        tracks = np.asarray(pool.train_tracks[first : first + size])
+        train, val = cut_by_track(tracks, validation, where)
     return first + train, first + val
 
 
@@ -275,11 +301,12 @@ def _read_pixels(path: Path, form: tuple[int, ...]) -> npt.NDArray[Any]:
     """Return an image file of 8 bits as (height, width), or (height, width, 3), 0..255."""
     from PIL.Image import Resampling
 
+    height, width, *channels = form
     with opened_image(path, PICTURES) as image:
         refuse_wide(image)
-        picture = image.convert("RGB" if len(form) == 3 else "L")
-        if picture.size != (form[1], form[0]):
-            picture = picture.resize((form[1], form[0]), Resampling.BILINEAR)
+        picture = image.convert("RGB" if channels else "L")
+        if picture.size != (width, height):
+            picture = picture.resize((width, height), Resampling.BILINEAR)
         return np.asarray(picture)
 
 

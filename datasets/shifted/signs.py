@@ -5,6 +5,7 @@ number, then the frame's. The test images' classes are in ``GT-final_test.csv``.
 to 250 pixels; the whole image becomes 32x32 (bilinear), whatever its shape, as the UEFL notes say.
 """
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,9 +48,13 @@ def list_signs(folder: Path) -> Facts:
     classes = [_TRAIN / name for name in _CLASSES if (folder / _TRAIN / name).is_dir()]
     if not classes:
         return []
-    csvs = facts_of(folder, [*(str(_csv_of(own)) for own in classes), *_TEST_CSVS])
-    folders = [own for own in (*classes, _TEST) if (folder / own).is_dir()]
-    return csvs + [[str(own), 0, (folder / own).stat().st_mtime_ns] for own in folders]
+    csvs = [str(_csv_of(name)) for name in classes]
+    facts = facts_of(folder, [*csvs, *_TEST_CSVS])
+    for name in (*classes, _TEST):
+        path = folder / name
+        if path.is_dir():
+            facts.append([str(name), 0, path.stat().st_mtime_ns])
+    return facts
 
 
 def decode_signs(folder: Path) -> Pool:
@@ -58,10 +63,16 @@ def decode_signs(folder: Path) -> Pool:
     Raises:
         DataError: a CSV or an image is missing or unusable, or a class is out of range.
     """
-    train = [sign for name in _CLASSES for sign in _training_signs(folder / _TRAIN / name)]
+    train: list[_Sign] = []
+    for name in _CLASSES:
+        train += _training_signs(folder / _TRAIN / name)
     test = _test_signs(folder)
-    numbers = {track: number for number, track in enumerate(dict.fromkeys(s.track for s in train))}
-    train, test = (_shuffle(signs, part) for signs, part in ((train, "train"), (test, "test")))
+    # Tracks are numbered in the order of the files, before the images are shuffled
+    numbers: dict[str, int] = {}
+    for sign in train:
+        numbers.setdefault(sign.track, len(numbers))
+    train = _shuffle(train, "train")
+    test = _shuffle(test, "test")
     tracks = np.array([numbers[sign.track] for sign in train], np.int64)
     return Pool(*_decode_all(train), *_decode_all(test), tracks)
 
@@ -83,8 +94,8 @@ def _training_signs(folder: Path) -> list[_Sign]:
     for sign in signs:
         if sign.label != int(folder.name):
             raise DataError(
-                f"{sign.where}: ClassId {sign.label} in the folder of class {int(folder.name)}: "
-                f"{_FETCH} again"
+                f"{sign.where}: ClassId must be {int(folder.name)}, as the folder says, but is "
+                f"{sign.label}: {_FETCH} again"
             )
     return signs
 
@@ -101,12 +112,14 @@ def _test_signs(folder: Path) -> list[_Sign]:
 
 def _read_signs(path: Path, folder: Path) -> list[_Sign]:
     """Read the signs in a CSV, whose images must be in ``folder``."""
-    here = {file.name for file in folder.iterdir()} if folder.is_dir() else set()
+    present: set[str] = set()
+    if folder.is_dir():
+        present.update(os.listdir(folder))
     signs: list[_Sign] = []
     seen: set[str] = set()
     for line, row in read_rows(path, ["Filename", "ClassId"], delimiter=";"):
         name, where = row["Filename"], f"{path}, line {line}"
-        if name not in here:  # nor is any name with a folder in it
+        if name not in present:  # nor is any name with a folder in it
             raise DataError(
                 f"{where}: {name[:80]!r} is not in {folder}: put the image there or take the line "
                 f"out, or {_FETCH}"
@@ -122,10 +135,14 @@ def _read_signs(path: Path, folder: Path) -> list[_Sign]:
 
 
 def _label(text: str, where: str) -> int:
-    label = int(text) if text.isascii() and text.isdigit() and len(text) < 5 else SIGNS
-    if label >= SIGNS:
-        raise DataError(f"{where}: ClassId {text[:20]!r} is out of range 0..{SIGNS - 1}")
-    return label
+    """Read a ClassId, or raise a ``DataError``."""
+    # Short ASCII digits only, because int() also takes '1_0', other scripts' digits and long texts
+    if text.isascii() and text.isdigit() and len(text) < 5 and int(text) < SIGNS:
+        return int(text)
+    raise DataError(
+        f"{where}: ClassId {text[:20]!r} is out of range 0..{SIGNS - 1}: correct it, or {_FETCH} "
+        "again"
+    )
 
 
 def _shuffle(signs: Sequence[_Sign], part: str) -> list[_Sign]:
@@ -151,7 +168,7 @@ def _decode(sign: _Sign) -> npt.NDArray[Any]:
         with opened_image(sign.path, ("PPM",)) as image:
             if image.mode != "RGB":
                 raise BrokenImageError(
-                    f"is of mode {image.mode}, and signs are in colour of 8 bits (RGB)"
+                    f"is of mode {image.mode}, but must be in colour of 8 bits (RGB)"
                 )
             return np.asarray(image.resize((_SIDE, _SIDE), Resampling.BILINEAR))
     except BrokenImageError as error:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fedsilo.core.errors import DataError
 from fedsilo.datasets.shifted.batches import CIFAR10, CIFAR100, decode_batches, list_batches
-from fedsilo.datasets.shifted.idx import read_labelled_images
+from fedsilo.datasets.shifted.idx import Bytes, read_labelled_images
 from fedsilo.datasets.shifted.medmnist import MEDMNIST
 from fedsilo.datasets.shifted.pools import Pool, Source
 from fedsilo.datasets.shifted.signs import SIGNS, decode_signs, list_signs
@@ -29,18 +29,21 @@ def _decode_digits(_: Path) -> Pool:
 
 
 def _decode_idx(folder: Path) -> Pool:
-    train, test = (
-        read_labelled_images(
-            folder / f"{part}-images-idx3-ubyte.gz", folder / f"{part}-labels-idx1-ubyte.gz", 10
-        )
-        for part in ("train", "t10k")
-    )
-    if train[0].shape[1:] != test[0].shape[1:]:
+    train, train_labels = _read_idx_pair(folder, "train")
+    test, test_labels = _read_idx_pair(folder, "t10k")
+    if train.shape[1:] != test.shape[1:]:
         raise DataError(
-            f"{folder}: training images are {train[0].shape[1:]} pixels and test images "
-            f"{test[0].shape[1:]}: download both again"
+            f"{folder}: training images are {train.shape[1:]} pixels, but test images "
+            f"{test.shape[1:]}: download both again"
         )
-    return Pool(*train, *test)
+    return Pool(train, train_labels, test, test_labels)
+
+
+def _read_idx_pair(folder: Path, part: str) -> tuple[Bytes, Bytes]:
+    """Read images (n, height, width) and labels (n,) of a part by MNIST's file names."""
+    images = folder / f"{part}-images-idx3-ubyte.gz"
+    labels = folder / f"{part}-labels-idx1-ubyte.gz"
+    return read_labelled_images(images, labels, 10)
 
 
 _cut = partial(Source, train_size=2000, test_size=500)  # images of a silo in the UEFL notes

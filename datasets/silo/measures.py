@@ -51,11 +51,16 @@ class Measure:
         """Return the histogram of a split; with ``may_lack`` a last cell counts missing values."""
         values = self.values[split]
         known = values[~np.isnan(values)]
-        edges = np.array(self.edges)
-        places = known.astype(np.int64) if self.levels else np.searchsorted(edges, known, "right")
-        cells = len(self.levels) or len(self.edges) + 1
-        counts = [int(count) for count in np.bincount(places, minlength=cells)]
-        return [*counts, len(values) - len(known)] if self.may_lack else counts
+        if self.levels:
+            cells = len(self.levels)
+            places = known.astype(np.int64)
+        else:
+            cells = len(self.edges) + 1
+            places = np.searchsorted(np.array(self.edges), known, "right")
+        counts: list[int] = np.bincount(places, minlength=cells).tolist()
+        if self.may_lack:
+            counts.append(len(values) - len(known))
+        return counts
 
 
 @dataclass(frozen=True)
@@ -75,17 +80,17 @@ def picture_measures(
         pictures: per split (n, channels, height, width).
         to_unit: makes of a batch numbers from 0 (black) to 1 (white).
     """
-    splits = {name: _pixel_statistics(inputs, to_unit) for name, inputs in pictures.items()}
-    channels = pictures["train"].shape[1]
-    named = ["brightness", "contrast", *(_COLOURS if channels == len(_COLOURS) else ())]
-    return [
-        Measure(
-            name,
-            {split: found[:, place] for split, found in splits.items()},
-            _TWENTIETHS if name == "contrast" else _TENTHS,
-        )
-        for place, name in enumerate(named)
-    ]
+    statistics = {}
+    for split, inputs in pictures.items():
+        statistics[split] = _pixel_statistics(inputs, to_unit)
+    edges = {"brightness": _TENTHS, "contrast": _TWENTIETHS}
+    if pictures["train"].shape[1] == len(_COLOURS):
+        edges |= dict.fromkeys(_COLOURS, _TENTHS)
+    measures = []
+    for column, name in enumerate(edges):
+        values = {split: of_split[:, column] for split, of_split in statistics.items()}
+        measures.append(Measure(name, values, edges[name]))
+    return measures
 
 
 def unit_pixels(batch: Tensor) -> Tensor:
@@ -104,11 +109,13 @@ def _pixel_statistics(inputs: Tensor, to_unit: Callable[[Tensor], Tensor]) -> np
     import torch
 
     count, channels, height, width = inputs.shape
-    found = np.zeros((count, 2 + len(_COLOURS)))
+    statistics = np.zeros((count, 2 + len(_COLOURS)))
+    # As many images at once as fit into 8 MB; of one larger image, as many rows
     images = max(1, _NUMBERS // max(1, channels * height * width))
     rows = max(1, _NUMBERS // max(1, channels * width))
     for first in range(0, count, images):
-        sums, squares = torch.zeros(1, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+        sums = torch.zeros(1, dtype=torch.float64)
+        squares = torch.zeros(1, dtype=torch.float64)
         for top in range(0, height, rows):
             pixels = to_unit(inputs[first : first + images, :, top : top + rows]).double()
             sums = sums + pixels.sum(dim=(2, 3))
@@ -117,6 +124,7 @@ def _pixel_statistics(inputs: Tensor, to_unit: Callable[[Tensor], Tensor]) -> np
         mean = means.mean(dim=1)
         variance = squares / (channels * height * width) - mean.square()
         shown = means[:, : len(_COLOURS)]
+        # Rounding may leave a variance slightly below 0
         columns = [mean[:, None], variance.clamp(min=0).sqrt()[:, None], shown]
-        found[first : first + images, : 2 + shown.shape[1]] = torch.cat(columns, dim=1).numpy()
-    return found
+        statistics[first : first + images, : 2 + shown.shape[1]] = torch.cat(columns, 1).numpy()
+    return statistics

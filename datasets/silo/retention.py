@@ -33,16 +33,18 @@ def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
         begun = _BEGUN.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
         if begun and time.time() - max(map(_change_time, [path, *_below(path)])) > _ABANDONED:
             shutil.rmtree(path, ignore_errors=True)
-    derived = [path for path in _found(folder) if _is_derived(path, folder)]
-    found = {path: (_change_time(path), _bytes(path)) for path in derived}
-    left = sum(size for _, size in found.values())
+    sizes = {}
+    for path in _found(folder):
+        if _is_derived(path, folder):
+            sizes[path] = _bytes(path)
+    left = sum(sizes.values())
     removed = []
-    for path, (_, size) in sorted(found.items(), key=lambda item: item[1][0]):
+    for path in sorted(sizes, key=_change_time):
         if left <= keep_bytes:
             break
         if _remove(path):
             removed.append(path)
-            left -= size
+            left -= sizes[path]
     return removed
 
 
@@ -70,7 +72,8 @@ def _bytes(path: Path) -> int:
     size = 0
     for file in _below(path):
         with suppress(OSError):
-            size += file.lstat().st_size if file.is_file() else 0
+            if file.is_file():
+                size += file.lstat().st_size
     return size
 
 

@@ -39,11 +39,11 @@ def check_folds(settings: CommonSettings) -> None:
         folds = getattr(settings, f"{kind}_folds")
         fold = getattr(settings, f"{kind}_fold")
         if folds == 1:
-            raise SettingError(f"setting 'split.{kind}-folds' is 1; it must be 0 or at least 2")
+            raise SettingError(f"'split.{kind}-folds' must be 0 or at least 2, but is 1")
         if fold and fold >= folds:
             raise SettingError(
-                f"setting 'split.{kind}-fold' is {fold} and 'split.{kind}-folds' is {folds}; folds "
-                f"are counted from 0 to {max(folds - 1, 0)}"
+                f"'split.{kind}-fold' must be 0 to {max(folds - 1, 0)}, because "
+                f"'split.{kind}-folds' is {folds}, but is {fold}"
             )
 
 
@@ -76,7 +76,9 @@ def split_rows(
     else:
         rest, test = shared_groups(labels, _number_groups(groups), share, seed, where)
     rest, val = cut_fold("val", rest, labels, settings, where, groups)
-    return RowSplit(rest, val, np.sort(test if settings.use_test else test[:0]))
+    if not settings.use_test:
+        test = test[:0]
+    return RowSplit(rest, val, np.sort(test))
 
 
 def cut_fold(
@@ -97,33 +99,39 @@ def cut_fold(
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
-    folds, chosen = (getattr(settings, f"{kind}_{key}") for key in ("folds", "fold"))
+    folds = getattr(settings, f"{kind}_folds")
+    fold = getattr(settings, f"{kind}_fold")
     if not folds:
         return np.sort(rows), rows[:0]
-    own, numbers = labels[rows], None if groups is None else _number_groups(groups)[rows]
-    _check_enough(own, numbers, folds, where)
-    splitter = StratifiedKFold if groups is None else StratifiedGroupKFold
+    classes = labels[rows]
+    if groups is None:
+        numbers = None
+        splitter = StratifiedKFold
+    else:
+        numbers = _number_groups(groups)[rows]
+        splitter = StratifiedGroupKFold
+    _check_enough(classes, numbers, folds, where)
     key = derive_seed(settings.fold_seed, f"{kind}-folds") % 2**32
     with warnings.catch_warnings():
         # A class with fewer rows than folds is then missing in some of them
         warnings.filterwarnings("ignore", "The least populated class", UserWarning)
-        cuts = splitter(folds, shuffle=True, random_state=key).split(rows, own, numbers)
-        rest, out = list(cuts)[chosen]
+        cuts = splitter(folds, shuffle=True, random_state=key).split(rows, classes, numbers)
+        rest, out = list(cuts)[fold]
     return np.sort(rows[rest]), np.sort(rows[out])
 
 
 def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: str) -> None:
-    """Refuse more folds than there are rows, rows of a class, or groups."""
-    count = len(labels) if groups is None else len(np.unique(groups))
+    """Refuse more folds than there are rows, rows of a class, or groups, by a ``DataError``."""
     if len(labels) < folds:
-        reason = f"{len(labels)} rows cannot be cut into {folds} folds"
+        cause = f"{len(labels)} rows cannot be cut into {folds} folds"
     elif (np.unique(labels, return_counts=True)[1] < folds).all():
-        reason = f"no class has as many as {folds} rows, so {folds} folds cannot be stratified"
-    elif count < folds:
-        reason = f"rows of {count} groups (patients or lesions) cannot be cut into {folds} folds"
+        cause = f"no class has as many as {folds} rows, so {folds} folds cannot be stratified"
+    elif groups is not None and len(np.unique(groups)) < folds:
+        count = len(np.unique(groups))
+        cause = f"rows of {count} groups (patients or lesions) cannot be cut into {folds} folds"
     else:
         return
-    raise DataError(f"{where}: {reason}: take fewer")
+    raise DataError(f"{where}: {cause}: take fewer folds")
 
 
 def _number_groups(groups: Sequence[str]) -> Indices:
@@ -140,18 +148,21 @@ def shared_out(labels: Indices, share: float, seed: int, where: str) -> tuple[In
         return rows, rows[:0]
     if len(rows) < 3:
         raise DataError(
-            f"{where}: {len(rows)} rows are too few for a test part of {share:g}; add rows, or in "
+            f"{where}: {len(rows)} rows are too few for a test part of {share:g}: add rows, or in "
             "the schema of a table set 'test-share' to 0"
         )
     counts = np.unique(labels, return_counts=True)[1]
-    stratify = labels if len(counts) > 1 and (counts > 2).all() else None
+    stratify = None
+    if len(counts) > 1 and (counts > 2).all():  # FLamby's rule
+        stratify = labels
     try:
         train, test = train_test_split(
             rows, test_size=share, random_state=seed, shuffle=True, stratify=stratify
         )
     except ValueError as error:  # a part would be smaller than the number of classes
         raise DataError(
-            f"{where}: {len(rows)} rows cannot be split with a test share of {share:g}: {error}"
+            f"{where}: {len(rows)} rows cannot be split with a test share of {share:g} ({error}): "
+            "add rows, or change the share"
         ) from None
     return train, test
 
@@ -177,20 +188,25 @@ def shared_groups(
     if len(counts) < 2:
         raise DataError(
             f"{where}: {len(rows)} samples of {len(counts)} group (patient or lesion) cannot be "
-            f"split with a test share of {share:g}: add samples of others"
+            f"split with a test share of {share:g}: add samples of other patients or lesions"
         )
     total = counts.sum(axis=0)
-    lacking, taken = share * total, np.zeros(len(counts), dtype=bool)
+    lacking = share * total  # rows that test data still lack, by class and in all
+    is_test = np.zeros(len(counts), dtype=bool)
     order = np.random.default_rng(derive_seed(seed, "test-groups")).permutation(len(counts))
-    for counted in (slice(-1), slice(None)):  # the classes; the classes and all
-        for group in order[~taken[order]]:
+    # The first pass counts the classes only, the second also all rows, the last column
+    for columns in (slice(-1), slice(None)):
+        for group in order[~is_test[order]]:
             after = lacking - counts[group]
-            nearer = ((after**2 - lacking**2) / total)[counted].sum() < 0
-            if nearer and taken.sum() < len(counts) - 1:
-                lacking, taken[group] = after, True
-    if not taken.any():
-        taken[order[np.argmin(counts[order, -1])]] = True
-    return rows[~taken[groups]], rows[taken[groups]]
+            is_nearer = ((after**2 - lacking**2) / total)[columns].sum() < 0
+            # One group at least must be left to train
+            if is_nearer and is_test.sum() < len(counts) - 1:
+                lacking = after
+                is_test[group] = True
+    if not is_test.any():
+        smallest = np.argmin(counts[order, -1])
+        is_test[order[smallest]] = True
+    return rows[~is_test[groups]], rows[is_test[groups]]
 
 
 def _group_counts(labels: Indices, groups: Indices) -> Indices:

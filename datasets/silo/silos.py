@@ -100,16 +100,16 @@ class Silo:
 
     def class_names(self) -> tuple[str, ...]:
         """Return the names of the classes, their numbers where they have none."""
-        return self.classes or tuple(str(label) for label in range(self.task.classes))
+        return self.classes or tuple(map(str, range(self.task.classes)))
 
     def label_counts(self) -> dict[str, list[int]]:
         """Return, per split, how many samples each class has."""
         import torch
 
-        return {
-            name: torch.bincount(split.labels, minlength=self.task.classes).tolist()
-            for name, split in self.splits().items()
-        }
+        counts = {}
+        for name, split in self.splits().items():
+            counts[name] = torch.bincount(split.labels, minlength=self.task.classes).tolist()
+        return counts
 
 
 class DataSet(ABC):
@@ -143,7 +143,9 @@ class DataSet(ABC):
     @property
     def files(self) -> PublicFiles | None:
         """The public files that can be fetched, or None."""
-        return self.licence if self.licence and self.licence.files else None
+        if self.licence is None or not self.licence.files:
+            return None
+        return self.licence
 
     def found(self, places: Places) -> str:
         """Describe the files of this data set in the data directory; empty if there are none."""
@@ -156,8 +158,12 @@ class DataSet(ABC):
                 return ", ".join(self.silo_names(CommonSettings(dataset=self.name), places))
             return ""
         folder = places.data / self.files.folder
-        here = [file for file in self.files.files if (folder / file.name).is_file()]
-        return f"{len(here)} of {len(self.files.files)} files in {folder.name}" if here else ""
+        present = 0
+        for file in self.files.files:
+            present += (folder / file.name).is_file()
+        if not present:
+            return ""
+        return f"{present} of {len(self.files.files)} files in {folder.name}"
 
     @abstractmethod
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
@@ -176,7 +182,10 @@ class DataSet(ABC):
         names = self.silo_names(settings, places)
         if name not in names:
             error = no_such_silo(name, names)
-            raise FileNamesError(str(error)) if self.silos_by_files else error
+            if self.silos_by_files:
+                # The names of files may be those of patients
+                error = FileNamesError(str(error))
+            raise error
         return self._load(name, settings, places)
 
     @abstractmethod
@@ -193,7 +202,7 @@ class DataSet(ABC):
         Raises:
             DataError: the data set has no images, or its declaration cannot be read.
         """
-        raise DataError(f"data set '{self.name}' is a table: give rows of one by --table")
+        raise DataError(f"data set '{self.name}' is a table: give rows of it by --table")
 
     def pixel_standardisation(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
         """Return mean and std (channels, 1, 1) that standardise an image of 0..1.
@@ -235,7 +244,9 @@ def fingerprint(split: Split) -> str:
 
 def no_such_silo(name: str, names: Sequence[str]) -> DataError:
     """Return the error for a silo that does not exist."""
-    return DataError(f"there is no silo '{name}': {len(names)} silos are {', '.join(names)}")
+    return DataError(
+        f"there is no silo '{name}': {len(names)} silos are {', '.join(names)}; name one of them"
+    )
 
 
 def save_silo(folder: Path, splits: Mapping[str, Split], facts: Mapping[str, Any]) -> None:
@@ -276,8 +287,10 @@ def open_silo(folder: Path, classes: int) -> Silo:
     """Return the silo that ``save_silo`` wrote; its larger arrays are memory-mapped."""
     facts = json.loads((folder / "silo.json").read_text())
     splits = {name: _open_split(folder, name) for name in SPLITS}
-    declared = facts.get("declared")
-    mean_and_std = {key: np.array(values) for key, values in (declared or {}).items()}
+    declared = None
+    if facts.get("declared"):
+        statistics = facts["declared"]
+        declared = FeatureStatistics(np.array(statistics["mean"]), np.array(statistics["std"]))
     return Silo(
         name=facts["name"],
         distribution=facts["distribution"],
@@ -289,7 +302,7 @@ def open_silo(folder: Path, classes: int) -> Silo:
         features=tuple(facts.get("features", ())),
         classes=tuple(facts.get("classes", ())),
         dropped=facts.get("dropped", 0),
-        declared=FeatureStatistics(**mean_and_std) if declared else None,
+        declared=declared,
         schema=facts.get("schema", ""),
         folder=folder,
     )

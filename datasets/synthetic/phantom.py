@@ -43,8 +43,10 @@ def even_sequence(
         if kinds and repeats[number] and used[kinds[-1]] < wanted[kinds[-1]]:
             kind, subject = kinds[-1], subjects[-1]
         else:
+            # The kind that is furthest behind its proportion, unless all its images are there
             behind = np.where(used < wanted, wanted * (number + 1) / wanted.sum() - used, -np.inf)
-            kind, subject = int(behind.argmax()), subjects[-1] + 1 if subjects else 0
+            kind = int(behind.argmax())
+            subject = subjects[-1] + 1 if subjects else 0
         kinds.append(kind)
         subjects.append(subject)
         used[kind] += 1
@@ -102,9 +104,9 @@ class PhantomDataSet(ImageDataSet):
     ) -> tuple[int, np.random.Generator, np.random.Generator]:
         """Return the kind of an image, and the generators of its subject and of the image."""
         kinds, subjects = self.sequence(site)
-        keys = ("subject", subjects[number]), ("image", number)
-        seeds = [derive_seed(0, self.key, what, site, place) for what, place in keys]
-        return kinds[number], np.random.default_rng(seeds[0]), np.random.default_rng(seeds[1])
+        subject = derive_seed(0, self.key, "subject", site, subjects[number])
+        image = derive_seed(0, self.key, "image", site, number)
+        return kinds[number], np.random.default_rng(subject), np.random.default_rng(image)
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return all sites."""
@@ -113,14 +115,15 @@ class PhantomDataSet(ImageDataSet):
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Return the first images of a site: 'split.sample-share' of them, and not too few."""
         count = max(self.fewest, round(sum(self.counts[site]) * settings.sample_share))
-        kinds, subjects = (part[:count] for part in self.sequence(site))
+        kinds, subjects = self.sequence(site)
         names = tuple(f"{site}/{number}" for number in range(count))
+        labels = [self.label(kind, site, settings) for kind in kinds[:count]]
         return ImageIndex(
             where=f"{self.key}, {site}",
             folder=Path(),
             names=names,
-            labels=np.array([self.label(kind, site, settings) for kind in kinds], dtype=np.int64),
-            groups=tuple(f"{site}/{self.subject}-{subject}" for subject in subjects),
+            labels=np.array(labels, dtype=np.int64),
+            groups=tuple(f"{site}/{self.subject}-{subject}" for subject in subjects[:count]),
             safe_names=names,
         )
 

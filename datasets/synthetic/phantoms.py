@@ -5,6 +5,7 @@ is made up so that a small network learns it; each site has a look of its own. N
 and they do not replace real images.
 """
 
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -82,7 +83,9 @@ class DermoscopyPhantom(PhantomDataSet):
         inside = shade.reshape(3, 1, 1) + mottled * pictures.texture(lesion, size, 6)
         content = outline.soft_mask(size) * inside + 0.02 * pictures.texture(lesion, size, 3)
         image = _SKINS[site].show(content.astype(np.float32), view)
-        return shades_of_grey(image) if settings.colour_constancy else image
+        if settings.colour_constancy:
+            return shades_of_grey(image)
+        return image
 
     def read_file(self, path: Path, size: int, settings: CommonSettings) -> Pixels:
         """Return a photograph."""
@@ -202,8 +205,11 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
         """Return the twelve pairs of a source and an anatomy."""
-        names = [f"{source}-{anatomy}" for source in FRAME_COUNTS for anatomy in ANATOMIES]
-        return {name: (name,) for name in names}
+        classes = {}
+        for source, anatomy in product(FRAME_COUNTS, ANATOMIES):
+            name = f"{source}-{anatomy}"
+            classes[name] = (name,)
+        return classes
 
     def label(self, kind: int, site: str, settings: CommonSettings) -> int:
         """Return the class of a source's anatomy."""

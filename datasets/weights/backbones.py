@@ -39,10 +39,11 @@ def weights_file(settings: CommonSettings) -> Path | None:
     if named in ("timm", "random"):
         return None
     tried = weight_paths(named, find_places(settings.data_dir, settings.cache_dir))
-    if found := next(filter(Path.is_file, tried), None):
-        return found
+    for path in tried:
+        if path.is_file():
+            return path
     raise SettingError(
-        f"setting 'vit.backbone-weights' is '{named}', and there is no "
+        f"'vit.backbone-weights' is '{named}', but there is no "
         f"{' or '.join(map(str, tried))}: give an absolute path, put the file there, or make it "
         "with 'fedsilo pretrain'"
     )
@@ -69,7 +70,8 @@ def _origin(settings: CommonSettings) -> str:
     import timm
 
     published = timm.get_pretrained_cfg(settings.backbone)
-    return f"timm {timm.__version__}, {published.hf_hub_id if published else 'unknown'}"
+    place = published.hf_hub_id if published else "unknown"
+    return f"timm {timm.__version__}, {place}"
 
 
 def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
@@ -82,7 +84,7 @@ def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
         path = weights_file(settings)
         if path is None:
             raise SettingError(
-                f"setting 'vit.backbone-weights' is '{settings.backbone_weights}', and weights of "
+                f"'vit.backbone-weights' is '{settings.backbone_weights}', but weights of "
                 "'resnet22' come from a file: name one, or leave it empty to start from the seed"
             )
         content = file_state(path)
@@ -119,13 +121,13 @@ def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
     try:
         _, facts = load_state(path)
     except CheckpointError as error:
-        raise SettingError(f"setting 'vit.backbone-weights': {error}") from None
+        raise SettingError(f"'vit.backbone-weights': {error}") from None
     dataset, share, _ = facts["data"]
     if dataset == settings.dataset and settings.public_share < share:
         raise SettingError(
-            f"setting 'vit.backbone-weights': {path} was trained on a public part of {share:g} of "
-            f"'{dataset}', and 'split.public-share' is {settings.public_share:g}: the sites would "
-            "hold images that it has seen; set 'split.public-share' to the same"
+            f"'vit.backbone-weights': {path} was trained on a public part of {share:g} of "
+            f"'{dataset}', but 'split.public-share' is {settings.public_share:g}, so that the "
+            "sites would hold images that it has seen; set 'split.public-share' to the same"
         )
 
 
@@ -149,10 +151,11 @@ def file_state(path: Path, key: str = "vit.backbone-weights") -> dict[str, Any]:
             size += getattr(array, "nbytes", 0)
         check_unpacked(path, size)
     except DataError as error:
-        raise SettingError(f"setting '{key}': {error}") from None
+        raise SettingError(f"'{key}': {error}") from None
     except Exception as error:  # a damaged file fails in any way
         raise SettingError(
-            f"setting '{key}': {path} is truncated or not a weights file ({reason_of(error)})"
+            f"'{key}': {path} is truncated or not a weights file ({reason_of(error)}): name "
+            "another file"
         ) from None
     return state
 
@@ -171,8 +174,8 @@ def timm_state(name: str, key: str = "vit.backbone-weights") -> dict[str, Tensor
         model = timm.create_model(name, pretrained=True)
     except Exception as error:  # no network, no such weights, no such name
         raise SettingError(
-            f"timm's weights of '{name}' cannot be had ({reason_of(error)}): check the network, or "
-            f"name a file in '{key}'"
+            f"cannot download timm's weights for '{name}' ({reason_of(error)}): check the network, "
+            f"or name a file in '{key}'"
         ) from None
     state: dict[str, Tensor] = model.state_dict()
     return state
@@ -190,35 +193,52 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
     from timm.models.vision_transformer import checkpoint_filter_fn
 
     wanted = {name: tensor.shape for name, tensor in vit.state_dict().items()}
-    other = f"setting 'vit.backbone-weights': {where} is of another architecture than the run's ViT"
-    advice = (
-        "set 'vit.backbone' and 'vit.backbone-...' to those of the weights, or name other weights"
-    )
     try:
         given = checkpoint_filter_fn(state, vit)
     except Exception as error:  # resampling fails on what is no ViT's
-        raise SettingError(f"{other} ({type(error).__name__}): {advice}") from None
-    missing = sorted(wanted.keys() - given.keys())
-    surplus = sorted(n for n in given.keys() - wanted.keys() if not n.startswith("head"))
-    if missing or surplus:
+        given = {}
+        fault = type(error).__name__
+    else:
+        fault = _architecture_fault(given, wanted)
+    if fault:
         raise SettingError(
-            f"{other}: {len(missing)} arrays are missing ({', '.join(missing[:3])}), "
-            f"{len(surplus)} too many ({', '.join(surplus[:3])}); {advice}"
+            f"'vit.backbone-weights': {where} is of another architecture than the run's ViT: "
+            f"{fault}; set 'vit.backbone' and 'vit.backbone-...' to those of the weights, or name "
+            "other weights"
+        )
+    _assign(vit, {name: given[name] for name in wanted}, where)
+
+
+def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
+    """Say which ``given`` arrays differ from the ``wanted`` shapes; empty if none does.
+
+    A patch embedding of colour images is made one of grey images first, if grey ones are wanted.
+    """
+    missing = sorted(wanted.keys() - given.keys())
+    surplus = sorted(given.keys() - wanted.keys())
+    # A head classifies into the classes of other data: it is left out
+    surplus = [name for name in surplus if not name.startswith("head")]
+    if missing or surplus:
+        return (
+            f"{len(missing)} arrays are missing ({', '.join(missing[:3])}), {len(surplus)} too "
+            f"many ({', '.join(surplus[:3])})"
         )
     _sum_colours(given, wanted)
     for name, shape in wanted.items():
         if given[name].shape != shape:
-            raise SettingError(
-                f"{other}: '{name}' is {tuple(given[name].shape)}, not {tuple(shape)}; {advice}"
-            )
-    _assign(vit, {name: given[name] for name in wanted}, where)
+            return f"'{name}' is {tuple(given[name].shape)}, not {tuple(shape)}"
+    return ""
 
 
 def _assign(vit: VisionTransformer, arrays: dict[str, Any], where: str) -> None:
     """Put ``arrays`` into ``vit``; what is trained stays so."""
     values = {name: torch.as_tensor(array).float().contiguous() for name, array in arrays.items()}
-    if not all(value.isfinite().all() for value in values.values()):
-        raise SettingError(f"setting 'vit.backbone-weights': {where} contains non-finite values")
+    for name, value in values.items():
+        if not value.isfinite().all():
+            raise SettingError(
+                f"'vit.backbone-weights': '{name}' in {where} contains non-finite values: name "
+                "other weights"
+            )
     trained = {name: parameter.requires_grad for name, parameter in vit.named_parameters()}
     vit.load_state_dict(values, assign=True)
     for name, parameter in vit.named_parameters():

@@ -9,7 +9,7 @@ does not stays as the seed has it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -70,7 +70,9 @@ def refuse_seen_start(settings: CommonSettings) -> None:
     seen: set[Path] = set()
     run: CommonSettings | None = settings
     while run and run.initial_weights and not run.initial_weights.startswith(_TIMM):
-        path = initial_file(run) if run is settings else Path(_file_named(run))
+        path = Path(_file_named(run))
+        if run is settings:  # only its own file must exist, and may be in a folder of weights
+            path = initial_file(run)
         if path in seen or not path.is_file():
             return
         seen.add(path)
@@ -83,10 +85,11 @@ def initial_file(settings: CommonSettings) -> Path:
     """Return the file that 'train.initial-weights' names; a ``SettingError`` if there is none."""
     places = find_places(settings.data_dir, settings.cache_dir)
     tried = weight_paths(_file_named(settings), places)
-    if found := next(filter(Path.is_file, tried), None):
-        return found
+    for path in tried:
+        if path.is_file():
+            return path
     raise SettingError(
-        f"setting 'train.initial-weights' is '{settings.initial_weights}', and there is no "
+        f"'train.initial-weights' is '{settings.initial_weights}', but there is no "
         f"{' or '.join(map(str, tried))}: give an absolute path (of a run: its model.safetensors), "
         "or a name of timm with 'timm:' before it"
     )
@@ -102,33 +105,44 @@ def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> d
     Raises:
         SettingError: an array of the encoder is not in it.
     """
-    own = exchanged_arrays(network)
-    wanted = [name for name in own if name.startswith("encoder.")]
-    missing = [name for name in wanted if name not in state]
+    arrays: dict[str, Any] = dict(exchanged_arrays(network))
+    wanted = [name for name in arrays if name.startswith("encoder.")]
+    missing = []
+    for name in wanted:
+        if name in state:
+            arrays[name] = state[name]
+        else:
+            missing.append(name)
     if missing or not wanted:
         first = f" ('{missing[0]}')" if missing else ""
         raise SettingError(
-            f"setting 'train.initial-weights': {path} lacks {len(missing)} of {len(wanted)} arrays "
-            f"of the network's encoder{first}: with 'encoder:' before it a file must be a run's "
-            "model of the same 'network.name' and 'network.width'"
+            f"'train.initial-weights': {path} lacks {len(missing)} of {len(wanted)} arrays of the "
+            f"network's encoder{first}, but with 'encoder:' before it a file must be a run's "
+            "model: name one of the same 'network.name' and 'network.width'"
         )
-    return {**own, **{name: state[name] for name in wanted}}
+    return arrays
 
 
 def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
     arrays = {name: torch.as_tensor(array).float() for name, array in state.items()}
-    if broken := [name for name, array in arrays.items() if not array.isfinite().all()]:
-        raise SettingError(
-            f"setting 'train.initial-weights': '{broken[0]}' in {path} is not finite: it is of a "
-            "run that diverged"
-        )
+    _refuse_non_finite(arrays, str(path))
     try:
         load_exchanged(network, arrays)
     except SettingError as error:
         raise SettingError(
-            f"setting 'train.initial-weights': {path}: {error}; give the run the network, classes "
-            "and image size of the one that wrote it"
+            f"'train.initial-weights': {path}: {error}; give the run the network, classes and "
+            "image size of the run that wrote the file"
         ) from None
+
+
+def _refuse_non_finite(arrays: Mapping[str, Tensor], where: str) -> None:
+    """Refuse arrays with NaN or infinity, by a ``SettingError``."""
+    for name, array in arrays.items():
+        if not array.isfinite().all():
+            raise SettingError(
+                f"'train.initial-weights': '{name}' in {where} is not finite, as in a run that "
+                "diverged: name other weights"
+            )
 
 
 def _fill(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
@@ -146,32 +160,29 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
     """Take what fits of another ViT's weights."""
     if not any(name.startswith("encoder.vit.") for name in exchanged_arrays(network)):
         raise SettingError(
-            f"setting 'train.initial-weights': {where} holds no arrays of this network; weights of "
-            "a ViT need 'network.name' 'vit' and 'vit.train-backbone' true (of a frozen one they "
-            "are 'vit.backbone-weights'), those of VGG16 'network.name' 'vgg16-bn' and "
-            "'network.width' 128"
+            f"'train.initial-weights': {where} holds no arrays of this network: for weights of a "
+            "ViT set 'network.name' to 'vit' and 'vit.train-backbone' to true (of a frozen ViT "
+            "they are 'vit.backbone-weights'), for those of VGG16 'network.name' to 'vgg16-bn' "
+            "and 'network.width' to 128"
         )
     vit = cast("VisionTransformer", network.vit)
     wanted = vit.state_dict()
-    given = _rename_arrays(_resample(state, vit))
     # Around the blocks (a head, positions) what fits will do; of the blocks, below, all must fit
-    fitting = {
-        name: torch.as_tensor(array).float()
-        for name, array in given.items()
-        if name in wanted and isinstance(array, Tensor) and array.shape == wanted[name].shape
-    }
+    fitting = {}
+    for name, array in _rename_arrays(_resample(state, vit)).items():
+        is_wanted = name in wanted and isinstance(array, Tensor)
+        if is_wanted and array.shape == wanted[name].shape:
+            fitting[name] = array.float()
     blocks = [name for name in wanted if name.startswith("blocks.")]
-    if missing := [name for name in blocks if name not in fitting]:
+    missing = [name for name in blocks if name not in fitting]
+    if missing:
         raise SettingError(
-            f"setting 'train.initial-weights': {where} has another architecture than the run's "
-            f"ViT: {len(missing)} of {len(blocks)} arrays of the blocks are not in it "
+            f"'train.initial-weights': {where} has another architecture than the run's ViT: "
+            f"{len(missing)} of {len(blocks)} arrays of the blocks are not in it "
             f"({', '.join(missing[:3])}); set 'vit.backbone' and 'vit.backbone-...' to those of "
             "the weights, or name other weights"
         )
-    if broken := [name for name, array in fitting.items() if not array.isfinite().all()]:
-        raise SettingError(
-            f"setting 'train.initial-weights': '{broken[0]}' in {where} is not finite"
-        )
+    _refuse_non_finite(fitting, where)
     vit.load_state_dict({**wanted, **fitting})
 
 
@@ -188,9 +199,7 @@ def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, 
 
 def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
     """Rename arrays to timm's names, and drop a prefix that all blocks have."""
-    prefix = next(
-        (p for p in _PREFIXES if any(name.startswith(f"{p}blocks.") for name in state)), ""
-    )
+    prefix = _find_prefix(state)
     renamed = {}
     for name, array in state.items():
         short = name.removeprefix(prefix)
@@ -198,3 +207,11 @@ def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
             short = short.replace(old, new)
         renamed[short] = array
     return renamed
+
+
+def _find_prefix(names: Iterable[str]) -> str:
+    """Return the first known prefix before the names of blocks; empty if there is none."""
+    for prefix in _PREFIXES:
+        if any(name.startswith(f"{prefix}blocks.") for name in names):
+            return prefix
+    return ""

@@ -33,7 +33,8 @@ def provenance_of(settings: CommonSettings) -> dict[str, Value]:
     keys = data_set(settings.dataset).settings - _SAME_TEST
     if "split.silos" in keys:
         keys |= PARTITION
-    return {key: value for key, value in as_mapping(settings).items() if key in keys}
+    values = as_mapping(settings)
+    return {key: values[key] for key in keys}
 
 
 def refuse_other_provenance(here: CommonSettings, there: CommonSettings, what: str) -> None:
@@ -47,13 +48,14 @@ def refuse_other_provenance(here: CommonSettings, there: CommonSettings, what: s
     """
     if here.dataset != there.dataset:
         return
-    now, then = provenance_of(here), provenance_of(there)
-    if other := [key for key in sorted(now) if now[key] != then[key]]:
-        key = other[0]
-        raise SettingError(
-            f"setting '{key}' is {now[key]!r}, and {what} was trained with {then[key]!r}: images "
-            "that it has trained on might be tested; leave it at the run's"
-        )
+    now = provenance_of(here)
+    then = provenance_of(there)
+    for key in sorted(now):
+        if now[key] != then[key]:
+            raise SettingError(
+                f"'{key}' is {now[key]!r}, but {what} was trained with {then[key]!r}, so that "
+                f"images that it has trained on might be tested: set '{key}' to the run's"
+            )
 
 
 def run_beside(weights: Path) -> CommonSettings | None:
@@ -67,5 +69,6 @@ def run_beside(weights: Path) -> CommonSettings | None:
         return None
     # The method's settings and those of the launch are beside them
     known = groups_of(CommonSettings).keys() | defaults(CommonSettings).keys() | RENAMED.keys()
-    settings = {key: value for key, value in values.items() if key in known}
-    return build(CommonSettings, flat_values(settings, str(config), quietly=True))
+    for key in values.keys() - known:
+        del values[key]
+    return build(CommonSettings, flat_values(values, str(config), quietly=True))

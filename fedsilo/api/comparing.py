@@ -23,7 +23,7 @@ from fedsilo.api.options import (
 )
 from fedsilo.core.arguments import Tell, refuse_below, several, silent
 from fedsilo.core.errors import SettingError
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 
 if TYPE_CHECKING:
     from fedsilo.comparison.crossvalidate import CrossValidation
@@ -169,8 +169,8 @@ def crossvalidate(
     first, *_ = commons.values()
     compared.refuse_mixed_optimisers(commons)
     planned = study.plan_folds(plans, folds, repeats)
-    what = f"{counted(len(plans), 'experiment')}, {folds} folds, {counted(repeats, 'repeat')}"
-    tell(f"{what}: {counted(len(plans) * folds * repeats, 'run')}")
+    what = f"{format_count(len(plans), 'experiment')}, {folds} folds, {format_count(repeats, 'repeat')}"
+    tell(f"{what}: {format_count(len(plans) * folds * repeats, 'run')}")
     budgets = compared.planned_budgets(plans, given)
     if not unequal:
         budgets.refuse_unequal("give all the same budget, or mark the row by --unequal")

@@ -19,7 +19,7 @@ from fedsilo.api.options import (
     run_sources,
 )
 from fedsilo.core.arguments import Tell, path_of, refuse_below, several, silent
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 
 if TYPE_CHECKING:
     from fedsilo.deployment.commands import MemberStatus
@@ -150,4 +150,4 @@ def down(*, deployment: DeploymentFolder = _FOLDER) -> str:
     from fedsilo.deployment.commands import down
 
     there, ended = down(Path(deployment))
-    return f"ended {counted(len(ended), 'process')}; the folder {there.folder} stays"
+    return f"ended {format_count(len(ended), 'process')}; the folder {there.folder} stays"

@@ -105,7 +105,7 @@ def attention(
     Returns:
         The path of each sheet, or a line about a site that has no images.
     """
-    from fedsilo.explanations.attention_pictures import attention
+    from fedsilo.explanations.attention import attention
 
     name_plugins(plugin_texts(plugin))
     refuse_below(1, "images", images)

@@ -7,7 +7,7 @@ from typing import Any
 
 from fedsilo.core.errors import FedsiloError, SettingError
 from fedsilo.core.methods import METHODS, about
-from fedsilo.core.one_line import counted, one_line
+from fedsilo.core.one_line import format_count, one_line
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import build, unknown_key, unknown_name
 from fedsilo.datasets.registry import DATA_SETS, data_set, silo_count
@@ -166,7 +166,7 @@ def _count(numbers: Set[int], noun: str) -> str:
     """Write the numbers of a noun: "3 or 9 silos", "10 to 600 rounds"; 0 is "own"."""
     different = sorted(numbers)
     if len(different) == 1 and different[0]:
-        return counted(different[0], noun)
+        return format_count(different[0], noun)
     if len(different) > _FEW:
         return f"{different[0] or 'own'} to {different[-1]} {noun}s"
     texts = [str(number or "own") for number in different]
@@ -239,7 +239,7 @@ def check_all(path: Path) -> Iterator[str]:
         if fault:
             wrong += 1
             yield f"{name}: {fault}"
-    number = counted(len(faults), "experiment")
+    number = format_count(len(faults), "experiment")
     if wrong:
         raise SettingError(f"{path}: {wrong} of {number} cannot run: correct each line above")
     yield f"{path}: {number}, no mistake found"

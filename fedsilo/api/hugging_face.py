@@ -15,7 +15,7 @@ from typing import Any
 from fedsilo.api.own_silos import ALONE, write_silos
 from fedsilo.core.errors import DataError, missing_extra
 from fedsilo.core.files.atomic_files import build_folder
-from fedsilo.core.one_line import counted, one_line
+from fedsilo.core.one_line import format_count, one_line
 
 _PARTS = {"train": "train", "validation": "val", "valid": "val", "val": "val", "test": "test"}
 
@@ -45,7 +45,7 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
     yield f"licence: {one_line(info.license or 'not stated', 100)}"
     yield f"source: {one_line(info.homepage or name, 200)}"
     if lost := sum(map(len, loaded.values())) - sum(map(len, parts.values())):
-        yield f"left out: {counted(lost, 'sample')} without a label"
+        yield f"left out: {format_count(lost, 'sample')} without a label"
     kinds: list[str] = []
     build_folder(target, lambda work: kinds.append(_write(work, parts, label)))
     dataset = {"images": "folder"}.get(kinds[0], kinds[0])

@@ -19,7 +19,7 @@ from fedsilo.api.options import (
 )
 from fedsilo.core.arguments import AnyPath, Tell, path_of, plugin_texts, silent
 from fedsilo.core.errors import DataError, SettingError
-from fedsilo.core.one_line import counted, one_line
+from fedsilo.core.one_line import format_count, one_line
 from fedsilo.core.settings_schema import unknown_name
 
 _HUGGING_FACE = "hf:"
@@ -85,7 +85,7 @@ def manifest(
 
 def _counts(path: Path, labels: Counter[str]) -> Iterator[str]:
     """Yield a line with a manifest's number of images, then a line for each label."""
-    yield f"{path}: {counted(labels.total(), 'image')}"
+    yield f"{path}: {format_count(labels.total(), 'image')}"
     for label, count in sorted(labels.items()):
         yield f"  {one_line(label, 60)}: {count}"
 

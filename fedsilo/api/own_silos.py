@@ -15,7 +15,7 @@ import numpy as np
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.atomic_files import scratch_folder
 from fedsilo.core.files.sealed_folders import file_sha256, json_digest
-from fedsilo.core.one_line import one_line, shown
+from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.datasets.silo.silos import SPLITS
 
@@ -107,12 +107,12 @@ def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
         for number, (picture, name) in enumerate(pictures):
             odd = "/" in name or name.startswith(".") or not name.isprintable()
             if odd or not 0 < len(name.encode()) <= _LONGEST_NAME:
-                raise DataError(f"class {shown(name)} is not a folder's name: rename it")
+                raise DataError(f"class {quote_value(name)} is not a folder's name: rename it")
             own = folder / ("" if site == ALONE else site) / name
             own.mkdir(parents=True, exist_ok=True)
             _make_upright(picture, f"silo '{site}', sample {number}").save(own / f"{number:06}.png")
     if len(classes := {name for pictures in silos.values() for _, name in pictures}) == 1:
-        raise DataError(f"silos have one class, {shown(*classes)}: a classifier needs two")
+        raise DataError(f"silos have one class, {quote_value(*classes)}: a classifier needs two")
     write_folder_manifests(folder)
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 from fedsilo.api.options import Changes, ExperimentName, command, run_sources
 from fedsilo.core.arguments import several
 from fedsilo.core.errors import SettingError
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 
 if TYPE_CHECKING:
     from fedsilo.core.settings.common_settings import CommonSettings
@@ -81,8 +81,8 @@ def _plan_of(
     measured = sum(map(common.measures_in, range(1, common.rounds + 1)))
     statistics = 1 + measured  # one more for the metrics at the end
     yield (
-        f"{counted(count, 'training sample')}: {counted(steps, 'step')} in "
-        f"{counted(common.rounds, 'round')}, each with "
+        f"{format_count(count, 'training sample')}: {format_count(steps, 'step')} in "
+        f"{format_count(common.rounds, 'round')}, each with "
         f"{'all samples' if rate == 1 else f'{rate:.1%} of the samples'}; {statistics} releases of "
         "metrics and, at a hospital, one of sample counts"
     )

@@ -17,7 +17,7 @@ import typer
 from fedsilo.api.options import MaybePath, Option
 from fedsilo.core.arguments import AnyPath, path_of
 from fedsilo.core.errors import SettingError
-from fedsilo.core.one_line import as_word, counted, terminal_text
+from fedsilo.core.one_line import as_word, format_count, terminal_text
 
 if TYPE_CHECKING:
     from fedsilo.comparison.crossvalidate import CrossValidation
@@ -189,7 +189,7 @@ def monitor(
 def deploy_up(deployment: Deployment) -> None:
     """Print the sites that are online, and how to add a hospital if the server has an address."""
     if deployment.sites:
-        line(f"{counted(len(deployment.sites), 'site')} online: {', '.join(deployment.sites)}")
+        line(f"{format_count(len(deployment.sites), 'site')} online: {', '.join(deployment.sites)}")
     if deployment.address:
         line(
             f"hospitals reach the server at {deployment.address}; to add one: "

@@ -61,7 +61,7 @@ from fedsilo.core.errors import (
 )
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.locations import find_places
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.engines.planning import plan_run, start
@@ -355,7 +355,7 @@ def run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> 
     if isinstance(at_once, int):
         workers = runs_at_once(at_once, max(job.settings.common.threads for job in jobs))
         width = f"{workers} at once"
-    tell(f"{counted(len(jobs), 'run')}, {width}")
+    tell(f"{format_count(len(jobs), 'run')}, {width}")
     ended: list[str] = []
 
     def report_end(work: _Work, failure: Failure | None) -> None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from rich.table import Table
 
-from fedsilo.core.one_line import counted, markdown_cell
+from fedsilo.core.one_line import format_count, markdown_cell
 
 TIDY = ("experiment", "method", "seed", "group", "metric", "value", "published", "published_sd")
 KEY = ["experiment", "group", "metric"]  # the columns that identify a value over seeds
@@ -111,7 +111,7 @@ def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = 
     shown = "median (min to max)" if median else "mean ± sample sd"
     known = results["published_sd"].notna().any() and seeds > 1 and not median
     as_papers = " (population sd, as published)" if known else ""
-    title = f"{shown}{as_papers} over {counted(seeds, 'seed')}"
+    title = f"{shown}{as_papers} over {format_count(seeds, 'seed')}"
     lines = comparison_lines(results, split, median)
     return rich_table(title, lines, left=2, ends=lambda line: line[1] == "all")
 

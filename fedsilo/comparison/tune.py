@@ -32,7 +32,7 @@ from fedsilo.comparison.trials import FAILED, Trial, run_groups, trial_settings
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import RunFailedError, SettingError
 from fedsilo.core.files.atomic_files import write_atomically
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings_schema import SettingRule, Value, as_mapping, rule_of, setting
 from fedsilo.datasets.registry import data_fingerprint, data_set
 from fedsilo.engines.experiments import find_experiment, read_section, simulation_file
@@ -91,7 +91,7 @@ class Tuned:
         for point in best:
             cells = (f"{point.score:.4f} ± {point.error:.4f}", f"{point.loss:.4f}")
             lines.append([*map(str, point.settings.values()), *cells])
-        return rich_table("the best " + counted(len(best), "point"), lines, left=0)
+        return rich_table("the best " + format_count(len(best), "point"), lines, left=0)
 
 
 def search(
@@ -188,8 +188,8 @@ def _run_search(
     for batch in search.batches():
         tried = [_trials(base.as_mapping(), point, budget, data) for point in batch]
         if not points:
-            runs = counted(budget.trials * len(tried[0]), "run")
-            of = f"{counted(budget.trials, 'point')}, {_pieces(budget)}"
+            runs = format_count(budget.trials * len(tried[0]), "run")
+            of = f"{format_count(budget.trials, 'point')}, {_pieces(budget)}"
             tell(f"{plan.experiment}: {of}: {runs} on training data")
         found = run_groups(tried, plan.folder / "trials", jobs, go_on=True)
         points, groups, summaries = [*points, *batch], [*groups, *tried], [*summaries, *found]
@@ -283,7 +283,7 @@ def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> 
 
 def _pieces(budget: Tuning) -> str:
     folds = f"{budget.folds} folds" if budget.folds > 1 else "the data set's own validation part"
-    return f"{folds}, {counted(budget.seeds, 'seed')}"
+    return f"{folds}, {format_count(budget.seeds, 'seed')}"
 
 
 def chosen_document(
@@ -294,7 +294,7 @@ def chosen_document(
     of = "pooled validation balanced-accuracy" if metric == POOLED else ""
     why = (
         f"best {of or f'mean validation {metric} over sites'}, {best.score:.4f} (standard error "
-        f"{best.error:.4f}), of {counted(len(ranked), 'point')} on {_pieces(plan.budget)}; "
+        f"{best.error:.4f}), of {format_count(len(ranked), 'point')} on {_pieces(plan.budget)}; "
         "no test metric was used"
     )
     if second is not None:

@@ -84,6 +84,7 @@ def sign_server(secrets: Path, hosts: Sequence[str] = ()) -> datetime:
             f"cannot make a certificate, because a file in {secrets} cannot be read ({error}): "
             "put ca.crt, ca.key, server.crt and server.key there"
         ) from None
+    # A certificate for a TLS server only: whoever steals its key can sign no further certificate
     builder = _builder("fedsilo server", key, _SERVER_DAYS).issuer_name(authority.subject)
     made = (
         builder.add_extension(names, critical=False)

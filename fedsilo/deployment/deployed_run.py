@@ -68,17 +68,16 @@ def run(
     tell(log, say)
     error, _ = stream(log, deployment.environment(SERVER), make_console())
     status = _end(deployment, number)
-    if status == _COMPLETED:
-        return directory
-    logs = f"'fedsilo deploy logs server --deployment {deployment.folder}'"
-    fault = f"run {number} ended as {status}: read {logs}"
-    if error:
-        fault = f"run {number} failed: {error}"
-    # A run that has not begun has no directory, and nothing of it can be resumed
-    if directory.is_dir():
-        again = resume_command(experiment, folder, sources, seed, run_name)
-        fault += f"; once that is fixed: {again}"
-    raise DeploymentError(fault)
+    if status != _COMPLETED:
+        fault = f"ended as {status}: read {_logs_command(deployment)}"
+        if error:
+            fault = f"failed: {error}"
+        # A run that has not begun has no directory, and nothing of it can be resumed
+        if directory.is_dir():
+            again = resume_command(experiment, folder, sources, seed, run_name)
+            fault += f"; once that is fixed: {again}"
+        raise DeploymentError(f"run {number} {fault}")
+    return directory
 
 
 def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int | None) -> Meeting:
@@ -96,10 +95,14 @@ def meet(experiment: str, deployment: Deployment, sources: RunSources, seed: int
         status = _end(deployment, _start(deployment, settings, Path(folder) / "config.toml", None))
         if status != _COMPLETED:
             raise DeploymentError(
-                f"the sites could not be asked ({status}): for the reason, read 'fedsilo deploy "
-                f"logs server --deployment {deployment.folder}'"
+                f"the sites could not be asked ({status}): for the reason, read "
+                f"{_logs_command(deployment)}"
             )
         return read_meeting(meeting_file(settings.common))
+
+
+def _logs_command(deployment: Deployment) -> str:
+    return f"'fedsilo deploy logs server --deployment {deployment.folder}'"
 
 
 def _start(deployment: Deployment, settings: RunSettings, config: Path, say: Say | None) -> str:

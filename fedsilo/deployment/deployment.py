@@ -348,6 +348,7 @@ def read_deployment(folder: Path) -> Deployment:
             f"and remove {folder}"
         ) from error
     _refuse_odd(found, path)
+    # The doctor and a site's start refuse a node config with keys that no longer exist
     for config in found.node_config.values():
         for key in _FORMER:
             config.pop(key, None)

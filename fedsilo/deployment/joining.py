@@ -45,6 +45,7 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
     """
     deployment = read_deployment(folder)
     refuse_twice(names)
+    # All names are checked before the first is registered, so that an error leaves nothing behind
     for name in names:
         refuse_name(name)
         if name in deployment.nodes or name in deployment.sites:
@@ -55,8 +56,8 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
     _refuse_silent(deployment)
     keys = {}
     for name in names:
-        deployment, keys[name] = _keyed(deployment, name, say)
-    return _made(deployment, keys)
+        deployment, keys[name] = _make_key(deployment, name, say)
+    return _make_kits(deployment, keys)
 
 
 def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
@@ -82,10 +83,10 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
     _refuse_silent(deployment)
     # The new key is registered before the old one is removed: after an interruption the hospital
     # still has one that works
-    deployment, private = _keyed(deployment, name, say)
+    deployment, private = _make_key(deployment, name, say)
     _unregister(deployment, old, say)
     if name in deployment.hospitals:
-        (made,) = _made(deployment, {name: private})
+        (made,) = _make_kits(deployment, {name: private})
         return made
     write_atomically(deployment.secrets / f"{name}.key", private, mode=0o600)
     deployment.write_registry()
@@ -128,7 +129,7 @@ def register(deployment: Deployment, site: str, say: Say) -> Deployment:
     return deployment.with_node(site, str(answer["node-id"]))
 
 
-def _keyed(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, bytes]:
+def _make_key(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, bytes]:
     """Make and register a key for ``site``; return the deployment and the private key.
 
     The key only admits the hospital at this server. Other hospitals know it by its signing key for
@@ -141,7 +142,7 @@ def _keyed(deployment: Deployment, site: str, say: Say) -> tuple[Deployment, byt
     return register(deployment, site, say), private
 
 
-def _made(deployment: Deployment, keys: dict[str, bytes]) -> list[MadeKit]:
+def _make_kits(deployment: Deployment, keys: dict[str, bytes]) -> list[MadeKit]:
     """Write the registry, and a kit for each of the private ``keys``."""
     deployment.write_registry()
     authority = (deployment.secrets / "ca.crt").read_bytes()

@@ -57,7 +57,7 @@ class Card(FileModel):
     files: dict[str, str]  # SHA-256 by name
     seal: str
 
-    def computed(self) -> str:
+    def compute_seal(self) -> str:
         """Compute the seal from the other values: a SHA-256 as hexadecimal digits."""
         content = self.model_dump(exclude={"seal"})
         return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
@@ -99,7 +99,7 @@ def make_kit(site: str, server: str, node: str, made: str, files: Mapping[str, b
     said = {"site": site, "server": server, "node-id": node, "made": made, "files": digests}
     # The seal is computed over the other values, so it is added last
     card = Card.model_validate({**said, "seal": ""})
-    card = card.model_copy(update={"seal": card.computed()})
+    card = card.model_copy(update={"seal": card.compute_seal()})
     packed_files |= {CARD: card.model_dump_json(by_alias=True, indent=2).encode()}
     packed = io.BytesIO()
     with zipfile.ZipFile(packed, "w") as archive:
@@ -139,7 +139,7 @@ def read_kit(path: Path) -> Kit:
     for name in _SEALED:
         if not altered and _digest(files[name]) != card.files.get(name):
             altered = name
-    if not altered and card.computed() != card.seal:
+    if not altered and card.compute_seal() != card.seal:
         altered = CARD
     if altered:
         raise KitError(f"{path} was altered: {altered} does not match the seal; {_ANOTHER}")
@@ -171,6 +171,7 @@ def _read_zip(path: Path) -> dict[str, bytes]:
         raise
     except _BROKEN as error:
         raise KitError(f"{path} is not a readable zip ({error}): copy it again") from None
+    # Checked last, because a file that is no kit needs other words
     if mode & 0o077:
         raise KitError(
             f"{path} has mode {mode:o}, so other users may read the private key in it: chmod 600 "

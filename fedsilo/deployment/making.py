@@ -161,7 +161,10 @@ def share_signing_keys(deployment: Deployment) -> None:
             known = KnownKeys(folder)
             before = known.read()
             for other, code in codes.items():
-                if other != site and (other not in before or before[other].compared != code):
+                if other == site:
+                    continue
+                # A mark has the day of the comparison, so an unchanged one stays as it is
+                if other not in before or before[other].compared != code:
                     known.mark(other, code)
 
 

@@ -16,7 +16,7 @@ from fedsilo.core.files.declarations import FileModel, check_content, misfit, wi
 from fedsilo.core.files.locations import installed_folder
 from fedsilo.core.files.yaml_text import parse_yaml, read_yaml
 from fedsilo.core.methods import METHODS
-from fedsilo.core.one_line import one_line, shown
+from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.settings.written_settings import flat_values
 from fedsilo.core.settings_schema import (
     Value,
@@ -53,7 +53,7 @@ def _grid(content: Any) -> Any:
         if isinstance(key, str) and key not in known:
             raise within(str(unknown_key(key, known)))
         if not isinstance(values, list) or not values:
-            raise misfit(f"must have a list of values for '{key}', not {shown(values)}")
+            raise misfit(f"must have a list of values for '{key}', not {quote_value(values)}")
         grid[key] = [_flat({key: value}).get(key, value) for value in values]
     return grid
 

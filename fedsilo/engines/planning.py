@@ -6,7 +6,7 @@ from pathlib import Path
 
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import RunDirectoryError, SettingError
-from fedsilo.core.one_line import counted, one_line, shown
+from fedsilo.core.one_line import format_count, one_line, quote_value
 from fedsilo.core.plugins import (
     module_of,
     plugin_entries,
@@ -153,7 +153,7 @@ def _absolute(key: str, path: str) -> str:
     except (OSError, RuntimeError, ValueError) as error:  # a null byte, no home, a loop
         reason = one_line(error, 100)
         raise SettingError(
-            f"setting '{key}' must be a path of this machine, but is {shown(path)}: {reason}"
+            f"setting '{key}' must be a path of this machine, but is {quote_value(path)}: {reason}"
         ) from None
 
 
@@ -230,7 +230,7 @@ def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers:
     if workers == 1:
         return "the cores, memory, GPUs or sites allow no second process"
     if data_set(common.dataset).is_table and (steps := _steps(common)) < _FEW_STEPS:
-        return f"starting more processes takes longer than {counted(steps, 'step')} on tables"
+        return f"starting more processes takes longer than {format_count(steps, 'step')} on tables"
     if common.device == "cpu" or resources["client-resources-num-gpus"] or not has_gpu():
         return ""
     return "the sites have no share of the GPU"

@@ -92,7 +92,9 @@ def column_contributions(
 
     names = columns_of(features)
     # All levels of a category become known together, because they are one column
-    column_of = [names.index(name.partition("=")[0]) for name in features]
+    column_of = []
+    for feature in features:
+        column_of.append(names.index(feature.partition("=")[0]))
     groups = torch.tensor([column_of])
     device = next(network.parameters()).device
     inputs, groups = rows.float().to(device), groups.to(device)

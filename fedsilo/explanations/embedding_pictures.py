@@ -7,7 +7,7 @@ predicted, they are useful. It runs on the machine that has the data; nothing is
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,17 +105,30 @@ def embeddings(
     """
     # Raises an error for an unfinished run before the long computation begins
     runs = [FinishedRun.open(run_dir) for run_dir in run_dirs]
-    titles = [run_title(run) for run in runs]
     panels = []
-    for run, title in zip(runs, titles, strict=True):
+    for run in runs:
         with naming(run.path):
-            sites = run.chosen_sites(selection.sites)
-            refuse_shared_state(state_dir, run_dirs, len(sites))
-            labs = (run.lab(site, data_dir, state_dir, split=selection.split) for site in sites)
-            cloud = gather(((lab, lab.open()) for lab in labs), selection, tell)
+            names = run.chosen_sites(selection.sites)
+            refuse_shared_state(state_dir, run_dirs, len(names))
+            sites = _open_sites(run, names, selection, data_dir, state_dir)
+            cloud = gather(sites, selection, tell)
             points = on_plane(cloud.values, selection.seed)
-        panels.append(Panel(title, cloud, points, separability(cloud, selection.seed)))
+        numbers = separability(cloud, selection.seed)
+        panels.append(Panel(run_title(run), cloud, points, numbers))
     return panels
+
+
+def _open_sites(
+    run: FinishedRun,
+    names: Sequence[str],
+    selection: Selection,
+    data_dir: Path | None,
+    state_dir: Path | None,
+) -> Iterator[tuple[Lab, SiteNetwork]]:
+    """Yield the lab and network of one site after another, so that one is in memory at a time."""
+    for name in names:
+        lab = run.lab(name, data_dir, state_dir, split=selection.split)
+        yield lab, lab.open()
 
 
 def gather(
@@ -153,6 +166,7 @@ def gather(
         rows_of.append(rows)
         labels_of.append(split.labels[rows])
         values_of.append(values)
+        # All networks embed the same sample, which shows whether they are the same model
         if probe is None:
             probe = split.inputs[:1]
         probed.append(embed(network, probe, lab.compute, selection.layer))
@@ -242,7 +256,7 @@ def _cross_validate(values: Array, targets: Array, scoring: str, seed: int) -> f
 
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
     folds = StratifiedKFold(_FOLDS, shuffle=True, random_state=seed)
-    with threadpool_limits(1):
+    with threadpool_limits(1):  # several threads would change the last digits
         return float(cross_val_score(model, values, targets, cv=folds, scoring=scoring).mean())
 
 

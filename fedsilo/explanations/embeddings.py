@@ -32,10 +32,13 @@ def embed(network: SiteNetwork, inputs: Tensor, compute: Compute, layer: str = E
     classifier = single_classifier(network)
     if layer == EMBEDDING:
         return over_batches(network, inputs, exact, lambda x: network.encode(x).mean(dim=1))
-    parts = (classifier.encoder, classifier.head)  # a plugin's head may be inside its encoder
-    linear = [m for part in parts for m in part.modules() if isinstance(m, nn.Linear)]
+    # A plugin's head may be inside its encoder
+    linear = _linear_layers(classifier.encoder) + _linear_layers(classifier.head)
     if not linear:
-        raise SettingError("this network has no linear layer, and so no embeddings 'penultimate'")
+        raise SettingError(
+            "this network has no linear layer, and so no embeddings 'penultimate': choose --layer "
+            "embedding"
+        )
     return over_batches(network, inputs, exact, lambda x: _input_of(linear[-1], network, x))
 
 
@@ -53,11 +56,15 @@ def penultimate(network: SiteNetwork, tokens: Tensor) -> Tensor:
     Raises:
         SettingError: the network mixes several.
     """
-    linear = [m for m in single_classifier(network).head.modules() if isinstance(m, nn.Linear)]
+    linear = _linear_layers(single_classifier(network).head)
     if not linear or linear[-1].in_features > _WIDEST:
         return tokens.mean(dim=1)
     with only_dropout_active(network, dropout=False):
         return _input_of(linear[-1], lambda x: network.classify(network.features(x)), tokens)
+
+
+def _linear_layers(module: nn.Module) -> list[nn.Linear]:
+    return [layer for layer in module.modules() if isinstance(layer, nn.Linear)]
 
 
 def single_classifier(network: SiteNetwork) -> TokenClassifier:

@@ -111,7 +111,6 @@ def gradcam(
         raise SettingError("--scenarios compares runs by which is right: name two runs or more")
     # Raises an error for an unfinished run before the long computation begins
     opened = [FinishedRun.open(run_dir) for run_dir in run_dirs]
-    titles = [run_title(run) for run in opened]
     runs: list[tuple[Lab, SiteNetwork]] = []
     for run in opened:
         with naming(run.path):
@@ -119,16 +118,16 @@ def gradcam(
             network = lab.open()
             runs.append((lab, network))
             _refuse_other_images(runs[0][0].silo, lab.silo, split)
-            last_maps(network)
+            last_maps(network)  # refuses other networks before the first run is explained
     if scenarios:
         chosen = _choose_by_scenario(runs, scenarios, split)
     else:
         chosen = [(row, "") for row in rows]
     columns: list[RunColumn] = []
-    for run_dir, title, (lab, network) in zip(run_dirs, titles, runs, strict=True):
-        with naming(run_dir):
+    for run, (lab, network) in zip(opened, runs, strict=True):
+        with naming(run.path):
             shown = _explanations(lab, network, split, [row for row, _ in chosen], label)
-            columns.append(RunColumn(title, shown))
+            columns.append(RunColumn(run_title(run), shown))
     subject = "Grad-CAM of what each network says"
     if label:
         subject = f"Grad-CAM of class {label}"
@@ -219,6 +218,7 @@ def _caption(axes: Axes, text: str, colour: str = BLACK) -> None:
 
 
 def _refuse_other_images(first: Silo, silo: Silo, split: str) -> None:
+    # A fingerprint is a SHA-256 of the split, so it tells images apart that have the same names
     same = first.fingerprints[split] == silo.fingerprints[split]
     if not same or first.class_names() != silo.class_names():
         raise SettingError(

@@ -88,13 +88,15 @@ class ImageExplanation:
         return [*self._answer_lines(), self.saliency.place]
 
     def _answer_lines(self) -> list[str]:
-        pairs = zip(self.classes, self.probabilities, strict=True)
-        lines = [f"{name}: probability {probability:.3f}" for name, probability in pairs]
-        if self.vacuity is None:
-            return [self.title, *lines]
-        masses = zip(lines, self.beliefs, strict=True)
-        lines = [f"{line}, belief {mass:.3f}" for line, mass in masses]
-        return [self.title, *lines, f"vacuity {self.vacuity:.3f} (1: no evidence at all)"]
+        lines = [self.title]
+        for label, name in enumerate(self.classes):
+            line = f"{name}: probability {self.probabilities[label]:.3f}"
+            if self.vacuity is not None:
+                line += f", belief {self.beliefs[label]:.3f}"
+            lines.append(line)
+        if self.vacuity is not None:
+            lines.append(f"vacuity {self.vacuity:.3f} (1: no evidence at all)")
+        return lines
 
     def figure(self) -> Figure:
         """Draw the image, and next to it the image with its map."""

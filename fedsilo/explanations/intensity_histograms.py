@@ -149,6 +149,7 @@ def _edges(splits: Mapping[str, Split], form: Form, step: float) -> Tensor:
     if low > high:
         raise DataError("the images are of one value each, background only: there is no histogram")
     if step:
+        # Edges lie half a step below a level, so that rounding cannot move a pixel to another bin
         levels = round((high - low) / step) + 1
         per_bin = max(1, math.ceil(levels / _BINS))
         bins = math.ceil(levels / per_bin)
@@ -190,9 +191,10 @@ def _draw(axes: Axes, histograms: Histograms, styles: Mapping[str, LineStyle], t
         )
         axes.fill_between(centres, density, color=style.color, alpha=0.06, linewidth=0)
     densities = torch.stack(list(histograms.densities.values()))
+    # Leave out the ends of the axis where almost no pixel of any site is
     total = densities.sum(dim=0).cumsum(dim=0)
     inside = (total > _TAIL * total[-1]) & (total < (1 - _TAIL) * total[-1])
-    inside |= ~inside.any()
+    inside |= ~inside.any()  # all of the axis, if a single bin has all pixels
     shown = centres[inside]
     axes.set_xlim(shown[0].item(), shown[-1].item())
     axes.set_title(title + _limit(axes, densities[:, inside].flatten()), fontsize="medium")

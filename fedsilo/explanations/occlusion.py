@@ -65,8 +65,7 @@ def occlusion(network: SiteNetwork, image: Tensor, label: int) -> Tensor:
     """
     from captum.attr import Occlusion
 
-    # Ceiling division, so that the squares cover the whole image
-    height, width = (-(-side // min(_SQUARES, side)) for side in image.shape[2:])
+    height, width = _square_side(image.shape[2]), _square_side(image.shape[3])
     square = (image.shape[1], height, width)
 
     def probabilities(images: Tensor) -> Tensor:
@@ -82,3 +81,9 @@ def occlusion(network: SiteNetwork, image: Tensor, label: int) -> Tensor:
     )
     # captum repeats a square's value for each of its pixels
     return drops[0, 0, ::height, ::width].clamp_min(0).cpu()
+
+
+def _square_side(side: int) -> int:
+    """Return the side of a square in pixels, at least 1, for a side of the image."""
+    # Ceiling division, so that the squares cover the whole image
+    return -(-side // min(_SQUARES, side))

@@ -69,7 +69,7 @@ class PatientExplanation:
         self._draw_answers(left)
         places = [f"from {site}" for site in self.experts]
         places.append("bias")
-        columns = list(zip(*self.scores, strict=True))
+        columns = list(zip(*self.scores, strict=True))  # a row of the heat map per term
         title = "what each distance adds to the score"
         annotated_heat_map(middle, columns, places, self.experts, title, signed=True)
         self._draw_contributions(right)
@@ -88,11 +88,14 @@ class PatientExplanation:
     def _draw_contributions(self, axes: Axes) -> None:
         """Draw one row per feature; if there are too many, those with the largest contributions."""
         columns = list(zip(*self.contributions, strict=True))
+        # (experts, features) -> (features,)
         largest = np.abs(self.contributions).max(axis=0)
         # Sorting is stable: of equal features, the first ones are drawn
         chosen = sorted(np.argsort(-largest, kind="stable")[:DRAWN])
-        values = [columns[index] for index in chosen]
-        names = [self.features[index] for index in chosen]
+        values, names = [], []
+        for index in chosen:
+            values.append(columns[index])
+            names.append(self.features[index])
         labels = []
         for site, distance in zip(self.experts, self.distances, strict=True):
             labels.append(f"{site}\n(sum {distance:.2f})")

@@ -48,6 +48,7 @@ def explain_case(lab: Lab, network: SiteNetwork, cases: Split, row: int, title: 
         title: names the case.
     """
     names, features = lab.silo.class_names(), list(lab.silo.features)
+    # Imported when needed, because captum takes seconds to import
     if isinstance(network, PICSRNetwork):
         from fedsilo.explanations.routing import explain_routing
 

@@ -121,6 +121,7 @@ def start(
     Raises:
         SettingError: no array of the weights fits.
     """
+    # Built even for a start with weights, because arrays that do not fit keep the seed's values
     settings = _with_seed(study.settings, seed)
     network = study.downstream.build(settings, study.data.task)
     if source is None:
@@ -160,7 +161,7 @@ def train(study: Study, network: nn.Module, seed: int) -> TrainedSeed:
             )
         curves.append((epoch, "train", "loss", loss))
         curves += [(epoch, "val", name, value) for name, value in val.items()]
-        # Of epochs with an equal headline the one with the lower loss, else the earlier one
+        # The best headline counts, then the lower loss, then the earlier epoch
         score = (val.get(task.headline, -math.inf), -val["loss"])
         if best_score is None or score > best_score:
             best_score, best_epoch, best_val = score, epoch, val

@@ -89,7 +89,7 @@ def open_start(
     if weights.startswith("timm:"):
         return PretrainedWeights(weights, weights)
     if path.is_file() and path.name == "model.safetensors" and run_beside(path):
-        # As a run, because its settings say on which images these weights were trained
+        # Its run's settings name the images on which these weights were trained
         return open_run_model(path.parent, data_dir, from_site, state_dir)
     if path.is_file():
         return PretrainedWeights(path.name, str(path.resolve()))
@@ -134,6 +134,7 @@ def open_run_model(
             # The run has only trained prompts, which are of no use with another backbone
             digests = {facts.get("backbone", "") for facts in run.silos.values()}
             refuse_other_backbone(run_dir, common, digests, "restore those")
+    # A method may share only its head, or an encoder that no site has trained
     _refuse_no_encoder(run_dir, common, arrays)
     first_site = next(iter(run.silos.values()))
     label_counts = next(iter(first_site["label_counts"].values()), first_site["classes"])

@@ -245,7 +245,9 @@ def draw_overlays(
     columns = 2 + len(predicted)
     figure = new_figure(2.5 * columns, 1.0 + 2.7 * len(images))
     panels = figure.subplots(len(images), columns, squeeze=False)
-    dice = {label: image_dice(overlaps(marked, masks)) for label, marked in predicted.items()}
+    dice = {}
+    for label, marked in predicted.items():
+        dice[label] = image_dice(overlaps(marked, masks))
     for row, (first, second, *others) in enumerate(panels):
         _panel(first, images[row], None, names[row])
         truth = torch.zeros(*masks[row].shape, 4)

@@ -141,13 +141,9 @@ def settings_of(
     partition = str({**first, **changes}.get("split.partition", "own"))
     of_data = _of_data(dataset, partition, task)
     _refuse_unused(changes, of_data)
-    kept = frozenset(_FILES)
-    if dataset == first.get("dataset"):
-        kept = of_data
-    # A network that only learns from the run's by distillation has its own settings
-    if run_models and takes(network, run_models[0]):
-        kept |= _OF_NETWORK
-    values = {key: value for key, value in first.items() if key in kept}
+    values: dict[str, Value] = {}
+    if run_models:
+        values = _inherited_values(run_models[0], network, dataset, of_data)
     values |= _RECIPE | {
         "dataset": dataset,
         "network.name": RUN_NETWORK.get(network, network) or "auto",
@@ -171,6 +167,20 @@ def settings_of(
         initial_weights = run_model.common.initial_weights
         refuse_seen_start(replace(settings, initial_weights=initial_weights))
     return settings
+
+
+def _inherited_values(
+    run_model: RunModel, network: str, dataset: str, of_data: frozenset[str]
+) -> dict[str, Value]:
+    """Return the settings of a run that hold here: always its files, data and network if equal."""
+    values = as_mapping(run_model.common)
+    kept = frozenset(_FILES)
+    if dataset == values["dataset"]:
+        kept = of_data
+    # A network that only learns from the run's by distillation has its own settings
+    if takes(network, run_model):
+        kept |= _OF_NETWORK
+    return {key: value for key, value in values.items() if key in kept}
 
 
 def read_changes(

@@ -1,7 +1,7 @@
 """``fedsilo pretrain``: trains a ViT of an experiment's size centrally, on public images.
 
 The images are the data set's public part, which shares no lesion with any silo. The weights go to
-the file that the experiment's ``backbone-weights`` names, where its runs find them.
+the file that the experiment's ``vit.backbone-weights`` names, where its runs find them.
 """
 
 import dataclasses

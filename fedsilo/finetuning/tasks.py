@@ -132,10 +132,13 @@ def _pool(settings: CommonSettings, silos: Sequence[Silo]) -> Pooled:
     """Pool the data of silos with the same task and classes, in the order of the silos."""
     sites, pooled = tuple(silo.name for silo in silos), {}
     for name in SPLITS:
-        parts = [silo.splits()[name] for silo in silos]
-        inputs = torch.cat([part.inputs for part in parts])
-        pooled[name] = Split(inputs, torch.cat([part.labels for part in parts]))
-        if not len(inputs):
+        inputs, labels = [], []
+        for silo in silos:
+            split = silo.splits()[name]
+            inputs.append(split.inputs)
+            labels.append(split.labels)
+        pooled[name] = Split(torch.cat(inputs), torch.cat(labels))
+        if not len(pooled[name]):
             raise DataError(f"{', '.join(sites)} of {settings.dataset}: {_MISSING[name]}")
     origin: list[str] = []
     for silo in silos:
@@ -265,7 +268,8 @@ def _logits(network: nn.Module, inputs: Tensor, compute: Compute) -> Iterator[Te
 def predicted_masks(network: nn.Module, inputs: Tensor, compute: Compute) -> Tensor:
     """Predict the class of each pixel of images (n, c, h, w): (n, h, w) int64 on the CPU."""
     with torch.no_grad(), compute.autocast():
-        return torch.cat([part.argmax(1).cpu() for part in _logits(network, inputs, compute)])
+        classes = [logits.argmax(1).cpu() for logits in _logits(network, inputs, compute)]
+    return torch.cat(classes)
 
 
 def cosine_epochs(

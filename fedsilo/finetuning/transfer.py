@@ -199,6 +199,7 @@ def distil(
     """
     shape = tuple(images.inputs.shape[1:])
     teacher = compute.place(vit_of(source, settings, shape)).eval()
+    # Two images are enough to learn the number of channels
     with torch.no_grad():
         channels = network.coarsest(compute.bring(images.inputs[:2]).float()).shape[1]
     with seed_generators(settings.seed, "distil"):
@@ -209,6 +210,7 @@ def distil(
             tokens = teacher.encode_with_map(inputs)[1]
         return token_loss(project(network.coarsest(inputs)), tokens)
 
+    # The linear layer is trained with the encoder, and is then dropped
     both = nn.ModuleList([network, project])
     losses = cosine_epochs(
         both, objective, images, settings, compute, epochs=epochs, purpose="distil"

@@ -62,6 +62,7 @@ def render_page(
     contents: list[tuple[str, str]] = []
 
     def section(heading: str, caller: Callable[[], Markup]) -> Markup:
+        # Links to a section must stay the same when other sections are added
         anchor = re.sub(r"[^a-z0-9]+", "-", heading.lower()).strip("-") or "section"
         contents.append((anchor, heading))
         text = '<section id="{}">\n<h2>{}</h2>\n{}</section>\n'
@@ -69,8 +70,8 @@ def render_page(
 
     # base.html renders the sections first, so that the table of contents above them knows them
     page = {"title": title, "subtitle": subtitle, "foot": foot, "contents": contents}
-    found = environment().get_template(template)
-    return found.render({**data, "page": page, "section": section}) + "\n"
+    loaded = environment().get_template(template)
+    return loaded.render({**data, "page": page, "section": section}) + "\n"
 
 
 def is_number(cell: str) -> bool:
@@ -83,6 +84,7 @@ def environment(package: str = "fedsilo.pages", *, html: bool = True) -> Environ
     """Build the environment that renders the templates in the folder of a package."""
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
+    # A misspelt name in a template is an error, and not an empty text on the page
     environment = Environment(
         loader=PackageLoader(package),
         autoescape=html,

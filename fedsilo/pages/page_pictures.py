@@ -78,6 +78,7 @@ def estimates(
     rows = list(unique)
     figure, axes = _panel(1.1 + 0.34 * len(rows))
     for number, (title, by_row) in enumerate(series.items()):
+        # The series of a row lie beside each other, centred on the row
         shift = (number - (len(series) - 1) / 2) * 0.3
         places = [rows.index(row) + shift for row in by_row]
         axes.errorbar(
@@ -93,6 +94,7 @@ def estimates(
             label=title,
         )
     for row, values in (points or {}).items():
+        # Below the mean of the row, so that they do not cover its interval
         axes.plot(values, [rows.index(row) + 0.25] * len(values), "o", color=GREY, markersize=4)
     axes.xaxis.set_major_locator(MaxNLocator(5))
     axes.set_yticks(range(len(rows)), [short_label(row) for row in rows])
@@ -206,5 +208,6 @@ def svg_of(figure: Figure, name: str) -> str:
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(text, format="svg", metadata=_NO_METADATA)
     svg = text.getvalue()
-    svg = _STYLE.sub("", svg[svg.index("<svg") :])  # its style would apply to the page
+    # Before the element is an XML declaration; the picture's style would apply to the whole page
+    svg = _STYLE.sub("", svg[svg.index("<svg") :])
     return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{plain}-", svg).strip()

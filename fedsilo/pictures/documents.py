@@ -108,6 +108,7 @@ def violin(weight: Mapping[str, float]) -> dict[str, Any]:
     widths: list[float] = []
     for low, high in pairwise(_SHARES):
         apart = max(weight[high] - weight[low], _NARROWEST)
+        # Two points with the same width, because a part between two quantiles is a rectangle
         heights += [weight[low], weight[high]]
         widths += [(_SHARES[high] - _SHARES[low]) / apart] * 2
     statistics = {name: weight[quantile] for name, quantile in _OF_VIOLIN.items()}
@@ -193,6 +194,7 @@ def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
     for row, (site, maps) in enumerate(sites.items()):
         panels[row, 0].set_ylabel(site, rotation=0, ha="right", va="center", fontsize="small")
         for label, first in first_columns.items():
+            # A site with fewer maps than the block has columns leaves empty panels
             for offset, cells in enumerate(maps.get(label, ())):
                 grid = np.reshape(cells, document["grid"])
                 panels[row, first + offset].imshow(grid, cmap=SALIENCY)
@@ -215,7 +217,7 @@ def _blocks(sites: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, int], int
             widths[label] = max(widths.get(label, 0), len(of_class))
     first_columns: dict[str, int] = {}
     column = 0
-    for label in sorted(widths, key=int):
+    for label in sorted(widths, key=int):  # labels are texts in JSON, and '10' comes before '2'
         first_columns[label] = column
         column += widths[label]
     return first_columns, column

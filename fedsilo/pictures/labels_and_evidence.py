@@ -74,11 +74,13 @@ def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
 
 def _compute_accuracy(bins: Mapping[str, Any]) -> float:
     """Return a site's accuracy; 1 if it has no samples."""
-    count = sum(cell["count"] for cell in bins.values())
-    right = sum(cell["right"] for cell in bins.values())
+    count = right = 0
+    for cell in bins.values():
+        count += cell["count"]
+        right += cell["right"]
     if not count:
         return 1.0
-    return float(right / count)
+    return right / count
 
 
 def _sum_over_sites(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
@@ -128,7 +130,7 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
     for site, facts in silos.items():
         splits = facts["label_counts"]
         if not splits:
-            return {}  # at trust 'sums', hospitals do not report label counts
+            return {}  # hospitals do not report label counts at trust 'sums'
         counts_of[site] = np.sum(list(splits.values()), axis=0)
     sites = list(silos)
     counts = np.array(list(counts_of.values()))

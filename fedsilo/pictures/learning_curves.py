@@ -61,6 +61,7 @@ def draw_lines(
 
 def _draw_spread(axes: Axes, lines: Lines) -> None:
     """Draw the median of many lines, and the bands in which most of them and half of them are."""
+    # A site that was away in a round has no value in it
     values_of: dict[int, list[float]] = {}
     for line in lines.values():
         for round_, value in line.items():
@@ -174,6 +175,7 @@ def draw_curves(directory: RunDirectory) -> list[Path]:
     title = f"{summary['title']} on {summary['dataset']}, seed {summary['seed']}"
     marks = {int(round_): mark for round_, mark in summary["marks"].items()}
     pictures = {"curves.png": _draw_lines(title, panels, f"{split} accuracy", marks)}
+    # The updates of every site are drawn, not their means by distribution
     senders = {row["site"]: row["site"] for row in rows if row["split"] == UPDATE}
     if senders:
         updates = {}

@@ -37,7 +37,7 @@ def panel_grid(
     whole figure. ``shared`` are ``sharex`` and ``sharey`` of matplotlib.
     """
     columns = min(columns, count)
-    rows = -(-count // columns)
+    rows = -(-count // columns)  # ceiling division
     figure = new_figure(margin[0] + panel[0] * columns, margin[1] + panel[1] * rows)
     panels = list(figure.subplots(rows, columns, squeeze=False, **shared).flat)
     for axes in panels[count:]:
@@ -56,6 +56,7 @@ def over_rounds(axes: Axes) -> None:
 def run_title(run: FinishedRun) -> str:
     """Return a run's name, and below it the method with those settings that are not the default."""
     own = run.settings.own
+    # Groups are left out, because the title already names the method
     usual = without_groups(type(own)())
     parts = [run.summary["title"]]
     for key, value in without_groups(own).items():

@@ -88,6 +88,7 @@ def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
     points = _places(document)
     lines = _lines(document["edges"])
     weights = [line["weight"] for line in lines]
+    # Weights are computed, so equal ones may differ by rounding
     alike = max(weights) - min(weights) < 1e-9
     for line in lines:
         start, end, share = points[line["from"]], points[line["to"]], 1.0
@@ -111,11 +112,13 @@ def _places(document: Mapping[str, Any]) -> dict[str, Point]:
     """
     sites, edges = list(document["sites"]), document["edges"]
     if document["kind"] == "ring":
+        # Neighbours stand next to each other, so that no line crosses the circle
         following = {edge["from"]: edge["to"] for edge in edges}
         for place in range(1, len(sites)):
             sites[place] = following[sites[place - 1]]
     places: dict[str, Point] = {}
     if document["kind"] == "star" and len(sites) > 2:
+        # The hub is the only site that sends to more than one other site
         ends = [edge["from"] for edge in edges]
         hub = max(sites, key=ends.count)
         sites.remove(hub)
@@ -131,6 +134,7 @@ def _lines(edges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     weights = {(edge["from"], edge["to"]): edge["weight"] for edge in edges}
     lines = []
     for (start, end), weight in weights.items():
+        # Without a reverse edge the difference is infinite
         paired = abs(weights.get((end, start), math.inf) - weight) < 1e-9
         if not paired or start < end:
             lines.append({"from": start, "to": end, "weight": weight, "directed": not paired})
@@ -215,9 +219,12 @@ def _draw_times(axes: Axes, document: Mapping[str, Any]) -> None:
         axes.text(0.5, 0.5, missing, ha="center")
         axes.set_axis_off()
         return
-    colours = [ORANGE if kind == document["kind"] else BLUE for kind in times]
+    colours, labels = [], []
+    for kind, seconds in times.items():
+        colours.append(ORANGE if kind == document["kind"] else BLUE)
+        labels.append(f"{seconds:.3g} s")
     bars = axes.barh(list(times), list(times.values()), color=colours)
-    axes.bar_label(bars, [f"{seconds:.3g} s" for seconds in times.values()], padding=3)
+    axes.bar_label(bars, labels, padding=3)
     axes.invert_yaxis()
     axes.margins(x=0.2)
     exchange = "one way"

@@ -23,9 +23,9 @@ WARNING = (
     "decisions that rest on it are good for patients."
 )
 INTERVALS = (
-    "In brackets: 95 % intervals, of shares Wilson's, of AUC by Hanley and McNeil's standard error "
-    "in Newcombe's form, on the logit scale. They hold for patients like these of the same site, "
-    "each counted once."
+    "In brackets: 95 % intervals. For shares they are Wilson's. For AUC they use Hanley and "
+    "McNeil's standard error in Newcombe's form, on the logit scale. They hold for patients like "
+    "these at the same site, if each patient is counted once."
 )
 _DRAWN_CLASSES = 6
 
@@ -148,6 +148,7 @@ def _class_pictures(run: str, outcomes: Outcomes) -> Iterator[Picture]:
     names: dict[str, None] = {}
     for by_class in outcomes.values():
         names |= dict.fromkeys(outcome.name for outcome in by_class)
+    # Nobody would read a page with more pictures to its end
     drawn = list(names)[:_DRAWN_CLASSES]
     if len(names) == 2:
         drawn = drawn[1:]
@@ -158,7 +159,10 @@ def _class_pictures(run: str, outcomes: Outcomes) -> Iterator[Picture]:
                 if outcome.name == name:
                     sensitivity[site] = outcome.sensitivity()
                     specificity[site] = outcome.specificity()
-        series = {"sensitivity": _known(sensitivity), "specificity": _known(specificity)}
+        series = {
+            "sensitivity": _drop_missing(sensitivity),
+            "specificity": _drop_missing(specificity),
+        }
         descriptions = []
         for title, by_site in series.items():
             for site, estimate in by_site.items():
@@ -169,7 +173,7 @@ def _class_pictures(run: str, outcomes: Outcomes) -> Iterator[Picture]:
             yield Picture(svg, alt, f"Class {name}: by site.")
 
 
-def _known(by_site: Mapping[str, Estimate | None]) -> dict[str, Estimate]:
+def _drop_missing(by_site: Mapping[str, Estimate | None]) -> dict[str, Estimate]:
     return {site: estimate for site, estimate in by_site.items() if estimate}
 
 
@@ -239,7 +243,7 @@ class ClassOutcome:
         return of_share(self.right, self.samples)
 
     def specificity(self) -> Estimate | None:
-        """Return the share of the others that is not taken for the class."""
+        """Return the share of samples of other classes that is not predicted as the class."""
         if self.false is None or not self.others:
             return None
         return of_share(self.others - self.false, self.others)

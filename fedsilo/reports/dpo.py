@@ -39,7 +39,7 @@ def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
         "head": head_of(run) | _head(run, privacy),
         "trust": privacy["trust"],
         "flow": picture(run.trust, len(run.silos), _epsilon(privacy)),
-        # At other levels of trust, epsilon bounds only weights, class means and prototypes
+        # Epsilon bounds only weights, class means and prototypes at other levels of trust
         "bounded": run.trust == NOBODY,
         "leaves": sentences(run.trust, privacy["leaves each site"]),
         "perturbation": list(shortened(privacy.get("perturbation", ""))),
@@ -66,7 +66,7 @@ def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
     if spent:
         bound = f"; epsilon per patient is at most {spent}"
         if run.trust != NOBODY:
-            bound += ", of weights, class means and prototypes alone"
+            bound += " (only for weights, class means and prototypes)"
     return {
         "result": f"{sites} answered {messages}; sent: {sent}{bound}.",
         "limit": _limit(run, spent),
@@ -155,23 +155,28 @@ def _measurements(run: Shown) -> dict[str, Any]:
 
     A site with hidden counts sends fewer metrics by class, so its cell has the most of any site.
     """
-    measured = Counter((row["site"], row["metric"].partition(".")[0]) for row in run.sent)
-    sites = sorted({site for site, _ in measured})
+    measured = Counter[tuple[str, str]]()
+    sites, names = set(), set()
+    for row in run.sent:
+        name = row["metric"].partition(".")[0]  # 'class' of 'class.1.right'
+        measured[row["site"], name] += 1
+        sites.add(row["site"])
+        names.add(name)
     hiding = run.floors.sites_with_hidden_counts
     rows = []
-    for name in sorted({name for _, name in measured}):
+    for name in sorted(names):
         by_class = rests_on_classes(name)
         if by_class and hiding and len(run.silos) == 1:
             continue  # the most of any site would be the site's own number
         most = max(measured[site, name] for site in sites)
         cells = [name]
-        for site in sites:
+        for site in sorted(sites):
             if by_class and site in hiding:
                 cells.append(f"up to {most}")
             else:
                 cells.append(str(measured[site, name]))
         rows.append(cells)
-    return {"measurement_columns": [METRICS, *sites], "measurements": rows}
+    return {"measurement_columns": [METRICS, *sorted(sites)], "measurements": rows}
 
 
 def _arrays(run: Shown) -> list[list[str]] | None:
@@ -197,15 +202,19 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
     if guarantee == NO_PRIVACY:
         return None
     facts = [("epsilon", f"{at_most(guarantee['epsilon'])}, of the site that spent most")]
-    facts += [(name, f"{guarantee[name]:g}") for name in _AMOUNTS]
-    facts += [(name, guarantee[name]) for name in ("mechanism", "accountant")]
+    for name in _AMOUNTS:
+        facts.append((name, f"{guarantee[name]:g}"))
+    for name in ("mechanism", "accountant"):
+        facts.append((name, guarantee[name]))
     sites = [[site, at_most(spent)] for site, spent in guarantee["sites"].items()]
     return {"facts": facts, "sites": sites}
 
 
 def site_file_data(file: SiteFile) -> dict[str, Any]:
     """Build the template variables of ``dpo.html`` for a hospital's own site file."""
-    lists = [(key_of(name), ", ".join(getattr(file, name)) or "nothing") for name in _LISTS]
+    lists = []
+    for name in _LISTS:
+        lists.append((key_of(name), ", ".join(getattr(file, name)) or "nothing"))
     rules = rules_of(SiteFile)
     limits = []
     for name, key in keys_of(SiteFile).items():
@@ -228,15 +237,20 @@ def value_text(value: Value) -> str:
 def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
     """Build the variables about the lines of a hospital's audit log that belong to the run."""
     lines = log.of_run(str(run.settings.common.run_name))
-    outcomes = Counter(str(line["outcome"]) for line in lines)
+    outcomes = Counter[str]()
+    sent = received = 0
+    for line in lines:
+        outcomes[str(line["outcome"])] += 1
+        sent += line["bytes-out"]
+        received += line["bytes-in"]
     by_outcome = [f"{count} {outcome}" for outcome, count in sorted(outcomes.items())]
     return {
         "count": len(lines),
         "first": lines[0]["time"],
         "last": lines[-1]["time"],
         "outcomes": ", ".join(by_outcome),
-        "sent": bytes_text(sum(line["bytes-out"] for line in lines)),
-        "received": bytes_text(sum(line["bytes-in"] for line in lines)),
+        "sent": bytes_text(sent),
+        "received": bytes_text(received),
         "torn": log.torn,
         "records": _record_rows(lines),
         "unanswered": _unanswered_rows(lines),

@@ -70,7 +70,7 @@ def _cut(text: str) -> Iterator[str]:
         yield text
         return
     places = [len(text[: at.start()].split()) for at in _BREAKS.finditer(text)]
-    if not places:
+    if not places:  # a text without a comma is cut after the last word that fits
         places = [_WORDS]
     middle = min(places, key=lambda place: abs(place - len(words) / 2))
     for half in (words[:middle], words[middle:]):

@@ -15,7 +15,7 @@ from fedsilo.server_app.records.progress import read_progress
 
 _UNTOLD: Mapping[str, str] = {
     SUMS: (
-        "At 'trust: sums' the server learns sums over the sites alone: the page has no metric of a "
+        "At 'trust: sums' the server learns only sums over the sites: the page has no metric of a "
         "single site, and no AUC, sensitivity, specificity, calibration, sample count or "
         "fingerprint."
     ),
@@ -68,7 +68,9 @@ def _fingerprints(run: Shown) -> str:
     for site, known in run.silos.items():
         of_splits = known["fingerprints"]
         if of_splits:
-            joined = "".join(f"{split}{of_splits[split]}" for split in sorted(of_splits))
+            joined = ""
+            for split in sorted(of_splits):
+                joined += f"{split}{of_splits[split]}"
             digest = hashlib.sha256(joined.encode()).hexdigest()
             texts.append(f"{site} {digest[:12]}")
     return ", ".join(texts)
@@ -107,8 +109,10 @@ def result(run: Shown, site: str | None = None) -> str:
 
 def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]]) -> str:
     """Return the result over all samples of ``tested``: site -> test samples and accuracy."""
-    samples = sum(n for n, _ in tested.values())
-    right = sum(round(accuracy * n) for n, accuracy in tested.values())
+    samples = right = 0
+    for n, accuracy in tested.values():
+        samples += n
+        right += round(accuracy * n)
     right = min(max(right, 0), samples)  # noise of hospitals may lead out of the range
     interval = wilson(right, samples)
     return (
@@ -148,6 +152,7 @@ def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
         return ""
     if any(None in row for row in counts):  # a hidden count
         return ""
+    # The class that most samples of all these sites have
     totals = [sum(column) for column in zip(*counts, strict=True)]
     most = max(totals)
     name = run.class_names()[totals.index(most)]
@@ -163,6 +168,7 @@ def limit(run: Shown, site: str | None = None) -> str:
         return "The data are made up: the result says nothing about patients."
     if run.trust != SERVER:
         return _UNTOLD[run.trust]
+    # Only the whole run tells metrics that were not measured from metrics that may not be shown
     if not (run.whole or run).summary["sites"]:
         return f"No hospital measured it on test {run.noun(2)}."
     tested = _count_tested(run, site)

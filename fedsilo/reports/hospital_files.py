@@ -10,6 +10,7 @@ from fedsilo.client_app.site.policy import SiteFile, parsed_site_file
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.text_files import file_fault
 
+# Key of a log's line -> the types of its value
 _KEYS: dict[str, type | tuple[type, ...]] = {
     **dict.fromkeys(("time", "site", "run", "kind", "outcome", "why"), str),
     **dict.fromkeys(("bytes-in", "bytes-out"), int),

@@ -1,6 +1,6 @@
 """A report for research: what was run, how it went, what differs by more than seeds, the cost."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from fedsilo.comparison.results import experiment_results, shared_metrics
@@ -48,7 +48,12 @@ def research_data(runs: Runs) -> dict[str, Any]:
     compared = NO_COMPARISON
     if len(experiments_of(runs)) > 1:
         compared = comparison_data(runs, split)
-    withheld = set[str]().union(*(run.withheld for run in runs))
+    withheld: set[str] = set()
+    other_sites = []
+    for run in runs:
+        withheld |= set(run.withheld)
+        if run.silos != first.silos:
+            other_sites.append(run.name)
     return {
         "in_short": head,
         "several": several,
@@ -57,7 +62,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         "first": taking_part(first),
         "rows": [_row(run) for run in runs],
         "settings": _settings(runs),
-        "other_sites": [run.name for run in runs if run.silos != first.silos],
+        "other_sites": other_sites,
         "curves": _draw_curves(runs, split),
         "marks": marks,
         "final": list(_final_tables(runs, split)),
@@ -105,6 +110,7 @@ def _settings(runs: Runs) -> dict[str, Any]:
     for values in decisive:
         keys |= dict.fromkeys(values)
     by_experiment = experiments_of(runs)
+    # Settings of other methods than the first run's always differ, so their defaults do not matter
     usual = defaults(CommonSettings) | defaults(settings_class(str(runs[0].summary["method"])))
     differing, changed = [], []
     for key in keys:
@@ -124,7 +130,10 @@ def _settings(runs: Runs) -> dict[str, Any]:
 
 
 def _values(runs: Iterable[Shown], key: str) -> str:
-    texts = dict.fromkeys(_setting_text(run.settings.decisive().get(key)) for run in runs)
+    """Return the values that a setting has in the runs of an experiment, each once."""
+    texts: dict[str, None] = {}
+    for run in runs:
+        texts[_setting_text(run.settings.decisive().get(key))] = None
     return ", ".join(texts)
 
 
@@ -137,14 +146,20 @@ def _setting_text(value: Value | None) -> str:
 def _software(run: Shown) -> str:
     environment = run.config.environment
     revision = str(environment.get("fedsilo-revision", ""))[:12]
+    # The revision, because many revisions have the same version
     versions = {"fedsilo": revision} | environment.get("packages", {})
-    return ", ".join(f"{name} {version}" for name, version in versions.items() if version)
+    parts = []
+    for name, version in versions.items():
+        if version:
+            parts.append(f"{name} {version}")
+    return ", ".join(parts)
 
 
 def _draw_curves(runs: Runs, split: str) -> list[Picture]:
     """Draw a picture for each metric that a run has; a line has the same style in all of them."""
     drawn: dict[str, dict[str, Line]] = {}
     names: dict[str, None] = {}
+    # Styles are chosen for the names of all pictures, or a line's colour would change between them
     for metric in CURVES:
         lines = _lines(runs, metric, split)
         if lines:
@@ -161,12 +176,16 @@ def _draw_curves(runs: Runs, split: str) -> list[Picture]:
 
 
 def _describe_lines(lines: Mapping[str, Line], label: str) -> str:
-    last = max(max(line) for line in lines.values())
-    ends = [f"{name} {line[max(line)]:.3f}" for name, line in lines.items()]
+    last_round = 0
+    ends = []
+    for name, line in lines.items():
+        end = max(line)
+        last_round = max(last_round, end)
+        ends.append(f"{name} {line[end]:.3f}")
     more = ""
     if len(ends) > _NAMED:
         more = f" and {len(ends) - _NAMED} more lines"
-    return f"{label} over {last} rounds. At the end: {', '.join(ends[:_NAMED])}{more}."
+    return f"{label} over {last_round} rounds. At the end: {', '.join(ends[:_NAMED])}{more}."
 
 
 def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
@@ -187,6 +206,7 @@ def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
     values_of = [_values_by_round(run, metric, split) for run in runs]
     measured = []
     for by_round in values_of:
+        # shared_metrics needs the sites and metrics, but no values
         measured.append({site: {metric: 0.0} for site in _sites_of_every_round(by_round)})
     lines: dict[str, dict[int, list[float]]] = {}
     for run, by_round, metrics in zip(runs, values_of, shared_metrics(runs, measured), strict=True):
@@ -213,9 +233,10 @@ def _values_by_round(run: Shown, metric: str, split: str) -> dict[int, dict[str,
 
 
 def _sites_of_every_round(by_round: Mapping[int, Mapping[str, float]]) -> set[str]:
-    if not by_round:
+    sites_of_rounds = [set(value_of) for value_of in by_round.values()]
+    if not sites_of_rounds:
         return set()
-    return set.intersection(*(set(value_of) for value_of in by_round.values()))
+    return set.intersection(*sites_of_rounds)
 
 
 def _final_tables(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
@@ -236,23 +257,32 @@ def _final_tables(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
         yield {
             "caption": f"{experiment}, {seeds}",
             "columns": ["site or group", *columns],
-            "rows": [line[1:] for line in lines],
+            "rows": [line[1:] for line in lines],  # without the experiment, which the caption has
         }
 
 
 def _cost(run: Shown) -> list[str]:
     summary = run.summary
-    steps = sum(int(row["steps"]) for row in run.traffic_rows)
-    samples = sum(int(row["samples"]) for row in run.traffic_rows)
+    steps = samples = 0
+    for row in run.traffic_rows:
+        steps += int(row["steps"])
+        samples += int(row["samples"])
     worked = sum(summary["seconds"]["sites"].values())
     peak = max(summary["peak-memory-bytes"].values(), default=0)
     return [
         run.name,
-        f"{steps:,}" if steps else NONE,
-        f"{samples:,}" if samples else NONE,
+        _unless_zero(steps, "{:,}".format),
+        _unless_zero(samples, "{:,}".format),
         seconds_text(summary["seconds"]["total"]),
-        seconds_text(worked) if worked else NONE,
+        _unless_zero(worked, seconds_text),
         bytes_text(summary["bytes"]["down"]),
         bytes_text(summary["bytes"]["up"]),
-        bytes_text(peak) if peak else NONE,
+        _unless_zero(peak, bytes_text),
     ]
+
+
+def _unless_zero(number: Any, format_number: Callable[[Any], str]) -> str:
+    """Format a cost; 0 is "n/a", because sites that do not report a cost send 0."""
+    if not number:
+        return NONE
+    return format_number(number)

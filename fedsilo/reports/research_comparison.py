@@ -52,7 +52,7 @@ def comparison_data(runs: Runs, split: str) -> dict[str, Any]:
     Experiments on several data sets are named, but not compared.
     """
     experiments = experiments_of(runs)
-    seeds = {tuple(sorted(by_seed)) for by_seed in experiments.values()}
+    most_seeds = max(len(by_seed) for by_seed in experiments.values())
     data_sets = {str(run.summary["dataset"]) for run in runs}
     compared: list[dict[str, Any]] = []
     cost_pictures: list[Picture] = []
@@ -62,12 +62,18 @@ def comparison_data(runs: Runs, split: str) -> dict[str, Any]:
     return {
         "data_sets": sorted(data_sets),
         "compared": compared,
-        "one_seed": max(len(of_experiment) for of_experiment in seeds) < 2,
-        "paired": len(seeds) == 1,
+        "one_seed": most_seeds < 2,
+        "paired": _has_same_seeds(experiments),
         "same_split": same_split(runs),
         "unequal": _unequal_budgets(experiments),
         "cost_picture": cost_pictures,
     }
+
+
+def _has_same_seeds(experiments: Mapping[str, Mapping[int, Any]]) -> bool:
+    """Tell whether every experiment has the same seeds; ``experiments`` is name -> seed -> any."""
+    seeds = [by_seed.keys() for by_seed in experiments.values()]
+    return all(of_experiment == seeds[0] for of_experiment in seeds)
 
 
 def _headline(runs: Runs) -> Sequence[str]:
@@ -102,8 +108,7 @@ def _comparison(metric: str, samples: Mapping[str, BySeed], split: str) -> dict[
     label = f"{split} {metric}, mean over sites"
     svg = estimates(f"compared-{metric}", {"mean": centres}, label, points)
     alt = f"{label}. {'; '.join(descriptions)}."
-    seeds = {tuple(sorted(by_seed)) for by_seed in samples.values()}
-    tested = significance(metric, samples, len(seeds) == 1)
+    tested = significance(metric, samples, _has_same_seeds(samples))
     return {
         "name": metric,
         "picture": Picture(svg, alt, f"{label}; bars: 95 % intervals (t)."),
@@ -119,6 +124,8 @@ def _comparison(metric: str, samples: Mapping[str, BySeed], split: str) -> dict[
 def _reason_for_no_test(tested: Tested) -> str:
     """Explain why there is no p at all; empty if there is one."""
     has_pair = any(test.p is not None for test in tested.pairs.values())
+    # A pair may have a p although the analysis of variance has none, for example if a third
+    # experiment has a single seed
     if has_pair or tested.anova.p is not None:
         return ""
     return tested.anova.why
@@ -130,7 +137,7 @@ def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> 
     if metric in _UNBOUNDED:
         most = math.inf
     least = 0.0
-    if difference:
+    if difference:  # the difference of two values in a range
         least = -most
     return Estimate(mean(values), of_mean(values, least, most))
 
@@ -140,6 +147,7 @@ def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) ->
     points: dict[str, list[float]] = {}
     for earlier, later in itertools.combinations(samples, 2):
         seeds = sorted(samples[earlier].keys() & samples[later].keys())
+        # A single seed has no interval, and the means show its difference, too
         if len(seeds) > 1 and len(points) < _PAIRS:
             apart = [samples[later][seed] - samples[earlier][seed] for seed in seeds]
             points[f"{later} - {earlier}"] = apart
@@ -177,7 +185,7 @@ def _draw_cost(runs: Runs, split: str) -> list[Picture]:
     for name, places in points.items():
         descriptions.append(f"{name}: {mean(value for _, value in places):.3f}")
     alt = f"{label}, over {over}. {'; '.join(descriptions)}."
-    return [Picture(svg, alt, f"{metric} against cost, a point a run.")]
+    return [Picture(svg, alt, f"{metric} against cost, one point per run.")]
 
 
 def comparison_head(runs: Runs, split: str) -> dict[str, Any]:
@@ -188,7 +196,8 @@ def comparison_head(runs: Runs, split: str) -> dict[str, Any]:
     return {
         "facts": [*common, ("methods", ", ".join(methods)), ("runs", counts)],
         "result": _best_experiment(runs, split),
-        "limit": "An interval over seeds says how much seeds scatter, nothing of other patients.",
+        "limit": "An interval over seeds shows how much seeds scatter, but nothing about other "
+        "patients.",
     }
 
 

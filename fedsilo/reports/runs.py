@@ -29,8 +29,9 @@ def reported_runs(folders: Sequence[Path]) -> list[Shown]:
     for folder in folders:
         for path in _run_directories(folder):
             place = path.resolve()
-            if place not in runs:
+            if place not in runs:  # a run may be in two folders, or named by a link
                 runs[place] = FinishedRun.open(path)
+    # A single run needs no path to be distinguished from others
     if len(runs) == 1:
         return [run.shown() for run in runs.values()]
     same_name: dict[str, list[FinishedRun]] = {}
@@ -38,6 +39,7 @@ def reported_runs(folders: Sequence[Path]) -> list[Shown]:
         same_name.setdefault(run.experiment, []).append(run)
     shown = []
     for name, run in zip(_unique_names(list(runs)), runs.values(), strict=True):
+        # Runs of one name with other settings are experiments of their own
         experiment = name
         if _differ_by_seed(same_name[run.experiment]):
             experiment = run.experiment
@@ -93,12 +95,12 @@ def _settings_without_seeds(run: FinishedRun) -> dict[str, Any]:
 
 def taking_part(run: Shown) -> dict[str, Any]:
     """Build the template variables of ``sites.html`` for a run."""
-    splits = []
+    splits, columns = [], []
     for split in _SPLIT_NAMES:
         if any(facts["sizes"].get(split) for facts in run.silos.values()):
             splits.append(split)
-    columns = [_SPLIT_NAMES[split] for split in splits]
-    # At the other levels of trust, the sites do not report how many samples they left out
+            columns.append(_SPLIT_NAMES[split])
+    # Sites report how many samples they left out only at this level of trust
     reports_dropped = run.trust == SERVER
     if reports_dropped:
         columns.append("left out")

@@ -1,5 +1,7 @@
 """The final table of a finished run as a notebook shows it."""
 
+from collections.abc import Sequence
+
 from fedsilo.datasets.registry import DATA_SETS, data_set
 from fedsilo.pages.notebook import html_of_lines
 from fedsilo.runs.finished_run import Shown
@@ -12,7 +14,7 @@ _METRICS = ("accuracy", "balanced-accuracy", "auc", "loss")
 def final_table(run: Shown) -> str:
     """Build the HTML of a run's final metrics, with a sentence about metrics that are hidden."""
     name = run.summary["dataset"]
-    metrics = _METRICS
+    metrics: Sequence[str] = _METRICS
     if name in DATA_SETS:
         metrics = data_set(name).headline
     lines = [*summary_lines(run.summary, run.silos, metrics)]

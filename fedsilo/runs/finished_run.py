@@ -269,7 +269,7 @@ class FinishedRun(RunFiles):
         Raises:
             FedsiloError: as ``model``, or the split is unknown or empty, or differs from the run's.
         """
-        # By its public name, because this room must not import the rooms that use it
+        # Through the public name, because this room must not import the rooms that use it
         public = import_module("fedsilo")
         predictions = public.predict(self, site=site, split=split, data_dir=data_dir, best=best)
         frame: pd.DataFrame = predictions.frame()

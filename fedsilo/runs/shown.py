@@ -66,8 +66,8 @@ class Floors:
         floor = self.common.sums_min_count
         found: dict[tuple[str, str], Counts | None] = {}
         for site, facts in self.silos.items():
-            # No page shows the fingerprints. A secret from them hides the same classes in every run
-            # on the same data; otherwise two runs together would reveal a hidden count.
+            # No page shows the fingerprints. A secret from them hides the same classes in all runs
+            # with the same data; otherwise two runs together would reveal a hidden count.
             secret = secret_of(json.dumps(facts["fingerprints"], sort_keys=True).encode())
             for split, counts in facts["label_counts"].items():
                 found[site, split] = None
@@ -178,6 +178,7 @@ class Floors:
         name = _OTHERS_MODELS.sub("", metric)
         if self.common.trust == NOBODY and metric not in _OF_NOBODY:
             return False
+        # None hides the whole split, and an empty set hides nothing
         hidden = self.hidden_classes(site, split)
         if not hidden:
             return hidden is not None

@@ -135,7 +135,7 @@ def open_model(
     measured = next(iter(lab.session.method.measured(lab, network)))
     measured.network.eval()
     # ``Lab`` reads the site's own state into a cached property, and only if the method needs it
-    read_own_state = Lab.stored_state.attrname in vars(lab)
+    read_own_state = "stored_state" in vars(lab)
     has_own_prior = bool(evidences(measured.network))
     has_own_scale = lab.silo.standardisation is not None and lab.common.standardise == "site"
     own = read_own_state or has_own_prior or has_own_scale

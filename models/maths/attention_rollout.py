@@ -20,7 +20,9 @@ def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool =
     ``renormalise`` they lack the dropped share, so that prompts get a gradient from the maps.
     """
     kept = attention.mean(dim=1)[..., prefix:]
-    return _normalise_rows(kept) if renormalise else kept
+    if renormalise:
+        kept = _normalise_rows(kept)
+    return kept
 
 
 def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
@@ -75,7 +77,10 @@ def scaled_maps(maps: Tensor, scale: str) -> Tensor:
     # The paper does not say the scale, but its lambda depends on the scale
     if scale == "sum":
         return maps
-    return maps / maps.amax(dim=-1, keepdim=True) * (255 if scale == "byte" else 1)
+    scaled = maps / maps.amax(dim=-1, keepdim=True)
+    if scale == "byte":
+        scaled = scaled * 255
+    return scaled
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,11 @@ def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
     them. Server and site both apply this rule to ``counts``, the training samples of each class, so
     that the server expects exactly the means that the site sends.
     """
-    return {label: count for label, count in enumerate(counts) if count >= min_samples}
+    large: dict[int, int] = {}
+    for label, count in enumerate(counts):
+        if count >= min_samples:
+            large[label] = count
+    return large
 
 
 def class_targets(
@@ -71,7 +75,9 @@ def class_targets(
             f"array '{name}' from the server cannot be used: {fault}; server and site "
             "run different versions of fedsilo or other settings"
         )
-    return ClassTargets(values, known) if known.any() else None
+    if not known.any():
+        return None
+    return ClassTargets(values, known)
 
 
 def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
@@ -79,7 +85,9 @@ def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
 
     Sums of int64 rows stay int64, as private releases need them; all others are float64.
     """
-    kind = torch.int64 if rows.dtype == torch.int64 else torch.float64
+    kind = torch.float64
+    if rows.dtype == torch.int64:
+        kind = torch.int64
     sums = torch.zeros(classes, rows.shape[1], dtype=kind)
     return sums.index_add_(0, labels, rows.to(kind))
 

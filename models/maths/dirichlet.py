@@ -15,7 +15,9 @@ ANNEALING_EPOCHS = 10  # local epochs until the KL term has its full weight
 
 def evidence_of(logits: Tensor, kind: str = "softplus") -> Tensor:
     """Map logits (...) to evidence e >= 0 of the same shape; ``kind`` is softplus or relu."""
-    return nn.functional.softplus(logits) if kind == "softplus" else torch.relu(logits)
+    if kind == "softplus":
+        return nn.functional.softplus(logits)
+    return torch.relu(logits)
 
 
 def skewed_prior(counts: Tensor) -> Tensor:

@@ -64,7 +64,8 @@ def transport_costs(u: Tensor, v: Tensor) -> Tensor:
 
     The tokens are (batch, n, c) and (batch, m, c). A zero token has cosine 0 with every token.
     """
-    unit_u, unit_v = (nn.functional.normalize(tokens, dim=-1) for tokens in (u, v))
+    unit_u = nn.functional.normalize(u, dim=-1)
+    unit_v = nn.functional.normalize(v, dim=-1)
     return 1 - unit_u @ unit_v.transpose(1, 2)
 
 
@@ -106,9 +107,13 @@ def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool
     if solver == "cvxpylayers":
         refuse_large(u.shape[1])
     with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()):
-        own, other = (u.double(), v.double()) if differentiable else (u.float(), v.float())
-        costs, (supply, demand) = transport_costs(own, other).double(), cross_masses(own, other)
-        if not all(part.isfinite().all() for part in (costs, supply, demand)):
+        own, other = u.float(), v.float()
+        if differentiable:
+            own, other = u.double(), v.double()
+        costs = transport_costs(own, other).double()
+        supply, demand = cross_masses(own, other)
+        are_finite = costs.isfinite().all() and supply.isfinite().all() and demand.isfinite().all()
+        if not are_finite:
             raise SiteError(
                 "transport costs or masses contain non-finite values, because one of the compared "
                 "models has diverged: lower 'train.learning-rate'"
@@ -133,11 +138,15 @@ def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "p
         return _smoothed_flow(costs, supply, demand)
     import ot
 
-    parts = (part.detach().cpu().numpy() for part in (supply, demand, costs))
-    # ``cross_masses`` has normalised the masses. POT's own check would refuse totals that differ in
-    # their last bits
-    flows = [ot.emd(a, b, cost, check_marginals=False) for a, b, cost in zip(*parts, strict=True)]
-    return torch.stack([torch.from_numpy(flow) for flow in flows]).to(costs.device)
+    flows = []
+    # POT solves one image at a time, on the CPU
+    images = zip(supply.detach().cpu(), demand.detach().cpu(), costs.detach().cpu(), strict=True)
+    for a, b, cost in images:
+        # ``cross_masses`` has normalised the masses. POT's own check would refuse totals that
+        # differ in their last bits
+        flow = ot.emd(a.numpy(), b.numpy(), cost.numpy(), check_marginals=False)
+        flows.append(torch.from_numpy(flow))
+    return torch.stack(flows).to(costs.device)
 
 
 def transport_cost(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "pot") -> Tensor:
@@ -194,8 +203,8 @@ def _sinkhorn(
                 RuntimeWarning,
                 stacklevel=2,
             )
-        own, other = (how.regularisation * scaling for scaling in solution.potentials)
-    return flow, own, other
+        own, other = solution.potentials
+    return flow, how.regularisation * own, how.regularisation * other
 
 
 def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
@@ -204,7 +213,7 @@ def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
     with warnings.catch_warnings():
         # The solver warns about the format of its own matrices
         warnings.simplefilter("ignore")
-        (flow,) = layer(*(part.cpu() for part in (costs, supply, demand[:, :-1])))
+        (flow,) = layer(costs.cpu(), supply.cpu(), demand[:, :-1].cpu())
     placed: Tensor = flow.to(costs.device)
     return placed
 

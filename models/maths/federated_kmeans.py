@@ -54,11 +54,9 @@ def local_centroids(
     if min_samples > 1:
         # Features are ordered by sample, so that this division gives each feature its sample
         samples = np.arange(len(features)) // each
-        crowds = [
-            _effective_samples(features[labels == c], samples[labels == c])
-            for c in range(len(centres))
-        ]
-        keep &= np.array(crowds) >= min_samples
+        for cluster in range(len(centres)):
+            inside = labels == cluster
+            keep[cluster] &= _effective_samples(features[inside], samples[inside]) >= min_samples
     return Centroids(centres[keep].astype(np.float32), counts[keep])
 
 

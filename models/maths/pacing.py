@@ -38,10 +38,13 @@ def check_pace(settings: CommonSettings) -> None:
                 "'train.pace' steps of samples/epoch-steps each: remove one of them"
             )
     if settings.epoch_steps % settings.pace:
-        divisors = [d for d in range(1, settings.epoch_steps + 1) if settings.epoch_steps % d == 0]
+        divisors = []
+        for number in range(1, settings.epoch_steps + 1):
+            if settings.epoch_steps % number == 0:
+                divisors.append(str(number))
         raise SettingError(
             f"setting 'train.pace' must divide 'train.epoch-steps' ({settings.epoch_steps}), but "
-            f"is {settings.pace}: choose one of {', '.join(map(str, divisors))}"
+            f"is {settings.pace}: choose one of {', '.join(divisors)}"
         )
 
 

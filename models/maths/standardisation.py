@@ -30,10 +30,9 @@ def pooled_statistics(sums: Sequence[Sums]) -> FeatureStatistics:
     n, not by n - 1. A feature that is constant or unknown everywhere gets the standard deviation 1,
     so that it is only shifted.
     """
-    count, total, squares = (
-        np.sum([getattr(one, part) for one in sums], axis=0, dtype=np.float64)
-        for part in ("count", "total", "squares")
-    )
+    count = np.sum([site.count for site in sums], axis=0, dtype=np.float64)
+    total = np.sum([site.total for site in sums], axis=0, dtype=np.float64)
+    squares = np.sum([site.squares for site in sums], axis=0, dtype=np.float64)
     known = np.maximum(count, 1)
     mean = total / known
     variance = squares / known - mean**2

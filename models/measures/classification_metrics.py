@@ -31,7 +31,9 @@ def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
         count = int(inside.sum())
         counts[f"{place}.count"] = float(count)
         counts[f"{place}.right"] = float(right[inside].sum())
-        counts[f"{place}.mean"] = values[inside].double().mean().item() if count else 0.0
+        counts[f"{place}.mean"] = 0.0
+        if count:
+            counts[f"{place}.mean"] = values[inside].double().mean().item()
     return counts
 
 
@@ -47,12 +49,13 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float
     confidence, right = confidence.float(), (predicted == labels).float()
     edges = torch.linspace(0, 1, bins + 1, device=confidence.device)
     places = torch.bucketize(confidence, edges, right=True) - 1
-    count, mean, share = (
-        torch.zeros_like(edges).scatter_add_(0, places, values)
-        for values in (torch.ones_like(confidence), confidence, right)
-    )
+    # Per bin the number of samples, and the sums of their confidences and of the right answers
+    empty = torch.zeros_like(edges)
+    count = empty.scatter_add(0, places, torch.ones_like(confidence))
+    confidences = empty.scatter_add(0, places, confidence)
+    hits = empty.scatter_add(0, places, right)
     # An empty bin is 0 / 0, which counts as no gap
-    gaps = (torch.nan_to_num(share / count) - torch.nan_to_num(mean / count)).abs()
+    gaps = (torch.nan_to_num(hits / count) - torch.nan_to_num(confidences / count)).abs()
     return (gaps * (count / count.sum())).sum().item()
 
 

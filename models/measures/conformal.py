@@ -37,7 +37,9 @@ def threshold(scores: Tensor, coverage: float) -> float:
     """
     # n + 1 and not n: the new sample is one more that could have any rank among the scores
     rank = _rank(len(scores), coverage)
-    return math.inf if rank > len(scores) else float(scores[rank - 1])
+    if rank > len(scores):
+        return math.inf
+    return float(scores[rank - 1])
 
 
 def coverage_range(rows: int, coverage: float) -> tuple[float, float]:

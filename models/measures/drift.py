@@ -15,13 +15,17 @@ def population_stability_index(expected: Sequence[int], found: Sequence[int]) ->
         expected: training samples in each cell, which give e.
         found: new samples in the same cells, which give a.
     """
-    pairs = zip(_shares(expected), _shares(found), strict=True)
-    return sum((a - e) * math.log(a / e) for e, a in pairs)
+    index = 0.0
+    for e, a in zip(_shares(expected), _shares(found), strict=True):
+        index += (a - e) * math.log(a / e)
+    return index
 
 
 def _shares(counts: Sequence[int]) -> list[float]:
+    """Return the share of each cell in all samples, above 0."""
     filled = [count or 0.5 for count in counts]
-    return [count / sum(filled) for count in filled]
+    whole = sum(filled)
+    return [count / whole for count in filled]
 
 
 def psi_by_chance(cells: int, expected: int, found: int, features: int = 1) -> float:

@@ -56,7 +56,8 @@ def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
     # The interval is symmetric on the logit scale and mapped back, so that it stays within 0 and 1.
     # The derivative of the logit is 1 / (A (1 - A)), hence the divisor
     middle, half = math.log(auc / (1 - auc)), _Z * error / (auc * (1 - auc))
-    return Interval(*(1 / (1 + math.exp(-edge)) for edge in (middle - half, middle + half)))
+    low, high = middle - half, middle + half
+    return Interval(1 / (1 + math.exp(-low)), 1 / (1 + math.exp(-high)))
 
 
 def of_mean(

@@ -120,9 +120,12 @@ def familiar(samples: Floats, missing: Booleans, groups: npt.NDArray[np.int64] |
     """
     from sklearn.covariance import LedoitWolf
 
-    labels = np.zeros(len(samples), dtype=np.int64) if groups is None else groups
-    found, places = np.unique(labels, return_inverse=True)
-    means = np.stack([samples[labels == group].mean(axis=0) for group in found])
+    seen: tuple[Seen, ...] = ()
+    if groups is None:
+        groups = np.zeros(len(samples), dtype=np.int64)
+        seen = tuple(map(_find_seen_values, samples.T, missing.T))
+    found, places = np.unique(groups, return_inverse=True)
+    means = np.stack([samples[groups == group].mean(axis=0) for group in found])
     precision = LedoitWolf(assume_centered=True).fit(samples - means[places]).precision_
     # One sample more that lacks the value and one that has it: a rate is never 0, whose logarithm
     # would be infinite
@@ -133,7 +136,7 @@ def familiar(samples: Floats, missing: Booleans, groups: npt.NDArray[np.int64] |
         means,
         precision,
         max(float(np.quantile(_distance(samples, means, precision), _EDGE)), 1e-9),
-        () if groups is not None else tuple(map(_find_seen_values, samples.T, missing.T)),
+        seen,
         rates,
         max(float(np.quantile(surprise, _EDGE)), math.log(_RARE)),
     )
@@ -157,15 +160,18 @@ def limit_of(scores: Floats, share: float) -> float:
     if (count + 1) * share < 1 - 1e-9:
         return math.inf
     ranks = np.arange(1, count + 1)
-    sure = beta.cdf(share, count + 1 - ranks, ranks) >= _CERTAINTY
-    return float(np.sort(scores)[int(sure.argmax()) if sure.any() else count - 1])
+    sure = np.flatnonzero(beta.cdf(share, count + 1 - ranks, ranks) >= _CERTAINTY)
+    if not len(sure):
+        return float(np.max(scores))
+    return float(np.sort(scores)[sure[0]])
 
 
 def _find_seen_values(values: Floats, missing: Booleans) -> Seen:
     """Collect the training values (n,) of one feature, without the imputed ones."""
     found: Floats = np.unique(values[~missing])
-    few = len(found) <= _FEW_VALUES
-    return Seen(found if few else found[[0, -1]], few)
+    if len(found) <= _FEW_VALUES:
+        return Seen(found, True)
+    return Seen(found[[0, -1]], False)
 
 
 def _distance(samples: Floats, means: Floats, precision: Floats) -> Floats:

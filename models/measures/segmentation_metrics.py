@@ -43,7 +43,10 @@ def segmentation_metrics(predicted: Tensor, masks: Tensor) -> dict[str, float]:
     wrong = false + missed
     if hit + wrong:
         metrics["dice-pooled"] = 2 * hit / (2 * hit + wrong)
-    unions = [(right, right + wrong) for right in (hit, empty) if right + wrong]
-    if unions:
-        metrics["miou"] = sum(right / union for right, union in unions) / len(unions)
+    shares = []
+    for right in (hit, empty):  # the catheter, then the background
+        if right + wrong:
+            shares.append(right / (right + wrong))
+    if shares:
+        metrics["miou"] = sum(shares) / len(shares)
     return metrics

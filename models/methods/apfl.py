@@ -37,7 +37,8 @@ def mixture(
 
     Running statistics of batch norm are those of v, because a mixture of variances is no variance.
     """
-    return {
-        name: v if is_statistic(name) else alpha * v + (1 - alpha) * shared[name]
-        for name, v in own.items()
-    }
+    mixed = dict(own)
+    for name, v in own.items():
+        if not is_statistic(name):
+            mixed[name] = alpha * v + (1 - alpha) * shared[name]
+    return mixed

@@ -118,6 +118,8 @@ def mix_models(
     first = models[sites[0]]
     mixture = {}
     for name in first:
-        parts = [models[site][name].double() * (weights[site] / total) for site in sites]
+        parts = []
+        for site in sites:
+            parts.append(models[site][name].double() * (weights[site] / total))
         mixture[name] = torch.stack(parts).sum(dim=0).to(first[name].dtype)
     return mixture

@@ -78,12 +78,16 @@ def transform_images(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Ten
 
 def to_pixels(values: Tensor, settings: CommonSettings) -> Tensor:
     """Map values in -1..1 to the range of pixels: unchanged, or 0..255 for raw pixels."""
-    return 127.5 * (values + 1) if settings.pixel_scale == "raw" else values
+    if settings.pixel_scale == "raw":
+        return 127.5 * (values + 1)
+    return values
 
 
 def from_pixels(pixels: Tensor, settings: CommonSettings) -> Tensor:
     """Undo ``to_pixels``."""
-    return pixels / 127.5 - 1 if settings.pixel_scale == "raw" else pixels
+    if settings.pixel_scale == "raw":
+        return pixels / 127.5 - 1
+    return pixels
 
 
 def first_offset(settings: CommonSettings, shape: tuple[int, ...], *key: str) -> Tensor:
@@ -199,9 +203,14 @@ class OffsetEmbedding(nn.Module):
 
     def __init__(self, classes: int, pixels: int) -> None:
         super().__init__()
-        sizes = [nn.Linear(classes, _HIDDEN), nn.Linear(_HIDDEN, _HIDDEN)]
-        hidden = [layer for linear in sizes for layer in (linear, nn.ReLU())]
-        self.layers = nn.Sequential(*hidden, nn.Linear(_HIDDEN, pixels), nn.Tanh()).double()
+        self.layers = nn.Sequential(
+            nn.Linear(classes, _HIDDEN),
+            nn.ReLU(),
+            nn.Linear(_HIDDEN, _HIDDEN),
+            nn.ReLU(),
+            nn.Linear(_HIDDEN, pixels),
+            nn.Tanh(),
+        ).double()
 
     def forward(self, shares: Tensor) -> Tensor:
         """Map class shares (classes,) to an offset (pixels, 1) within -1..1."""

@@ -47,7 +47,9 @@ class AdaptiveSettings(OwnSettings):
         """
         # Unlike Adam there is no bias correction. The paper starts v at tau^2 instead, which bounds
         # the first steps
-        m, v = (0.0, self.tau**2) if moments is None else moments
+        if moments is None:
+            moments = np.zeros_like(delta), np.full_like(delta, self.tau**2)
+        m, v = np.asarray(moments, np.float64)
         m = self.mean_decay * m + (1 - self.mean_decay) * delta
         v = self.second_moment(v, delta**2)
         step = self.server_learning_rate * m / (np.sqrt(v) + self.tau)

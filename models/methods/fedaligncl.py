@@ -157,9 +157,11 @@ def received_discriminator(arrays: Mapping[str, Tensor], channels: int, site: st
         SiteError: arrays are missing, have another shape or are not finite.
     """
     discriminator = Discriminator(channels)
-    wanted = {name: array.shape for name, array in discriminator.state_dict().items()}
-    finite = all(array.isfinite().all() for array in arrays.values())
-    if {name: array.shape for name, array in arrays.items()} != wanted or not finite:
+    wanted = discriminator.state_dict()
+    fits = arrays.keys() == wanted.keys()
+    for name, array in arrays.items():
+        fits = fits and array.shape == wanted[name].shape and bool(array.isfinite().all())
+    if not fits:
         raise SiteError(
             f"the discriminator of site {site} does not take embeddings of {channels} numbers: "
             "all sites need the same 'network.name' and 'network.width'"
@@ -211,9 +213,12 @@ def _freeze(*modules: nn.Module) -> Iterator[None]:
 
     Gradients still flow through the modules to their inputs, unlike under ``torch.no_grad``.
     """
-    trained = [one for module in modules for one in module.parameters() if one.requires_grad]
-    for parameter in trained:
-        parameter.requires_grad_(False)
+    trained = []
+    for module in modules:
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                trained.append(parameter)
+                parameter.requires_grad_(False)
     try:
         yield
     finally:

@@ -7,6 +7,8 @@ Equations (arXiv:1909.06335):
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from fedsilo.core.settings.own_settings import OwnSettings
 from fedsilo.core.settings_schema import setting
 
@@ -23,10 +25,14 @@ class FedAvgMSettings(OwnSettings):
     momentum: float = setting(0.9, "beta of the server's momentum", ge=0.0, lt=1.0)
     server_learning_rate: float = setting(1.0, "eta of the server's step", gt=0.0)
 
-    def step(self, delta: Any, v: Any = 0.0) -> tuple[Any, Any]:
-        """Compute the server's step and the new momentum v for ``delta``, mean minus model.
+    def step(self, delta: Any, v: Any = None) -> tuple[Any, Any]:
+        """Compute the server's step and the new momentum, of the shape of ``delta``.
 
-        All three are arrays of the same shape.
+        Args:
+            delta: the mean of the sites' models minus the global model.
+            v: the momentum of the last round; None before the first step.
         """
-        v = self.momentum * v + delta
+        if v is None:
+            v = 0.0
+        v = self.momentum * np.asarray(v, np.float64) + delta
         return self.server_learning_rate * v, v

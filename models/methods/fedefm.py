@@ -71,7 +71,8 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
     # The paper's cross-entropy of softened outputs has the same gradient, but the divergence
     # is 0 where student and teacher agree. T^2 compensates for the factor 1 / T^2 in the gradients
     # (Hinton et al. 2015)
-    own, other = (functional.log_softmax(x / temperature, dim=1) for x in (student, teacher))
+    own = functional.log_softmax(student / temperature, dim=1)
+    other = functional.log_softmax(teacher / temperature, dim=1)
     divergence = functional.kl_div(own, other, reduction="batchmean", log_target=True)
     return temperature**2 * divergence
 
@@ -82,8 +83,9 @@ def batch_closeness(own: Tensor, other: Tensor, settings: FedEFMSettings) -> Ten
     The maps are (batch, rows, columns, channels). The result is a constant for autograd; a negative
     mean becomes 0.
     """
-    maps = [pooled_tokens(part.detach().float(), settings.emd_grid) for part in (own, other)]
-    return closeness(maps[0], maps[1], settings.emd_solver).mean().clamp_min(0)
+    own_tokens = pooled_tokens(own.detach().float(), settings.emd_grid)
+    other_tokens = pooled_tokens(other.detach().float(), settings.emd_grid)
+    return closeness(own_tokens, other_tokens, settings.emd_solver).mean().clamp_min(0)
 
 
 def map_tokens(

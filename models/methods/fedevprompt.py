@@ -88,7 +88,9 @@ def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:
     """Select the names of the exchanged arrays that are averaged over sites."""
     if settings.shared_prompts == "all":
         return names
-    return [name for name in names if settings.shared_prompts == "b" and name == "prompts.b"]
+    if settings.shared_prompts == "b" and "prompts.b" in names:
+        return ["prompts.b"]
+    return []
 
 
 def most_certain(vacuities: Tensor, labels: Tensor, label: int, count: int) -> Tensor:
@@ -115,8 +117,7 @@ def map_fault(maps: Tensor) -> str | None:
         return "a map contains non-finite values"
     if (maps < 0).any():
         return f"a map has a negative value ({maps.min().item():.3g})"
-    sums = maps.double().sum(dim=-1)
-    worst = (sums - 1).abs().argmax() if len(sums) else None
-    if worst is not None and abs(sums[worst].item() - 1) > _SUM_TOLERANCE:
-        return f"a map sums to {sums[worst].item():.4g}, not to 1"
+    for total in maps.double().sum(dim=-1).tolist():
+        if abs(total - 1) > _SUM_TOLERANCE:
+            return f"a map sums to {total:.4g}, not to 1"
     return None

@@ -28,7 +28,9 @@ class FedProxSettings(OwnSettings):
 
 def proximal_term(mu: float, weights: Sequence[Tensor], anchors: Sequence[Tensor]) -> Tensor:
     """Compute mu / 2 * ||w - w_global||^2 over all tensors of ``weights`` and ``anchors``."""
-    squares = [(w - a).square().sum() for w, a in zip(weights, anchors, strict=True)]
+    squares = []
+    for w, anchor in zip(weights, anchors, strict=True):
+        squares.append((w - anchor).square().sum())
     return mu / 2 * torch.stack(squares).sum()
 
 
@@ -37,4 +39,7 @@ def linear_term(weights: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
 
     Both have tensors of the same shapes in the same order.
     """
-    return torch.stack([(w * s).sum() for w, s in zip(weights, slopes, strict=True)]).sum()
+    products = []
+    for w, slope in zip(weights, slopes, strict=True):
+        products.append((w * slope).sum())
+    return torch.stack(products).sum()

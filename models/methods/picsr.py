@@ -71,7 +71,9 @@ class PICSRSettings(OwnSettings):
     @property
     def warmup(self) -> int:
         """The number of FedAvg rounds before experts diverge; 0 for local experts."""
-        return self.warmup_rounds if self.experts == "finetuned" else 0
+        if self.experts != "finetuned":
+            return 0
+        return self.warmup_rounds
 
     def collects(self, finished: int) -> bool:
         """Tell whether sites send experts and prototypes in the round after ``finished`` rounds."""
@@ -81,7 +83,9 @@ class PICSRSettings(OwnSettings):
         """Return the stage of the round after ``finished`` rounds."""
         if finished < self.warmup:
             return WARMUP
-        return EXPERTS if finished < self.warmup + self.expert_rounds else ROUTING_STAGE
+        if finished < self.warmup + self.expert_rounds:
+            return EXPERTS
+        return ROUTING_STAGE
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
         """Refuse a router that could not tell sites apart, and a run without router rounds."""
@@ -161,7 +165,9 @@ class Router(nn.Module):
 
 def invert_distances(distances: Tensor, inversion: str) -> Tensor:
     """Convert distances to similarities of the same shape: -d, or 1 / (1 + d)."""
-    return -distances if inversion == "negative" else 1 / (1 + distances)
+    if inversion == "negative":
+        return -distances
+    return 1 / (1 + distances)
 
 
 def build_router(
@@ -308,15 +314,11 @@ def routing_document(
 
     ``values`` has the test metrics by site, ``distances`` the result of ``prototype_distances``.
     """
-    sites = {
-        site: {
-            expert: {
-                read.part: value
-                for key, value in metrics.items()
-                if (read := read_metric(key)) and (read.word, read.place) == (ROUTING, expert)
-            }
-            for expert in experts
-        }
-        for site, metrics in values.items()
-    }
+    sites: dict[str, dict[str, dict[str, float]]] = {}
+    for site, metrics in values.items():
+        sites[site] = {expert: {} for expert in experts}
+        for key, value in metrics.items():
+            read = read_metric(key)
+            if read and read.word == ROUTING and read.place in sites[site]:
+                sites[site][read.place][read.part] = value
     return {"experts": list(experts), "sites": sites, "prototype distances": dict(distances)}

@@ -98,8 +98,11 @@ class UEFLSettings(OwnSettings):
 
         With ``first`` the question is for the time before round 1, when all sites count as certain.
         """
-        found = self.codeword_start if uncertain else self.first_book if first else self.refresh
-        return found == "kmeans"
+        if uncertain:
+            return self.codeword_start == "kmeans"
+        if first:
+            return self.first_book == "kmeans"
+        return self.refresh == "kmeans"
 
     def list_disclosures(self) -> list[str]:
         """Describe in one phrase each what leaves a site."""
@@ -107,9 +110,12 @@ class UEFLSettings(OwnSettings):
             "all weights and batch-norm statistics of the network, each round",
             "the codebooks that the site may use, trained, each round",
         ]
-        when = {(True, False): "when uncertain", (False, True): "when certain"}
-        if any(sends := (self.sends_centroids(True), self.sends_centroids(False))):
-            sentences.append(f"{when.get(sends, 'after each iteration')}: {self._centroids()}")
+        if self.codeword_start == "kmeans" and self.refresh == "kmeans":
+            sentences.append(f"after each iteration: {self._centroids()}")
+        elif self.codeword_start == "kmeans":
+            sentences.append(f"when uncertain: {self._centroids()}")
+        elif self.refresh == "kmeans":
+            sentences.append(f"when certain: {self._centroids()}")
         if self.sends_centroids(False, first=True):
             sentences.append(f"before the first round: {self._centroids()}")
         return sentences
@@ -122,7 +128,7 @@ class UEFLSettings(OwnSettings):
 
     def why_certain(self, round_: int) -> str:
         """Explain that the run ends because no silo is uncertain after ``round_``."""
-        level = "the least" if self.threshold == "least" else "their mean"
+        level = {"least": "the least", "mean": "their mean"}[self.threshold]
         return (
             f"after round {round_} no silo's entropy is above {1 + self.gamma:g} times {level}: "
             "the run ends ('uefl.stop-when-certain')"
@@ -171,7 +177,11 @@ class UEFLSettings(OwnSettings):
         ``features`` has the number of training features by site.
         """
         wanted = self.codes * self.centroid_min_count
-        small = sorted((count, site) for site, count in features.items() if count < wanted)
+        small = []
+        for site, count in features.items():
+            if count < wanted:
+                small.append((count, site))
+        small.sort()
         if not small or "kmeans" not in (self.codeword_start, self.refresh, self.first_book):
             return []
         return [
@@ -214,7 +224,9 @@ def uncertain_sites(
     (section 3.4).
     """
     values = list(entropies.values())
-    level = min(values) if threshold == "least" else sum(values) / len(values)
+    level = min(values)
+    if threshold == "mean":
+        level = sum(values) / len(values)
     limit = (1 + gamma) * level
     return sorted(site for site, entropy in entropies.items() if entropy > limit)
 
@@ -225,11 +237,12 @@ def round_marks(extended: Mapping[str, Sequence[str]], refreshed: Sequence[int])
     ``extended`` has the sites that got new codewords by round, ``refreshed`` the rounds after which
     the first book was initialised again.
     """
-    none = "no new codewords: no cluster was large enough ('uefl.centroid-min-count')"
-    marks = {
-        int(round_): [f"new codewords for {', '.join(sites)}" if sites else none]
-        for round_, sites in extended.items()
-    }
+    marks: dict[int, list[str]] = {}
+    for number, sites in extended.items():
+        words = f"new codewords for {', '.join(sites)}"
+        if not sites:
+            words = "no new codewords: no cluster was large enough ('uefl.centroid-min-count')"
+        marks[int(number)] = [words]
     for round_ in refreshed:
         marks.setdefault(round_, []).append("first codewords re-initialised")
     return {round_: "; ".join(words) for round_, words in sorted(marks.items())}

@@ -56,7 +56,10 @@ def started_book(
     """
     if not parts:
         return gaussian_codebook(settings.codes, dimension, seed, book).numpy()
-    seed = derive_seed(seed, "merge" if book else "refresh", round_)
+    purpose = "merge"
+    if book == 0:
+        purpose = "refresh"
+    seed = derive_seed(seed, purpose, round_)
     return merge_centroids(parts, settings.codes, seed)
 
 
@@ -82,7 +85,8 @@ def centroid_fault(
         return f"{len(centres)} centroids came with counts {counts.tolist()}"
     if len(counts) > codes:
         return f"{len(counts)} centroids came, more than 'uefl.codes' {codes}"
-    if (total := float(counts.sum(dtype=np.float64))) > features:
+    total = float(counts.sum(dtype=np.float64))
+    if total > features:
         return f"its centroids stand for {total:g} features, more than it has"
     return None
 

@@ -29,12 +29,13 @@ class UEFLNetwork(SiteNetwork):
     ) -> None:
         super().__init__()
         self.classifier = classifier
-        self.codebooks = nn.ParameterDict(
-            {name: nn.Parameter(books[name].clone()) for name in sorted(books, key=int)}
-        )
+        self.codebooks = nn.ParameterDict()
+        for name in sorted(books, key=int):
+            self.codebooks[name] = nn.Parameter(books[name].clone())
         self.settings = settings
 
     def _names(self) -> list[str]:
+        """Return the books' numbers, ascending."""
         # As texts "10" would come before "2", and codes would change their meaning
         return sorted(self.codebooks, key=int)
 
@@ -44,7 +45,10 @@ class UEFLNetwork(SiteNetwork):
 
     def books(self) -> dict[str, Tensor]:
         """Return the books by their wire names."""
-        return {f"{CODEBOOK}{name}": self.codebooks[name].detach() for name in self._names()}
+        books: dict[str, Tensor] = {}
+        for name in self._names():
+            books[f"{CODEBOOK}{name}"] = self.codebooks[name].detach()
+        return books
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Map images (batch, channels, height, width) to tokens z (batch, l, c)."""

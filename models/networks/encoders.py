@@ -68,7 +68,8 @@ class ConvEncoder(nn.Sequential):
         for before, after in itertools.pairwise(widths):
             # Batch norm subtracts the mean, so a bias before it would have no effect
             stages += [nn.Conv2d(before, after, 3, padding=1, bias=not leading_norm)]
-            stages += [nn.BatchNorm2d(after), nn.ReLU()] if leading_norm else []
+            if leading_norm:
+                stages += [nn.BatchNorm2d(after), nn.ReLU()]
             stages += [ResidualBlock(after), nn.MaxPool2d(2)]
         super().__init__(OrderedDict(stages=nn.Sequential(*stages)))
         self.channels = widths[-1]
@@ -87,10 +88,12 @@ class VggEncoder(nn.Sequential):
         # Imported here, because it takes seconds and only colour images need it
         from timm.models.vgg import VGG, cfgs
 
-        stages = [
-            stage if isinstance(stage, str) else max(1, stage * width // VGG_WIDTH)
-            for stage in cfgs["vgg16"]
-        ]
+        stages: list[int | str] = []
+        for stage in cfgs["vgg16"]:
+            if isinstance(stage, str):  # "M", a max-pool
+                stages.append(stage)
+            else:
+                stages.append(max(1, stage * width // VGG_WIDTH))
         # The head is thrown away: the tiny ratio keeps timm from initialising 120 million weights
         network = VGG(
             stages,
@@ -111,8 +114,11 @@ class RowEncoder(nn.Sequential):
     """
 
     def __init__(self, *, features: int, hidden: int) -> None:
-        layers = [nn.Linear(features, hidden), nn.GELU()] if hidden else []
-        channels = hidden or features
+        layers: list[nn.Module] = []
+        channels = features
+        if hidden:
+            layers = [nn.Linear(features, hidden), nn.GELU()]
+            channels = hidden
         place = nn.Unflatten(1, (channels, 1, 1))
         super().__init__(OrderedDict(layers=nn.Sequential(*layers), place=place))
         self.channels = channels

@@ -38,8 +38,9 @@ class Task:
 
 def image_network(settings: CommonSettings) -> str:
     """Return the name of the network that the settings mean for images, before any is read."""
-    named = settings.network
-    return named if named != "auto" else AUTO_NETWORKS.get(settings.dataset, IMAGE_NETWORKS[0])
+    if settings.network != "auto":
+        return settings.network
+    return AUTO_NETWORKS.get(settings.dataset, IMAGE_NETWORKS[0])
 
 
 def check_network_settings(settings: CommonSettings) -> None:
@@ -51,10 +52,13 @@ def check_network_settings(settings: CommonSettings) -> None:
     if settings.network not in OWN_NETWORKS and not settings.network.startswith(TIMM):
         plug("network", settings.network, OWN_NETWORKS)
     values, usual = as_mapping(settings), defaults(CommonSettings)
-    changed = [key for key, value in values.items() if value != usual[key]]
-    for key in changed:
+    for key, value in values.items():
+        if value == usual[key]:
+            continue
+        network = settings.network
         # 'auto' never means a ViT or a ResNet-22, but for some data sets it means VGG16, not 'conv'
-        network = image_network(settings) if key == "network.leading-norm" else settings.network
+        if key == "network.leading-norm":
+            network = image_network(settings)
         wanted = _APPLIES_TO.get(key, network)
         if key == "vit.backbone-weights" and network == "resnet22":
             # The table above names 'vit', but this network also reads published weights

@@ -71,11 +71,11 @@ class Mixture(SiteNetwork):
 
     def classify(self, features: Tensor) -> Tensor:
         """Map tokens to the logarithm of the mixed probabilities, (batch, classes)."""
-        # Column :-1 are an expert's tokens, column -1 is the logarithm of its weight
-        logits = [
-            expert.classify(features[:, index, :-1].reshape(-1, expert.tokens, expert.channels))
-            for index, expert in enumerate(self._experts())
-        ]
+        logits = []
+        for index, expert in enumerate(self._experts()):
+            # Columns :-1 are the expert's tokens, column -1 is the logarithm of its weight
+            tokens = features[:, index, :-1]
+            logits.append(expert.classify(tokens.reshape(-1, expert.tokens, expert.channels)))
         return mixed_log_probabilities(features[..., -1], torch.stack(logits, dim=1))
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:

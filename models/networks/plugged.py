@@ -5,7 +5,7 @@ A builder is called as ``build(input_shape, classes)`` and returns a module that
 ``forward_head``, its features become tokens; otherwise its logits are its only token.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from math import prod
 from typing import Any, cast
 
@@ -118,7 +118,8 @@ def _refuse_meeting(name: str, network: nn.Module, task: Task) -> None:
     # Different inputs, because a mean over equal ones would change nothing
     network.eval()
     with torch.no_grad():
-        together, alone = network(inputs), torch.cat([network(one[None]) for one in inputs])
+        together = network(inputs)
+        alone = torch.cat([network(sample[None]) for sample in inputs])
     network.train()
     # Kernels for other batch sizes round differently; a mixed batch differs by far more than this
     if not torch.allclose(together, alone, rtol=1e-3, atol=1e-4, equal_nan=True):
@@ -140,18 +141,19 @@ class PluggedClassifier(TokenClassifier):
     offset: Tensor
 
     def __init__(self, name: str, module: nn.Module, task: Task, evidence: Evidence | None) -> None:
-        parts = [getattr(module, f"forward_{part}", None) for part in ("features", "head")]
-        self._split = all(map(callable, parts))
+        encode = getattr(module, "forward_features", None)
+        classify = getattr(module, "forward_head", None)
+        self._split = callable(encode) and callable(classify)
         features = _try_module(name, module, task, self._split)
         # The places of a map (channels, rows, columns) become tokens. Some networks, such as Swin,
         # put the channels last; ``num_features`` tells the two orders apart
         self._last = features.ndim < 3 or features.shape[-1] == getattr(module, "num_features", 0)
-        channels = features.shape[-1 if self._last else 0]
+        channels = features.shape[0]
+        if self._last:
+            channels = features.shape[-1]
         self._shape = tuple(features.shape)
-        super().__init__(
-            module, nn.Identity(), tokens=prod(self._shape) // channels, channels=channels,
-            evidence=evidence,
-        )  # fmt: skip
+        tokens = prod(self._shape) // channels
+        super().__init__(module, nn.Identity(), tokens=tokens, channels=channels, evidence=evidence)
         for part in module.modules():
             if isinstance(part, _DROPOUT):
                 part.only_trains = True  # type: ignore[assignment]  # see only_dropout_active
@@ -168,23 +170,31 @@ class PluggedClassifier(TokenClassifier):
         If the network has no map, its tokens become a map of one row.
         """
         inputs = inputs * self.scale + self.offset
-        encode = self.encoder.forward_features if self._split else self.encoder
-        features = cast(Callable[[Tensor], Tensor], encode)(inputs)
+        if self._split:
+            features = cast(Any, self.encoder).forward_features(inputs)
+        else:
+            features = self.encoder(inputs)
         if not self._last:
             features = features.movedim(1, -1)
         tokens = features.reshape(features.shape[0], self.tokens, self.channels)
-        return tokens, features if features.ndim == 4 else tokens[:, None]
+        if features.ndim != 4:
+            return tokens, tokens[:, None]
+        return tokens, features
 
     def classify(self, features: Tensor) -> Tensor:
         """Map tokens (batch, l, c) to logits (batch, classes)."""
-        logits = features.flatten(1)
+        logits: Tensor = features.flatten(1)
         if self._split:
-            channels, *places = self._shape
-            shape = self._shape if self._last else (*places, channels)
-            maps = features.reshape(features.shape[0], *shape)
-            head = cast(Callable[[Tensor], Tensor], self.encoder.forward_head)
-            logits = head(maps if self._last else maps.movedim(-1, 1))
-        return self.evidence(logits) if self.evidence else logits
+            # Back to the shape that the network gave: (channels, rows, columns), or channels last
+            if self._last:
+                maps = features.reshape(features.shape[0], *self._shape)
+            else:
+                channels, *places = self._shape
+                maps = features.reshape(features.shape[0], *places, channels).movedim(-1, 1)
+            logits = cast(Any, self.encoder).forward_head(maps)
+        if self.evidence:
+            logits = self.evidence(logits)
+        return logits
 
     def fill(self, state: Mapping[str, Any], where: str) -> None:
         """Load weights by the module's own names; a head for other classes keeps its own weights.
@@ -198,32 +208,44 @@ class PluggedClassifier(TokenClassifier):
         Raises:
             SettingError: arrays are missing, surplus, of another shape or not finite.
         """
-        given = {name: torch.as_tensor(array).clone() for name, array in state.items()}
+        given: dict[str, Tensor] = {}
+        for name, array in state.items():
+            given[name] = torch.as_tensor(array).clone()
         wanted, published = self.encoder.state_dict(), getattr(self.encoder, "pretrained_cfg", {})
-        first, heads = (_names(published.get(key)) for key in ("first_conv", "classifier"))
-        for name in (f"{layer}.weight" for layer in first):
+        for layer in _names(published.get("first_conv")):
+            name = f"{layer}.weight"
             if name in given and name in wanted and given[name].shape != wanted[name].shape:
                 from timm.models import adapt_input_conv
 
                 given[name] = adapt_input_conv(wanted[name].shape[1], given[name])
-        given |= {
-            name: array
-            for name, array in wanted.items()
-            if name.rpartition(".")[0] in heads
-            and getattr(given.get(name), "shape", None) != array.shape
-        }
-        ours, theirs = ({n: a.shape for n, a in part.items()} for part in (wanted, given))
-        faults = sorted(name for name, _ in ours.items() ^ theirs.items())
-        if faults or not all(array.isfinite().all() for array in given.values()):
-            what = f"'{faults[0]}' is missing, too much or of another shape" if faults else (
-                "it has values that are not finite"
-            )  # fmt: skip
-            raise SettingError(f"setting 'train.initial-weights': {where} does not fit: {what}")
+        heads = _names(published.get("classifier"))
+        for name, array in wanted.items():
+            fits = name in given and given[name].shape == array.shape
+            if name.rpartition(".")[0] in heads and not fits:
+                given[name] = array
+        fault = _find_misfit(given, wanted)
+        if fault:
+            raise SettingError(f"setting 'train.initial-weights': {where} does not fit: {fault}")
         self.encoder.load_state_dict(given)
 
 
 def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return (given,) if isinstance(given, str) else given or ()
+    """Return timm's name or names of layers as a tuple; empty without any."""
+    if isinstance(given, str):
+        return (given,)
+    return given or ()
+
+
+def _find_misfit(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
+    """Explain why arrays cannot be loaded in place of those ``wanted``, or return None."""
+    for name in sorted(given.keys() | wanted.keys()):
+        is_known = name in given and name in wanted
+        if not is_known or given[name].shape != wanted[name].shape:
+            return f"'{name}' is missing, too much or of another shape"
+    for array in given.values():
+        if not array.isfinite().all():
+            return "it has values that are not finite"
+    return None
 
 
 def _try_module(name: str, module: nn.Module, task: Task, split: bool) -> Tensor:
@@ -251,10 +273,12 @@ def _try_module(name: str, module: nn.Module, task: Task, split: bool) -> Tensor
         module.train()
     wanted, shape = (_BATCH, task.classes), tuple(getattr(logits, "shape", ()))
     if not isinstance(logits, Tensor) or not logits.is_floating_point() or shape != wanted:
-        is_ = f"{logits.dtype} of {shape}" if isinstance(logits, Tensor) else type(logits).__name__
+        returned = type(logits).__name__
+        if isinstance(logits, Tensor):
+            returned = f"{logits.dtype} of {shape}"
         raise SettingError(
             f"network '{name}' must return logits of {wanted} for {_BATCH} inputs and "
-            f"{task.classes} classes, but returns {is_}"
+            f"{task.classes} classes, but returns {returned}"
         )
     if not isinstance(features, Tensor) or features.ndim < 2 or len(features) != _BATCH:
         raise SettingError(

@@ -31,10 +31,14 @@ class ProbabilityModel(nn.Module):
     ) -> None:
         super().__init__()
         self.network = network
-        self.kind = "rows" if rows else "pixels" if pixels else "images"
-        mean, std = pixels or (torch.zeros(1), torch.ones(1))
+        self.kind = "images"
+        mean, std = torch.zeros(1), torch.ones(1)
         if rows:
+            self.kind = "rows"
             mean, std = torch.from_numpy(rows.mean), torch.from_numpy(rows.std)
+        elif pixels:
+            self.kind = "pixels"
+            mean, std = pixels
         self.register_buffer("mean", mean)
         self.register_buffer("std", std)
         self.eval()

@@ -98,6 +98,7 @@ class PromptedViT(TokenClassifier):
         settings: CommonSettings,
         evidence: Evidence | None = None,
     ) -> None:
+        # One of the two and never both, because making a frozen part freezes the ViT
         backbone = _Backbone(vit) if settings.train_backbone else _FrozenBackbone(vit)
         head = nn.Sequential(nn.Dropout(settings.dropout), nn.Linear(vit.embed_dim, task.classes))
         super().__init__(backbone, head, tokens=1, channels=vit.embed_dim, evidence=evidence)
@@ -201,14 +202,21 @@ class PromptedViT(TokenClassifier):
             x = x + block.drop_path1(block.ls1(mixed))
             x = x + block.drop_path2(block.ls2(block.mlp(block.norm2(x))))
             if attention is not None:
-                length = 0 if prompts is None else prompts.shape[1]
+                length = 0
+                if prompts is not None:
+                    length = prompts.shape[1]
                 attentions.append(head_mean_without_prefix(attention, length, renormalise))
         return vit.norm(x), attentions
 
     def _layer_prompts(self) -> list[Tensor | None]:
         """Return the prompts (2, length, channels) of each layer; None for a layer without any."""
-        sets = [self.prompts[name] for name in ("b", "t", "g") if name in self.prompts]
-        return [layer for one in sets for layer in one] or [None] * len(self.vit.blocks)
+        layers: list[Tensor | None] = []
+        for name in ("b", "t", "g"):  # b-prompts are in the first layers, t-prompts in the last
+            if name in self.prompts:
+                layers += self.prompts[name]
+        if not layers:
+            layers = [None] * len(self.vit.blocks)
+        return layers
 
 
 def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
@@ -219,7 +227,9 @@ def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
 
     def by_channel(statistics: Sequence[float]) -> Tensor:
         values = torch.tensor(statistics)
-        return (values if channels == len(values) else values.mean()[None])[:, None, None]
+        if channels != len(values):
+            values = values.mean()[None]
+        return values[:, None, None]
 
     given = cast("dict[str, Any]", vit.pretrained_cfg)
     # timm standardises p in 0..1 by (p - mean) / std; here x = 2 p - 1 comes in, so p = (x + 1) / 2
@@ -241,10 +251,10 @@ def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[s
         )
     layers = {"b-t": {"b": basic, "t": depth - basic}, "g": {"g": depth}, "none": {}}
     shape = (2, settings.prompt_length, vit.embed_dim)
-    return {
-        name: nn.Parameter(_PROMPT_STD * torch.randn(count, *shape))
-        for name, count in layers[settings.prompt_sets].items()
-    }
+    prompts = {}
+    for name, count in layers[settings.prompt_sets].items():
+        prompts[name] = nn.Parameter(_PROMPT_STD * torch.randn(count, *shape))
+    return prompts
 
 
 def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransformer:
@@ -260,7 +270,10 @@ def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransf
         "num_heads": settings.backbone_heads,
         "patch_size": settings.backbone_patch,
     }
-    changes: dict[str, Any] = {key: value for key, value in sizes.items() if value}
+    changes: dict[str, Any] = {}
+    for key, value in sizes.items():
+        if value:  # 0 keeps the backbone's own size
+            changes[key] = value
     if channels not in (1, 3):
         raise SettingError(
             f"network 'vit' takes grey or colour images, but data set '{settings.dataset}' has "
@@ -276,21 +289,28 @@ def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransf
             f"({' '.join(str(error).split())}): name a VisionTransformer of timm "
             "('timm.list_models(\"vit_*\")')"
         ) from None
-    plain = isinstance(vit, VisionTransformer) and all(
-        isinstance(block, Block) and isinstance(block.attn, Attention) for block in vit.blocks
-    )
-    if not plain or vit.cls_token is None:
+    if not _has_plain_blocks(vit) or vit.cls_token is None:
         raise SettingError(
             f"{named}, which is no VisionTransformer of timm with plain blocks and a class token: "
             "name one, for example vit_small_patch16_224"
         )
     patch = vit.patch_embed.patch_size
-    if any(side % length for side, length in zip(size, patch, strict=True)):
+    if size[0] % patch[0] or size[1] % patch[1]:
         raise SettingError(
             f"{named}, whose patches of {patch[0]} pixels do not divide images of {size[0]}: set "
             "'vit.backbone-patch' to what divides them, or 'data.image-size' to a multiple"
         )
     return cast(VisionTransformer, vit)
+
+
+def _has_plain_blocks(vit: nn.Module) -> bool:
+    """Tell whether a network of timm is a ViT whose layers ``_layers`` can repeat."""
+    if not isinstance(vit, VisionTransformer):
+        return False
+    for block in vit.blocks:
+        if not isinstance(block, Block) or not isinstance(block.attn, Attention):
+            return False
+    return True
 
 
 def build_prompted_vit(

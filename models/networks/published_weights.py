@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from fedsilo.core.errors import SettingError
@@ -85,18 +84,18 @@ def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) ->
 
 def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -> None:
     setting, wanted = f"setting '{source.setting}'", encoder.state_dict()
-    stored = content if isinstance(content, Mapping) else {}
-    prefix = next((p for p in source.prefixes if f"{p}{source.first}" in stored), None)
-    if prefix is None:
-        raise SettingError(
-            f"{setting}: {where} holds no {source.name} ('{source.first}' is not in it): "
-            f"{source.advice}"
-        )
-    kept = f"{prefix}{source.part}"
-    arrays = {n.removeprefix(prefix): a for n, a in stored.items() if n.startswith(kept)}
-    # Files of old versions of PyTorch lack batch norm's counters of batches, which nothing reads
-    needed = [name for name in wanted if not name.endswith("num_batches_tracked")]
-    missing = [name for name in needed if not isinstance(arrays.get(name), Tensor)]
+    arrays = _select_arrays(content, where, source)
+    fitting: dict[str, Tensor] = {}
+    missing = []
+    for name in wanted:
+        # Files of old versions of PyTorch lack batch norm's counters of batches, which nothing
+        # reads: the encoder keeps its own
+        if name.endswith("num_batches_tracked"):
+            continue
+        if isinstance(arrays.get(name), Tensor):
+            fitting[name] = arrays[name].float()
+        else:
+            missing.append(name)
     surplus = [name for name in arrays if name not in wanted]
     if missing or surplus:
         raise SettingError(
@@ -104,7 +103,6 @@ def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -
             f"{len(missing)} arrays are missing ({', '.join(missing[:3])}), {len(surplus)} too "
             f"many ({', '.join(surplus[:3])}): {source.advice}"
         )
-    fitting = {name: arrays[name].float() for name in needed}
     _check_shapes(fitting, wanted, where, source)
     for name, array in fitting.items():
         if not array.isfinite().all():
@@ -112,6 +110,29 @@ def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -
                 f"{setting}: in {where} '{name}' contains non-finite values: {source.advice}"
             )
     encoder.load_state_dict(wanted | fitting)
+
+
+def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str, Any]:
+    """Return the wanted part of a file by the names of our encoder, whatever prefix it uses.
+
+    Raises:
+        SettingError: with no known prefix the file has the first convolution.
+    """
+    stored: Mapping[str, Any] = {}
+    if isinstance(content, Mapping):
+        stored = content
+    for prefix in source.prefixes:
+        if f"{prefix}{source.first}" not in stored:
+            continue
+        arrays = {}
+        for name, array in stored.items():
+            if name.startswith(f"{prefix}{source.part}"):
+                arrays[name.removeprefix(prefix)] = array
+        return arrays
+    raise SettingError(
+        f"setting '{source.setting}': {where} holds no {source.name} ('{source.first}' is not in "
+        f"it): {source.advice}"
+    )
 
 
 def _check_shapes(
@@ -127,7 +148,10 @@ def _check_shapes(
         )
     for name, array in given.items():
         if array.shape != wanted[name].shape:
-            width = first.shape[0] * source.width if first.ndim else 64 * source.width
+            channels = 64  # the published number, if the first convolution has no shape
+            if first.ndim:
+                channels = first.shape[0]
+            width = channels * source.width
             raise SettingError(
                 f"{setting}: in {where} '{name}' is {tuple(array.shape)}, not "
                 f"{tuple(wanted[name].shape)}: set 'network.width' to that of the weights, {width}"
@@ -153,13 +177,16 @@ def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str)
 
 def _head_arrays(stored: Mapping[str, Any], where: str) -> dict[str, Tensor]:
     """Return the classifier's arrays in a file, renamed to the names in our head."""
-    names = ("0.weight", "0.bias", "2.weight", "2.bias")
     for view in _VIEWS:
-        layers = (f"fc1{view}.", f"output_layer{view}.fc_layer.")
-        found = [stored.get(f"{layer}{part}") for layer in layers for part in ("weight", "bias")]
-        arrays = [array.float() for array in found if isinstance(array, torch.Tensor)]
-        if len(arrays) == len(names):
-            return dict(zip(names, arrays[:2] + [a[_MALIGNANT] for a in arrays[2:]], strict=True))
+        arrays: dict[str, Tensor] = {}
+        for part in ("weight", "bias"):
+            hidden = stored.get(f"fc1{view}.{part}")
+            output = stored.get(f"output_layer{view}.fc_layer.{part}")
+            if isinstance(hidden, Tensor) and isinstance(output, Tensor):
+                arrays[f"0.{part}"] = hidden.float()
+                arrays[f"2.{part}"] = output.float()[_MALIGNANT]
+        if len(arrays) == 4:
+            return arrays
     raise SettingError(
         f"setting 'network.classifier' is 'published', but {where} holds no classifier "
         "('fc1_lcc.weight' is not in it): name Wu et al.'s sample_image_model.p in "

@@ -6,7 +6,6 @@ Fed-Align-CL paper's table IV prints other first layers than the weights that it
 the weights decide.
 """
 
-import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import cast
@@ -38,13 +37,18 @@ class PreActivationBlock(nn.Module):
         self.conv1 = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
         self.bn2 = nn.BatchNorm2d(after)
         self.conv2 = nn.Conv2d(after, after, 3, padding=1, bias=False)
+        # Made in any case, because the layers that follow draw from the same generator
         projection = nn.Sequential(nn.Conv2d(before, after, 1, stride=stride, bias=False))
-        self.downsample = projection if projects else None
+        self.downsample = None
+        if projects:
+            self.downsample = projection
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (batch, before, height, width) to (batch, after, height/stride, width/stride)."""
         active = torch.relu(self.bn1(x))
-        shortcut = self.downsample(active) if self.downsample is not None else x
+        shortcut = x
+        if self.downsample is not None:
+            shortcut = self.downsample(active)
         body: Tensor = self.conv2(torch.relu(self.bn2(self.conv1(active))))
         return body + shortcut
 
@@ -62,18 +66,21 @@ class ResNet22(nn.Module):
         super().__init__()
         self.first_conv = nn.Conv2d(in_channels, width, 7, stride=2, bias=False)
         self.first_pool = nn.MaxPool2d(3, stride=2)
-        widths = [width, *(width * 2**stage for stage in range(_STAGES))]
-        self.layer_list = nn.ModuleList(
-            nn.Sequential(
-                PreActivationBlock(before, after, stride=2 if stage else 1, projects=True),
-                PreActivationBlock(after, after, stride=1, projects=False),
+        self.layer_list = nn.ModuleList()
+        before, stride = width, 1
+        for stage in range(_STAGES):
+            after = width * 2**stage
+            self.layer_list.append(
+                nn.Sequential(
+                    PreActivationBlock(before, after, stride=stride, projects=True),
+                    PreActivationBlock(after, after, stride=1, projects=False),
+                )
             )
-            for stage, (before, after) in enumerate(itertools.pairwise(widths))
-        )
-        self.final_bn = nn.BatchNorm2d(widths[-1])
+            before, stride = after, 2  # each stage but the first halves the maps
+        self.final_bn = nn.BatchNorm2d(before)
         # A module and not torch.relu(), so that Grad-CAM can hook the last maps
         self.final_relu = nn.ReLU()
-        self.channels = widths[-1]
+        self.channels = before
         self.checkpointed = checkpointed
 
     def maps(self, images: Tensor) -> Tensor:
@@ -123,14 +130,15 @@ def still_statistics(module: nn.Module) -> Iterator[None]:
     The momentum of 0 has this effect: the running mean becomes 1 times itself plus 0 times the
     batch's mean.
     """
-    norms = [m for m in module.modules() if isinstance(m, nn.BatchNorm1d | nn.BatchNorm2d)]
-    momenta = [norm.momentum for norm in norms]
-    for norm in norms:
-        norm.momentum = 0.0
+    momenta = {}
+    for part in module.modules():
+        if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):
+            momenta[part] = part.momentum
+            part.momentum = 0.0
     try:
         yield
     finally:
-        for norm, momentum in zip(norms, momenta, strict=True):
+        for norm, momentum in momenta.items():
             norm.momentum = momentum
 
 
@@ -139,11 +147,13 @@ def build_head(channels: int, classes: int, dropout: float) -> nn.Sequential:
 
     For 256 channels the widths are 256-128-64-classes (table IV); others are in proportion.
     """
-    widths = [channels, *(max(hidden * channels // 256, 2) for hidden in _HIDDEN)]
     layers: list[nn.Module] = []
-    for before, after in itertools.pairwise(widths):
+    before = channels
+    for hidden in _HIDDEN:
+        after = max(hidden * channels // 256, 2)
         layers += [nn.Linear(before, after), nn.BatchNorm1d(after), nn.ReLU(), nn.Dropout(dropout)]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+        before = after
+    return nn.Sequential(*layers, nn.Linear(before, classes))
 
 
 def build_published_head(channels: int, classes: int) -> nn.Sequential:

@@ -4,7 +4,7 @@ Sites exchange the floating-point arrays of a network outside its frozen parts.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Set
 
 import torch
 from torch import Tensor, nn
@@ -78,7 +78,9 @@ class TokenClassifier(SiteNetwork):
         self.channels = channels
         self.head = head
         self.evidence = evidence
-        self.criterion = evidence.loss if evidence else nn.functional.cross_entropy
+        self.criterion = nn.functional.cross_entropy
+        if evidence:
+            self.criterion = evidence.loss
 
     def encode(self, inputs: Tensor) -> Tensor:
         """Map inputs (batch, *input_shape) to tokens z (batch, l, c)."""
@@ -98,7 +100,9 @@ class TokenClassifier(SiteNetwork):
         class probability, so that callers treat both kinds of network alike.
         """
         logits: Tensor = self.head(features.flatten(1))
-        return self.evidence(logits) if self.evidence else logits
+        if self.evidence:
+            logits = self.evidence(logits)
+        return logits
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
         """Return the criterion for a batch: inputs (batch, *input_shape) and labels (batch,)."""
@@ -120,15 +124,16 @@ def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:
     Integer buffers stay at the site: a mean of batch norm's step counters makes no sense, and the
     counters have no effect, because every batch norm here has a fixed momentum.
     """
-    # The '.' ends the name of the part: without it "head" would freeze "head2" as well
-    parts = module.named_modules()
-    frozen = tuple(f"{name}." for name, part in parts if isinstance(part, FrozenPart))
-    state = module.state_dict()
-    return {
-        name: state[name]
-        for name in sorted(state)
-        if state[name].is_floating_point() and not name.startswith(frozen)
-    }
+    frozen: tuple[str, ...] = ()
+    for name, part in module.named_modules():
+        if isinstance(part, FrozenPart):
+            # The '.' ends the name of the part: without it "head" would freeze "head2" as well
+            frozen += (f"{name}.",)
+    exchanged: dict[str, Tensor] = {}
+    for name, array in sorted(module.state_dict().items()):
+        if array.is_floating_point() and not name.startswith(frozen):
+            exchanged[name] = array
+    return exchanged
 
 
 def load_exchanged(module: nn.Module, arrays: dict[str, Tensor]) -> None:
@@ -139,10 +144,8 @@ def load_exchanged(module: nn.Module, arrays: dict[str, Tensor]) -> None:
     """
     targets = exchanged_arrays(module)
     if arrays.keys() != targets.keys():
-        missing, surplus = (
-            f"{sorted(names)[:3]}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
-            for names in (targets.keys() - arrays.keys(), arrays.keys() - targets.keys())
-        )
+        missing = _list_names(targets.keys() - arrays.keys())
+        surplus = _list_names(arrays.keys() - targets.keys())
         raise SettingError(f"weights do not fit the network: missing {missing}, surplus {surplus}")
     for name, target in targets.items():
         if arrays[name].shape != target.shape:
@@ -156,22 +159,32 @@ def load_exchanged(module: nn.Module, arrays: dict[str, Tensor]) -> None:
             target.copy_(arrays[name])
 
 
+def _list_names(names: Set[str]) -> str:
+    """Name the first three of ``names``, and count the others."""
+    text = f"{sorted(names)[:3]}"
+    if len(names) > 3:
+        text += f" and {len(names) - 3} more"
+    return text
+
+
 def last_layers(module: nn.Module, count: int) -> list[str]:
     """Return the names of the exchanged arrays in the last ``count`` layers that are trained."""
-    parts = {
-        name: part
-        for name, part in module.named_modules()
-        if any(p.requires_grad for p in part.parameters(recurse=False))
-    }
-    return _below(module, list(parts)[-count:])
+    layers = []
+    for name, part in module.named_modules():
+        # Without those of its sublayers, so that a container is no layer
+        if any(parameter.requires_grad for parameter in part.parameters(recurse=False)):
+            layers.append(name)
+    return _below(module, layers[-count:])
 
 
 def batch_norms(module: nn.Module) -> list[str]:
     """Return the names of batch norms' exchanged arrays: weights, running means and variances."""
     # The common base of all batch norms; torch's own checks use this private name too
     kinds = nn.modules.batchnorm._BatchNorm
-    return _below(module, [n for n, part in module.named_modules() if isinstance(part, kinds)])
+    norms = [name for name, part in module.named_modules() if isinstance(part, kinds)]
+    return _below(module, norms)
 
 
 def _below(module: nn.Module, parts: list[str]) -> list[str]:
+    """Return the names of the exchanged arrays that belong directly to one of ``parts``."""
     return [name for name in exchanged_arrays(module) if name.rpartition(".")[0] in parts]

@@ -56,16 +56,23 @@ class StackedNetwork:
             tensors = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
             if not tensors and not is_dropout:
                 continue
-            stacked = _Dropout(layer.p, rows) if is_dropout else _layer(layer, sites, rows)
+            if is_dropout:
+                self.network.set_submodule(name, _Dropout(layer.p, rows))
+                continue
+            stacked = _stack(layer, sites, rows)
             self.network.set_submodule(name, stacked)
-            if isinstance(stacked, _Layer):
-                self._layers.append(stacked)
-                self.arrays |= {f"{name}.{own}": a.data for own, a in stacked.arrays.items()}
+            self._layers.append(stacked)
+            for own_name, array in stacked.arrays.items():
+                self.arrays[f"{name}.{own_name}"] = array.data
 
     def parameters(self) -> list[nn.Parameter]:
         """Return the stacked parameters with gradients, (sites, ...) each."""
-        every = [a for layer in self._layers for a in layer.arrays.values()]
-        return [a for a in every if isinstance(a, nn.Parameter) and a.requires_grad]
+        trained = []
+        for layer in self._layers:
+            for array in layer.arrays.values():
+                if isinstance(array, nn.Parameter) and array.requires_grad:
+                    trained.append(array)
+        return trained
 
     def keep(self, sites: int, optimiser: Optimizer) -> None:
         """Continue with the first ``sites`` only; ``arrays`` keeps the final weights of the others.
@@ -73,8 +80,10 @@ class StackedNetwork:
         The optimiser's moments are cut in the same way, so that the remaining sites step as before.
         """
         # A slice is a view: the remaining sites keep training the same memory that ``arrays`` holds
-        shorter = {before: nn.Parameter(before.data[:sites]) for before in self.parameters()}
-        for before, after in shorter.items():
+        shorter: dict[Tensor, nn.Parameter] = {}
+        for before in self.parameters():
+            after = nn.Parameter(before.data[:sites])
+            shorter[before] = after
             state = optimiser.state.pop(before, {})
             for name, moment in state.items():
                 if isinstance(moment, Tensor) and moment.shape == before.shape:
@@ -83,10 +92,8 @@ class StackedNetwork:
         for group in optimiser.param_groups:
             group["params"] = [shorter[before] for before in group["params"]]
         for layer in self._layers:
-            layer.arrays = {
-                name: shorter.get(array, array) if isinstance(array, nn.Parameter) else array
-                for name, array in layer.arrays.items()
-            }
+            for name, array in layer.arrays.items():
+                layer.arrays[name] = shorter.get(array, array)
 
 
 class _Layer(nn.Module):
@@ -121,7 +128,11 @@ class _Layer(nn.Module):
     def current(self) -> dict[str, Tensor]:
         """Return the arrays (sites, ...) of the sites in the current batch."""
         sites = len(self._rows.sizes)
-        return {n: a if len(a) == sites else a[:sites] for n, a in self.arrays.items()}
+        current = dict(self.arrays)
+        for name, array in self.arrays.items():
+            if len(array) != sites:
+                current[name] = array[:sites]
+        return current
 
 
 class _Linear(_Layer):
@@ -146,7 +157,9 @@ class _Norm(_Layer):
         if not is_padded or not layer.training or layer.momentum is None:
             return super().of_sites(inputs)
         # (sites, most, channels, places): the mean of a channel is over rows and places
-        places = inputs.flatten(3) if inputs.ndim > 3 else inputs.unsqueeze(3)
+        places = inputs.unsqueeze(3)
+        if inputs.ndim > 3:
+            places = inputs.flatten(3)
         sizes = torch.tensor(rows.sizes, device=inputs.device)
         real = torch.arange(places.shape[1], device=inputs.device) < sizes[:, None]
         weights = real[:, :, None, None].to(places.dtype)
@@ -178,14 +191,19 @@ class _Dropout(nn.Module):
         self._keep, self._rows = 1 - rate, rows
 
     def forward(self, inputs: Tensor) -> Tensor:
-        kept = [
-            torch.empty(size, *inputs.shape[1:]).bernoulli_(self._keep, generator=source)
-            for size, source in zip(self._rows.sizes, self._rows.sources, strict=False)
-        ]
+        kept = []
+        # Sites that have finished are no longer in ``sizes``, but keep their generator
+        for size, source in zip(self._rows.sizes, self._rows.sources, strict=False):
+            mask = torch.empty(size, *inputs.shape[1:])
+            kept.append(mask.bernoulli_(self._keep, generator=source))
         noise = pad_sequence(kept, batch_first=True).flatten(0, 1).div_(self._keep)
         return inputs * noise.to(inputs)
 
 
-def _layer(layer: nn.Module, sites: int, rows: Rows) -> _Layer:
-    kind = _Linear if type(layer) is nn.Linear else _Layer
-    return (_Norm if isinstance(layer, _BatchNorm) else kind)(layer, sites, rows)
+def _stack(layer: nn.Module, sites: int, rows: Rows) -> _Layer:
+    """Stack the weights of a layer, by the class that computes such layers fastest."""
+    if isinstance(layer, _BatchNorm):
+        return _Norm(layer, sites, rows)
+    if type(layer) is nn.Linear:  # a subclass may compute something else
+        return _Linear(layer, sites, rows)
+    return _Layer(layer, sites, rows)

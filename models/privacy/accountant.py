@@ -33,21 +33,32 @@ def epsilon(releases: Releases, delta: float) -> float:
 
     It is 0 without releases, and infinite if one release has no noise.
     """
-    made = tuple(sorted((kind, count) for kind, count in releases.items() if count))
-    return _epsilon(made, delta) if made else 0.0
+    made = []
+    for kind, count in sorted(releases.items()):
+        if count:
+            made.append((kind, count))
+    if not made:
+        return 0.0
+    return _epsilon(tuple(made), delta)
 
 
 @lru_cache(maxsize=4096)
 def _epsilon(releases: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
-    if any(not noise for (noise, _), _ in releases):
-        return math.inf
+    """Do what ``epsilon`` does for releases in one order, so that equal runs share a result."""
+    orders: tuple[float, ...] = _FINE
+    for (noise, rate), _ in releases:
+        if not noise:
+            return math.inf
+        if rate < 1:
+            orders = _WHOLE
     # Imported late: it takes a second, and only private runs need it
     from dp_accounting.rdp import compute_epsilon
 
-    sampled = any(rate < 1 for (_, rate), _ in releases)
-    orders = _WHOLE if sampled else _FINE
-    parts = [[count * rdp for rdp in _rdp(*kind, orders)] for kind, count in releases]
-    divergences = [sum(each) for each in zip(*parts, strict=True)]
+    # Rényi divergences of one order add up over releases (Mironov 2017, proposition 1)
+    divergences = [0.0] * len(orders)
+    for (noise, rate), count in releases:
+        for place, divergence in enumerate(_rdp(noise, rate, orders)):
+            divergences[place] += count * divergence
     return float(compute_epsilon(orders, divergences, delta)[0])
 
 
@@ -89,7 +100,10 @@ def noise_for(budget: float, delta: float, made: Callable[[float], Releases]) ->
         low, high = high, 2 * high
     while high - low > _PRECISION * high:
         middle = (low + high) / 2
-        low, high = (middle, high) if epsilon(made(middle), delta) > budget else (low, middle)
+        if epsilon(made(middle), delta) > budget:
+            low = middle
+        else:
+            high = middle
     return high
 
 

@@ -78,12 +78,17 @@ def clipped_gradients(
     Returns:
         Sums of gradients by parameter, int64 in the units of the release, and the sum of losses.
     """
-    parameters = {name: p for name, p in network.named_parameters() if p.requires_grad}
+    parameters = _trained_parameters(network)
     if release.alone:
         return _alone(parameters, loss, inputs, labels, release)
-    sums = {name: torch.zeros_like(p, dtype=torch.int64) for name, p in parameters.items()}
+    sums: dict[str, Tensor] = {}
+    numbers = 0
+    for name, parameter in parameters.items():
+        sums[name] = torch.zeros_like(parameter, dtype=torch.int64)
+        numbers += parameter.numel()
     total = torch.zeros((), device=inputs.device)
-    size = size or max(1, _HELD // max(1, sum(p.numel() for p in parameters.values())))
+    if not size:
+        size = max(1, _HELD // max(1, numbers))
     for start in range(0, len(labels), size):
         here = slice(start, start + size)
         gradients, losses = _together(network, loss, inputs[here], labels[here])
@@ -91,6 +96,15 @@ def clipped_gradients(
             sums[name] += gradient
         total += _finite(losses).sum()
     return sums, total
+
+
+def _trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters with gradients by name."""
+    parameters = {}
+    for name, parameter in network.named_parameters():
+        if parameter.requires_grad:
+            parameters[name] = parameter
+    return parameters
 
 
 def _finite(losses: Tensor) -> Tensor:
@@ -116,14 +130,15 @@ def _alone(
     total = torch.zeros((), device=inputs.device)
     for one in range(len(labels)):
         value = loss(apart(inputs, one), apart(labels, one))
-        found = torch.autograd.grad(value, trained, allow_unused=True)
-        pairs = zip(found, trained, strict=True)
-        parts = [torch.zeros_like(p) if g is None else g for g, p in pairs]
-        vector = torch.cat([part.flatten() for part in parts])
+        # A parameter that the loss does not use has the gradient 0
+        gradients = torch.autograd.grad(value, trained, materialize_grads=True)
+        vector = torch.cat([gradient.flatten() for gradient in gradients])
         whole += release.sums({"": vector[None]})[""]
         total += _finite(value.detach())
-    split = zip(parameters, torch.split(whole, sizes), strict=True)
-    return {name: part.reshape(parameters[name].shape) for name, part in split}, total
+    sums: dict[str, Tensor] = {}
+    for name, part in zip(parameters, torch.split(whole, sizes), strict=True):
+        sums[name] = part.reshape(parameters[name].shape)
+    return sums, total
 
 
 def _together(
@@ -139,16 +154,17 @@ def _together(
     # Each sample gets its own view of the parameters, so that the gradient of the sum of losses is
     # one gradient per sample. With "different" randomness each sample has its own dropout mask.
     # torch.func.grad does the same, but imports torch._dynamo, which takes seconds
-    copies = {
-        name: p.detach().expand(len(labels), *p.shape).requires_grad_()
-        for name, p in with_loss.named_parameters()
-        if p.requires_grad
-    }
+    copies: dict[str, Tensor] = {}
+    for name, parameter in _trained_parameters(with_loss).items():
+        views = parameter.detach().expand(len(labels), *parameter.shape)
+        copies[name] = views.requires_grad_()
     losses = vmap(of_sample, randomness="different")(copies, inputs, labels)
     found = torch.autograd.grad(losses.sum(), list(copies.values()), allow_unused=True)
-    names = [name.removeprefix("network.") for name in copies]
-    pairs = zip(names, found, strict=True)
-    return {name: g for name, g in pairs if g is not None}, losses.detach()
+    gradients: dict[str, Tensor] = {}
+    for name, gradient in zip(copies, found, strict=True):
+        if gradient is not None:  # the loss uses this parameter
+            gradients[name.removeprefix("network.")] = gradient
+    return gradients, losses.detach()
 
 
 def noisy_mean(sums: Mapping[str, Tensor], release: Release, expected: float) -> dict[str, Tensor]:

@@ -39,7 +39,9 @@ def clipped_to(values: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tens
             "the arrays to be sent contain non-finite values: nothing left the site; lower "
             "'train.learning-rate'"
         )
-    scale = clip_norm / norm if norm > clip_norm else 1.0
+    scale = 1.0
+    if norm > clip_norm:
+        scale = clip_norm / norm
     return {name: scale * value for name, value in wide.items()}
 
 

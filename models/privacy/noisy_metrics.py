@@ -52,7 +52,7 @@ def parts_bound(parts: Mapping[str, Tensor]) -> float:
 
     A patient is in one split, and so contributes to its m measurements a number in [0, 1] each.
     """
-    most = max(Counter(split_of(name) for name in parts).values())
+    most = max(Counter(map(split_of, parts)).values())
     return math.sqrt(most)
 
 
@@ -74,9 +74,11 @@ def noisy_metrics(
         Measurement -> value, within its range: noise beyond the range is clipped.
     """
     sums: dict[str, Tensor] = {}
-    for split in sorted({split_of(name) for name in parts}):
-        names = [name for name in sorted(parts) if split_of(name) == split]
-        sums |= release.sums({name: parts[name] for name in names})
+    by_split: dict[str, dict[str, Tensor]] = {}
+    for name, values in sorted(parts.items()):
+        by_split.setdefault(split_of(name), {})[name] = values
+    for _, values_of_split in sorted(by_split.items()):
+        sums |= release.sums(values_of_split)
     leaving = {}
     for name, total in release.with_noise(sums).items():
         share = float(total) / max(1, reported[split_of(name)])

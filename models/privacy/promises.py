@@ -32,7 +32,8 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
     if not clip:
         _refuse_without_effect(common)
         return
-    if reason := why_not_private(common.method):
+    reason = why_not_private(common.method)
+    if reason:
         raise SettingError(
             f"method '{common.method}' {reason}: set 'privacy.sample-clip-norm' and "
             "'privacy.noise-multiplier' to 0, or choose another method"

@@ -71,11 +71,10 @@ class Release:
         Returns:
             The same arrays in units, int64.
         """
-        shapes = {name: array.shape for name, array in rows.items()}
-        flat = {
-            name: _finite(array).reshape(len(array), math.prod(array.shape[1:]))
-            for name, array in rows.items()
-        }
+        # Arrays (n, numbers) by name; one row of all arrays together is one patient's vector
+        flat: dict[str, Tensor] = {}
+        for name, array in rows.items():
+            flat[name] = _finite(array).reshape(len(array), math.prod(array.shape[1:]))
         count = len(next(iter(flat.values())))
         device = next(iter(flat.values())).device
         largest = torch.zeros(count, dtype=torch.float64, device=device)
@@ -97,10 +96,11 @@ class Release:
             length = length + values.square().sum(dim=1)
         # Rounding in the factor may still leave a part too long; comparing whole numbers cannot err
         within = length <= float(UNITS**2)
-        return {
-            name: torch.where(within[:, None], values, 0.0).long().reshape(shapes[name])
-            for name, values in whole.items()
-        }
+        parts: dict[str, Tensor] = {}
+        for name, values in whole.items():
+            kept = torch.where(within[:, None], values, 0.0)
+            parts[name] = kept.long().reshape(rows[name].shape)
+        return parts
 
     def sums(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Add up the parts of patients, int64 in units; ``rows`` are those of ``parts``."""

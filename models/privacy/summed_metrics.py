@@ -26,13 +26,15 @@ def summed_metrics(trains: bool, measures: bool, splits: Sequence[str]) -> list[
         measures: whether sites measure the incoming model.
         splits: the splits that all sites measure; others would show which sites lack them.
     """
-    names = [TRAIN_LOSS] if trains and "train" in splits else []
-    return names + [
-        measurement(INCOMING, split, metric)
-        for split in ("val", "test")
-        if measures and split in splits
-        for metric in MEASURED
-    ]
+    names = []
+    if trains and "train" in splits:
+        names.append(TRAIN_LOSS)
+    if not measures:
+        return names
+    for split in ("val", "test"):
+        if split in splits:
+            names += [measurement(INCOMING, split, metric) for metric in MEASURED]
+    return names
 
 
 def split_of(name: str) -> str:

@@ -2,9 +2,9 @@
 
 The registry, a file that $FEDSILO_SITE_REGISTRY names, has for each site the node id under which
 its key was registered: ``{"north": {"node-id": "123", "key": "SHA256:..."}}``. The registry is not
-a setting, because whoever starts a run chooses the settings. ``site-weights`` names a file with the
-number of training samples agreed for each site: ``{"north": 200}``. Both files are JSON or YAML,
-and are checked before any site is asked.
+a setting, because whoever starts a run chooses the settings. The setting 'run.site-weights' names a
+file with the number of training samples agreed for each site: ``{"north": 200}``. Both files are
+JSON or YAML, and are checked before any site is asked.
 """
 
 import os
@@ -27,6 +27,7 @@ _MOST = 10**9  # training samples
 
 def _node(value: Any) -> str:
     text = str(value)
+    # YAML and JSON read a node as a number or a text; a node id is an unsigned 64-bit number
     if isinstance(value, bool) or not text.isdecimal() or len(text) > 20 or int(text) >= 2**64:
         raise misfit("must be a node's number")
     return str(int(text))
@@ -47,11 +48,13 @@ class _Entry(FileModel):
 
 def operator_terms(common: CommonSettings) -> Terms:
     """Return the terms that the operator's files state; SettingError if one cannot be used."""
-    registry, weights = os.environ.get(REGISTRY, ""), common.site_weights
-    return Terms(
-        read_registry(Path(registry).expanduser()) if registry else None,
-        read_weights(Path(weights).expanduser()) if weights else None,
-    )
+    registry, weights = None, None
+    named = os.environ.get(REGISTRY, "")
+    if named:
+        registry = read_registry(Path(named).expanduser())
+    if common.site_weights:
+        weights = read_weights(Path(common.site_weights).expanduser())
+    return Terms(registry, weights)
 
 
 def read_registry(path: Path) -> Registry:
@@ -85,6 +88,7 @@ def _read_entries(path: Path) -> Mapping[str, _Entry]:
     for part in ("node_id", "key"):
         owner: dict[str, str] = {}
         for site, entry in entries.items():
+            # One hospital under two names would have two votes
             first = owner.setdefault(getattr(entry, part), site)
             if first != site:
                 raise SettingError(

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from fedsilo.core.errors import SettingError
-from fedsilo.core.one_line import shown
+from fedsilo.core.one_line import quote_value
 from fedsilo.core.settings_schema import Value, unknown_key
 
 RESOURCES: dict[str, Value] = {
@@ -35,7 +35,7 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
             raise unknown_key(key, RESOURCES)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
             raise SettingError(
-                f"resource '{key}' must be a number from 0 to {_MOST}, but is {shown(value)}"
+                f"resource '{key}' must be a number from 0 to {_MOST}, but is {quote_value(value)}"
             )
     chosen = RESOURCES | dict(resources)
     if int(chosen["num-supernodes"]) < 1:
@@ -90,7 +90,9 @@ def has_gpu() -> bool:
 
 def cores() -> int:
     """Return the number of cores that this process may use, at most the container's limit."""
-    own = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    own = os.cpu_count() or 1
+    if sys.platform == "linux":  # where taskset and Slurm may leave a process fewer
+        own = len(os.sched_getaffinity(0))
     try:
         quota, period = map(int, (_CGROUP / "cpu.max").read_text().split())
         return max(1, min(own, round(quota / period)))
@@ -106,11 +108,13 @@ def free_memory() -> float:
 def _left_in_container() -> float:
     """Return the bytes that the container may still use, or infinity if it has no limit."""
     try:
-        limit, used, statistics = (
-            (_CGROUP / f"memory.{name}").read_text() for name in ("max", "current", "stat")
-        )
-        cached = dict(line.split() for line in statistics.splitlines())["inactive_file"]
-        return int(limit) - int(used) + int(cached)  # the page cache makes room
+        limit = int((_CGROUP / "memory.max").read_text())
+        used = int((_CGROUP / "memory.current").read_text())
+        for line in (_CGROUP / "memory.stat").read_text().splitlines():
+            name, value = line.split()
+            if name == "inactive_file":  # the page cache makes room
+                used -= int(value)
+        return limit - used
     except (OSError, ValueError, KeyError):  # "max" is not a number: there is no limit
         return float("inf")
 
@@ -129,12 +133,17 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
         share of a GPU.
     """
     each = max(float(resources["client-resources-num-cpus"]), 1.0)
+    # The least of four limits: cores, sites, memory, and below the GPUs
     room = int((int(resources["init-args-num-cpus"]) or cores()) / each)
     room = min(room, int(resources["num-supernodes"]))
     room = max(1, int(min(room, free_memory() // _ROOM)))
+    seats = [""] * room
     share = min(float(resources["client-resources-num-gpus"]), 1.0)
-    gpus = _gpus(int(resources["init-args-num-gpus"])) if share else []
-    seats = gpus * int(1 / share) if gpus else [""] * room
+    if share:
+        gpus = _gpus(int(resources["init-args-num-gpus"]))
+        # Each GPU has as many workers as shares fit into it
+        if gpus:
+            seats = gpus * int(1 / share)
     return [{VISIBLE: gpu} for gpu in seats[:room]]
 
 
@@ -142,6 +151,12 @@ def _gpus(most: int) -> list[str]:
     """Return the names of the visible GPUs, at most ``most`` of them, or all if ``most`` is 0."""
     import torch
 
+    # PyTorch counts only the GPUs that the variable names and that exist
     there = torch.cuda.device_count()
-    named = [gpu.strip() for gpu in os.environ.get(VISIBLE, "").split(",") if gpu.strip()]
-    return (named or [str(number) for number in range(there)])[: min(most or there, there)]
+    names = []
+    for gpu in os.environ.get(VISIBLE, "").split(","):
+        if gpu.strip():
+            names.append(gpu.strip())
+    if not names:
+        names = [str(number) for number in range(there)]
+    return names[: min(most or there, there)]

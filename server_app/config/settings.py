@@ -19,7 +19,7 @@ from fedsilo.core.errors import RunDirectoryError, SettingError
 from fedsilo.core.files.locations import installed_folder
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.methods import METHODS, load_plugin_files, settings_class
-from fedsilo.core.one_line import one_line, shown
+from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.plugins import (
     PINS,
     digests_text,
@@ -91,9 +91,13 @@ class RunSettings(Mapping[str, Value]):
 
     def decisive(self) -> dict[str, Value]:
         """Return the settings that the result depends on; a resumed run must have the same."""
-        values = self.as_mapping().items()
+        decisive = self.as_mapping()
+        for key in CIRCUMSTANCES:
+            decisive.pop(key, None)
         # An empty 'plugin-digests' is left out, because older runs have no such key
-        return {k: v for k, v in values if k not in CIRCUMSTANCES and (v or k != PINS)}
+        if not decisive[PINS]:
+            del decisive[PINS]
+        return decisive
 
     def run_config(self) -> dict[str, Any]:
         """Return the settings as the run config of ``flwr run``, with groups as tables.
@@ -101,10 +105,14 @@ class RunSettings(Mapping[str, Value]):
         ``flwr run`` accepts only the keys of pyproject.toml, so the settings of a plugin's method
         travel as one JSON text, 'plugin-settings'.
         """
-        values, own = self.as_mapping(), as_mapping(self.own)
-        foreign = {key: own[key] for key in own.keys() - declared_defaults().keys()}
-        carried: dict[str, Value] = {"plugin-settings": json.dumps(foreign)} if foreign else {}
-        return group_settings({k: v for k, v in values.items() if k not in foreign} | carried)
+        values = self.as_mapping()
+        foreign, declared = {}, declared_defaults()
+        for key in as_mapping(self.own):
+            if key not in declared:
+                foreign[key] = values.pop(key)
+        if foreign:
+            values["plugin-settings"] = json.dumps(foreign)
+        return group_settings(values)
 
     def pin_plugins(self) -> "RunSettings":
         """Return the settings with the SHA-256 of each plugin in 'plugin-digests'.
@@ -113,11 +121,14 @@ class RunSettings(Mapping[str, Value]):
             SettingError: 'plugin-digests' already has another digest for a plugin.
         """
         stated = self.common.plugin_digests
-        if not (plugs := plugs_of(self.common)) and not stated:
+        plugs = plugs_of(self.common)
+        if not plugs and not stated:
             return self
         digests = plug_digests(plugs)
-        if stated and (other := other_plugs(digests, stated)):
-            raise other_version(other)
+        if stated:
+            other = other_plugs(digests, stated)
+            if other:
+                raise other_version(other)
         remember_plugins(digests | file_digests(plugin_entries(self.common.plugin)))
         pinned = replace(self.common, plugin_digests=digests_text(digests))
         return replace(self, common=pinned)
@@ -140,11 +151,11 @@ class RunConfig:
 
 def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
     """Describe the settings that differ between two runs; empty if none does."""
-    differing = [
-        f"{key} is {shown(before.get(key, 'unset'))} there and {shown(now.get(key, 'unset'))} here"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
+    differing = []
+    for key in sorted(before.keys() | now.keys()):
+        if before.get(key) != now.get(key):
+            there, here = quote_value(before.get(key, "unset")), quote_value(now.get(key, "unset"))
+            differing.append(f"{key} is {there} there and {here} here")
     return "; ".join(differing)
 
 
@@ -177,6 +188,7 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     settings = _build_settings(values)
     common = settings.common
     cls = strategy_class(common.method)
+    # The general checks first: those of the method may rely on them
     check_data_settings(common)
     check_network_settings(common)
     check_pace(common)
@@ -184,7 +196,9 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     check_training(common, is_table)
     cls.capabilities.refuse_more(common, is_table)
     check_privacy_settings(common, is_table)
-    if (silos := silo_count(common)) is not None:
+    silos = silo_count(common)
+    # None if only the hospitals know; then the sites are counted once they have answered
+    if silos is not None:
         if common.min_sites > silos:
             raise SettingError(
                 f"setting 'run.min-sites' must be at most the number of silos, {silos}, but is "
@@ -215,6 +229,7 @@ def _build_settings(values: Mapping[str, Value]) -> RunSettings:
     for key in values:
         if key not in known:
             raise unknown_key(key, known)
+    # Unknown keys are refused before any value is read, because a typing error explains more
     common = build(CommonSettings, values)
     cls = settings_class(common.method)
     _refuse_foreign_keys(values, common.method, known)
@@ -258,7 +273,11 @@ def _plugged_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Valu
     """
     cls = settings_class(method)
     group = str(vars(cls).get("group", ""))
-    ours = {key.partition(".")[0] for key in known if "." in key}
+    ours = set()
+    for key in known:
+        before_dot, dot, _ = key.partition(".")
+        if dot:
+            ours.add(before_dot)
     if group in {*ours, *METHODS} and not cls.__module__.startswith("fedsilo."):
         raise SettingError(
             f"method '{method}': the group '{group}' of its settings is taken; give class "
@@ -287,20 +306,24 @@ def read_toml(path: Path) -> dict[str, Value]:
         SettingError: the file is missing, is no TOML, or is nested more deeply than groups are.
     """
     content = _parse_toml(path)
-    settings = {key: value for key, value in content.items() if key not in _NO_SETTINGS}
     # A run's record may have the names of its version, which are not for the user to change
-    return flat_values(settings, str(path), quietly="format" in content)
+    is_record = "format" in content
+    for key in _NO_SETTINGS:
+        content.pop(key, None)
+    return flat_values(content, str(path), quietly=is_record)
 
 
 def _parse_toml(path: Path) -> dict[str, Any]:
-    if fault := file_fault(path, _MOST_BYTES):
-        raise SettingError(f"{path} {fault}")
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SettingError(f"{path} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:  # no TOML or UTF-8, or numbers of 5000 digits
-        raise SettingError(f"{path} is not valid TOML: {one_line(error, 200)}") from None
+    # Before the file is opened, because a pipe would be waited for
+    fault = file_fault(path, _MOST_BYTES)
+    if not fault:
+        try:
+            return tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            fault = f"cannot be read: {error.strerror}"
+        except (ValueError, RecursionError) as error:  # no TOML or UTF-8, numbers of 5000 digits
+            fault = f"is not valid TOML: {one_line(error, 200)}"
+    raise SettingError(f"{path} {fault}")
 
 
 def read_run_config(config: Path) -> RunConfig:
@@ -325,13 +348,15 @@ def _table(content: Any, name: str, config: Path) -> dict[str, Any]:
     Raises:
         RunDirectoryError: the part has another form.
     """
-    if not isinstance(content, dict):
-        raise RunDirectoryError(f"{config} is of another form: '{name}' must be a table")
-    for key, value in content.items():
-        if not isinstance(value, bool | int | float | str | dict):
-            raise RunDirectoryError(
-                f"{config} is of another form: '{name}.{one_line(key, 80)}' must be a single value"
-            )
+    fault = ""
+    if isinstance(content, dict):
+        for key, value in content.items():
+            if not isinstance(value, bool | int | float | str | dict):
+                fault = f"'{name}.{one_line(key, 80)}' must be a single value"
+    else:
+        fault = f"'{name}' must be a table"
+    if fault:
+        raise RunDirectoryError(f"{config} is of another form: {fault}")
     return dict(content)
 
 
@@ -357,13 +382,15 @@ def parse_pair(text: str) -> tuple[str, Any]:
     """
     key, equals, raw = text.partition("=")
     if not equals or not key.strip():
-        raise SettingError(f"{shown(text)} is not a setting: write key=value, for example rounds=5")
+        raise SettingError(
+            f"{quote_value(text)} is not a setting: write key=value, for example rounds=5"
+        )
     try:
         parsed = tomllib.loads(f"value = {raw.strip()}")
     except (ValueError, RecursionError):
         parsed = {"value": raw.strip()}
     if parsed.keys() != {"value"}:
-        raise SettingError(f"{shown(text)} is more than one setting: give each its own --set")
+        raise SettingError(f"{quote_value(text)} is more than one setting: give each its own --set")
     value = parsed["value"]
     if isinstance(value, datetime.date | datetime.time):
         value = raw.strip()  # a bare name such as 2024-01-01

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.methods import METHODS, site_class
-from fedsilo.core.one_line import listed, shown
+from fedsilo.core.one_line import join_names, quote_value
 from fedsilo.core.settings.common_settings import NOBODY, SUMS, CommonSettings
 from fedsilo.core.settings_schema import Value, as_mapping, defaults, keys_with
 from fedsilo.models.privacy.summed_metrics import MEASURED
@@ -47,6 +47,7 @@ def check_training(common: CommonSettings, is_table: bool) -> None:
     _check_early_stopping(common)
     if common.vectorised > 1:
         _check_vectorised(common)
+    # The sites' own checks are imported only if a setting needs them: they bring PyTorch
     values, usual = as_mapping(common), defaults(CommonSettings)
     if all(values[key] == usual[key] for key in _TRAINING):
         return
@@ -63,23 +64,27 @@ def check_training(common: CommonSettings, is_table: bool) -> None:
 
 def _check_early_stopping(common: CommonSettings) -> None:
     metric, usual = common.early_stopping_metric, CommonSettings()
+    fault = ""
     if metric == "none":
         if common.patience != usual.patience:
-            raise SettingError(
+            fault = (
                 "setting 'server.patience' has no effect without a metric: set "
                 "'server.early-stopping-metric'"
             )
+    # A metric with noise would stop a run at random, and one that never comes would stop none
     elif common.trust == NOBODY or (common.trust == SUMS and metric not in MEASURED):
-        raise SettingError(
+        fault = (
             f"setting 'server.early-stopping-metric' is '{metric}', but at 'privacy.trust' "
             f"'{common.trust}' this metric has noise or is not reported: remove "
             f"'server.early-stopping-metric', or at trust 'sums' choose {', '.join(MEASURED)}"
         )
     elif not common.evaluate_every:
-        raise SettingError(
+        fault = (
             f"setting 'server.early-stopping-metric' is '{metric}', but 'server.evaluate-every' is "
             "0, so no round is measured: set 'server.evaluate-every' to 1"
         )
+    if fault:
+        raise SettingError(fault)
 
 
 def _check_vectorised(common: CommonSettings) -> None:
@@ -90,10 +95,10 @@ def _check_vectorised(common: CommonSettings) -> None:
         if isinstance(value, str):
             value = value.lower()
         if value not in allowed:
-            wanted = listed([str(one) or "empty" for one in allowed])
+            wanted = join_names([str(one) or "empty" for one in allowed])
             raise SettingError(
                 f"'machine.vectorised' is {common.vectorised}, but '{key}' is "
-                f"{shown(values[key])}: sites are trained as one only if it is {wanted}; set "
+                f"{quote_value(values[key])}: sites are trained as one only if it is {wanted}; set "
                 "'machine.vectorised' to 1"
             )
     # A plugin may extend a method that trains plainly, and do more

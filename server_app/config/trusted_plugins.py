@@ -49,14 +49,19 @@ def name_plugins(entries: Iterable[object]) -> None:
     Raises:
         SettingError: a file does not exist.
     """
-    for entry in (part for text in entries for part in plugin_entries(str(text))):
-        if not entry.endswith(".py"):
-            _named[entry.partition(".")[0]] = entry
-            continue
-        path = Path(entry).expanduser().absolute()
-        if not path.is_file():
-            raise SettingError(f"--plugin {path} is not a file: name your copy of the plugin")
-        _named[module_of(entry)] = str(path)
+    for text in entries:
+        for entry in plugin_entries(str(text)):
+            _name_plugin(entry)
+
+
+def _name_plugin(entry: str) -> None:
+    if not entry.endswith(".py"):
+        _named[entry.partition(".")[0]] = entry
+        return
+    path = Path(entry).expanduser().absolute()
+    if not path.is_file():
+        raise SettingError(f"--plugin {path} is not a file: name your copy of the plugin")
+    _named[module_of(entry)] = str(path)
 
 
 def remember_plugins(digests: Mapping[str, str]) -> None:
@@ -73,7 +78,10 @@ def remember_plugins(digests: Mapping[str, str]) -> None:
         new -= _read_remembered()
         path = _place()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        lines = "".join(f"{digest}  {module}\n" for module, digest in sorted(new))
+        lines = ""
+        for module, digest in sorted(new):
+            lines += f"{digest}  {module}\n"
+        # Through a link, somebody could have this append to any file of the user
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW
         with os.fdopen(os.open(path, flags, 0o600), "w", encoding="utf-8") as file:
             file.write(lines)  # one write, so that two processes do not mix their lines
@@ -102,14 +110,16 @@ def approve_plugins(
         SettingError: a plugin that the settings use may not be executed. The message says how the
             reader can trust it.
     """
-    recorded = {module_of(e): e for e in plugin_entries(str(values.get("plugin", "")))}
+    recorded = _by_module(str(values.get("plugin", "")))
     pins = stated_digests(str(values.get(PINS, "")))
     used = sorted(set(used))
     if not needs_pins:
         for module in used:
             entry = _named.get(module, recorded.get(module, ""))
             pins.setdefault(module, _entry_digest(module, entry))
-    approved = [_approve(module, recorded.get(module, ""), pins.get(module, "")) for module in used]
+    approved = []
+    for module in used:
+        approved.append(_approve(module, recorded.get(module, ""), pins.get(module, "")))
     # A file that no setting names may be one that another plugin imports. It has no pin, so only
     # bytes that this user has run are executed, and others are left out
     for module, entry in recorded.items():
@@ -122,8 +132,16 @@ def approve_plugins(
 
 def remember_files(named: str) -> None:
     """Remember the files of a setting 'plugin' that the user himself gives."""
-    files = {module_of(entry): entry for entry in plugin_entries(named) if entry.endswith(".py")}
-    remember_plugins({module: _file_digest(entry) for module, entry in files.items()})
+    digests = {}
+    for module, entry in _by_module(named).items():
+        if entry.endswith(".py"):
+            digests[module] = _file_digest(entry)
+    remember_plugins(digests)
+
+
+def _by_module(named: str) -> dict[str, str]:
+    """Return the entries of a setting 'plugin' by the module that each gives."""
+    return {module_of(entry): entry for entry in plugin_entries(named)}
 
 
 def refuse_unknown_files(named: str, where: str) -> None:
@@ -155,9 +173,10 @@ def _approve(module: str, recorded: str, pin: str) -> str:
     """
     entry = _named.get(module, recorded)
     is_file = entry.endswith(".py")
-    is_trusted = module in _named or _is_remembered(module, pin) or (
-        not is_file and is_offered(module)
-    )  # fmt: skip
+    # Trust comes first: of a plugin that may not be executed, not even the bytes are read
+    is_trusted = module in _named or _is_remembered(module, pin)
+    if not is_trusted and not is_file:
+        is_trusted = is_offered(module)
     if not is_trusted:
         raise SettingError(
             f"plugin {_text(module, pin)} is named by a file and not by you, and you have not run "
@@ -170,24 +189,30 @@ def _approve(module: str, recorded: str, pin: str) -> str:
             f"plugin {_text(module, pin)} is needed, but {entry or 'no installed module'} cannot "
             f"be read: name your copy by --plugin {module}.py"
         )
+    # A trusted plugin too must be the run's version, or other code would read the run
     if found != pin:
         raise SettingError(
             f"{entry or 'the installed module'} is another version of plugin {_text(module, pin)}, "
             f"its SHA-256 is {found[:_DIGITS]}: name the run's version by --plugin {module}.py"
         )
-    if not is_file:
-        import_plugin(module)
-    return entry if is_file else ""
+    if is_file:
+        return entry
+    import_plugin(module)
+    return ""
 
 
 def _text(module: str, pin: str) -> str:
-    digest = one_line(pin, _DIGITS + 1) if pin else "not recorded"
+    digest = "not recorded"
+    if pin:
+        digest = one_line(pin, _DIGITS + 1)
     return f"'{one_line(module, 80)}' (SHA-256 {digest})"
 
 
 def _entry_digest(module: str, entry: str) -> str:
     """Compute the digest of a plugin's file, or of an installed module; empty if there is none."""
-    return _file_digest(entry) if entry.endswith(".py") else module_digest(module)
+    if entry.endswith(".py"):
+        return _file_digest(entry)
+    return module_digest(module)
 
 
 def _file_digest(entry: str) -> str:
@@ -221,6 +246,7 @@ def _read_remembered() -> set[tuple[str, str]]:
         return set()
     except OSError as error:
         raise SettingError(f"{path} cannot be read: {error.strerror}") from None
+    # Checked on the open file, because another file could be put in its place meanwhile
     with os.fdopen(handle, encoding="utf-8", errors="replace") as file:
         found = os.fstat(handle)
         theirs = found.st_uid != os.geteuid() or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
@@ -230,5 +256,9 @@ def _read_remembered() -> set[tuple[str, str]]:
                 "it, or 'chmod 600' it after reading it"
             )
         lines = file.read(_MOST_BYTES).splitlines()
-    pairs = (line.split("  ", 1) for line in lines if "  " in line)
-    return {(module, digest) for digest, module in pairs}
+    remembered = set()
+    for line in lines:
+        digest, separator, module = line.partition("  ")
+        if separator:
+            remembered.add((module, digest))
+    return remembered

@@ -7,6 +7,7 @@ from typing import Any
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.state_files import save_state
 from fedsilo.core.settings.common_settings import CommonSettings
+from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.server_app.records.recorder import ALL, Recorder
 from fedsilo.server_app.records.run_directory import BEST, RunDirectory
 from fedsilo.strategies.loop.hooks import Hook
@@ -14,6 +15,14 @@ from fedsilo.strategies.loop.method import Method, State
 from fedsilo.strategies.meeting.participants import Participants
 
 _SMALLER_IS_BETTER = ("loss", "entropy", "calibration-error")
+
+
+def statistics_as_lists(pooled: FeatureStatistics) -> dict[str, Any]:
+    """Return the statistics for scaling inputs as JSON has them: lists, by name."""
+    statistics = {}
+    for name, values in vars(pooled).items():
+        statistics[name] = values.tolist()
+    return statistics
 
 
 def write_model(directory: RunDirectory, name: str, method: Method, state: State) -> bool:
@@ -27,7 +36,7 @@ def write_model(directory: RunDirectory, name: str, method: Method, state: State
         return False
     facts: dict[str, Any] = {"method": method.common.method, **state.facts()}
     if pooled:
-        facts["figures"] = {part: values.tolist() for part, values in vars(pooled).items()}
+        facts["figures"] = statistics_as_lists(pooled)
     save_state(directory.path / name, model, facts)
     return True
 
@@ -94,6 +103,7 @@ class BestRound(Hook):
         value = self._mean(self.recorder.values(state.round, "val"))
         if not math.isfinite(value):  # this round was not measured
             return
+        # Rounds without a measurement do not use up the patience
         self.waited += 1
         if not self._is_better(value):
             return
@@ -108,8 +118,9 @@ class BestRound(Hook):
     def _is_better(self, value: float) -> bool:
         if not self.best:
             return True
-        sign = -1 if self.common.early_stopping_metric in _SMALLER_IS_BETTER else 1
-        gain = sign * (value - float(self.best["value"]))
+        gain = value - float(self.best["value"])
+        if self.common.early_stopping_metric in _SMALLER_IS_BETTER:
+            gain = -gain
         return gain > 0
 
     def _mean(self, values: Mapping[str, Mapping[str, float]]) -> float:
@@ -119,9 +130,14 @@ class BestRound(Hook):
         """
         metric, facts = self.common.early_stopping_metric, self.method.participants.facts
         reported = {site: row[metric] for site, row in values.items() if metric in row}
+        # Sites weigh by their samples, so that a hospital of ten patients does not decide
         if ALL in reported:  # a sum over all samples already
             return reported[ALL]
-        sizes = {site: facts[site].sizes().get("val", 0) for site in reported}
-        if not (samples := sum(sizes.values())):
+        samples, total = 0, 0.0
+        for site, value in reported.items():
+            size = facts[site].sizes().get("val", 0)
+            samples += size
+            total += size * value
+        if not samples:
             return math.nan
-        return sum(sizes[site] * value for site, value in reported.items()) / samples
+        return total / samples

@@ -42,6 +42,7 @@ class CheckpointHook(Hook):
             "hooks": {name: hook.state() for name, hook in self.hooks.items()},
         }
         save_state(self.folder / f"round-{state.round:06d}.safetensors", state.arrays, facts)
+        # Removed only after the new one is written, so that one intact checkpoint always exists
         for old in sorted(self.folder.glob("round-*.safetensors"))[:-KEPT]:
             old.unlink()
 
@@ -57,27 +58,14 @@ class CheckpointHook(Hook):
         """
         files = sorted(self.folder.glob("round-*.safetensors"))
         for path in reversed(files):
+            # Only a damaged file is skipped: one of other settings must not lead to an older state
             try:
                 arrays, facts = load_state(path)
             except CheckpointError as error:
                 logging.getLogger("flwr").warning("%s: trying the one before it", error)
                 continue
             try:
-                before = current_settings(facts["settings"], str(path), quietly=True)
-                # In such a run, sites added rounding errors to their next update; this was removed
-                if (
-                    facts["settings"].get("wire-feedback")
-                    and before["server.wire-precision"] == "bf16"
-                ):
-                    raise CheckpointError(
-                        f"{path} belongs to a run with 'wire-feedback', but this version has no "
-                        "such setting: start a new run"
-                    )
-                if other := differences(before, self.settings):
-                    raise CheckpointError(
-                        f"{path} belongs to a run with other settings: {other}; resume with the "
-                        "same settings, or choose another 'run.name'"
-                    )
+                self._refuse_other_settings(facts["settings"], path)
                 for name, hook in self.hooks.items():
                     hook.restore(facts["hooks"][name])
                 state = self.state_class.restored(arrays, facts)
@@ -95,3 +83,22 @@ class CheckpointHook(Hook):
                 f"({', '.join(path.name for path in files)}): start a new run"
             )
         return None
+
+    def _refuse_other_settings(self, recorded: Mapping[str, Value], path: Path) -> None:
+        """Raise a CheckpointError if a checkpoint's settings are not those of this run."""
+        before = current_settings(recorded, str(path), quietly=True)
+        fault = ""
+        # The removed setting made sites add rounding errors to their next update
+        if recorded.get("wire-feedback") and before["server.wire-precision"] == "bf16":
+            fault = (
+                "belongs to a run with 'wire-feedback', but this version has no such setting: "
+                "start a new run"
+            )
+        other = differences(before, self.settings)
+        if other and not fault:
+            fault = (
+                f"belongs to a run with other settings: {other}; resume with the same settings, or "
+                "choose another 'run.name'"
+            )
+        if fault:
+            raise CheckpointError(f"{path} {fault}")

@@ -21,7 +21,7 @@ from pydantic import (
 
 from fedsilo.core.errors import RunDirectoryError
 from fedsilo.core.files.declarations import check_content, misfit
-from fedsilo.core.one_line import one_line, shown
+from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
 from fedsilo.core.settings_schema import key_of
 from fedsilo.datasets.silo.declared_silos import SiteName
@@ -73,18 +73,33 @@ def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, 
         columns: the cells of its first line.
         rows: its other lines, column -> cell.
     """
-    where = str(path)
+    fault = ""
     for column in COLUMNS.get(path.name, ()):
-        if column not in columns:
-            raise _other_form(where, f"line 1 lacks the column '{column}'")
+        if column not in columns and not fault:
+            fault = f"line 1 lacks the column '{column}'"
     for line, cells in enumerate(rows, start=2):
-        if None in cells or None in cells.values():
-            raise _other_form(where, f"line {line} has more or fewer cells than the first")
-        for column, cell in cells.items():
-            if fault := _cell_fault(column, cell):
-                raise _other_form(where, f"line {line}, '{column}' is {shown(cell)}, {fault}")
-        if not _is_possible(cells.get("metric", ""), float(cells.get("value", 0))):
-            raise _other_form(where, f"line {line}, 'value' is not possible for its metric")
+        if fault:
+            break
+        line_fault = _line_fault(cells)
+        if line_fault:
+            fault = f"line {line}{line_fault}"
+    if fault:
+        raise _other_form(str(path), fault)
+
+
+def _line_fault(cells: Mapping[Any, Any]) -> str:
+    """Find the fault of a table's line, as the end of a sentence; empty for a line without one."""
+    # csv.DictReader has the key None for cells too many, and the value None for cells too few
+    if None in cells or None in cells.values():
+        return " has more or fewer cells than the first"
+    for column, cell in cells.items():
+        fault = _cell_fault(column, cell)
+        if fault:
+            return f", '{column}' is {quote_value(cell)}, {fault}"
+    # After the cells, so that 'value' is a number here
+    if not _is_possible(cells.get("metric", ""), float(cells.get("value", 0))):
+        return ", 'value' is not possible for its metric"
+    return ""
 
 
 def _cell_fault(column: str, cell: str) -> str | None:
@@ -98,7 +113,9 @@ def _cell_fault(column: str, cell: str) -> str | None:
             return expected
         if column == "seconds" and not 0 <= number <= _LARGEST:
             return expected
-    return None if cell.isprintable() else "no text that can be printed"
+    if not cell.isprintable():
+        return "no text that can be printed"
+    return None
 
 
 def _is_possible(metric: str, value: float) -> bool:
@@ -107,6 +124,7 @@ def _is_possible(metric: str, value: float) -> bool:
     Metrics per class or bin are counts or shares, so they are not negative. Metrics between 0 and 1
     stay finite, even with noise. Every other metric may have any value, also NaN.
     """
+    # The limits keep numbers out that pages and plots could not show
     if "." in metric:
         return 0 <= value <= _LARGEST
     name = metric.removeprefix("trained-").removeprefix("own-").partition("-from-")[0]
@@ -189,8 +207,9 @@ def _possible(metrics: dict[str, float]) -> dict[str, float]:
 
 
 def _of_splits(parts: dict[str, Any]) -> dict[str, Any]:
-    if odd := [part for part in parts if part not in _SPLITS]:
-        raise misfit(f"must be of train, val and test, not of '{one_line(odd[0], 80)}'")
+    for part in parts:
+        if part not in _SPLITS:
+            raise misfit(f"must be of train, val and test, not of '{one_line(part, 80)}'")
     return parts
 
 
@@ -231,13 +250,21 @@ class Site(RunObject):
 def _consistent(silos: dict[str, Site]) -> dict[str, Site]:
     if not silos:
         raise misfit("must name a site")
-    counts = [counts for site in silos.values() for counts in site.label_counts.values()]
-    named = [site.classes for site in silos.values() if site.classes]
-    if len({len(classes) for classes in (*counts, *(named if counts else ()))}) > 1:
+    numbers, named = set(), set()
+    for site in silos.values():
+        for counts in site.label_counts.values():
+            numbers.add(len(counts))
+        if site.classes:
+            named.add(len(site.classes))
+    # Sites that send no label counts may still name their classes, each in its own way
+    if numbers:
+        numbers |= named
+    if len(numbers) > 1:
         raise misfit("must have 'classes' and 'label_counts' of one number of classes")
     return silos
 
 
+# A run without sites is no run, so readers may take the first site
 Silos = Annotated[dict[SiteName, Site], AfterValidator(_consistent)]
 
 

@@ -18,4 +18,7 @@ def worst(values: Mapping[str, float], *, high_is_worse: bool = False) -> list[s
 
 def join_names(names: Sequence[str]) -> str:
     """Join names for a sentence; of more than 20, name five and count the rest."""
-    return one_line.join_names(names, MANY if len(names) <= MANY else _WORST)
+    most = MANY
+    if len(names) > MANY:
+        most = _WORST
+    return one_line.join_names(names, most)

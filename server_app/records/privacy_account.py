@@ -55,6 +55,7 @@ class PrivacyHook(Hook):
         """
         if reply.arrays and DP_EPSILON not in reply.metrics:
             return _NO_NOISE
+        # 0 is no cap. The factor is for the rounding of a site's own arithmetic
         said, cap = float(reply.metrics.get(DP_EPSILON, 0.0)), self.common.max_epsilon
         if cap and said > cap * _ROUNDING:
             return (
@@ -73,10 +74,13 @@ class PrivacyHook(Hook):
 
         Without a finished round the answer is None too, because the run has trained nothing.
         """
-        if isinstance(error, TooFewSitesError) and EpsilonSpentError.code in error.codes:
-            ends = f"the run ends after round {state.round} of {self.common.rounds}"
-            return f"{ends}: {error.reasons}" if state.round else None
-        return None
+        # Before the first round a refusal is an error: the run has trained nothing to keep
+        if not state.round or not isinstance(error, TooFewSitesError):
+            return None
+        if EpsilonSpentError.code not in error.codes:
+            return None
+        ends = f"the run ends after round {state.round} of {self.common.rounds}"
+        return f"{ends}: {error.reasons}"
 
     def state(self) -> Any:
         """Return the epsilon that each site has spent, by site."""
@@ -94,8 +98,11 @@ class PrivacyHook(Hook):
         """Build the guarantee of privacy.json: the largest epsilon of a site, and each site's."""
         common = self.common
         sites = {site: self.spent(site) for site in participants.sites()}
-        simulated = any(facts.simulated for facts in participants.facts.values())
-        trusted = common.trust == CommonSettings.trust
+        bound = _OF
+        if common.trust == CommonSettings.trust:
+            bound += _UNBOUNDED
+        if any(facts.simulated for facts in participants.facts.values()):
+            bound += _SIMULATED
         return {
             "epsilon": max(sites.values(), default=0.0),
             "delta": common.delta,
@@ -105,5 +112,5 @@ class PrivacyHook(Hook):
             "accountant": f"RDP (dp-accounting {version('dp-accounting')})",
             "mechanism": "DP-SGD with Poisson sampling; group norm in place of batch norm",
             "sites": sites,
-            "of": _OF + (_UNBOUNDED if trusted else "") + (_SIMULATED if simulated else ""),
+            "of": bound,
         }

@@ -96,12 +96,16 @@ class Progress(_Part):
 
     def bytes(self) -> dict[str, int]:
         """Return the total bytes over all sites: ``down`` to the sites, ``up`` from them."""
-        sites = self.sites.values()
-        return {"down": sum(s.bytes_down for s in sites), "up": sum(s.bytes_up for s in sites)}
+        total = {"down": 0, "up": 0}
+        for site in self.sites.values():
+            total["down"] += site.bytes_down
+            total["up"] += site.bytes_up
+        return total
 
     def epsilon(self) -> float | None:
         """Return the largest epsilon that a site has spent; None without differential privacy."""
-        return max((s.epsilon for s in self.sites.values() if s.epsilon is not None), default=None)
+        spent = [site.epsilon for site in self.sites.values() if site.epsilon is not None]
+        return max(spent, default=None)
 
 
 def read_progress(folder: Path) -> Progress | None:
@@ -120,6 +124,7 @@ def read_progress(folder: Path) -> Progress | None:
         return None
     except OSError as error:
         raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from None
+    # Half a file is no JSON: on a network drive, a reader may see the file while it is replaced
     except ValidationError as error:
         first = error.errors()[0]
     if first["type"] == "json_invalid":
@@ -144,6 +149,7 @@ def mark_interrupted(folder: Path) -> None:
 
 def write_progress(progress: Progress, folder: Path) -> None:
     """Write ``progress.json`` and ``progress.prom`` of a run directory."""
+    # Not 'lasting': a power cut may lose the progress, and waiting for the disk costs more
     write_atomically(folder / FILE, progress.model_dump_json(indent=2) + "\n", lasting=False)
     write_atomically(folder / METRICS_FILE, metrics_text(progress), lasting=False)
 
@@ -153,16 +159,21 @@ def metrics_text(progress: Progress) -> str:
     lines: list[str] = []
     for name, meaning, samples in _families(progress):
         if samples:
-            kind = "counter" if name.endswith("_total") else "gauge"
+            kind = "gauge"
+            if name.endswith("_total"):
+                kind = "counter"
             lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
         for labels, value in samples:
-            # JSON escapes the same characters as Prometheus: backslashes, quotes and line ends
-            pairs = [
-                f"{label}={json.dumps(text, ensure_ascii=False)}"
-                for label, text in {"run": progress.run, **labels}.items()
-            ]
+            pairs = [_label("run", progress.run)]
+            for label, text in labels.items():
+                pairs.append(_label(label, text))
             lines.append(f"{name}{{{','.join(pairs)}}} {value!r}")
     return "\n".join(lines) + "\n"
+
+
+def _label(name: str, text: str) -> str:
+    # JSON escapes the same characters as Prometheus: backslashes, quotes and line ends
+    return f"{name}={json.dumps(text, ensure_ascii=False)}"
 
 
 _Samples = list[tuple[dict[str, str], float]]
@@ -184,10 +195,16 @@ def _families(p: Progress) -> Iterator[tuple[str, str, _Samples]]:
         ("peak_memory_bytes", "fedsilo_site_peak_memory_bytes", "Peak memory of a site."),
         ("epsilon", "fedsilo_site_epsilon", "Epsilon that a site has spent in this run."),
     ):
-        costs = {site: getattr(cost, key) for site, cost in p.sites.items()}
-        yield name, meaning, [({"site": s}, v) for s, v in costs.items() if v is not None]
+        costs: _Samples = []
+        for site, cost in p.sites.items():
+            value = getattr(cost, key)
+            if value is not None:
+                costs.append(({"site": site}, value))
+        yield name, meaning, costs
     yield "fedsilo_run_server_memory_bytes", "The server's memory.", [({}, p.server_memory_bytes)]
-    left: _Samples = [] if p.seconds_left is None else [({}, p.seconds_left)]
+    left: _Samples = []
+    if p.seconds_left is not None:
+        left.append(({}, p.seconds_left))
     yield "fedsilo_run_seconds_left", "Seconds left, estimated from the rounds so far.", left
     moment = p.updated.timestamp()
     yield "fedsilo_run_updated_timestamp_seconds", "When this was written.", [({}, moment)]
@@ -197,13 +214,17 @@ def clock(seconds: float) -> str:
     """Format seconds as ``m:ss``, or from one hour as ``h:mm:ss``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+    if hours:
+        return f"{hours}:{minutes:02d}:{rest:02d}"
+    return f"{minutes}:{rest:02d}"
 
 
 def bytes_text(number: float) -> str:
     """Format bytes with a decimal unit and three digits: ``1.5 MB``."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 999.5:  # more is shown as 1 of the next unit, not as 1e+03
-            return f"{number:.0f} B" if unit == "B" else f"{number:.3g} {unit}"
+    if number < 999.5:  # more is shown as 1 of the next unit, not as 1e+03
+        return f"{number:.0f} B"
+    for unit in ("kB", "MB", "GB"):
         number /= 1000
-    return f"{number:.3g} TB"
+        if number < 999.5:
+            return f"{number:.3g} {unit}"
+    return f"{number / 1000:.3g} TB"

@@ -19,7 +19,7 @@ from typing import Any
 
 import psutil
 
-from fedsilo.core.one_line import counted, one_line
+from fedsilo.core.one_line import format_count, one_line
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.server_app.records.many_sites import join_names
 from fedsilo.server_app.records.privacy_account import PrivacyHook
@@ -113,7 +113,7 @@ class ProgressHook(Hook):
         except Exception as error:
             self._end("failed", one_line(error))
             raise
-        except BaseException as error:
+        except BaseException as error:  # Ctrl-C, or a signal of Slurm
             self._end("interrupted")
             error.args = (str(self.directory.path),)  # the command says how to resume it
             raise
@@ -127,8 +127,8 @@ class ProgressHook(Hook):
         """Print the title, the sites and the number of rounds."""
         self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
-        sites = f"{counted(len(self.sites), 'site')} ({join_names(self.sites)})"
-        self.say(f"{self.progress.title}: {sites}, {counted(total_rounds, 'round')}")
+        sites = f"{format_count(len(self.sites), 'site')} ({join_names(self.sites)})"
+        self.say(f"{self.progress.title}: {sites}, {format_count(total_rounds, 'round')}")
         if state.round:
             self.say(f"resuming after round {state.round}")
 
@@ -151,7 +151,8 @@ class ProgressHook(Hook):
     def reply_came(self, round_: int, phase: str, site: str) -> None:
         """Note that a site has answered."""
         self.progress.answered.append(site)
-        self.progress.away = [other for other in self.progress.away if other != site]
+        if site in self.progress.away:
+            self.progress.away.remove(site)
 
     @_harmless
     def sites_away(self, round_: int, phase: str, sites: list[str]) -> None:
@@ -164,7 +165,8 @@ class ProgressHook(Hook):
         self.progress.left_out += 1
         if site in self.progress.asked:
             self.progress.failed[site] = one_line(reason)
-            self.progress.answered = [s for s in self.progress.answered if s != site]
+            if site in self.progress.answered:
+                self.progress.answered.remove(site)
         self.say(f"round {round_}, {phase}: continuing without site {site}: {reason}")
 
     @_harmless
@@ -181,12 +183,18 @@ class ProgressHook(Hook):
         losses = [site["loss"] for site in trained if "loss" in site]  # a site may withhold it
         before = self.recorder.values(round_ - 1, "val").values()
         parts = [f"round {round_:>{len(str(here.rounds))}}/{here.rounds}"]
-        parts += [f"train loss {fmean(losses):.3f}"] if losses else []
+        if losses:
+            parts.append(f"train loss {fmean(losses):.3f}")
         for metric, text in _MEASURED:
-            if before and all(metric in site for site in before):
-                parts.append(text.format(fmean(site[metric] for site in before)))
-        parts += [self.marks(state).get(round_, ""), f"{clock(left)} left"]
-        self.say("  ".join(filter(None, parts)))
+            measured = [site[metric] for site in before if metric in site]
+            # A mean over some of the sites would be another number than the rounds before
+            if measured and len(measured) == len(before):
+                parts.append(text.format(fmean(measured)))
+        mark = self.marks(state).get(round_, "")
+        if mark:
+            parts.append(mark)
+        parts.append(f"{clock(left)} left")
+        self.say("  ".join(parts))
 
     def report(self, error: Exception) -> None:
         """Log a warning that the progress files are not up to date; only the first time."""
@@ -212,25 +220,32 @@ class ProgressHook(Hook):
                     write_progress(self._snapshot(), self.directory.path)
             except Exception as error:  # a full disk, an unreadable /proc: the run continues
                 self.report(error)
+            # The thread's own time, not the clock's: on a busy machine writing is slow by waiting
             self.ending.wait(max(_PAUSE, _REST * (time.thread_time() - began)))
 
     def _snapshot(self) -> Progress:
         """Return a copy of the progress with the current times, memory and costs of the sites."""
+        # The copy is made under the lock; the rest takes time, and no event should wait for it
         with self.lock:
             here, sites = self.progress.model_copy(deep=True), list(self.sites)
         for site in sites:
             down, up, seconds = self.recorder.sites.get(site, (0, 0, 0.0))
+            epsilon = None
+            if self.privacy:
+                epsilon = self.privacy.spent(site)
             here.sites[site] = SiteProgress(
                 seconds=seconds,
                 bytes_down=down,
                 bytes_up=up,
                 peak_memory_bytes=self.recorder.peak_memory.get(site, 0),
-                epsilon=self.privacy.spent(site) if self.privacy else None,
+                epsilon=epsilon,
             )
         moment = time.monotonic()
         here.updated, here.seconds = datetime.now(UTC), round(moment - self.began, 3)
         here.server_memory_bytes = self.process.memory_info().rss
-        if here.state == "running" and (done := here.finished_rounds - self.first) > 0:
+        done = here.finished_rounds - self.first
+        if here.state == "running" and done > 0:
+            # The estimate at the begin of this round, minus the seconds since then
             a_round = (self.round_began - self.began) / done
             left = a_round * (here.rounds - here.finished_rounds) - (moment - self.round_began)
             here.seconds_left = round(max(0.0, left), 1)

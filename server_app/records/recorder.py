@@ -61,11 +61,18 @@ class GrowingCsv:
         """
         text, size = io.StringIO(), self.final["bytes"]
         writer = csv.writer(text, lineterminator="\n")
+        # A file of an earlier version may have fewer columns
         width = len(self.header)
-        writer.writerows(row[:width] for row in (final if size else [self.header, *final]))
+        if not size:
+            writer.writerow(self.header)
+        for row in final:
+            writer.writerow(row[:width])
         added = text.getvalue().encode()
-        writer.writerows(row[:width] for row in still_open)
+        for row in still_open:
+            writer.writerow(row[:width])
         lines = text.getvalue().encode()
+        # The first writing replaces a file of an earlier attempt. Later ones do not rewrite the
+        # whole file: what they cut off after a crash lies behind the final bytes
         try:
             if not size:
                 write_atomically(self.path, lines)
@@ -83,6 +90,7 @@ class GrowingCsv:
                 f"cannot append to {self.path} ({error.strerror}): resume the run once the file "
                 "can be written, or start a new run"
             ) from None
+        # Continued over the new bytes only, so that a late round costs no more than an early one
         crc32 = zlib.crc32(added, self.final["crc32"])
         self.final = {"bytes": size + len(added), "crc32": crc32}
 
@@ -122,6 +130,16 @@ TRAFFIC_HEADER = (
 ALL = "all"  # a row of all sites: the mean over all samples; no site can have this name
 UPDATE = "update"  # stands in the column 'split': statistics of the model update in a reply
 _ORDER = itemgetter(0, 1, 2, 3)  # metrics.csv is sorted by round, site, split and metric
+
+
+def _described_round(round_: int, phase: str) -> int:
+    """Return the round whose model the sites received and measured in this phase.
+
+    In training they received the model of the round before, in the final evaluation the last one.
+    """
+    if phase == EVALUATE:
+        return round_
+    return round_ - 1
 
 
 class Recorder(Hook):
@@ -175,36 +193,36 @@ class Recorder(Hook):
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
         """Record the traffic of each reply, and its metrics after training or evaluation."""
-        described = round_ if phase == EVALUATE else round_ - 1
+        described = _described_round(round_, phase)
         measured = phase in TRAINING or phase == EVALUATE
         for site, reply in replies.items():
             metrics = reply.metrics
             seconds = round(metrics.get(SECONDS, 0.0), 3)
-            work = [int(metrics.get(key, 0)) for key in (STEPS, SAMPLES)]
-            row = [round_, phase, site, reply.bytes_down, reply.bytes_up, seconds, *work]
-            self._add_traffic(row)
+            steps, samples = int(metrics.get(STEPS, 0)), int(metrics.get(SAMPLES, 0))
+            sizes = (reply.bytes_down, reply.bytes_up)
+            self._add_traffic([round_, phase, site, *sizes, seconds, steps, samples])
             peak = int(metrics.get(PEAK_MEMORY, 0))
             self.peak_memory[site] = max(peak, self.peak_memory.get(site, 0))
-            self.unrepeatable |= {
-                name.removeprefix(UNREPEATABLE) for name in metrics if name.startswith(UNREPEATABLE)
-            }
-            for key in sorted(metrics) if measured else ():
+            for key in sorted(metrics):
+                if key.startswith(UNREPEATABLE):
+                    self.unrepeatable.add(key.removeprefix(UNREPEATABLE))
                 read = read_measurement(key)
-                if read is None:
+                if not measured or read is None:
                     continue
-                split, metric, value = read.split, read.name, metrics[key]
+                # A site measures the model that came before it trains its own
                 if read.model == TRAINED:
-                    self._new_metrics.append([round_, site, split, TRAINED_PREFIX + metric, value])
+                    name, about = TRAINED_PREFIX + read.name, round_
                 else:
-                    self._new_metrics.append([described, site, split, metric, value])
+                    name, about = read.name, described
+                self._new_metrics.append([about, site, read.split, name, metrics[key]])
 
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
         """Record the means of securely summed metrics, under the site name 'all'."""
-        described = round_ if phase == EVALUATE else round_ - 1
         for model, split, metric, value in measurements(means):
-            known = model == INCOMING
-            name = metric if known else TRAINED_PREFIX + metric
-            self._new_metrics.append([described if known else round_, ALL, split, name, value])
+            name, about = TRAINED_PREFIX + metric, round_
+            if model == INCOMING:
+                name, about = metric, _described_round(round_, phase)
+            self._new_metrics.append([about, ALL, split, name, value])
 
     def updates_measured(
         self, round_: int, phase: str, contributions: Mapping[str, UpdateStatistics]
@@ -221,6 +239,7 @@ class Recorder(Hook):
 
     def round_ended(self, state: State) -> None:
         """Append the round's rows to both files; rounds before ``state.round`` are final now."""
+        # The sites measure a round's model one round later, so this round's rows may still grow
         rows = sorted([*self.open, *self._new_metrics], key=_ORDER)
         final = [row for row in rows if row[0] < state.round]
         self.open = rows[len(final) :]
@@ -250,7 +269,10 @@ class Recorder(Hook):
         self.metrics.restore(state["metrics"])
         self.traffic.restore(state["traffic"])
         self.open, self.last = state["open"], state["last"]
-        self.sites = {site: (down, up, took) for site, (down, up, took) in state["sites"].items()}
+        # JSON has turned the tuples into lists
+        self.sites = {}
+        for site, (down, up, took) in state["sites"].items():
+            self.sites[site] = (down, up, took)
         self.peak_memory, self.failures = state["peak-memory"], state["failures"]
         self.unrepeatable = set(state["unrepeatable"])
 
@@ -265,6 +287,7 @@ class Recorder(Hook):
             trained: True for the sites' own trained models, False for the received model.
         """
         found: dict[str, dict[str, float]] = {}
+        # Older rows are only in the file; nobody asks for them while the run goes on
         for row in [*self.last, *self.open, *self._new_metrics]:
             metric = row[3]
             if (
@@ -277,8 +300,11 @@ class Recorder(Hook):
 
     def totals(self) -> dict[str, int]:
         """Return the total bytes over all sites: ``down`` to the sites, ``up`` from them."""
-        costs = self.sites.values()
-        return {"down": sum(down for down, _, _ in costs), "up": sum(up for _, up, _ in costs)}
+        total = {"down": 0, "up": 0}
+        for down, up, _ in self.sites.values():
+            total["down"] += down
+            total["up"] += up
+        return total
 
     def _add_traffic(self, row: Row) -> None:
         """Record a message, and add it to its site's sums."""

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,15 +28,11 @@ from fedsilo.core.errors import FedsiloError, RunDirectoryError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.messages import RUN_NAME, RUN_NAME_WORDS
-from fedsilo.core.one_line import as_word, one_line, shown
+from fedsilo.core.one_line import as_word, one_line, quote_value
 from fedsilo.core.settings.written_settings import group_settings
 from fedsilo.core.versions import git_revision
 from fedsilo.server_app.config.settings import RUN_FORMAT, RunSettings
-from fedsilo.server_app.records.forms import (
-    Content,
-    check_table,
-    read_content,
-)
+from fedsilo.server_app.records.forms import Content, check_table, read_content
 
 if TYPE_CHECKING:  # PyTorch comes with it
     from fedsilo.strategies.meeting.participants import Participants
@@ -107,7 +102,9 @@ class RunDirectory:
             with path.open(newline="", encoding="utf-8") as file:
                 reader = csv.DictReader(file)
                 columns = reader.fieldnames or ()
-                rows = [Content(cells.items(), path) for cells in reader]
+                rows = []
+                for cells in reader:
+                    rows.append(Content(cells.items(), path))
         except OSError as error:
             raise RunDirectoryError(f"{path}: {error.strerror}") from None
         except (ValueError, csv.Error) as error:
@@ -130,6 +127,7 @@ def refuse_outside(run_dir: Path, path: Path) -> None:
     """
     if not path.is_symlink():
         return
+    # 'strict', because a link that leads nowhere today may lead somewhere when the file is written
     try:
         is_inside = path.resolve(strict=True).is_relative_to(run_dir.resolve())
     except (OSError, RuntimeError):
@@ -181,12 +179,16 @@ def with_free_name(settings: RunSettings) -> RunSettings:
     """Make the run name free: if a directory has it, append the first free number, ``hearts-2``."""
     common = settings.common
     path = runs_folder(common.out) / common.run_name
+    # An impossible name stays, and the run's start refuses it
     if common.resume or not RUN_NAME.fullmatch(common.run_name) or not _is_taken(path):
         return settings
-    names = (f"{common.run_name}-{number}" for number in count(2))
-    free = next(name for name in names if not _is_taken(path.with_name(name)))
-    unfinished = (path / CONFIG).is_file() and not RunDirectory(path).has_ended()
-    hint = f" and is unfinished (to continue: fedsilo resume {as_word(path)})" if unfinished else ""
+    number = 2
+    while _is_taken(path.with_name(f"{common.run_name}-{number}")):
+        number += 1
+    free = f"{common.run_name}-{number}"
+    hint = ""
+    if (path / CONFIG).is_file() and not RunDirectory(path).has_ended():
+        hint = f" and is unfinished (to continue: fedsilo resume {as_word(path)})"
     print(f"fedsilo: {path} exists{hint}; this run is named {free}")
     return dataclasses.replace(settings, common=dataclasses.replace(common, run_name=free))
 
@@ -197,20 +199,22 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     Raises:
         RunDirectoryError: the directory of a new run exists, or that of a resumed run does not.
     """
+    # The name comes first: '../x' would lead to another folder
     if not RUN_NAME.fullmatch(run_name):
         raise RunDirectoryError(
-            f"setting 'run.name' must be {RUN_NAME_WORDS}, but is {shown(run_name)}"
+            f"setting 'run.name' must be {RUN_NAME_WORDS}, but is {quote_value(run_name)}"
         )
     path = runs_folder(out) / run_name
+    fault = ""
     if not resume and _is_taken(path):
-        raise RunDirectoryError(
+        fault = (
             f"run directory {path} exists: choose another 'run.name', set "
             "'run.resume' to true to continue it, or remove it"
         )
-    if resume and not path.is_dir():
-        raise RunDirectoryError(
-            f"there is no run directory {path} to resume: check 'run.out' and 'run.name'"
-        )
+    elif resume and not path.is_dir():
+        fault = f"there is no run directory {path} to resume: check 'run.out' and 'run.name'"
+    if fault:
+        raise RunDirectoryError(fault)
     refuse_links(path)
     return RunDirectory(path)
 
@@ -220,9 +224,17 @@ def _is_taken(path: Path) -> bool:
 
     A run begins with config.toml; a process that died before leaves a directory to use again.
     """
-    names = {entry.name for entry in path.iterdir()} if path.is_dir() else set()
-    begun = {name for name in names if name.startswith(".") and name.endswith(".part")}
-    return path.exists() and not (LOCK in names and names <= {LOCK, SILOS, CUT, *begun})
+    if not path.is_dir():
+        return path.exists()
+    names = {entry.name for entry in path.iterdir()}
+    # Without a lock, no run has ever begun here, so the files are somebody's own
+    if LOCK not in names:
+        return True
+    for name in names:
+        half_written = name.startswith(".") and name.endswith(".part")
+        if name not in (LOCK, SILOS, CUT) and not half_written:
+            return True
+    return False
 
 
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
@@ -249,8 +261,9 @@ def silos_document(participants: Participants) -> dict[str, Any]:
     'run.site-weights' the agreed number of training samples.
     """
     agreed = participants.agreed_samples()
-    return {
-        site: {
+    document: dict[str, Any] = {}
+    for site, facts in participants.facts.items():
+        document[site] = {
             "distribution": facts.distribution,
             "sizes": facts.sizes(),
             "label_counts": facts.label_counts,
@@ -259,11 +272,12 @@ def silos_document(participants: Participants) -> dict[str, Any]:
             "schema": facts.schema,
             "classes": list(facts.class_names),
             "backbone": facts.backbone,
-            **({"software": facts.software} if facts.software else {}),
-            **({"agreed": agreed[site]} if site in agreed else {}),
         }
-        for site, facts in participants.facts.items()
-    }
+        if facts.software:
+            document[site]["software"] = facts.software
+        if site in agreed:
+            document[site]["agreed"] = agreed[site]
+    return document
 
 
 @contextmanager
@@ -287,6 +301,7 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
             ) from None
         if new and (directory.path / CONFIG).exists():
             raise RunDirectoryError(f"another process has begun a run in {directory.path}")
+        # Only for our own errors: after a crash, somebody may want to look at the files
         try:
             yield
         except FedsiloError:

@@ -59,7 +59,10 @@ def means(values: Values) -> dict[str, float]:
     for site in values.values():
         for metric, value in site.items():
             values_of.setdefault(metric, []).append(value)
-    return {metric: sum(listed) / len(listed) for metric, listed in values_of.items()}
+    found = {}
+    for metric, listed in values_of.items():
+        found[metric] = sum(listed) / len(listed)
+    return found
 
 
 def by_distribution(
@@ -94,16 +97,23 @@ def privacy_document(
         guarantee: the guarantee of differential privacy, or the sentence that there is none.
         perturbation: a description of noise that guarantees nothing, or empty.
     """
-    counted = () if isinstance(guarantee, str) else (COUNTED,)
-    return {
+    sentences = [*ALWAYS_LEAVES, *BY_TRUST[trust], *leaves]
+    epsilon = "none"
+    # A run with differential privacy has each reply state what the site has spent
+    if not isinstance(guarantee, str):
+        sentences.append(COUNTED)
+        epsilon = guarantee["epsilon"]
+    document = {
         "method": method,
         "trust": {"level": trust, "promise": MEANINGS[trust]},
-        "leaves each site": [*ALWAYS_LEAVES, *BY_TRUST[trust], *leaves, *counted],
+        "leaves each site": sentences,
         "bytes up": totals["up"],
         "guarantee": guarantee,
-        "epsilon": "none" if isinstance(guarantee, str) else guarantee["epsilon"],
-        **({"perturbation": perturbation} if perturbation else {}),
+        "epsilon": epsilon,
     }
+    if perturbation:
+        document["perturbation"] = perturbation
+    return document
 
 
 def result_table(
@@ -123,18 +133,26 @@ def result_table(
         title: the title of the table.
         shown: the metrics to show, in this order.
     """
-    metrics = [metric for metric in shown if any(metric in row for row in values.values())]
+    known: set[str] = set()
+    for row in values.values():
+        known.update(row)
+    metrics = [metric for metric in shown if metric in known]
     table = Table(title=title, title_justify="left")
     table.add_column("site")
     for metric in metrics:
         table.add_column(f"test {metric}", justify="right")
     groups = by_distribution(values, distribution_of)
-    groups = groups if len(groups) <= MANY else {}
+    if len(groups) > MANY:
+        groups = {}
     for name, row in _shown_sites(values, metrics).items():
         group = distribution_of.get(name, "")
-        if group != name or name not in groups:
-            label = f"{name} ({group})" if group in groups else name
-            table.add_row(label, *_cells(row, metrics))
+        # The row of the distribution below would repeat a site that is alone in it
+        if name in groups and group == name:
+            continue
+        label = name
+        if group in groups:
+            label = f"{name} ({group})"
+        table.add_row(label, *_cells(row, metrics))
     table.add_section()
     for name, row in [*groups.items(), ("all", means(values))]:
         table.add_row(name, *_cells(row, metrics), style="bold")
@@ -151,15 +169,27 @@ def summary_lines(
         silos: the content of silos.json.
         shown: the metrics to show, in this order.
     """
-    distribution_of = {site: str(facts["distribution"]) for site, facts in silos.items()}
-    title = f"{summary['title']} on {summary['dataset']}, round {summary['rounds']}"
-    title += f", seed {summary['seed']}"
-    if summary["sites"]:
-        yield result_table(summary["sites"], distribution_of, title, shown)
+    title = title_of_results(summary)
+    if not summary["sites"]:
+        yield title
+        yield mean_line(summary["mean"])
         return
-    yield title
-    means_of_all = [f"{metric} {value:.3f}" for metric, value in sorted(summary["mean"].items())]
-    yield f"mean over the test samples of all sites: {', '.join(means_of_all) or 'none'}"
+    distribution_of = {}
+    for site, facts in silos.items():
+        distribution_of[site] = str(facts["distribution"])
+    yield result_table(summary["sites"], distribution_of, title, shown)
+
+
+def title_of_results(summary: Mapping[str, Any]) -> str:
+    """Build the title of the final table: the method, the data set, the round and the seed."""
+    what = f"{summary['title']} on {summary['dataset']}"
+    return f"{what}, round {summary['rounds']}, seed {summary['seed']}"
+
+
+def mean_line(mean: Mapping[str, float]) -> str:
+    """Build the line of the means over all sites, for a run whose sites' own values are unknown."""
+    values = ", ".join(f"{metric} {value:.3f}" for metric, value in sorted(mean.items()))
+    return f"mean over the test samples of all sites: {values or 'none'}"
 
 
 def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
@@ -169,17 +199,29 @@ def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
     """
     if len(values) <= MANY or not metrics:
         return values
-    found = {m: [row[m] for row in values.values() if m in row] for m in metrics}
-    quantiles = {
-        f"{share:.0%} of {len(values)} sites below": {
-            metric: float(np.quantile(numbers, share)) for metric, numbers in found.items()
-        }
-        for share in _QUANTILES
-    }
-    first = {site: row[metrics[0]] for site, row in values.items() if metrics[0] in row}
-    return quantiles | {site: values[site] for site in worst(first)}
+    rows: dict[str, Mapping[str, float]] = {}
+    for share in _QUANTILES:
+        quantiles = {}
+        for metric in metrics:
+            numbers = [row[metric] for row in values.values() if metric in row]
+            quantiles[metric] = float(np.quantile(numbers, share))
+        rows[f"{share:.0%} of {len(values)} sites below"] = quantiles
+    first = metrics[0]
+    of_first = {site: row[first] for site, row in values.items() if first in row}
+    for site in worst(of_first):
+        rows[site] = values[site]
+    return rows
 
 
 def _cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
-    digits = {"perplexity": 1}
-    return [f"{row[m]:.{digits.get(m, 3)}f}" if m in row else "" for m in metrics]
+    """Format a row's values with three digits, perplexity with one; a missing value is empty."""
+    cells = []
+    for metric in metrics:
+        digits = 3
+        if metric == "perplexity":
+            digits = 1
+        text = ""
+        if metric in row:
+            text = f"{row[metric]:.{digits}f}"
+        cells.append(text)
+    return cells

@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, contextmanager
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fedsilo.core.errors import missing_extra
 from fedsilo.core.messages import EVALUATE
@@ -60,7 +60,8 @@ def _tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     # A new run purges too, because TensorBoard recognises a restart only at the second purge
     with closing(SummaryWriter(str(run_dir / "tensorboard"), purge_step=0)) as writer:
         lines = ["| setting | value |", "| --- | --- |"]
-        lines += [f"| {key} | {value} |" for key, value in settings.items()]
+        for key, value in settings.items():
+            lines.append(f"| {key} | {value} |")
         writer.add_text("settings", "\n".join(lines))
         while True:
             for tag, step, value in (yield):
@@ -76,7 +77,7 @@ def _mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     for name, patience in _IMPATIENT.items():
         os.environ.setdefault(name, patience)
     import mlflow
-    from mlflow.entities import Metric, Param
+    from mlflow.entities import Metric
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)
     uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{run_dir.parent / 'mlflow.db'}"
@@ -85,20 +86,12 @@ def _mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
         client = mlflow.MlflowClient(uri)
         found = client.get_experiment_by_name(_PROJECT)
         experiment = found.experiment_id if found else client.create_experiment(_PROJECT)
-    quote = '"' if "'" in str(run_dir) else "'"  # MLflow cannot escape a quote
-    same = f"tags.`{_TAG}` = {quote}{run_dir}{quote}"
-    runs = client.search_runs([experiment], same, max_results=1)
-    sent: Counter[tuple[str, int]] = Counter()
-    if resumed and runs:
-        run = runs[0].info.run_id
-        for key in runs[0].data.metrics:
-            sent.update((key, metric.step) for metric in client.get_metric_history(run, key))
-    else:
-        tags = {_TAG: str(run_dir)}
-        run = client.create_run(experiment, run_name=run_dir.name, tags=tags).info.run_id
-        params = [Param(key, str(value)) for key, value in settings.items()]
-        for start in range(0, len(params), _PARAMS_AT_ONCE):
-            client.log_batch(run, params=params[start : start + _PARAMS_AT_ONCE])
+    run = ""
+    if resumed:
+        run = _find_mlflow_run(client, experiment, run_dir)
+    if not run:
+        run = _create_mlflow_run(client, experiment, run_dir, settings)
+    sent = _count_mlflow_metrics(client, run)
     try:
         while True:
             fresh = []
@@ -114,6 +107,43 @@ def _mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
         client.set_terminated(run)
 
 
+def _find_mlflow_run(client: Any, experiment: str, run_dir: Path) -> str:
+    """Return the id of the MLflow run that has a run directory as its tag; empty if none has."""
+    quote = "'"
+    if quote in str(run_dir):  # MLflow cannot escape a quote
+        quote = '"'
+    same = f"tags.`{_TAG}` = {quote}{run_dir}{quote}"
+    for run in client.search_runs([experiment], same, max_results=1):
+        return str(run.info.run_id)
+    return ""
+
+
+def _create_mlflow_run(client: Any, experiment: str, run_dir: Path, settings: Settings) -> str:
+    """Create an MLflow run with the settings as its parameters, and return its id."""
+    from mlflow.entities import Param
+
+    tags = {_TAG: str(run_dir)}
+    run = client.create_run(experiment, run_name=run_dir.name, tags=tags).info.run_id
+    params = []
+    for key, value in settings.items():
+        params.append(Param(key, str(value)))
+    for start in range(0, len(params), _PARAMS_AT_ONCE):
+        client.log_batch(run, params=params[start : start + _PARAMS_AT_ONCE])
+    return str(run)
+
+
+def _count_mlflow_metrics(client: Any, run: str) -> Counter[tuple[str, int]]:
+    """Count the values that an MLflow run has, by name and round.
+
+    MLflow keeps each value that it is sent, so a value sent again would be there twice.
+    """
+    sent: Counter[tuple[str, int]] = Counter()
+    for key in client.get_run(run).data.metrics:
+        for metric in client.get_metric_history(run, key):
+            sent[key, metric.step] += 1
+    return sent
+
+
 def _wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """Write a run of the project ``fedsilo`` of Weights & Biases.
 
@@ -123,7 +153,13 @@ def _wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
     """
     import wandb
 
-    known = "WANDB_MODE" in os.environ or wandb.login(prompt=False, verify=False)
+    mode: Literal["offline"] | None = None
+    resume: Literal["allow"] | None = None
+    # A user's own WANDB_MODE decides; without one, an account is needed to send anything
+    if "WANDB_MODE" not in os.environ and not wandb.login(prompt=False, verify=False):
+        mode = "offline"
+    if resumed:
+        resume = "allow"
     quiet = wandb.Settings(
         silent=True,
         console="off",
@@ -140,10 +176,10 @@ def _wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
         project=_PROJECT,
         name=run_dir.name,
         id=hashlib.sha256(str(run_dir).encode()).hexdigest()[:16],
-        resume="allow" if resumed else None,
+        resume=resume,
         dir=run_dir,
         config=dict(settings),
-        mode=None if known else "offline",
+        mode=mode,
         reinit="create_new",
         settings=quiet,
     )
@@ -225,10 +261,15 @@ def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
         own = metric.startswith("trained-") and split != "train"
         if not own and not _PART.search(metric):
             values[f"{split}/{metric}", int(round_)].append(float(value))
-    found = [Scalar(tag, step, fmean(listed)) for (tag, step), listed in values.items()]
+    scalars = []
+    for (tag, step), listed in values.items():
+        scalars.append(Scalar(tag, step, fmean(listed)))
     sums: dict[tuple[str, int], float] = defaultdict(float)
     for round_, phase, _, *numbers in traffic:
         if phase not in ("hello", EVALUATE):
+            # A file of an earlier version has fewer columns, so the lengths may differ
             for name, value in zip(TRAFFIC_HEADER[3:], numbers, strict=False):
                 sums[f"traffic/{name}", int(round_)] += float(value)
-    return found + [Scalar(tag, step, value) for (tag, step), value in sums.items()]
+    for (tag, step), value in sums.items():
+        scalars.append(Scalar(tag, step, value))
+    return scalars

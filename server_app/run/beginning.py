@@ -81,7 +81,8 @@ def assemble(
     """Build the round loop with its hooks, at its first state or at the newest checkpoint's."""
     common, cls = settings.common, strategy_class(settings.common.method)
     say = printer(console)
-    if (chosen := chosen_aggregation(settings, participants)) != common.aggregation:
+    chosen = chosen_aggregation(settings, participants)
+    if chosen != common.aggregation:
         common = dataclasses.replace(common, aggregation=chosen)
         if chosen != "mean":
             say(
@@ -89,9 +90,14 @@ def assemble(
                 style="yellow",
             )
     raise_first(SITE_CHECKS, Beginning(common, participants, directory))
+    # The order counts: a hook uses what those before it have recorded of the round, and the
+    # checkpoint comes after all whose states it stores
     recorder = Recorder(directory)
-    privacy = PrivacyHook(common) if common.is_private() else None
-    recording: list[Hook] = [recorder, privacy] if privacy else [recorder]
+    recording: list[Hook] = [recorder]
+    privacy = None
+    if common.is_private():
+        privacy = PrivacyHook(common)
+        recording.append(privacy)
     method, best = cls(common, settings.own, participants), None
     if common.early_stopping_metric != "none":
         best = BestRound(common, directory, recorder, method)
@@ -105,9 +111,10 @@ def assemble(
     if common.track != "none":
         hooks.append(TrackingHook(common, directory.path, recorder, settings.decisive()))
     loop = RoundLoop(method, hooks, str(directory.path))
-    newest = checkpoint.resume() if common.resume else None
-    if newest is not None:
-        loop.state = newest
+    if common.resume:
+        newest = checkpoint.resume()
+        if newest is not None:
+            loop.state = newest
     _ = loop.state  # a method that cannot begin fails here, before anything is written
     return loop, RunHooks(recorder, privacy, progress, best)
 
@@ -117,9 +124,9 @@ def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
     path = directory.path / "config.toml"
     if not path.is_file():
         return
-    if other := differences(
-        resolve_recorded(read_run_config(path).settings).decisive(), settings.decisive()
-    ):
+    before = resolve_recorded(read_run_config(path).settings)
+    other = differences(before.decisive(), settings.decisive())
+    if other:
         raise RunDirectoryError(
             f"{directory.path} holds a run with other settings: {other}; resume with the same "
             "settings, or choose another 'run.name'"
@@ -134,8 +141,11 @@ def write_beginning(
 ) -> None:
     """Write the files that are known before the first round; a resumed run keeps config.toml."""
     directory.write_json(SILOS, run_directory.silos_document(participants))
-    if participants.are_simulated() and (cut := cut_of(settings.common)):
-        directory.write_json(CUT, cut)
+    if participants.are_simulated():
+        cut = cut_of(settings.common)
+        if cut:
+            directory.write_json(CUT, cut)
+    # config.toml comes last, because a directory without it can be used again
     config = directory.path / "config.toml"
     if not config.is_file():
         write_atomically(config, run_directory.config_document(settings, launch))

@@ -15,7 +15,7 @@ from typing import TypeVar
 import numpy as np
 
 from fedsilo.core.errors import DataError, FedsiloError, RunDirectoryError, SettingError
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SPLITS, SiteFacts
@@ -154,7 +154,11 @@ def check_memory(plan: Plan) -> Problem:
     resources = plan.resources
     share = float(resources["client-resources-num-cpus"])
     cores = int(resources["init-args-num-cpus"]) or os.cpu_count() or 1  # as Ray counts them
-    at_once = min(int(resources["num-supernodes"]), int(cores / share) if share else cores)
+    at_once = cores
+    if share:
+        at_once = int(cores / share)
+    at_once = min(int(resources["num-supernodes"]), at_once)
+    # A Ray actor is a process that imports PyTorch; the data and the model come on top
     needed, free = at_once * _PROCESS, free_memory()
     if needed <= free:
         return None
@@ -214,7 +218,9 @@ def check_same_sites(beginning: Beginning) -> Problem:
     path = directory.path / SILOS
     before, now = directory.read_json(SILOS), silos_document(beginning.participants)
     if strategy_class(common.method).capabilities.late_join:
-        now = {site: facts for site, facts in now.items() if site in before}
+        for site in now.keys() - before.keys():
+            del now[site]
+    # Agreed weights first, because the comparison of all facts would not say what differs
     for site in before.keys() & now.keys():
         was, is_now = before[site].get("agreed"), now[site].get("agreed")
         if was != is_now:
@@ -249,7 +255,10 @@ def missing_silos(participants: Participants, common: CommonSettings) -> Iterato
     names = _known_silos(common, participants)
     absent = [site for site in names if site not in participants.facts]
     if absent:
-        why = "not" if participants.refused else "no SuperNode for"
+        why = "no SuperNode for"
+        # A refused node cannot be told apart from a missing one: it may have named no site
+        if participants.refused:
+            why = "not"
         yield (
             f"{len(participants.facts)} of {len(names)} silos take part: "
             f"{join_names(participants.sites())}; {why} {join_names(absent)}"
@@ -264,7 +273,9 @@ def _known_silos(common: CommonSettings, participants: Participants) -> list[str
     """
     if silo_count(common) is None and not participants.are_simulated():
         registry = participants.terms.registry
-        return sorted(registry.nodes) if registry else []
+        if registry is None:
+            return []
+        return sorted(registry.nodes)
     try:
         return silo_names(common)
     except DataError:
@@ -280,7 +291,9 @@ def own_silos(participants: Participants, common: CommonSettings) -> Iterator[st
             continue
         sizes = facts.sizes()
         samples = ", ".join(f"{sizes.get(split, 0)} {split}" for split in SPLITS)
-        names = facts.class_names or list(map(str, range(facts.classes)))
+        names = facts.class_names
+        if not names:
+            names = tuple(str(number) for number in range(facts.classes))
         yield f"site {site}: classes {join_names(names)}; samples: {samples}"
 
 
@@ -295,7 +308,9 @@ def heaviest_site(participants: Participants, common: CommonSettings) -> Iterato
 
     With fewer than three sites, or with agreed weights, there is no line.
     """
-    sizes = {site: facts.sizes().get("train", 0) for site, facts in participants.facts.items()}
+    sizes = {}
+    for name, facts in participants.facts.items():
+        sizes[name] = facts.sizes().get("train", 0)
     site, total = max(sizes, key=sizes.__getitem__), sum(sizes.values())
     if len(sizes) >= 3 and sizes[site] > _NEARLY_ALL * total and not participants.agreed_samples():
         yield (
@@ -307,25 +322,30 @@ def heaviest_site(participants: Participants, common: CommonSettings) -> Iterato
 
 def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[str]:
     """Yield a line for each oddity of a site's data, such as a missing split or a single class."""
-    without_test = [site for site, facts in participants.facts.items() if not _has_test(facts)]
-    if len(without_test) == len(participants.facts):
+    some_have_test = any(_has_test(facts) for facts in participants.facts.values())
+    if not some_have_test:
         yield "no site has test samples: there will be no test results"
-        without_test = []  # a line for each site would only repeat this one
     for site, facts in participants.facts.items():
         if np.count_nonzero(facts.label_counts.get("train", [])) == 1:
             yield f"site {site}: all training samples are of one class"
-        if site in without_test:
+        # If no site has test samples, these lines would only repeat the one above
+        if some_have_test and not _has_test(facts):
             yield f"site {site}: it has no test samples, so it has no test results"
         withheld = [split for split in SPLITS if split not in facts.measured]
         if withheld:
             yield f"site {site}: it withholds its metrics on {', '.join(withheld)}"
         if facts.dropped:
-            reason = "a value is missing" if facts.features else _UNREADABLE
-            yield f"site {site}: {counted(facts.dropped, 'sample')} left out: {reason}"
+            reason = _UNREADABLE
+            if facts.features:  # a table
+                reason = "a value is missing"
+            yield f"site {site}: {format_count(facts.dropped, 'sample')} left out: {reason}"
 
 
 def _has_test(facts: SiteFacts) -> bool:
-    return bool(facts.sizes().get("test")) if facts.label_counts else "test" in facts.measured
+    """Tell whether a site has test samples; without label counts, by what it measures."""
+    if not facts.label_counts:
+        return "test" in facts.measured
+    return bool(facts.sizes().get("test"))
 
 
 Notice = Callable[[Participants, CommonSettings], Iterator[str]]

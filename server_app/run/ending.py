@@ -23,12 +23,12 @@ from fedsilo.core.metric_names import (
     read_bins,
     read_metric,
 )
-from fedsilo.core.one_line import listed, reason_of, shortened
+from fedsilo.core.one_line import abbreviate, join_names, reason_of
 from fedsilo.core.plugins import stated_digests
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.datasets.registry import data_set
 from fedsilo.server_app.records import summary as summaries
-from fedsilo.server_app.records.best_round import write_model
+from fedsilo.server_app.records.best_round import statistics_as_lists, write_model
 from fedsilo.server_app.records.recorder import ALL, Recorder
 from fedsilo.server_app.records.run_directory import (
     BEST,
@@ -62,29 +62,38 @@ def write_end(
     """
     state, method, recorder = loop.state, loop.method, hooks.recorder
     pooled = method.participants.standardisation()
-    if not write_model(directory, MODEL, method, state) and pooled:  # sites' own models need them
-        statistics = {part: values.tolist() for part, values in vars(pooled).items()}
-        directory.write_json(STANDARDISATION, statistics)
+    has_model = write_model(directory, MODEL, method, state)
+    # A model's file has the statistics itself; without one, the sites' own models need them
+    if not has_model and pooled:
+        directory.write_json(STANDARDISATION, statistics_as_lists(pooled))
     privacy = _privacy(method, hooks)
     directory.write_json("privacy.json", privacy)
-    summary = {
-        **_results(loop, recorder),
-        **({"best": hooks.best.best} if hooks.best else {}),
-        "seconds": {
-            **{name: round(value, 3) for name, value in seconds.items()},
-            "sites": {site: worked for site, (_, _, worked) in recorder.sites.items()},
-        },
-        "peak-memory-bytes": recorder.peak_memory,
-        "unrepeatable-operations": sorted(recorder.unrepeatable),
-        "bytes": recorder.totals(),
-        "privacy": privacy,
-    }
+    summary = _results(loop, recorder)
+    if hooks.best:
+        summary["best"] = hooks.best.best
+    summary["seconds"] = _seconds(seconds, recorder)
+    summary["peak-memory-bytes"] = recorder.peak_memory
+    summary["unrepeatable-operations"] = sorted(recorder.unrepeatable)
+    summary["bytes"] = recorder.totals()
+    summary["privacy"] = privacy
     ending = directory.path / ENDING
     ending.touch()  # a run that is killed from here on writes its documents once it is resumed
     directory.write_json(SUMMARY, summary)
     _write_documents(directory, loop, recorder, say)
     ending.unlink()
     return summary
+
+
+def _seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, Any]:
+    """Build the entry 'seconds' of summary.json: each part of the run, and each site's work."""
+    seconds: dict[str, Any] = {}
+    for name, value in parts.items():
+        seconds[name] = round(value, 3)
+    by_site = {}
+    for site, (_, _, worked) in recorder.sites.items():
+        by_site[site] = worked
+    seconds["sites"] = by_site
+    return seconds
 
 
 def _write_documents(
@@ -116,12 +125,16 @@ def _apart(what: str, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
+    """Build privacy.json."""
+    guarantee: str | dict[str, Any] = summaries.NO_PRIVACY
+    if hooks.privacy:
+        guarantee = hooks.privacy.guarantee(method.participants)
     return summaries.privacy_document(
         method.common.method,
         method.common.trust,
         method.leaves(),
         hooks.recorder.totals(),
-        hooks.privacy.guarantee(method.participants) if hooks.privacy else summaries.NO_PRIVACY,
+        guarantee,
         method.disclosures().noise,
     )
 
@@ -132,14 +145,16 @@ def _results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
     distribution_of = _distribution_of(method)
     test = without_bins(recorder.values(state.round, "test"))
     val = recorder.values(state.round, "val")
-    return {
+    by_site = dict(test)
+    by_site.pop(ALL, None)
+    results = {
         "method": common.method,
         "title": title_of(common.method),
         "dataset": common.dataset,
         "seed": common.seed,
         "rounds": state.round,
         "aggregation": common.aggregation,
-        "sites": {site: row for site, row in test.items() if site != ALL},
+        "sites": by_site,
         "mean": summaries.means(test),
         "distributions": summaries.by_distribution(test, distribution_of),
         "validation": {
@@ -147,11 +162,13 @@ def _results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
             "distributions": summaries.by_distribution(val, distribution_of),
         },
         # The text may quote the errors of all sites, so it is cut to a readable length
-        "stopped": shortened(loop.stopped or method.why_finished(state) or "", 1000) or None,
+        "stopped": abbreviate(loop.stopped or method.why_finished(state) or "", 1000) or None,
         "marks": method.marks(state),
         "failures": recorder.failures,
-        **({"plugs": stated_digests(common.plugin_digests)} if common.plugin_digests else {}),
     }
+    if common.plugin_digests:
+        results["plugs"] = stated_digests(common.plugin_digests)
+    return results
 
 
 def _distribution_of(method: Method) -> dict[str, str]:
@@ -163,50 +180,64 @@ def show_end(
 ) -> None:
     """Print why the run stopped early, the table of results, and the run directory."""
     say = printer(console)
-    dataset = summary["dataset"]
     if summary["stopped"]:
         say(summary["stopped"])
-    if values := summary["sites"]:
-        title = f"{summary['title']} on {dataset}, round {summary['rounds']}"
-        title += f", seed {summary['seed']}"
-        shown, groups = data_set(dataset).headline, _distribution_of(method)
-        table = summaries.result_table(values, groups, title, shown)
-        print_table(console, table)
-        floor = method.common.sums_min_count
-        if "auc" in shown and (few := few_of_a_class(method.participants.facts, floor)):
-            say(
-                f"a class has fewer than {floor} test samples at {listed(few)}: balanced accuracy "
-                "and AUC are unreliable there, so reports do not show them"
-            )
-    elif mean := summary["mean"]:
-        said = ", ".join(f"{metric} {value:.3f}" for metric, value in sorted(mean.items()))
-        say(f"mean over the test samples of all sites: {said}")
-    if summary.get("best") == {}:
+    if summary["sites"]:
+        _show_table(method, summary, console)
+    # A run at trust 'sums' knows only the mean
+    elif summary["mean"]:
+        say(summaries.mean_line(summary["mean"]))
+    best = summary.get("best")
+    if best == {}:
         metric = method.common.early_stopping_metric
         say(f"no best round, because no site reported validation {metric}")
-    elif best := summary.get("best"):
-        what = f"validation {best['metric']} {best['value']:.4f}"
-        say(f"best round: {best['round']}, {what}{f', kept in {BEST}' if best['model'] else ''}")
+    elif best:
+        line = f"best round: {best['round']}, validation {best['metric']} {best['value']:.4f}"
+        if best["model"]:
+            line += f", kept in {BEST}"
+        say(line)
     say(f"run directory: {directory.path}")
+
+
+def _show_table(method: Method, summary: Mapping[str, Any], console: Console) -> None:
+    """Print the table of results, and a line on sites with too few test samples of a class."""
+    shown, groups = data_set(summary["dataset"]).headline, _distribution_of(method)
+    title = summaries.title_of_results(summary)
+    print_table(console, summaries.result_table(summary["sites"], groups, title, shown))
+    floor = method.common.sums_min_count
+    few = few_of_a_class(method.participants.facts, floor)
+    if "auc" in shown and few:
+        say = printer(console)
+        say(
+            f"a class has fewer than {floor} test samples at {join_names(few)}: balanced accuracy "
+            "and AUC are unreliable there, so reports do not show them"
+        )
 
 
 def few_of_a_class(facts: Mapping[str, SiteFacts], floor: int) -> list[str]:
     """Return the sites that have fewer than ``floor`` test samples of a class."""
-    return [
-        site for site, own in facts.items() if min(own.label_counts.get("test") or [floor]) < floor
-    ]
+    few = []
+    for site, own in facts.items():
+        counts = own.label_counts.get("test")
+        # A site that sends no counts, or has no test samples, is not judged
+        if counts and min(counts) < floor:
+            few.append(site)
+    return few
 
 
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
     """Return the metrics of each site without the counts per bin and class."""
-    kept: dict[str, dict[str, float]] = {}
+    rest: dict[str, dict[str, float]] = {}
     for site, row in values.items():
-        kept[site] = {}
+        rest[site] = {}
         for name, value in row.items():
             read = read_metric(name)
-            if read and not (read.part and read.word in (CLASS, *BIN_FAMILIES)):
-                kept[site][name] = value
-    return kept
+            if read is None:
+                continue
+            is_count = read.part and read.word in (CLASS, *BIN_FAMILIES)
+            if not is_count:
+                rest[site][name] = value
+    return rest
 
 
 def evidence_document(values: summaries.Values) -> dict[str, Any]:
@@ -216,7 +247,10 @@ def evidence_document(values: summaries.Values) -> dict[str, Any]:
         for site, row in values.items():
             # A site without bins has no entry
             bins = read_bins(row, family)
-            if bins:
-                by_bin = {str(number): vars(counts) for number, counts in bins.items()}
-                document.setdefault(family, {})[site] = by_bin
+            if not bins:
+                continue
+            by_bin = {}
+            for number, counts in bins.items():
+                by_bin[str(number)] = vars(counts)
+            document.setdefault(family, {})[site] = by_bin
     return document

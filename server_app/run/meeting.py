@@ -68,6 +68,7 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
     heard = Meeting(len(met.asked), needed_sites(met, common), silos_document(met), met.refused)
     if not met.facts:
         return heard
+    # The checks that could stop the run come last, so that a report has all that is known before
     heard = replace(heard, notices=tuple(find_notices(DOCTOR_NOTICES, met, common)))
     common = replace(common, aggregation=chosen_aggregation(settings, met))
     try:
@@ -92,7 +93,8 @@ def meeting_file(common: CommonSettings) -> Path:
 
 def read_meeting(path: Path) -> Meeting:
     """Read the meeting that ``write_meeting`` wrote; RunDirectoryError if the file is unusable."""
-    if fault := file_fault(path):  # a pipe would be waited for
+    fault = file_fault(path)  # a pipe would be waited for
+    if fault:
         raise RunDirectoryError(f"{path} {fault}: meet the sites again")
     try:
         return TypeAdapter(Meeting).validate_json(path.read_bytes())

@@ -44,6 +44,7 @@ def run(
     common, console = settings.common, make_console()
     say = partial(printer(console), style="yellow")
     directory = open_run_directory(common.out, common.run_name, common.resume)
+    # Before the sites are asked, because their answers may take minutes
     refuse_other_config(directory, settings)
     if directory.has_ended():
         console.print(f"{directory.path} holds a finished run: nothing to resume")
@@ -52,6 +53,7 @@ def run(
     participants = meet_sites(grid, common, silo_count(common), terms_of(settings))
     for sentence in find_notices(NOTICES, participants, common):
         say(sentence)
+    # Files are written only under the lock, so a second process cannot use the same directory
     with only_writer(directory, new=not common.resume):
         loop, hooks = assemble(settings, participants, directory, console)
         for sentence in loop.method.notices():
@@ -60,6 +62,7 @@ def run(
         met = time.monotonic()
         progress = hooks.progress
         with progress.following(), progress_bars(console, lambda: progress.progress):
+            # The end is within the block too: 'finished' is shown only once summary.json is there
             loop.start(grid, common.rounds, common.reply_timeout)
             seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
             summary = write_end(directory, loop, hooks, seconds, say)

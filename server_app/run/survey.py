@@ -8,13 +8,13 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import combinations
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 from flwr.serverapp import Grid
 
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import SPLITS
 from fedsilo.core.survey import Count, Survey
@@ -25,6 +25,7 @@ from fedsilo.server_app.records.run_directory import RunDirectory, open_run_dire
 from fedsilo.strategies.meeting.survey import Surveyed, survey_sites
 
 SURVEY = "survey.json"
+T = TypeVar("T")
 
 
 def run_survey(
@@ -42,23 +43,25 @@ def run_survey(
     for line in surveyed.refused:
         say(f"without an answer: {line}")
     directory.write_json(SURVEY, survey_document(surveyed, common))
-    say(f"answers of {counted(len(surveyed.answers), 'site')}: {', '.join(surveyed.answers)}")
+    say(f"answers of {format_count(len(surveyed.answers), 'site')}: {', '.join(surveyed.answers)}")
     say(f"survey: {directory.path / SURVEY}")
     return directory
 
 
 def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any]:
-    """Return ``survey.json``."""
+    """Build survey.json: each site's answer, the distances, and the refused nodes."""
     answers = surveyed.answers
+    sites: dict[str, dict[str, Any]] = {}
+    for site, answer in answers.items():
+        sites[site] = {}
+        for key, part in answer.to_config().items():
+            sites[site][key] = json.loads(part)
     return {
         "version": 1,
         "run": common.run_name,
         "dataset": common.dataset,
         "asked": datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z"),
-        "sites": {
-            site: {key: json.loads(part) for key, part in answer.to_config().items()}
-            for site, answer in answers.items()
-        },
+        "sites": sites,
         "distances": {split: distances(answers, split) for split in SPLITS},
         "refused": list(surveyed.refused),
     }
@@ -69,23 +72,40 @@ def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[
 
     Only sites whose data sets declare the same classes or feature are compared.
     """
-    found: dict[str, list[dict[str, Any]]] = {"labels": [], "features": []}
-    for names in combinations(answers, 2):
-        pair = [answers[name] for name in names]
-        a, b = (answer.about for answer in pair)
-        totals = [(answer.samples or {}).get(split) for answer in pair]
-        if a.classes == b.classes:
-            labels = [(answer.labels or {}).get(split) for answer in pair]
-            if (apart := distance(labels, totals)) is not None:
-                found["labels"].append({"sites": [*names], "distance": apart})
-        cells = [(answer.histograms or {}).get(split, {}) for answer in pair]
-        for name in [feature.name for feature in a.features if feature in b.features]:
-            if (apart := distance([of_site.get(name) for of_site in cells], totals)) is not None:
-                entry = {"feature": name, "sites": [*names], "distance": apart}
-                found["features"].append(entry)
-    for listed in found.values():
-        listed.sort(key=lambda entry: -entry["distance"])
-    return found
+    of_labels: list[dict[str, Any]] = []
+    of_features: list[dict[str, Any]] = []
+    for one, other in combinations(answers, 2):
+        a, b = answers[one], answers[other]
+        sites = [one, other]
+        totals = [_of_split(a.samples, split), _of_split(b.samples, split)]
+        if a.about.classes == b.about.classes:
+            labels = [_of_split(a.labels, split), _of_split(b.labels, split)]
+            apart = distance(labels, totals)
+            if apart is not None:
+                of_labels.append({"sites": sites, "distance": apart})
+        cells_of_a = _of_split(a.histograms, split) or {}
+        cells_of_b = _of_split(b.histograms, split) or {}
+        for feature in a.about.features:
+            if feature not in b.about.features:
+                continue
+            name = feature.name
+            apart = distance([cells_of_a.get(name), cells_of_b.get(name)], totals)
+            if apart is not None:
+                of_features.append({"feature": name, "sites": list(sites), "distance": apart})
+    of_labels.sort(key=_negative_distance)
+    of_features.sort(key=_negative_distance)
+    return {"labels": of_labels, "features": of_features}
+
+
+def _of_split(by_split: Mapping[str, T] | None, split: str) -> T | None:
+    """Return a site's part on a split; None if the site sent none."""
+    if by_split is None:
+        return None
+    return by_split.get(split)
+
+
+def _negative_distance(entry: Mapping[str, Any]) -> float:
+    return -float(entry["distance"])
 
 
 def distance(
@@ -101,24 +121,35 @@ def distance(
     one, other = counts
     if one is None or other is None:
         return None
-    pairs = list(zip(one, other, strict=True))
-    shown = [(a, b) for a, b in pairs if a is not None and b is not None]
-    merged = len(shown) < len(pairs)
-    first = _shares([a for a, _ in shown], totals[0], merged)
-    second = _shares([b for _, b in shown], totals[1], merged)
+    counts_of_one, counts_of_other = [], []
+    for a, b in zip(one, other, strict=True):
+        if a is not None and b is not None:
+            counts_of_one.append(a)
+            counts_of_other.append(b)
+    # A cell that only one site shows cannot be compared, so it joins the rest at both
+    merged = len(counts_of_one) < len(one)
+    first = _shares(counts_of_one, totals[0], merged)
+    second = _shares(counts_of_other, totals[1], merged)
     if first is None or second is None or len(first) < 2:
         return None
     apart = float(jensenshannon(first, second, base=2))
-    return round(apart, 4) if np.isfinite(apart) else None
+    if not np.isfinite(apart):
+        return None
+    return round(apart, 4)
 
 
 def _shares(
     counts: Sequence[int], total: int | None, merged: bool
 ) -> npt.NDArray[np.float64] | None:
     """Return the shares of cells, with the rest of the total last, or None if none is known."""
-    known = sum(counts)
-    every = total if merged else known
-    if not every or every < known:
+    cells, every = list(counts), sum(counts)
+    # Merging cells can only bring two distributions nearer, never further apart
+    if merged:
+        # A total that is not known, or below the cells, leaves no rest to add
+        if total is None or total < every:
+            return None
+        cells.append(total - every)
+        every = total
+    if not every:
         return None
-    cells = [*counts, every - known] if merged else counts
     return np.array(cells, dtype=np.float64) / every

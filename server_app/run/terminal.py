@@ -29,6 +29,7 @@ class SafeConsole(Console):
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
         """Yield the segments of a renderable, with control characters of its texts replaced."""
+        # Rich's own control segments stay: they move the cursor and set colours
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable() or segment.text == "\n":
                 yield segment
@@ -42,7 +43,9 @@ def make_console() -> Console:
     It shows texts as they are; none is read as Rich's markup.
     """
     console = SafeConsole(markup=False)
-    return console if console.is_terminal else SafeConsole(width=120, markup=False)
+    if console.is_terminal:
+        return console
+    return SafeConsole(width=120, markup=False)
 
 
 def printer(console: Console) -> Callable[..., None]:
@@ -68,21 +71,27 @@ def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iter
         return
     columns = ("{task.description:>6}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     bars = Bars(*columns, TextColumn("{task.fields[note]}"), console=console, transient=True)
-    rounds, sites = (bars.add_task(name, total=None, note="") for name in ("rounds", "sites"))
+    rounds = bars.add_task("rounds", total=None, note="")
+    sites = bars.add_task("sites", total=None, note="")
     ended, phase = Event(), ""
 
     def draw() -> None:
         nonlocal phase
         while not ended.wait(_EVERY):
             with suppress(FedsiloError):  # a file of another version: the run itself will say so
-                if here := read():
-                    bars.update(rounds, total=here.rounds, completed=here.finished_rounds)
-                    now = f"round {here.round}, {here.phase}" if here.phase else ""
-                    if now != phase:  # the time left is estimated from a phase's own replies
-                        bars.reset(sites, note=now)
-                    phase = now
-                    bars.update(sites, total=len(here.asked), completed=len(here.answered))
+                here = read()
+                if here is None:
+                    continue
+                bars.update(rounds, total=here.rounds, completed=here.finished_rounds)
+                now = ""
+                if here.phase:
+                    now = f"round {here.round}, {here.phase}"
+                if now != phase:  # the time left is estimated from a phase's own replies
+                    bars.reset(sites, note=now)
+                phase = now
+                bars.update(sites, total=len(here.asked), completed=len(here.answered))
 
+    # A thread of its own, because the run blocks this one while it waits for replies
     thread = Thread(target=draw, name="progress-bars", daemon=True)
     with bars:
         thread.start()

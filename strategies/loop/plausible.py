@@ -221,7 +221,8 @@ class UpdateStatistics:
 def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
     """Return the joint L2 norm of a reply's update of the arrays ``names``."""
     squared = 0.0
-    for name in sorted(names):  # in one order, so that every server gets the same bits
+    # Sorted, because the bits of a sum of floats depend on the order
+    for name in sorted(names):
         update = reply.arrays[name].astype(np.float64) - before[name]
         squared += float(np.square(update).sum())
     return math.sqrt(squared)
@@ -278,7 +279,7 @@ def update_statistics(
         replies: the sites' replies. A site without weights in both ``before`` and ``after`` is left
             out.
     """
-    # By array the sites that trained it; by site the squared lengths of its update and of the
+    # The sites that trained each array; per site the squared lengths of its update and of the
     # model's step, and their scalar product
     sites_of: dict[str, list[str]] = {}
     sums: dict[str, NDArray] = {}

@@ -26,12 +26,12 @@ from fedsilo.core.messages import (
     TRAINED,
     TRAINING,
     Instruction,
-    Value,
     measurement,
     state_key,
 )
-from fedsilo.core.one_line import by_reason, one_line, shortened
+from fedsilo.core.one_line import abbreviate, by_reason, one_line
 from fedsilo.core.settings.common_settings import SERVER, SUMS
+from fedsilo.core.settings_schema import Value
 from fedsilo.strategies.loop.ask import Ask, Question, Replies, TooFewSitesError
 from fedsilo.strategies.loop.hooks import Hooks
 from fedsilo.strategies.loop.method import Method
@@ -209,7 +209,7 @@ class Round(Ask):
         if message.has_error():
             self.codes[site] = _CODES.get(message.error.code, "")
             reason = message.error.reason or f"error {message.error.code}"
-            raise SiteError(shortened(reason.removeprefix(f"site {site}: ")))
+            raise SiteError(abbreviate(reason.removeprefix(f"site {site}: ")))
         expected = question.expect.get(site, {})
         if self.compression:
             sent = question.send[site]
@@ -282,7 +282,7 @@ class Round(Ask):
             said = metrics[NUM_EXAMPLES]
             return f"metric '{NUM_EXAMPLES}' is {said:g}; the site has {samples} samples"
         if question.fault and (fault := question.fault(reply)):
-            return shortened(fault)  # shortened, because the text may quote the arrays
+            return abbreviate(fault)  # shortened, because the text may quote the arrays
         return self.hooks.first("objection", self.number, question.phase, reply)
 
     def _needed_metrics(self, phase: str, held: Collection[str]) -> Iterable[str]:

@@ -97,7 +97,9 @@ class RoundLoop:
         number = before.round + 1
         if method.capabilities.late_join:
             self._let_latecomers_in(number)
-        sites = sampled_sites(method.common, list(method.participants.facts), number)
+        sites = sorted(method.participants.facts)
+        if method.common.sites_per_round:
+            sites = sampled_sites(method.common, sites, number)
         spill = Spill(self.run_dir)
         asked = self._open_round(number, sites, dict(before.kept), spill=spill)
         ask: Ask = asked

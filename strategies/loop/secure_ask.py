@@ -24,7 +24,7 @@ from fedsilo.core.messages import (
     STANDARDISED,
     TRAIN,
 )
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import SUMS
 from fedsilo.models.privacy.summed_metrics import summed_metrics
 from fedsilo.strategies.loop.ask import Ask, Question, Replies, TooFewSitesError
@@ -125,7 +125,7 @@ class SecureAsk(Ask):
             return
         answered = len(sum_.replies) - sum_.failed
         needed = min(self.common.min_sites or asked, asked)
-        number = counted(sum_.failed, "site")
+        number = format_count(sum_.failed, "site")
         reason = (
             f"{number} of {len(sum_.replies)} could not answer and added 0 to the sum: each one's "
             "own log says why"

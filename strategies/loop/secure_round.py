@@ -278,7 +278,7 @@ class SecureSum:
         compute them.
         """
         plus: list[bytes] = []
-        # By giver, the shares that it returned, by the site whose secret they belong to
+        # Per giver, the shares that it returned, by the site whose secret they belong to
         shares: dict[str, dict[str, bytes]] = {}
         for giver, reply in replies.items():
             record = reply.secure
@@ -288,7 +288,7 @@ class SecureSum:
             private = self._secret(gone, shares)
             for site in self.replies:
                 key = mask_key(private, self.keys[site][0], self.bound)
-                # Of a pair the site with the first name adds the mask and the other one subtracts
+                # In a pair the site with the first name adds the mask and the other one subtracts
                 # it; the server undoes what ``site`` did
                 if site < gone:
                     minus.append(key)

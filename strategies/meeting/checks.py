@@ -85,7 +85,7 @@ def check_fingerprints(facts: SiteFacts) -> str | None:
 def check_inputs(facts: SiteFacts) -> str | None:
     """Check that an input is an image of possible size, or a row with a value for each feature."""
     shape = facts.input_shape
-    # At most three lengths are looked at: a hostile shape may have many, each of them huge
+    # Only three lengths are looked at, because a hostile shape may have many, each of them huge
     are_lengths = all(0 < length <= _LENGTH for length in shape[:3])
     if len(shape) not in _DIMENSIONS or not are_lengths or math.prod(shape) > _NUMBERS:
         return f"an input's shape is {one_line(shape, 60)}, which none can have"

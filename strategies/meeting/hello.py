@@ -28,7 +28,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Heard(Generic[T]):
-    """What one node has answered."""
+    """The answer of one node."""
 
     node: int  # the node's id
     said: T  # its hello or its answer to a survey, read and checked

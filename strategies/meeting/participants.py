@@ -81,7 +81,7 @@ class Participants:
     def standardisation(self) -> FeatureStatistics | None:
         """Return the mean and standard deviation pooled from the sites' sums; None without sums."""
         pooled = []
-        for site in self.sites():  # in order, because sums of floats depend on it
+        for site in self.sites():  # sorted, because sums of floats depend on the order
             sums = self.facts[site].sums
             if sums is not None:
                 pooled.append(sums)

@@ -33,7 +33,7 @@ class ClassMeans(Local):
 
     def disclosures(self) -> Disclosures:
         """Describe the means, their smallest number of samples, and their recipients."""
-        if any(self.held(site) for site in self.participants.sites()):
+        if any(map(self.held, self.participants.sites())):
             return Disclosures(*self.means_that_leave())
         reason = f"there is no class that {self.enough()}"
         return Disclosures(f"each round: no class mean, since {reason}")
@@ -44,20 +44,24 @@ class ClassMeans(Local):
 
     def enough(self) -> str:
         """Describe how many training samples a class needs at a site before its mean is sent."""
-        floors = {site: self._floor(site) for site in self.participants.sites()}
-        lowest = min(floors.values())
-        higher = [f"site {site} {floor}" for site, floor in floors.items() if floor > lowest]
-        return f"the site has at least {lowest} training samples of" + (
-            f" ({', '.join(higher)})" if higher else ""
-        )
+        sites = self.participants.sites()
+        lowest = min(map(self._floor, sites))
+        higher = []
+        for site in sites:
+            if self._floor(site) > lowest:
+                higher.append(f"site {site} {self._floor(site)}")
+        words = f"the site has at least {lowest} training samples of"
+        if higher:
+            words += f" ({', '.join(higher)})"
+        return words
 
     def fewest(self) -> str:
         """Describe the mean over the fewest training samples; some site must send a mean."""
-        count, site, label = min(
-            (count, site, label)
-            for site in self.participants.sites()
-            for label, count in self.held(site).items()
-        )
+        means = []
+        for site in self.participants.sites():
+            for label, count in self.held(site).items():
+                means.append((count, site, label))
+        count, site, label = min(means)
         if count == 1:
             return f"which at site {site}, class {label}, is that of one single sample"
         return f"of as few as {count} (site {site}, class {label})"

@@ -42,10 +42,14 @@ class Cross(Ensemble):
         sites = self.participants.sites()
         document = {}
         for metric in CROSSED:
-            matrix = [
-                [values.get(tested, {}).get(metric_from(metric, trained)) for tested in sites]
-                for trained in sites
-            ]
-            if any(value is not None for row in matrix for value in row):
+            matrix: list[list[float | None]] = []
+            has_values = False
+            for trained in sites:
+                key = metric_from(metric, trained)
+                matrix.append([values.get(tested, {}).get(key) for tested in sites])
+                has_values = has_values or matrix[-1] != [None] * len(sites)
+            if has_values:
                 document[metric] = {"trained": sites, "tested": sites, "values": matrix}
-        return {_DOCUMENT: document} if document else {}
+        if not document:
+            return {}
+        return {_DOCUMENT: document}

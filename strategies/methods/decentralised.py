@@ -17,7 +17,7 @@ from typing import Any
 
 from fedsilo.core.array_names import arrays_below, with_prefix
 from fedsilo.core.messages import SECONDS, TRAIN
-from fedsilo.datasets.partition.silo_sets import open_silo_set
+from fedsilo.datasets.partition.silo_sets import SiloSet, open_silo_set
 from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, LinkSettings, MixingNotes
 from fedsilo.strategies.loop.ask import Replies
 from fedsilo.strategies.loop.method import (
@@ -54,11 +54,16 @@ class Decentralised(Method):
     @cached_property
     def topology(self) -> Topology:
         """The neighbours and mixing weights of each silo."""
-        silo_set = open_silo_set(self.common.silo_set) if self.common.silo_set else None
+        sites, seed = self.participants.sites(), self.common.seed
         budget = float(getattr(self.settings, "matcha_budget", 1.0))
-        return build_topology(
-            self.kind(), self.participants.sites(), silo_set, self.common.seed, budget
-        )
+        return build_topology(self.kind(), sites, self._silo_set, seed, budget)
+
+    @cached_property
+    def _silo_set(self) -> SiloSet | None:
+        """The silo set of the run; None if 'split.silo-set' is empty."""
+        if not self.common.silo_set:
+            return None
+        return open_silo_set(self.common.silo_set)
 
     def initial_state(self) -> Any:
         """Check the topology and return the weights from which every silo starts.
@@ -71,16 +76,15 @@ class Decentralised(Method):
 
     def round(self, state: Any, ask: Ask) -> Any:
         """Let each silo mix its neighbours' models with its own and train the mixture."""
-        trained = ask(
-            TRAIN,
-            {
-                s: self.theta_for(s, state, ask) | self.neighbours_models(s, state)
-                for s in ask.sites
-            },
-            expect=dict.fromkeys(ask.sites, self.model(state)),
-            notes={s: MixingNotes(self.topology.mixing(s, state.round + 1)) for s in ask.sites},
-        )
-        return self.with_models(state, trained)
+        send: dict[str, Arrays] = {}
+        notes: dict[str, MixingNotes] = {}
+        for site in ask.sites:
+            theta = self.theta_for(site, state, ask)
+            send[site] = theta | self.neighbours_models(site, state)
+            notes[site] = MixingNotes(self.topology.mixing(site, state.round + 1))
+        # Theta is not the start of an update here, so it only says which arrays must return
+        expected = dict.fromkeys(ask.sites, self.model(state))
+        return self.with_models(state, ask(TRAIN, send, expect=expected, notes=notes))
 
     def model_for(self, site: str, state: State) -> Arrays:
         """Return Theta for the final evaluation.
@@ -95,9 +99,9 @@ class Decentralised(Method):
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
         """Return Theta if the site measures it or starts from it in this round; else empty."""
-        measured = self.common.measures_in(state.round + 1)
-        needed = measured or site not in ask.stateful_sites
-        return with_prefix(MODEL, self.model(state)) if needed else {}
+        if site in ask.stateful_sites and not self.common.measures_in(state.round + 1):
+            return {}
+        return with_prefix(MODEL, self.model(state))
 
     def neighbours_models(self, site: str, state: State) -> dict[str, NDArray]:
         """Return the models that ``site`` receives from its in-neighbours in this round."""
@@ -109,9 +113,11 @@ class Decentralised(Method):
     def with_models(self, state: Any, trained: Replies) -> Any:
         """Return the state with the silos' new models and with their mean as Theta."""
         theta = self.average(trained, self.model(state), equal=True)
-        arrays = {n: array for n, array in state.arrays.items() if n.startswith(SILO)}
+        # A silo that did not answer keeps its model of an earlier round
+        arrays = with_prefix(SILO, arrays_below(SILO, state.arrays))
         for site, reply in trained.items():
-            arrays |= with_prefix(f"{SILO}{site}/", {name: reply.arrays[name] for name in theta})
+            for name in theta:
+                arrays[f"{SILO}{site}/{name}"] = reply.arrays[name]
         self.time(trained)
         return replace(state, arrays=arrays | with_prefix(MODEL, theta))
 
@@ -132,16 +138,15 @@ class Decentralised(Method):
 
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return topology.json: the graph, its weights, and cycle times of several graphs."""
+        times: dict[str, float] | None = None
+        visits: Mapping[str, float] | None = None
         # A process that resumed a run after its last round has no times of the silos
-        timed = self._seconds.keys() == set(self.participants.sites())
-        times = {site: total / count for site, (total, count) in self._seconds.items()}
+        if self._seconds.keys() == set(self.participants.sites()):
+            times = {site: total / count for site, (total, count) in self._seconds.items()}
+            visits = self.visit_seconds()
+        size = sum(array.nbytes for array in self.model(state).values())
         document = topology_document(
-            self.topology,
-            open_silo_set(self.common.silo_set) if self.common.silo_set else None,
-            self.settings,
-            model_bytes=sum(array.nbytes for array in self.model(state).values()),
-            compute_seconds=times if timed else None,
-            visit_seconds=self.visit_seconds() if timed else None,
+            self.topology, self._silo_set, self.settings, size, times, visits
         )
         return {_DOCUMENT: document}
 
@@ -156,7 +161,9 @@ class Decentralised(Method):
 
 def among_silos(kind: str) -> str:
     """Return the kind of topology without a server: a star becomes a hub around a silo."""
-    return "hub" if kind == "star" else kind
+    if kind == "star":
+        return "hub"
+    return kind
 
 
 def silo_model(site: str, state: State) -> Arrays:

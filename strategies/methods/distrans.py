@@ -85,18 +85,20 @@ class DisTrans(FedAvg):
         """Return the network and the offset from which ``site`` continues."""
         network = _network(state.arrays)
         own = state.arrays.get(f"{OFFSETS}{site}")
-        return network if own is None else network | {OFFSET: own}
+        if own is not None:
+            network[OFFSET] = own
+        return network
 
     def _fit_embedding(self, state: State, replies: Mapping[str, Reply]) -> OffsetEmbedding:
         """Return the embedding after one step towards each site's offset, in site order."""
         some_offset = state.arrays[f"{OFFSETS}{self.participants.sites()[0]}"]
         classes = self.task.classes
         embedding = build_embedding(self.common.seed, classes, len(some_offset))
-        weights = arrays_below(_EMBEDDING, state.arrays)
-        # float64, because many steps on a small network add up
-        embedding.load_state_dict(
-            {name: torch.from_numpy(np.array(array, np.float64)) for name, array in weights.items()}
-        )
+        weights = {}
+        for name, array in arrays_below(_EMBEDDING, state.arrays).items():
+            # float64, because many steps on a small network add up
+            weights[name] = torch.from_numpy(np.array(array, np.float64))
+        embedding.load_state_dict(weights)
         for site, reply in sorted(replies.items()):
             offset = torch.from_numpy(reply.arrays[OFFSET].astype(np.float64))
             wanted = from_pixels(offset, self.common)
@@ -105,13 +107,12 @@ class DisTrans(FedAvg):
 
     def _embedding_arrays(self, embedding: OffsetEmbedding) -> dict[str, NDArray]:
         """Return the embedding's weights and the offset that it computes for each site, float32."""
-        weights = with_prefix(_EMBEDDING, embedding.state_dict())
+        tensors: dict[str, Tensor] = with_prefix(_EMBEDDING, embedding.state_dict())
         with torch.no_grad():
-            offsets = {
-                f"{OFFSETS}{site}": to_pixels(embedding(self._shares(site)), self.common)
-                for site in self.participants.sites()
-            }
-        return {name: tensor.float().numpy() for name, tensor in {**weights, **offsets}.items()}
+            for site in self.participants.sites():
+                offset = to_pixels(embedding(self._shares(site)), self.common)
+                tensors[f"{OFFSETS}{site}"] = offset
+        return {name: tensor.float().numpy() for name, tensor in tensors.items()}
 
     def _shares(self, site: str) -> Tensor:
         """Return the share of each class in a site's training samples, (classes,), float64."""

@@ -25,8 +25,9 @@ from fedsilo.models.methods.fedaligncl import (
     FedAlignCLSettings,
 )
 from fedsilo.strategies.loop.ask import Replies
-from fedsilo.strategies.loop.method import ArraySpec, Ask, Disclosures, State
+from fedsilo.strategies.loop.method import Arrays, ArraySpec, Ask, Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
+from fedsilo.strategies.wire.records import NDArray
 
 _BUFFER = f"{EMBEDDINGS}/"
 _FORGOTTEN = measurement(INCOMING, "train", "forgotten")
@@ -52,8 +53,12 @@ class FedAlignCL(FedAvg):
 
     def variant(self) -> str:
         """Return the paper's name of the variant that the two switches choose."""
-        align, curriculum = self.settings.align, self.settings.curriculum
-        return "Fed" + ("-Align" if align else "") + ("-CL" if curriculum else "")
+        name = "Fed"
+        if self.settings.align:
+            name += "-Align"
+        if self.settings.curriculum:
+            name += "-CL"
+        return name
 
     def disclosures(self) -> Disclosures:
         """Describe the weights, the embeddings and the noise on them."""
@@ -65,7 +70,9 @@ class FedAlignCL(FedAvg):
                 sizes = f"of {own.noise_variance:g} times their spread"
             noisy = f" with Gaussian noise {sizes}"
             noise = f"Gaussian perturbation {size}, without clipping: no bound on epsilon"
-        chosen = "the same all run" if own.embedding_draw == "run" else "in the end of all of them"
+        chosen = "in the end of all of them"
+        if own.embedding_draw == "run":
+            chosen = "the same all run"
         weights = f"all weights of the network{noisy}, and batch-norm statistics as they are"
         sentences = [f"each round: {weights}"]
         if own.align:
@@ -88,20 +95,19 @@ class FedAlignCL(FedAvg):
         A round asks for embeddings if the next one aligns.
         """
         weights = self.model(state)
-        asked = {site: self._embeddings_of(site, state) for site in ask.sites}
-        replies = ask(
-            TRAIN,
-            {
-                site: {**weights, **of_others(site, state.arrays, *self.beside)}
-                for site in ask.sites
-            },
-            expect={s: {**weights, **self._embedding_specs(asked[s])} for s in ask.sites},
-            reference=dict.fromkeys(ask.sites, weights),
-            notes={site: EmbeddingNotes(count) for site, count in asked.items()},
-        )
+        send: dict[str, Arrays] = {}
+        expect: dict[str, Mapping[str, NDArray | ArraySpec]] = {}
+        notes: dict[str, EmbeddingNotes] = {}
+        for site in ask.sites:
+            count = self._embeddings_of(site, state)
+            send[site] = {**weights, **of_others(site, state.arrays, *self.beside)}
+            expect[site] = {**weights, **self._embedding_specs(count)}
+            notes[site] = EmbeddingNotes(count)
+        before = dict.fromkeys(ask.sites, weights)
+        replies = ask(TRAIN, send, expect=expect, reference=before, notes=notes)
         arrays = self.average(replies, weights, equal=True)  # equal weights, as in algorithm 1
         for site, reply in replies.items():
-            if asked[site]:
+            if EMBEDDINGS in expect[site]:
                 arrays[f"{_BUFFER}{site}"] = reply.arrays[EMBEDDINGS]
                 discriminator = arrays_below(DISCRIMINATOR, reply.arrays)
                 arrays |= with_prefix(f"{DISCRIMINATORS}{site}/", discriminator)
@@ -111,10 +117,14 @@ class FedAlignCL(FedAvg):
         self, state: FedAlignCLState, replies: Replies
     ) -> Mapping[str, Mapping[str, float]]:
         """Return the shares of forgotten samples, extended by those of this round."""
-        shares = {s: r.metrics[_FORGOTTEN] for s, r in replies.items() if _FORGOTTEN in r.metrics}
         epoch = str(epoch_of(state.round + 1, self.common))
-        known = state.forgotten
-        return {**known, epoch: {**known.get(epoch, {}), **shares}} if shares else known
+        shares = dict(state.forgotten.get(epoch, {}))
+        for site, reply in replies.items():
+            if _FORGOTTEN in reply.metrics:
+                shares[site] = reply.metrics[_FORGOTTEN]
+        if not shares:
+            return state.forgotten
+        return {**state.forgotten, epoch: shares}
 
     def documents(
         self, state: FedAlignCLState, values: Mapping[str, Mapping[str, float]]
@@ -141,7 +151,8 @@ class FedAlignCL(FedAvg):
         channels = self.blueprint.channels
         specs = {EMBEDDINGS: ArraySpec((count, channels))}
         if self.settings.align_target == "others":
-            with torch.device("meta"):
-                own = Discriminator(channels).state_dict()
-            specs |= {f"{DISCRIMINATOR}{n}": ArraySpec(tuple(a.shape)) for n, a in own.items()}
+            with torch.device("meta"):  # only the shapes are needed
+                discriminator = Discriminator(channels).state_dict()
+            for name, array in discriminator.items():
+                specs[f"{DISCRIMINATOR}{name}"] = ArraySpec(tuple(array.shape))
         return specs

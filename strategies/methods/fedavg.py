@@ -42,10 +42,12 @@ class FedAvg(Method):
         A rate of 1 gives the mean. Batch norm's running statistics always become the mean.
         """
         after = self.average(replies, model)
-        if rate != 1:
-            for name in [n for n in after if not is_statistic(n)]:
+        if rate == 1:
+            return after  # the bits of the mean itself
+        for name, mean in after.items():
+            if not is_statistic(name):
                 old = model[name].astype(np.float64)
-                after[name] = np.asarray(old + rate * (after[name] - old), np.float32)
+                after[name] = np.asarray(old + rate * (mean - old), np.float32)
         return after
 
     def disclosures(self) -> Disclosures:

@@ -31,7 +31,9 @@ class FedAvgFT(FedAvg):
 
     def model_for(self, site: str, state: PersonalState) -> Arrays:
         """Return the global weights for a site without a personal model; else empty."""
-        return {} if site in state.personal else state.arrays
+        if site in state.personal:
+            return {}
+        return state.arrays
 
     def disclosures(self) -> Disclosures:
         """Describe the weights that leave in the rounds of FedAvg."""

@@ -21,10 +21,14 @@ class FedAvgM(FedAvg):
         """Average like FedAvg, then take the settings' step from the model towards the mean."""
         model = self.model(state)
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
-        after = self.average(trained, model)
-        for name in [n for n in after if not is_statistic(n)]:
-            old, key = model[name].astype(np.float64), f"{_MOMENTS}{name}"
-            moments = [state.arrays[key].astype(np.float64)] if key in state.arrays else []
-            step, moment = self.settings.step(after[name] - old, *moments)
-            after[name], after[key] = (np.asarray(a, np.float32) for a in (old + step, moment))
+        mean = self.average(trained, model)
+        after = dict(mean)
+        for name, array in mean.items():
+            if is_statistic(name):
+                continue
+            old = model[name].astype(np.float64)
+            moment = state.arrays.get(f"{_MOMENTS}{name}")  # None before the first step
+            step, moment = self.settings.step(array - old, moment)
+            after[name] = np.asarray(old + step, np.float32)
+            after[f"{_MOMENTS}{name}"] = np.asarray(moment, np.float32)
         return replace(state, arrays=after)

@@ -23,9 +23,12 @@ class FedBABU(FedAvgFT):
         Raises:
             SettingError: the network has no trained layer besides its head.
         """
-        head = set(last_layers(self.blueprint, 1))
-        trained = [name for name, p in self.blueprint.named_parameters() if p.requires_grad]
-        if head.issuperset(trained):
+        head = last_layers(self.blueprint, 1)
+        trained = set()
+        for name, parameter in self.blueprint.named_parameters():
+            if parameter.requires_grad:
+                trained.add(name)
+        if trained <= set(head):
             raise SettingError(
                 "fedbabu trains all but the last layer, and this network has no other: choose "
                 "another 'network.name'"
@@ -36,10 +39,11 @@ class FedBABU(FedAvgFT):
         """Average bodies; in the last rounds let each site fine-tune its own model."""
         if self._finetunes(state):
             return super().round(state, ask)
-        head = last_layers(self.blueprint, 1)
-        body = {name: array for name, array in state.arrays.items() if name not in head}
-        send, before = (dict.fromkeys(ask.sites, arrays) for arrays in (state.arrays, body))
-        trained = ask(TRAIN, send, reference=before)
+        body = dict(state.arrays)
+        for name in last_layers(self.blueprint, 1):
+            body.pop(name, None)
+        send = dict.fromkeys(ask.sites, state.arrays)
+        trained = ask(TRAIN, send, reference=dict.fromkeys(ask.sites, body))
         return replace(state, arrays={**state.arrays, **self.average(trained, body)})
 
     def disclosures(self) -> Disclosures:

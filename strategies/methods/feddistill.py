@@ -17,6 +17,7 @@ from fedsilo.core.messages import TRAIN
 from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
 from fedsilo.strategies.loop.method import Arrays, Ask, State
 from fedsilo.strategies.methods.class_means import ClassMeans
+from fedsilo.strategies.wire.reply import Specs
 
 
 class FedDistill(ClassMeans):
@@ -40,25 +41,27 @@ class FedDistill(ClassMeans):
 
     def round(self, state: State, ask: Ask) -> State:
         """Let sites train on the others' mean logits, and store the logits that they send."""
-        replies = ask(
-            TRAIN,
-            {s: {**self._logits_for(s, state), **self.start(s, ask)} for s in ask.sites},
-            expect={site: self.specs(site) for site in ask.sites},
-        )
-        newest = {
-            f"{LOGITS}{site}/{label}": reply.arrays[f"{LOGITS}{label}"]
-            for site, reply in replies.items()
-            for label in self.held(site)
-        }
-        return replace(state, arrays={**state.arrays, **newest})
+        send: dict[str, Arrays] = {}
+        expect: dict[str, Specs] = {}
+        for site in ask.sites:
+            send[site] = {**self._logits_for(site, state), **self.start(site, ask)}
+            expect[site] = self.specs(site)
+        replies = ask(TRAIN, send, expect=expect)
+        arrays = dict(state.arrays)
+        for site, reply in replies.items():
+            for label in self.held(site):
+                arrays[f"{LOGITS}{site}/{label}"] = reply.arrays[f"{LOGITS}{label}"]
+        return replace(state, arrays=arrays)
 
     def _logits_for(self, site: str, state: State) -> Arrays:
         """Return the others' mean logits for each class that ``site`` sends itself."""
-        others = [other for other in self.participants.sites() if other != site]
         mean_logits = {}
         for label in self.held(site):
-            names = [f"{LOGITS}{other}/{label}" for other in others]
-            logits = [state.arrays[n].astype(np.float64) for n in names if n in state.arrays]
+            logits = []
+            for other in self.participants.sites():
+                name = f"{LOGITS}{other}/{label}"
+                if other != site and name in state.arrays:
+                    logits.append(state.arrays[name].astype(np.float64))
             if logits:
                 mean_logits[f"{LOGITS}{label}"] = np.mean(logits, axis=0).astype(np.float32)
         return mean_logits

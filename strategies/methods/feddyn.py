@@ -23,11 +23,14 @@ class FedDyn(FedAvg):
         """Average like FedAvg; h = h - alpha share (mean - model), and model = mean - h / alpha."""
         model, alpha = self.model(state), self.settings.regularisation_alpha
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
-        after = self.average(trained, model)
-        for name in [n for n in after if not is_statistic(n)]:
-            moved = after[name].astype(np.float64) - model[name]
+        mean = self.average(trained, model)
+        after = dict(mean)
+        for name, array in mean.items():
+            if is_statistic(name):
+                continue
+            moved = array.astype(np.float64) - model[name]
             # Sites that did not reply did not move, so their part of h stays
             h = state.arrays.get(f"{_H}{name}", 0.0) - alpha * self.share(trained) * moved
-            after[name] = np.asarray(after[name] - h / alpha, np.float32)
+            after[name] = np.asarray(array - h / alpha, np.float32)
             after[f"{_H}{name}"] = np.asarray(h, np.float32)
         return replace(state, arrays=after)

@@ -69,18 +69,20 @@ class FedEFM(Decentralised):
         """Train at home in round 1; later let neighbours train the models, and distil them back."""
         if self.settings.visit == "average":
             return cast(FedEFMState, super().round(state, ask))
-        theta = {s: self.theta_for(s, state, ask) for s in ask.sites}
+        send: dict[str, dict[str, NDArray]] = {}
+        visitors: dict[str, dict[str, NDArray]] = {}  # the models that each host trains
+        for site in ask.sites:
+            send[site] = self.theta_for(site, state, ask)
+            visitors[site] = self._visitors(site, state)
         expected = dict.fromkeys(ask.sites, self.model(state))
         if not state.round:
-            return self._after(state, ask(TRAIN, theta, expect=expected))
-        visitors = {host: self._visitors(host, state) for host in ask.sites}
+            return self._after(state, ask(TRAIN, send, expect=expected))
         visited = ask(OVERSEAS, {host: models for host, models in visitors.items() if models})
         self._time_visits(visited)
-        experts: dict[str, dict[str, NDArray]] = {site: {} for site in ask.sites}
+        # Each owner gets its own model back from every neighbour that has trained it
         for host, reply in visited.items():
-            for owner, trained in by_site(arrays_below(VISITOR, reply.arrays)).items():
-                experts[owner] |= with_prefix(f"{EXPERT}{host}/", trained)
-        send = {site: theta[site] | experts[site] for site in ask.sites}
+            for owner, expert in by_site(arrays_below(VISITOR, reply.arrays)).items():
+                send[owner] |= with_prefix(f"{EXPERT}{host}/", expert)
         return self._after(state, ask(DISTIL, send, expect=expected))
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
@@ -111,8 +113,10 @@ class FedEFM(Decentralised):
     def _time_visits(self, replies: Mapping[str, Reply]) -> None:
         for host, reply in replies.items():
             total, count = self._visits.get(host, (0.0, 0))
-            more = len({name.split("/")[1] for name in reply.arrays})
-            self._visits[host] = (total + reply.metrics.get(SECONDS, 0.0), count + more)
+            # Only names are read, because the arrays may lie in a file
+            owners = {name.split("/")[1] for name in reply.arrays}
+            seconds = reply.metrics.get(SECONDS, 0.0)
+            self._visits[host] = (total + seconds, count + len(owners))
 
     @cached_property
     def _visits(self) -> dict[str, tuple[float, int]]:
@@ -123,7 +127,7 @@ class FedEFM(Decentralised):
         """Return the seconds per visitor at each site; the mean for a site that hosted none."""
         known = {site: total / count for site, (total, count) in self._visits.items()}
         mean = sum(known.values()) / max(1, len(known))
-        return {site: known.get(site, mean) for site in self.participants.sites()}
+        return dict.fromkeys(self.participants.sites(), mean) | known
 
     def documents(
         self, state: FedEFMState, values: Mapping[str, Mapping[str, float]]
@@ -131,11 +135,11 @@ class FedEFM(Decentralised):
         """Return topology.json, and closeness.json: "owner<-host" -> round -> mean closeness."""
         documents = super().documents(state, values)
         if state.closeness:
-            edges = sorted({edge for row in state.closeness.values() for edge in row})
-            documents[_DOCUMENT] = {
-                edge: {round_: row[edge] for round_, row in state.closeness.items() if edge in row}
-                for edge in edges
-            }
+            edges: dict[str, dict[str, float]] = {}
+            for round_, row in state.closeness.items():
+                for edge, closeness in row.items():
+                    edges.setdefault(edge, {})[round_] = closeness
+            documents[_DOCUMENT] = dict(sorted(edges.items()))
         return documents
 
     def disclosures(self) -> Disclosures:

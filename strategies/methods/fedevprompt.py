@@ -40,6 +40,7 @@ from fedsilo.strategies.loop.method import (
     Reply,
     State,
 )
+from fedsilo.strategies.wire.records import NDArray
 
 if TYPE_CHECKING:
     from fedsilo.models.networks.prompted_vit import PromptedViT
@@ -57,7 +58,9 @@ class FedEvPrompt(Method):
         """Describe the maps and the averaged prompts."""
         own, sentences = self.settings, []
         if own.distillation_weight:
-            chosen = "lowest vacuity" if own.buffer_selection == "uncertainty" else "any"
+            chosen = "any"
+            if own.buffer_selection == "uncertainty":
+                chosen = "lowest vacuity"
             sentences.append(
                 f"each round: up to {own.buffer_maps} attention maps per class, each of one "
                 f"training image ({chosen}), which go to all other sites"
@@ -76,15 +79,17 @@ class FedEvPrompt(Method):
     def round(self, state: State, ask: Ask) -> State:
         """Send prompts and the other sites' maps, average the prompts, and replace the buffer."""
         shared = _averaged_arrays(state)
-        maps = {site: self._map_specs(site) for site in ask.sites}
-        replies = ask(
-            TRAIN,
-            {s: {**shared, **_maps_of_others(s, state), **self.start(s, ask)} for s in ask.sites},
-            expect={site: {**shared, **maps[site]} for site in ask.sites},
-            reference=dict.fromkeys(ask.sites, shared),
-            fault=_fault_of_maps,
-        )
-        arrays = self.average(replies, shared) if shared else {}
+        send: dict[str, Arrays] = {}
+        expect: dict[str, Mapping[str, NDArray | ArraySpec]] = {}
+        for site in ask.sites:
+            start = self.start(site, ask)
+            send[site] = {**shared, **_maps_of_others(site, state), **start}
+            expect[site] = {**shared, **self._map_specs(site)}
+        before = dict.fromkeys(ask.sites, shared)
+        replies = ask(TRAIN, send, expect=expect, reference=before, fault=_fault_of_maps)
+        arrays: dict[str, NDArray] = {}
+        if shared:
+            arrays = self.average(replies, shared)
         for site, reply in replies.items():
             arrays |= with_prefix(f"{BUFFER}{site}/", arrays_below(MAPS, reply.arrays))
         return replace(state, arrays=arrays)
@@ -99,21 +104,19 @@ class FedEvPrompt(Method):
             return {}
         cells, most = math.prod(self._grid), self.settings.buffer_maps
         counts = self.participants.facts[site].label_counts["train"]
-        return {
-            f"{MAPS}{label}": ArraySpec((min(most, count), cells))
-            for label, count in enumerate(counts)
-            if count
-        }
+        specs = {}
+        for label, count in enumerate(counts):
+            if count:
+                specs[f"{MAPS}{label}"] = ArraySpec((min(most, count), cells))
+        return specs
 
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
         """Return buffer.json, the content of the buffer, for its picture."""
-        maps = by_site(arrays_below(BUFFER, state.arrays))
-        if not maps:
+        sites: dict[str, dict[str, Any]] = {}
+        for site, maps in by_site(arrays_below(BUFFER, state.arrays)).items():
+            sites[site] = {label: np.round(array, 7).tolist() for label, array in maps.items()}
+        if not sites:
             return {}
-        sites = {
-            site: {label: np.round(array, 7).tolist() for label, array in own.items()}
-            for site, own in maps.items()
-        }
         first = self.participants.facts[self.participants.sites()[0]]
         document = {"grid": list(self._grid), "classes": list(first.class_names), "sites": sites}
         return {"buffer.json": document}
@@ -135,6 +138,9 @@ def _maps_of_others(site: str, state: State) -> Arrays:
 def _fault_of_maps(reply: Reply) -> str | None:
     """Explain which map of a reply is invalid and why, or return None."""
     for name, array in reply.arrays.items():
-        if name.startswith(MAPS) and (fault := map_fault(torch.from_numpy(np.array(array)))):
+        if not name.startswith(MAPS):
+            continue
+        fault = map_fault(torch.from_numpy(np.array(array)))
+        if fault:
             return f"array '{name}': {fault}"
     return None

@@ -3,6 +3,7 @@
 Only the sum of the divided updates is needed, so it can be a secret sum.
 """
 
+import math
 from dataclasses import replace
 
 from fedsilo.core.messages import TRAIN
@@ -27,14 +28,19 @@ class FedNova(FedAvg):
     def implausible_steps(self, reply: Reply) -> str | None:
         """Explain why a site with that many samples cannot take so many steps, or return None."""
         common, steps = self.common, reply.metrics[STEPS]
-        # Ceiling division: the last batch of an epoch may be small
-        most = common.local_epochs * -(-reply.examples // common.batch_size)
-        most = (common.pace if common.epoch_steps else common.local_steps) or most
+        # The last batch of an epoch may be small
+        most = common.local_epochs * math.ceil(reply.examples / common.batch_size)
+        if common.epoch_steps:
+            most = common.pace or most
+        elif common.local_steps:
+            most = common.local_steps
         if 1 <= steps <= most:
             return None
         return f"metric '{STEPS}' is {steps:g}, not 1 to {most}"
 
     def disclosures(self) -> Disclosures:
         """Describe the weights and the number of steps."""
-        mean = ", of which the server learns the mean alone" if self.common.trust == SUMS else ""
-        return super().disclosures().also(f"the number of optimiser steps, each round{mean}")
+        steps = "the number of optimiser steps, each round"
+        if self.common.trust == SUMS:
+            steps += ", of which the server learns only the mean"
+        return super().disclosures().also(steps)

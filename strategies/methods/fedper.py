@@ -5,7 +5,7 @@ from functools import cached_property
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.messages import EVALUATE, TRAIN
-from fedsilo.strategies.loop.method import Ask, Disclosures, State
+from fedsilo.strategies.loop.method import Arrays, Ask, Disclosures, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 
 
@@ -20,8 +20,10 @@ class FedPer(FedAvg):
         Raises:
             SettingError: no array would be shared, or all would.
         """
-        arrays, own = self.starting_weights(), self._personal
-        shared = {name: array for name, array in arrays.items() if name not in own}
+        arrays = self.starting_weights()
+        shared = dict(arrays)
+        for name in self._personal:
+            shared.pop(name, None)
         if not 0 < len(shared) < len(arrays):
             raise SettingError(
                 f"method '{self.common.method}' would share {len(shared)} of {len(arrays)} arrays "
@@ -31,15 +33,17 @@ class FedPer(FedAvg):
 
     def round(self, state: State, ask: Ask) -> State:
         """Average the shared arrays; the first message to a site also starts its own arrays."""
-        model = state.arrays
-        send = {site: {**model, **self.start(site, ask)} for site in ask.sites}
-        trained = ask(TRAIN, send, reference=dict.fromkeys(send, model))
-        return replace(state, arrays=self.average(trained, model))
+        before = dict.fromkeys(ask.sites, state.arrays)
+        trained = ask(TRAIN, self._with_starts(state, ask), reference=before)
+        return replace(state, arrays=self.average(trained, state.arrays))
 
     def evaluate(self, state: State, ask: Ask) -> None:
         """Let each site measure the shared arrays together with its own, or with their start."""
-        send = {site: {**state.arrays, **self.start(site, ask)} for site in ask.sites}
-        ask(EVALUATE, send, expect={})
+        ask(EVALUATE, self._with_starts(state, ask), expect={})
+
+    def _with_starts(self, state: State, ask: Ask) -> dict[str, Arrays]:
+        """Return the shared arrays for each site, and for a new site the start of its own."""
+        return {site: {**state.arrays, **self.start(site, ask)} for site in ask.sites}
 
     def disclosures(self) -> Disclosures:
         """Describe the shared weights, and name the arrays that stay."""

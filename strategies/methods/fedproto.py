@@ -10,17 +10,16 @@ counts of the class (eq. 6). Its further division by the number of sites is left
 would shrink prototypes as sites join. A class that nobody sent keeps its prototype.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from fedsilo.core.messages import TRAIN
 from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings
 from fedsilo.models.networks.build import network_kind
-from fedsilo.strategies.loop.method import Arrays, Ask, Reply, State
+from fedsilo.strategies.loop.method import Arrays, Ask, State
 from fedsilo.strategies.methods.class_means import ClassMeans
+from fedsilo.strategies.wire.reply import Specs
 
 
 class FedProto(ClassMeans):
@@ -47,30 +46,40 @@ class FedProto(ClassMeans):
 
     def round(self, state: State, ask: Ask) -> State:
         """Let sites train near the global prototypes, and average those that they send (eq. 6)."""
-        expected = {site: self.specs(site) for site in ask.sites}
-        replies = ask(
-            TRAIN,
-            {s: {**self._prototypes_for(s, state), **self.start(s, ask)} for s in ask.sites},
-            expect=expected,
-            reference={
-                site: {name: state.arrays[name] for name in specs if name in state.arrays}
-                for site, specs in expected.items()
-            },
-        )
+        send: dict[str, Arrays] = {}
+        expect: dict[str, Specs] = {}
+        before: dict[str, Arrays] = {}
+        for site in ask.sites:
+            send[site] = {**self._prototypes_for(site, state), **self.start(site, ask)}
+            expect[site] = self.specs(site)
+            # A class's first prototype is an update of nothing
+            known = expect[site].keys() & state.arrays.keys()
+            before[site] = {name: state.arrays[name] for name in sorted(known)}
+        replies = ask(TRAIN, send, expect=expect, reference=before)
         arrays = dict(state.arrays)
         for label in range(self.task.classes):
-            counts = {site: self._prototype_weight(site, label) for site in replies}
-            if sum(counts.values()):
-                arrays[f"{PROTOTYPE}{label}"] = _mean(f"{PROTOTYPE}{label}", replies, counts)
+            name = f"{PROTOTYPE}{label}"
+            sent, weights = [], []
+            for site, reply in sorted(replies.items()):
+                weight = self._prototype_weight(site, label)
+                if weight:
+                    sent.append(reply.arrays[name].astype(np.float64))
+                    weights.append(weight)
+            if sent:  # a class that nobody sent keeps its prototype
+                arrays[name] = np.average(sent, axis=0, weights=weights).astype(np.float32)
         return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
         """Return the prototypes if they classify; else empty, as sites measure their own models."""
-        return {} if self.settings.inference == "head" else self._prototypes_for(site, state)
+        if self.settings.inference == "head":
+            return {}
+        return self._prototypes_for(site, state)
 
     def _prototypes_for(self, site: str, state: State) -> Arrays:
         """Return the global prototypes; empty for a site that cannot send any itself."""
-        return state.arrays if self.held(site) else {}
+        if not self.held(site):
+            return {}
+        return state.arrays
 
     def _prototype_weight(self, site: str, label: int) -> float:
         """Return the weight of a site's prototype: its count of the class.
@@ -87,11 +96,3 @@ class FedProto(ClassMeans):
     def size(self) -> int:
         """The number of values in all tokens of a sample."""
         return self.blueprint.tokens * self.blueprint.channels
-
-
-def _mean(name: str, replies: Mapping[str, Reply], counts: Mapping[str, float]) -> Any:
-    """Return the weighted mean of array ``name``, float32, with float64 sums in site order."""
-    sites = [site for site in sorted(replies) if counts[site]]
-    arrays = np.stack([replies[site].arrays[name].astype(np.float64) for site in sites])
-    weights = [counts[site] for site in sites]
-    return np.average(arrays, axis=0, weights=weights).astype(np.float32)

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from fedsilo.core.array_names import arrays_below, with_prefix
+from fedsilo.core.array_names import arrays_below
 from fedsilo.models.methods.fedswa import FedSWASettings, running_mean
 from fedsilo.strategies.loop.method import Arrays, Ask, State
 from fedsilo.strategies.methods.fedavg import FedAvg
@@ -26,13 +26,15 @@ class FedSWA(FedAvg):
         before = state.round - self.common.rounds + self.settings.averaged_rounds
         if before < 0:
             return after
-        means = {
-            name: np.asarray(running_mean(mean.get(name, 0.0), array, before), np.float32)
-            for name, array in after.arrays.items()
-        }
-        return replace(after, arrays={**after.arrays, **with_prefix(_MEAN, means)})
+        arrays = dict(after.arrays)
+        for name, array in after.arrays.items():
+            new_mean = running_mean(mean.get(name, 0.0), array, before)
+            arrays[f"{_MEAN}{name}"] = np.asarray(new_mean, np.float32)
+        return replace(after, arrays=arrays)
 
     def model(self, state: State) -> Arrays:
         """Return the mean of models after the last round; before it, the last model."""
-        mean = arrays_below(_MEAN, state.arrays) if state.round >= self.common.rounds else {}
-        return mean or super().model(state)
+        mean = arrays_below(_MEAN, state.arrays)
+        if mean and state.round >= self.common.rounds:
+            return mean
+        return super().model(state)

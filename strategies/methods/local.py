@@ -16,7 +16,8 @@ class Local(Method):
 
     def round(self, state: State, ask: Ask) -> State:
         """Let each site train; its first message may hold initial weights."""
-        ask(TRAIN, {site: self.start(site, ask) for site in ask.sites}, expect={})
+        send = {site: self.start(site, ask) for site in ask.sites}
+        ask(TRAIN, send, expect={})
         return state
 
     def model_for(self, site: str, state: State) -> Arrays:

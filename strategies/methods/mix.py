@@ -29,7 +29,11 @@ class Mix(FedAvg):
         Raises:
             SettingError: a site is not simulated.
         """
-        if real := [site for site, facts in self.participants.facts.items() if not facts.simulated]:
+        real = []
+        for site, facts in self.participants.facts.items():
+            if not facts.simulated:
+                real.append(site)
+        if real:
             raise SettingError(
                 f"method 'mix' pools the data of all sites, and {', '.join(real)} are not "
                 "simulated sites: choose a federated method"

@@ -21,5 +21,8 @@ class PersonalState(State):
 
     def with_keepers(self, replies: Mapping[str, Reply]) -> PersonalState:
         """Return the state after a round in which sites trained models that stay with them."""
-        keeping = {site for site, reply in replies.items() if reply.keeps_state}
-        return replace(self, personal=sorted({*self.personal, *keeping}))
+        personal = set(self.personal)
+        for site, reply in replies.items():
+            if reply.keeps_state:
+                personal.add(site)
+        return replace(self, personal=sorted(personal))

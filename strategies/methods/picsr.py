@@ -101,50 +101,52 @@ class PICSR(Method):
 
     def _experts_round(self, state: PersonalState, ask: Ask) -> PersonalState:
         """Let each site train its expert alone; collect the experts in the last such round."""
-        collects = self.settings.collects(state.round)
-        prototype = {OWN_PROTOTYPE: ArraySpec(self.task.input_shape)}
-        specs = with_prefix(OWN_EXPERT, self.weight_specs()) | prototype if collects else {}
-        replies = ask(
-            TRAIN,
-            {site: self._expert_start(site, state, ask) for site in ask.sites},
-            expect=dict.fromkeys(ask.sites, specs),
-            notes=StageNotes(EXPERTS),
-            fault=self._fault_of_expert if collects else None,
-        )
-        if not collects:
-            return state.with_keepers(replies)
+        send = {site: self._expert_start(site, state, ask) for site in ask.sites}
+        notes = StageNotes(EXPERTS)
+        if not self.settings.collects(state.round):
+            return state.with_keepers(ask(TRAIN, send, expect={}, notes=notes))
+        specs = with_prefix(OWN_EXPERT, self.weight_specs())
+        specs[OWN_PROTOTYPE] = ArraySpec(self.task.input_shape)
+        expect = dict.fromkeys(ask.sites, specs)
+        replies = ask(TRAIN, send, expect=expect, notes=notes, fault=self._fault_of_expert)
         return replace(state, arrays=self._collect(replies))
 
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
         """Let sites measure the routed experts; in a run that stopped early, their own."""
         stage = self.settings.stage(state.round)
-        alone = state.personal if stage == EXPERTS else ()
-        send = {site: {} if site in alone else state.arrays for site in ask.sites}
+        send = dict.fromkeys(ask.sites, state.arrays)
+        if stage == EXPERTS:
+            for site in set(state.personal).intersection(send):
+                send[site] = {}  # it has its own expert
         ask(EVALUATE, send, expect={}, notes=StageNotes(stage))
 
     def _expert_start(self, site: str, state: PersonalState, ask: Ask) -> Arrays:
         """Return the start of a site's expert; empty if the site has begun its own."""
         if self.settings.experts == "local":
             return self.start(site, ask)
-        return {} if site in state.personal else state.arrays
+        if site in state.personal:
+            return {}
+        return state.arrays
 
     def _fault_of_expert(self, reply: Reply) -> str | None:
         """Refuse an expert whose output for its own silo's mean sample is not finite."""
         # An expert with huge weights is finite itself but makes every mixture non-finite
         network = build_classifier(self.common, self.task)
-        arrays = {name: torch.from_numpy(np.array(one)) for name, one in reply.arrays.items()}
+        arrays = _to_tensors(reply.arrays)
         load_exchanged(network, arrays_below(OWN_EXPERT, arrays))
         with torch.no_grad():
             answer = network.eval()(arrays[OWN_PROTOTYPE][None])
-        return None if answer.isfinite().all() else "its expert has no finite answer"
+        if answer.isfinite().all():
+            return None
+        return "its expert has no finite answer"
 
     def documents(
         self, state: PersonalState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
         """Return routing.json: the routing between sites, and the distances between prototypes."""
-        if not any(name.startswith(ROUTER) for name in state.arrays):
+        if not arrays_below(ROUTER, state.arrays):
             return {}  # the run stopped before the router was made
-        arrays = {name: torch.from_numpy(np.array(one)) for name, one in state.arrays.items()}
+        arrays = _to_tensors(state.arrays)
         prototypes = arrays_below(PROTOTYPE, arrays)
         router = opened_router(self.settings, prototypes, arrays)
         distances = prototype_distances(router, prototypes)
@@ -164,4 +166,9 @@ class PICSR(Method):
         """Return the arrays that sites train in the next round: the network, or the router."""
         if self.settings.stage(state.round) == WARMUP:
             return state.arrays
-        return {name: array for name, array in state.arrays.items() if name.startswith(ROUTER)}
+        return with_prefix(ROUTER, arrays_below(ROUTER, state.arrays))
+
+
+def _to_tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
+    """Copy arrays to tensors, because an array may be read-only or lie in a file."""
+    return {name: torch.from_numpy(np.array(array)) for name, array in arrays.items()}

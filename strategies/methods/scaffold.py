@@ -20,13 +20,17 @@ class SCAFFOLD(FedAvg):
     def initial_state(self) -> State:
         """Return the network's initial weights, and zero control variates."""
         model = self.starting_weights()
-        trained = {name: np.zeros_like(a) for name, a in model.items() if not is_statistic(name)}
-        return State(model | with_prefix(CONTROL, trained))
+        controls = {}
+        for name, array in model.items():
+            if not is_statistic(name):
+                controls[f"{CONTROL}{name}"] = np.zeros_like(array)
+        return State(model | controls)
 
     def round(self, state: State, ask: Ask) -> State:
         """Step towards the mean weights, and move c by the mean change at replying sites."""
         model, controls = self.model(state), arrays_below(CONTROL, state.arrays)
-        before, send = (dict.fromkeys(ask.sites, arrays) for arrays in (model, state.arrays))
+        send = dict.fromkeys(ask.sites, state.arrays)
+        before = dict.fromkeys(ask.sites, model)
         trained = ask(TRAIN, send, expect=send, reference=before)
         after = self.towards(trained, model, self.settings.server_learning_rate)
         # c moves only by the share of sites that replied, as the others' variates are unchanged

@@ -44,6 +44,8 @@ from fedsilo.strategies.loop.method import (
     Reply,
     State,
 )
+from fedsilo.strategies.wire.records import NDArray
+from fedsilo.strategies.wire.reply import Specs
 
 UNCERTAINTY, CENTROIDS = "uncertainty", "centroids"
 
@@ -93,10 +95,10 @@ class UEFL(Method):
 
     def notices(self) -> list[str]:
         """Name the sites that have many clusters too small to be sent."""
-        facts = self.participants.facts.items()
-        return self.settings.few_centroids(
-            {site: each.sizes()["train"] * self._features for site, each in facts}
-        )
+        features: dict[str, int] = {}
+        for site, facts in self.participants.facts.items():
+            features[site] = facts.sizes()["train"] * self._features
+        return self.settings.few_centroids(features)
 
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
         """Train and average; at the end of an iteration extend the codebooks where needed."""
@@ -112,42 +114,55 @@ class UEFL(Method):
         books = self._books(state, ask.sites)
         entropies = ask(UNCERTAINTY, books, expect={}, metrics=[ENTROPY])  # eq. 8
         state = self._judge(state, entropies)  # eq. 9
-        over = own.stop_when_certain and state.certain
-        refreshes = own.refresh == "kmeans" and not over
-        found = self._found(state, ask, ask.sites if refreshes else state.uncertain)
+        asked = state.uncertain
+        is_over = own.stop_when_certain and state.certain
+        if own.refresh == "kmeans" and not is_over:
+            asked = ask.sites  # certain sites re-initialise the first book
+        found = self._found(state, ask, asked)
         return self._refresh(self._extend(state, found), found)
 
     def _found(self, state: UEFLState, ask: Ask, sites: Sequence[str]) -> Replies:
         """Return the replies of sites that found codewords (K-means, section 3.2)."""
+        expect: dict[str, Specs] = {}
+        notes: dict[str, CentroidNotes] = {}
+        for site in sites:
+            expect[site] = self._centroid_specs(site, state)
+            notes[site] = CentroidNotes(refreshes=site not in state.uncertain)
         clustered = ask(
             CENTROIDS,
             self._books(state, sites),
-            expect={site: self._centroid_specs(site, state) for site in sites},
-            notes={site: CentroidNotes(refreshes=site not in state.uncertain) for site in sites},
+            expect=expect,
+            notes=notes,
             metrics=[NEW_CODEWORDS],
             fault=self._fault_of_centroids,
         )
-        return clustered.of(s for s, reply in clustered.items() if reply.metrics[NEW_CODEWORDS])
+        return clustered.of(
+            site for site, reply in clustered.items() if reply.metrics[NEW_CODEWORDS]
+        )
 
     def model_for(self, site: str, state: UEFLState) -> Arrays:
         """Return the network and the books that ``site`` may use."""
-        return {
-            name: array
-            for name, array in sorted(state.arrays.items())
-            if not name.startswith(CODEBOOK) or site in state.access[name.removeprefix(CODEBOOK)]
-        }
+        arrays: dict[str, NDArray] = {}
+        for name, array in sorted(state.arrays.items()):
+            book = name.removeprefix(CODEBOOK)
+            if not name.startswith(CODEBOOK) or site in state.access[book]:
+                arrays[name] = array
+        return arrays
 
     def _books(self, state: UEFLState, sites: Sequence[str]) -> dict[str, Arrays]:
         return {site: self.model_for(site, state) for site in sites}
 
     def _average_books(self, state: UEFLState, trained: Replies) -> Arrays:
         """Return the mean of the network over all sites, and of each book over its users."""
-        books = {n: array for n, array in state.arrays.items() if n.startswith(CODEBOOK)}
-        arrays = self.average(trained, {n: a for n, a in state.arrays.items() if n not in books})
-        for name, book in books.items():
+        network: dict[str, NDArray] = {}
+        books: dict[str, NDArray] = {}
+        for name, array in state.arrays.items():
+            if not name.startswith(CODEBOOK):
+                network[name] = array
+                continue
             users = trained.of(state.access[name.removeprefix(CODEBOOK)])
-            arrays |= self.average(users, {name: book})
-        return arrays
+            books |= self.average(users, {name: array})
+        return self.average(trained, network) | books
 
     def _judge(self, state: UEFLState, replies: Replies) -> UEFLState:
         entropies = {site: reply.metrics[ENTROPY] for site, reply in replies.items()}
@@ -165,7 +180,8 @@ class UEFL(Method):
         """Add a book for the uncertain sites that found codewords; record the round in any case."""
         if not state.uncertain:
             return state
-        sites, book = [site for site in state.uncertain if site in found], len(state.access)
+        sites = [site for site in state.uncertain if site in found]
+        book = len(state.access)
         state = replace(state, extended={**state.extended, str(state.round + 1): sites})
         if not sites:
             return state
@@ -184,11 +200,11 @@ class UEFL(Method):
     def _book(self, book: int, state: UEFLState, found: Replies) -> Arrays:
         """Return a book: centroids merged by weighted K-means, or a new Gaussian one."""
         dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
-        parts = [
-            Centroids(reply.arrays["centroids"], reply.arrays["counts"].astype(np.int64))
-            for reply in found.values()
-            if reply.arrays
-        ]
+        parts = []
+        for reply in found.values():
+            if reply.arrays:  # Gaussian books need no centroids, so none are sent
+                counts = reply.arrays["counts"].astype(np.int64)
+                parts.append(Centroids(reply.arrays["centroids"], counts))
         where = dimension, self.common.seed, state.round + 1
         return {f"{CODEBOOK}{book}": started_book(book, parts, self.settings, *where)}
 
@@ -205,8 +221,11 @@ class UEFL(Method):
 
     def why_finished(self, state: UEFLState) -> str | None:
         """Return the reason to end the run early: no silo is uncertain. None to continue."""
-        early = self.settings.stop_when_certain and state.round < self.common.rounds
-        return self.settings.why_certain(state.round) if early and state.certain else None
+        if not self.settings.stop_when_certain or not state.certain:
+            return None
+        if state.round >= self.common.rounds:
+            return None
+        return self.settings.why_certain(state.round)
 
     @property
     def _features(self) -> int:

@@ -140,7 +140,7 @@ def _refuse_silo_set(names: tuple[str, ...], silo_set: SiloSet) -> None:
             f"'split.silo-set' does not have the site(s) {', '.join(missing)} of this run: add "
             f"them, or choose a silo set of {len(names)} silos"
         )
-    # In a graph that is not connected, silos of different parts would never agree
+    # Silos of different parts of a graph would never agree
     parts = []
     for part in sorted(nx.connected_components(link_graph(names, silo_set)), key=min):
         parts.append(", ".join(names[place] for place in sorted(part)))

@@ -23,7 +23,7 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from fedsilo.core.errors import RunDirectoryError, SiteError
 from fedsilo.core.messages import ARRAYS, KEPT_STATE, METRICS
 from fedsilo.core.metric_names import GRAMMAR, is_metric_key
-from fedsilo.core.one_line import one_line, shown
+from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.strategies.wire.records import (
     BUNDLE,
     ArrayError,
@@ -105,7 +105,7 @@ def _metrics(content: RecordDict) -> dict[str, float]:
     metrics: dict[str, float] = {}
     for key, value in record.items():
         if not is_metric_key(key):
-            raise SiteError(f"a metric is called {shown(key, 80)}, but {GRAMMAR}")
+            raise SiteError(f"a metric is called {quote_value(key, 80)}, but {GRAMMAR}")
         # A bool is an int in Python, but no metric is a truth value
         if isinstance(value, bool | list) or not isinstance(value, int | float):
             raise SiteError(f"metric '{key}' is not a finite number")

@@ -134,7 +134,7 @@ def test_a_patient_more_between_two_rounds_is_in_no_text(federation: Federation)
     assert not [answer for answer in federation.seen if answer[0] == "error"]
 
 
-@pytest.mark.parametrize("changes", [{"clip-norm": 1.0}, {"clip-norm": 1e-45}])
+@pytest.mark.parametrize("changes", [{"secure.clip-norm": 1.0}, {"secure.clip-norm": 1e-45}])
 def test_a_run_cannot_scale_a_site_s_part(changes: Any, federation: Federation) -> None:
     """With another clip each time, as with another bound on samples, 15 runs gave every update."""
     federation.send(VICTIM, "query.hello", resolve(RUN).as_mapping() | changes)

@@ -5,10 +5,12 @@ import json
 import re
 import shutil
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import tomli_w
 from markdown_it import MarkdownIt
 
 from fedsilo.cli.main import main
@@ -104,15 +106,13 @@ def rewrite(config: Path, change: dict[str, str]) -> None:
     """Write settings over those of a config.toml, with digests that fit the sent file."""
     digest = hashlib.sha256(config.with_name("evil.py").read_bytes()).hexdigest()
     values = {"plugin-digests": f"evil={digest}, sent={digest}, code={digest}"} | change
-    kept, group = [], ""
-    for line in config.read_text().splitlines():
-        name = line.partition(" = ")[0]
-        if line.startswith("["):
-            group = line.strip("[]") + "."
-        key = group + name
-        kept.append(f'{name} = "{values[key]}"' if key in values else line)
-    assert {line.partition(" = ")[0] for line in kept} >= {key.rpartition(".")[2] for key in change}
-    config.write_text("\n".join(kept) + "\n")
+    document = tomllib.loads(config.read_text())
+    for key, value in values.items():
+        group, _, name = key.rpartition(".")
+        table = document[group] if group else document
+        assert name in table, "the file has no such setting"
+        table[name] = value
+    config.write_text(tomli_w.dumps(document))
 
 
 # Every command with two changes, and every change with a command of each kind

@@ -289,7 +289,7 @@ def test_a_setting_that_only_other_data_sets_read_is_refused_by_its_key(
     dataset: str, key: str, value: Value
 ) -> None:
     settings = build(CommonSettings, {"dataset": dataset, key: value})
-    said = f"setting '{key}' has no effect with data set '{dataset}': remove it"
+    said = f"'{key}' has no effect with data set '{dataset}': remove it"
     with pytest.raises(SettingError, match=said):
         check_data_settings(settings)
 

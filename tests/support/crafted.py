@@ -72,7 +72,7 @@ def cases(draw: st.DrawFn) -> Case:
         "train.loss": draw(st.sampled_from(["cross-entropy", "cross-entropy", "evidential"])),
         "machine.precision": draw(st.sampled_from(["fp32", "fp32", "bf16"])),
     }
-    if run["loss"] != "evidential" and draw(st.booleans()):
+    if run["train.loss"] != "evidential" and draw(st.booleans()):
         first, second = draw(NUMBER), draw(NUMBER)
         run["train.class-weights"] = f"{abs(first):g},{abs(second):g}"
     if method == "uefl":

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fedsilo.core.errors import SettingError
-from fedsilo.core.one_line import one_line, shown
+from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import RENAMED, SETTINGS, with_current_keys
 from fedsilo.core.settings_schema import Value, keys_with
@@ -52,7 +52,7 @@ def _single_value(key: str, value: Any, where: str) -> Value:
     if not isinstance(value, bool | int | float | str):
         raise SettingError(
             f"{where and f'{where}: '}setting '{one_line(key, 100)}' must be true or false, a "
-            f"number or a text, but is {shown(value)}"
+            f"number or a text, but is {quote_value(value)}"
         )
     return value
 

@@ -127,6 +127,7 @@ def _fault_and_fix(error: Exception) -> tuple[str, str]:
     if isinstance(error, OSError):
         fault = f"{error.filename or 'the system'}: {error.strerror or error}"
         return fault, "let this user read and write there"
+    # Any other error is a bug of the check, and its text is no sentence
     fault = f"the check itself failed ({type(error).__name__}: {error})"
     return fault, "report it to fedsilo's makers"
 

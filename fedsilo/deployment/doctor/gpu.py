@@ -32,14 +32,7 @@ def look(device: str) -> Passed:
             "name one of them, counted from 0",
         )
     capability = _built_for(index)
-    free_bytes, total_bytes = torch.cuda.mem_get_info(index)
-    free, total = free_bytes / GIGABYTE, total_bytes / GIGABYTE
-    if free < _MIN_FREE:
-        raise Refused(
-            f"GPU {index} has {free:.1f} of {total:.1f} GB free, but a run needs at least "
-            f"{_MIN_FREE:g} GB",
-            "end other programs on it ('nvidia-smi' lists them), or name another GPU in 'device'",
-        )
+    memory = _free_memory(index)
     difference = _difference(index)
     if not difference < _MAX_DIFFERENCE:  # "not", so that NaN is refused too
         raise Refused(
@@ -50,8 +43,7 @@ def look(device: str) -> Passed:
     if torch.cuda.is_bf16_supported(including_emulation=False):
         precision = "native bf16"
     return Passed(
-        f"{torch.cuda.get_device_name(index)}, capability {capability}, {free:.1f} of {total:.1f} "
-        f"GB free, {precision}",
+        f"{torch.cuda.get_device_name(index)}, capability {capability}, {memory}, {precision}",
         (f"PyTorch {torch.__version__} for CUDA {torch.version.cuda}",),
     )
 
@@ -67,8 +59,22 @@ def _why_none() -> str:
     return "PyTorch finds no GPU"
 
 
+def _free_memory(index: int) -> str:
+    """Describe the free memory of a GPU; Refused if it is not enough for a run."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+    free, total = free_bytes / GIGABYTE, total_bytes / GIGABYTE
+    said = f"{free:.1f} of {total:.1f} GB free"
+    if free < _MIN_FREE:
+        raise Refused(
+            f"GPU {index} has {said}, but a run needs at least {_MIN_FREE:g} GB",
+            "end other programs on it ('nvidia-smi' lists them), or name another GPU in 'device'",
+        )
+    return said
+
+
 def _built_for(index: int) -> str:
     """Return a GPU's compute capability, such as "8.0"; Refused if PyTorch was not built for it."""
+    # An old or very new GPU is found, but no kernel of this PyTorch build runs on it
     capability, built = torch.cuda.get_device_capability(index), torch.cuda.get_arch_list()
     in_words = ".".join(map(str, capability))
     if not is_built_for(capability, built):

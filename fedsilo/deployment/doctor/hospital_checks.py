@@ -91,12 +91,30 @@ def ready(
     """
     kit = read_kit(request.kit.expanduser())
     home = request.home(kit)
-    before = None
-    if home.is_dir() and any(home.iterdir()):
-        before = read_kit(home)
-        _refuse_other(kit, before)
-        # Locked and released: the site must not run while its files are replaced
-        os.close(hold(home, kit.card.site))
+    if not home.is_dir() or not any(home.iterdir()):
+        return _check_and_open(request, kit, None, home, confirm, look)
+    before = read_kit(home)
+    _refuse_other(kit, before)
+    # Locked until everything is written, so that no other start sees half of the files replaced
+    lock = hold(home, kit.card.site)
+    try:
+        return _check_and_open(request, kit, before, home, confirm, look)
+    finally:
+        os.close(lock)
+
+
+def _check_and_open(
+    request: HospitalRequest,
+    kit: Kit,
+    before: Kit | None,
+    home: Path,
+    confirm: Confirm,
+    look: Callable[[SiteSetup], None],
+) -> SiteSetup:
+    """Check a kit, let the operator confirm, and write the kit to ``home``; errors as ``ready``.
+
+    ``before`` is the kit that ``home`` has now, or None if the folder is new.
+    """
     rules = _rules_of(request, kit, home)
     sentences = _check_in_scratch(request, kit, rules, home, look)
     # Nothing is written before the operator has confirmed

@@ -38,7 +38,7 @@ def software() -> Passed:
             f"this installation has {', '.join(wrong)}, but fedsilo needs other versions",
             f"pip install {packages}",
         )
-    # With changed files, a hospital refuses a run of the unchanged app
+    # A hospital with changed files refuses a run of the unchanged app
     changed = local_changes(app.folder)
     details = []
     if changed:
@@ -82,23 +82,26 @@ def room(folders: Iterable[Path], least: float) -> str:
     Raises:
         Refused: a folder has less than ``least`` gigabytes free, or cannot be written.
     """
-    free = {}
+    said = []
     for folder in folders:
-        free[folder] = shutil.disk_usage(folder).free / GIGABYTE
-        if free[folder] < least:
-            raise Refused(
-                f"{folder} has {free[folder]:.2f} GB free, but a run needs at least {least:g} GB",
-                "free some space, or name a folder on another disk",
-            )
-        # A quota or a failing disk shows only when something is really written
-        try:
-            with tempfile.TemporaryFile(dir=folder) as probe:
-                probe.write(b"\0" * _PROBE)
-                os.fsync(probe.fileno())
-        except OSError as error:
-            fault = f"cannot write a file into {folder} ({error.strerror})"
-            raise Refused(fault, "fix the disk, or let this user write there") from error
-    return ", ".join(f"{folder}: {gigabytes:.0f} GB free" for folder, gigabytes in free.items())
+        fault, fix = "", ""
+        free = shutil.disk_usage(folder).free / GIGABYTE
+        if free < least:
+            fault = f"{folder} has {free:.2f} GB free, but a run needs at least {least:g} GB"
+            fix = "free some space, or name a folder on another disk"
+        else:
+            # A quota or a failing disk shows only when something is really written
+            try:
+                with tempfile.TemporaryFile(dir=folder) as probe:
+                    probe.write(b"\0" * _PROBE)
+                    os.fsync(probe.fileno())
+            except OSError as error:
+                fault = f"cannot write a file into {folder} ({error.strerror})"
+                fix = "fix the disk, or let this user write there"
+        if fault:
+            raise Refused(fault, fix)
+        said.append(f"{folder}: {free:.0f} GB free")
+    return ", ".join(said)
 
 
 def nearest(folder: Path) -> Path:
@@ -119,14 +122,15 @@ def memory(least: float, most: float = 0.0) -> str:
         Refused: the free or the allowed memory is below ``least``.
     """
     free = free_memory() / GIGABYTE
+    fault, fix = "", ""
     if most and most < least:
-        raise Refused(
-            f"'max-memory' allows a message {most:g} GB, but PyTorch itself needs {least:g} GB",
-            "raise it in the site file or the node config",
-        )
-    if free < least:
+        fault = f"'max-memory' allows a message {most:g} GB, but PyTorch itself needs {least:g} GB"
+        fix = "raise it in the site file or the node config"
+    elif free < least:
         fault = f"{free:.1f} GB of memory are free, but a message needs at least {least:g} GB"
-        raise Refused(fault, "end other programs, or raise the container's limit")
+        fix = "end other programs, or raise the container's limit"
+    if fault:
+        raise Refused(fault, fix)
     return f"{free:.1f} GB free"
 
 

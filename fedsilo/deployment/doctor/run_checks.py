@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import Any
 
 from fedsilo.core.arguments import RunSources
-from fedsilo.core.one_line import as_word, counted, one_line
+from fedsilo.core.one_line import as_word, format_count, one_line
 from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployed_run import meet
 from fedsilo.deployment.deployment import SERVER, Deployment
@@ -76,7 +76,7 @@ class RunSetup:
 
 def _settings(setup: RunSetup) -> str:
     common = setup.plan[0].common
-    rounds = counted(common.rounds, "round")
+    rounds = format_count(common.rounds, "round")
     clip, noise = common.sample_clip_norm, common.noise_multiplier
     privacy = "without differential privacy"
     if clip:
@@ -111,7 +111,7 @@ def _members(setup: RunSetup) -> Passed:
     details = []
     if away:
         details.append(f"not online: {', '.join(away)}")
-    sites = counted(len(seen), "site")
+    sites = format_count(len(seen), "site")
     return Passed(f"the server and {sites} of {deployment.folder} are online", tuple(details))
 
 

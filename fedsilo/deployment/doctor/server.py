@@ -100,6 +100,7 @@ def _fleet(setup: ServerSetup) -> str:
 
 def _control(setup: ServerSetup) -> str:
     host, port = parts(setup.control)
+    # Whoever reaches the Control API needs no key, only a connection
     if host not in ("127.0.0.1", "::1", "localhost"):
         fault = f"the Control API would listen on {host}, where anyone could start runs and "
         raise Refused(f"{fault}admit hospitals", "--host 127.0.0.1")
@@ -122,6 +123,7 @@ def _database(setup: ServerSetup) -> str:
     database = require(setup.database, reason)
     _refuse_damaged(database)
     seconds = commit_seconds(writable_folder(database.parent, "the database's folder"))
+    # The median: one slow commit may be another program's fault
     median, slowest = statistics.median(seconds), 1000 * max(seconds)
     if median > _SLOW:
         raise Refused(
@@ -137,12 +139,16 @@ def _refuse_damaged(database: Path) -> None:
     """Refuse an existing file that is no SQLite database; an empty file counts as a new one."""
     if not database.exists():
         return
-    if not database.is_file():  # a pipe would be waited for
-        raise Refused(f"{database} is not a file", "name another one")
-    with database.open("rb") as file:
-        head = file.read(len(_SQLITE))
-    if head and head != _SQLITE:
-        raise Refused(f"{database} is no SQLite database", "name another file, or restore a copy")
+    fault, fix = "", ""
+    if database.is_file():
+        with database.open("rb") as file:
+            head = file.read(len(_SQLITE))
+        if head and head != _SQLITE:
+            fault, fix = "is no SQLite database", "name another file, or restore a copy"
+    else:  # a pipe would be waited for
+        fault, fix = "is not a file", "name another one"
+    if fault:
+        raise Refused(f"{database} {fault}", fix)
 
 
 def commit_seconds(folder: Path) -> list[float]:

@@ -90,6 +90,7 @@ def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
     """
     signals: list[int] = []  # signals that asked this process to end
 
+    # The handler only records the signal; the loop below then ends both processes in order
     def end(number: int, frame: FrameType | None) -> None:
         signals.append(number)
 
@@ -146,6 +147,7 @@ def collect_orphans(known: Collection[int]) -> None:
 
 def _end(*processes: subprocess.Popen[bytes]) -> None:
     """End processes: SIGTERM first, then SIGKILL for those that do not end."""
+    # All are asked before the first is waited for, so that they end at the same time
     for process in processes:
         with suppress(ProcessLookupError):
             process.terminate()

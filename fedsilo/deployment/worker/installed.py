@@ -21,11 +21,11 @@ from fedsilo.core.errors import RefusedError, SettingError
 from fedsilo.core.files.locations import installed_folder
 from fedsilo.core.versions import TRIED_FLOWER, WORKER_FLOWER
 
-# What a run and a hospital have in common: all that computes at the server or at a hospital.
+# The folders that a run and a hospital must have in common: all that computes at either.
 # The commands, reports and pages of fedsilo/ may differ: they run only where somebody calls them
 ROOMS = ("client_app", "core", "datasets", "models", "server_app", "strategies")
 PYPROJECT = "pyproject.toml"
-_PACKAGE = "fedsilo/"  # in a checkout it holds 'core'; in an installed fedsilo all are side by side
+_PACKAGE = "fedsilo/"  # holds 'core' in a checkout; an installed fedsilo has all side by side
 _IN_PACKAGE = ("core",)
 # A checkout has these beside the rooms: Flower bundles them, but a hospital's image may lack them
 _BESIDE = (*(f"{name}/" for name in ("benchmarks", "docker", "docs", "release", "tests")), ".")
@@ -193,8 +193,8 @@ def _unpack(bundle: bytes) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(bundle)) as archive:
             entries = archive.infolist()
             names = {_common_name(entry.filename) for entry in entries}
-            # Of two files with one path the check could read one and an import the other. So the
-            # paths are compared without 'fedsilo/': core/a.py and fedsilo/core/a.py are the same
+            # If two files had one path, the check could read one and an import the other. The paths
+            # are those without 'fedsilo/', because core/a.py and fedsilo/core/a.py are the same
             if len(names) < len(entries):
                 fault = "names a file twice"
             # The stated sizes are added up before anything is unpacked into memory

@@ -229,9 +229,10 @@ def _become_task(answer: Callable[[str], int], token: str) -> None:
 def _run_theirs(address: str, token: str, hospital: int) -> None:
     """Become Flower's own process, which executes the app received with the run."""
     # Next to this Python first: another Flower on the PATH may have another version
-    command: str | None = str(Path(sys.executable).parent / TaskType.CLIENT_APP.value)
-    if not os.path.isfile(command):
-        command = shutil.which(TaskType.CLIENT_APP.value)
+    command = shutil.which(TaskType.CLIENT_APP.value)
+    beside = Path(sys.executable).parent / TaskType.CLIENT_APP.value
+    if beside.is_file():
+        command = str(beside)
     if command:
         options = ("--runtime-api-address", address, "--token", token, "--insecure")
         os.execv(command, [command, *options, "--parent-pid", str(hospital)])

@@ -49,7 +49,8 @@ def card(run_dir: Path, site: str | None = None, out: Path | None = None) -> str
         FedsiloError: the run has not ended, the run has no such site, or the file exists.
     """
     run = FinishedRun.open(run_dir)
-    run.chosen_sites([site] if site else [])
+    if site:
+        run.chosen_sites([site])  # raises its error if there is no such site
     text = card_text(run, site)
     if out is not None:
         refuse_target(out, "another --out")
@@ -149,7 +150,7 @@ def _class_rows(run: Shown, sites: Sequence[str]) -> list[list[str]]:
     for site in sites:
         counts = run.silos[site]["label_counts"].get("test", [])
         metrics = final_metrics(run).get(site, {})
-        # At 'trust: sums' the run has no counts of single sites
+        # A run at 'trust: sums' has no counts for single sites
         names: list[str] = []
         if counts:
             names = run.class_names(site)
@@ -229,6 +230,7 @@ def _cell(run: Shown, site: str, metric: str) -> str:
         return NONE
     counts = run.silos[site]["label_counts"].get("test", [])
     samples = _size(run.silos[site], "test")
+    # Other metrics have no interval that follows from the counts alone
     interval: Interval | None = None
     if metric == "accuracy" and samples:
         interval = wilson(round(value * samples), samples)

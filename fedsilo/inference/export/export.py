@@ -90,6 +90,7 @@ def export(
         own_site = model.site
     program, differences = open_program(model), list[float]()
 
+    # The folder appears only once all is written and the program's answers were compared
     def fill(work: Path) -> None:
         differences.append(_WRITERS[form](program, work / f"model.{form}"))
         _write_about(program, work, own_site, differences[0])

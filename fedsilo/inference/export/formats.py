@@ -52,6 +52,7 @@ class Program:
             ExportError: the difference exceeds the tolerance.
         """
         most = (answers.double() - self.answers[:of].double()).abs().max().item()
+        # Written so that a difference of NaN is refused too
         if not most <= TOLERANCE:
             raise ExportError(
                 f"the exported program's probabilities differ by {most:.2g} from fedsilo's, but "
@@ -85,6 +86,7 @@ class Program:
 
 def open_program(model: TrainedModel) -> Program:
     """Build a model's program; the model itself is not changed."""
+    # A copy, because the caller may go on with the model on its own device
     network = copy.deepcopy(model.network).cpu()
     module = ProbabilityModel(network, model.silo.standardisation, model.pixel_standardisation())
     module.requires_grad_(False)
@@ -103,6 +105,7 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
         spread = torch.randn(shape, generator=rng, dtype=torch.float64)
         mean = torch.from_numpy(standardisation.mean)
         rows = (mean + spread * torch.from_numpy(standardisation.std)).float()
+        # One missing value, so that the comparison covers the replacement by the mean
         rows[0, 0] = torch.nan
         return rows
     if inputs.dtype in (torch.uint8, torch.int16):

@@ -16,7 +16,7 @@ from fedsilo.pages.page_pictures import curves
 from fedsilo.reports.clinic import Examination
 
 _THRESHOLDS = [percent / 100 for percent in range(5, 100, 5)]
-_EVEN = 0.5  # from this probability on, the second class is the prediction
+_EVEN = 0.5  # the second class is the prediction if its probability is at least this
 _LOWEST = -0.15  # the curve for acting on all falls without limit, so it is cut off here
 _TITLE = "Benefit of acting on the model"
 
@@ -88,6 +88,7 @@ def _draw_benefits(benefits: Sequence[_Benefit], ill: str) -> Picture:
     for one in benefits:
         percent = round(100 * one.threshold)
         model[percent], nobody[percent] = one.of_model, 0.0
+        # The curve ends where it leaves the picture
         if one.of_all > _LOWEST:
             everybody[percent] = one.of_all
         if one.of_model > max(0.0, one.of_all):

@@ -30,10 +30,12 @@ def examine(
         SettingError: a column is not one of the run's table.
         FedsiloError: the data or a model cannot be opened.
     """
+    # The level is checked before any data are opened
     level = run.settings.common.trust
     if level != SERVER:
         why = f"At 'trust: {level}' no metrics of patient groups leave a site, so none are shown."
         return [Examination(_TITLE, [why])]
+    # A site with hidden counts is left out, because the pooled counts would reveal them
     sites = [site for site in run.silos if site not in run.withheld]
     if not sites:
         why = f"Every site has a class with fewer than {run.floor} test patients."

@@ -73,6 +73,7 @@ class Group:
         """Tell whether the group's metrics may be shown without revealing a smaller count."""
         if len(self.counts) == 2:
             return min(self.counts) >= floor
+        # An accuracy with at most one right, or wrong, answer would reveal single patients
         samples, right = sum(self.counts), sum(self.right)
         return samples >= floor and 2 <= right <= samples - 2
 
@@ -123,6 +124,7 @@ def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
             kept.append(kept.pop().with_(group))
         else:
             kept.append(group)
+    # The last group has no next one. Merged with the one before, it may still be too small.
     while len(kept) > 1 and not kept[-1].is_enough(floor):
         last = kept.pop()
         kept.append(kept.pop().with_(last))
@@ -160,7 +162,7 @@ def _table(found: Examined, column: GroupColumn, groups: Sequence[Group]) -> Tab
         samples, right = sum(group.counts), sum(group.right)
         cells = [_cell(right, samples)]
         if binary:
-            # Of two classes, the shares of right answers are specificity and sensitivity
+            # Specificity and sensitivity are the shares of right answers in the two classes
             cells += map(_cell, group.right, group.counts)
         rows.append([group.name, str(samples), *cells])
     note = (

@@ -124,12 +124,14 @@ def monitor(
         )
     labels = new.labels[kept]
     checks = [*_drift(model, new, floor)]
+    # A label of -1 is unknown
     known = labels >= 0
     missing = [*_missing(model, checks, int(known.sum()), floor)]
     if int(known.sum()) >= floor:
         chosen, why = _calibration(model, calibration)
         if why:
             missing.append(why)
+        # From the view, so that the page shows no accuracy of too few patients
         before = run.shown().summary["sites"].get(model.site, {}).get("accuracy")
         if before is None:
             missing.append(f"accuracy: the run has none of {model.site} that may be shown")

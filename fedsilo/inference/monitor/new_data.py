@@ -81,6 +81,7 @@ def _of_table(
     names = [name.strip().casefold() for name in first]
     if schema.label.column.casefold() not in names:
         return
+    # A row may be shorter than the header, and so end before the label
     place = names.index(schema.label.column.casefold())
     for number, cells in rows:
         text = ""

@@ -83,6 +83,7 @@ class Predictions:
             if name in ("predicted", "set") or name.startswith("p."):
                 withheld.append(name)
         frame.loc[[not answered for answered in self.answered()], withheld] = None
+        # Reindexing adds an empty row for each input that could not be read
         places = range(len(self.inputs.names))
         frame = frame.reindex(places)
         frame.insert(0, self.inputs.key, list(self.inputs.names))
@@ -101,7 +102,9 @@ class Predictions:
             columns[name] = values.double().tolist()
         columns |= self._marks()
         if self.sets is not None:
-            columns["set"] = [_SEPARATOR.join(compress(self.classes, row)) for row in self.sets]
+            columns["set"] = []
+            for row in self.sets:
+                columns["set"].append(_SEPARATOR.join(compress(self.classes, row)))
         if self.inputs.truth is not None:
             columns["truth"] = [self.classes[label] for label in self.inputs.truth.tolist()]
         return columns

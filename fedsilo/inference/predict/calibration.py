@@ -51,6 +51,7 @@ class Calibration:
             SettingError: the rows are too few for that coverage.
         """
         limit = threshold(torch.tensor(self.scores, dtype=torch.float64), coverage)
+        # An infinite limit would put every class into every set
         if math.isinf(limit):
             raise SettingError(
                 f"--coverage {coverage:g} needs {rows_needed(coverage)} validation rows, but site "
@@ -106,6 +107,7 @@ def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
     Raises:
         DataError: the site has too few validation rows, or others than the run's.
     """
+    # If rows were moved between the splits since the run, training rows could be among these
     refuse_other_rows(model, SPLIT)
     own = model.silo.splits()[SPLIT]
     needed = max(_MINIMUM, rows_needed(coverage))

@@ -20,7 +20,7 @@ from torch import Tensor
 from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.client_app.training.standardised import standardise_silo
 from fedsilo.core.errors import FedsiloError, SettingError
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo, Split
@@ -176,7 +176,7 @@ def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
     known = familiar(training.values, training.missing, training.groups)
     scores = known.novelty(held.values, held.missing).score
     limit: float | None = limit_of(scores, SHARE)
-    if np.isinf(limit):
+    if limit == np.inf:  # too few held-out samples for any limit
         limit = None
     names = [silo.name for silo in silos]
     return Reference(
@@ -221,6 +221,7 @@ def _silo(model: TrainedModel, site: str) -> Silo | None:
             silo = load_silo(site, model.common)
     except FedsiloError:
         return None
+    # Samples that were added since the run are not what the model was trained on
     then = model.sites[site].get("fingerprints", {})
     for part, digest in then.items():
         if silo.fingerprints[part] != digest:
@@ -249,7 +250,7 @@ def _table_samples(
 
 def _image_samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _Samples:
     network = model.network
-    # In fp32 whatever the run's precision is
+    # The run's precision may be 16 bits, but distances need fp32
     exact = model.lab.compute.exact()
     each = max(1, _IMAGES // len(silos))
 
@@ -278,6 +279,7 @@ def _spread(split: Split, count: int) -> Split:
 def _others(model: TrainedModel, sites: Sequence[str]) -> str:
     """Describe the sites whose training data are unknown here; empty if there are none."""
     others = [site for site in model.sites if site not in sites]
+    # No other site has trained a site's own model
     if not others or model.own:
         return ""
     level = model.common.trust
@@ -285,6 +287,6 @@ def _others(model: TrainedModel, sites: Sequence[str]) -> str:
     if model.silo.features and model.common.standardise == "pooled":
         kept = "of theirs only the mean and standard deviation of all sites together"
     return (
-        f"not known here is what {counted(len(others), 'other site')} trained on: the run, made "
+        f"not known here is what {format_count(len(others), 'other site')} trained on: the run, made "
         f"for trust {level}, keeps {kept}"
     )

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from fedsilo.core.metric_names import CONFIDENCE
-from fedsilo.core.one_line import counted
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import NOBODY
 from fedsilo.inference.predict.answers import Predictions
 from fedsilo.inference.predict.inputs import table_schema
@@ -95,6 +95,7 @@ def _order(found: Predictions, place: int, kept: Mapping[int, int]) -> tuple[int
     state = _state(found, kept.get(place))
     first = 0.0
     if state == "unusual":
+        # The most unusual case first
         first = -_novelty(found, kept[place])
     elif place in kept:
         first = float(found.probabilities[kept[place]].max())
@@ -227,6 +228,7 @@ def _values(context: _Context, index: int) -> list[Any]:
     read = context.found.inputs.read
     if context.texts is None or read is None:
         return []
+    # Without known novelty, no value is marked
     novelty, unusual = context.found.novelty, tuple[str, ...]()
     if not isinstance(novelty, str):
         unusual = novelty.columns(context.found.features)[index]
@@ -240,6 +242,7 @@ def _texts(model: TrainedModel, found: Predictions) -> ValueTexts | None:
         return None
     assert model.silo.standardisation is not None
     schema, floor = table_schema(model), model.common.sums_min_count
+    # Without training rows, the page shows no usual values
     rows, novelty = np.zeros((0, len(model.silo.features))), found.novelty
     if not isinstance(novelty, str) and model.common.trust != NOBODY:
         rows = novelty.reference.rows
@@ -257,11 +260,11 @@ def _reliability(run: Shown) -> list[Bin]:
 def _sentence(found: Predictions, model: TrainedModel) -> str:
     cases, unread = len(found.inputs.names), len(found.inputs.faults)
     held = found.answered().count(False)
-    sites = counted(len(model.sites), "site")
+    sites = format_count(len(model.sites), "site")
     return (
         f"The model says which of {', '.join(found.classes)} applies to each of "
-        f"{counted(cases, 'case')}. {model.title} trained it at {sites}. "
-        f"Not used: {counted(unread, 'case')}. Unlike the training samples, no answer: {held}."
+        f"{format_count(cases, 'case')}. {model.title} trained it at {sites}. "
+        f"Not used: {format_count(unread, 'case')}. Unlike the training samples, no answer: {held}."
     )
 
 

@@ -217,6 +217,7 @@ def table_inputs(model: TrainedModel, path: Path, id_column: str | None) -> RowI
     assert statistics is not None, "a finished run's table is standardised"
     new = parse_new_rows(read_table(path, schema.delimiter), schema, str(path), id_column)
     numbers = sorted([*new.lines, *new.faults])
+    # The reader names a row by its line in the file; its place is that among the rows
     faults = {numbers.index(line): fault for line, fault in new.faults.items()}
     if not new.lines:
         raise DataError(
@@ -288,6 +289,7 @@ def _read_manifest(manifest: Path) -> dict[str, Path]:
             fault = "this is not a file's name"
         if fault:
             raise DataError(f"{manifest}, line {number}, column 'path': {fault}")
+        # Relative to the manifest, so that it may be read from any working folder
         files[cell] = Path(os.path.normpath(manifest.parent / name))
     if not files:
         raise DataError(f"{manifest} lists no files")

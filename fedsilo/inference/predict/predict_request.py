@@ -40,7 +40,10 @@ def choose_source(id_column: str | None, **named: Path | str | None) -> CaseSour
     Raises:
         SettingError: no source or several are named, or a column of ids without a table.
     """
-    given = [CaseSource(kind, where) for kind, where in named.items() if where is not None]
+    given = []
+    for kind, where in named.items():
+        if where is not None:
+            given.append(CaseSource(kind, where))
     if len(given) != 1:
         names = " and ".join(f"--{source.kind}" for source in given)
         raise SettingError(
@@ -65,6 +68,7 @@ def check_outputs(out: Path | None, html: Path | None) -> None:
     pages = []
     if html:
         pages = [html]
+    # Before the check of each file, because both could be free but the same
     refuse_twice([*tables, *pages], "--html")
     for path in tables:
         refuse_target(path, "another --out")

@@ -96,6 +96,7 @@ def predict_masks(
         network: nn.Module | None = None
         masks: list[Tensor] = []
         for batch in inputs.watch_batches(watch):
+            # Only the first batch tells the shape of the images
             network = network or _network(document, settings, arrays, batch)
             masks += predicted_masks(network, batch, compute_of(settings)).unbind()
         # Only now is it known which files could be read
@@ -179,6 +180,7 @@ def _network(
 
 def _mask_name(name: str) -> str:
     """Return the path of an image's mask inside the folder; ``..`` in a name never leads out."""
+    # An absolute path cannot go above its root, so '..' at the start is dropped
     inside = os.path.normpath(f"/{name}").lstrip("/")
     if inside.lower().endswith(".png"):
         return inside

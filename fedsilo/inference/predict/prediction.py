@@ -67,7 +67,8 @@ def write_predictions(
     """
     files: dict[Path, bytes | str] = {}
     if html is not None:
-        from fedsilo.inference.predict.cases import cases_page  # matplotlib, captum
+        # It imports matplotlib and captum, which a table does not need
+        from fedsilo.inference.predict.cases import cases_page
 
         files[html] = cases_page(run.shown(), model, found)
     if out is not None:
@@ -115,11 +116,7 @@ def predict_inputs(
 
     collected = _Collected(of_samples)
     own = model.probabilities(inputs.watch_batches(watch), split, collected)
-    probabilities, sets = own, None
-    if calibration:
-        probabilities = calibration.apply_temperature(own)
-        if coverage is not None:
-            sets = calibration.sets(own, coverage)
+    probabilities, sets = _calibrate(own, calibration, coverage)
     statistics = collected.columns()
     features = None
     if compares_images:
@@ -138,6 +135,22 @@ def predict_inputs(
     )
     document = _document(model, inputs, calibration, coverage) | _novelty_document(found)
     return replace(found, document=document | _metrics(inputs, own, sets))
+
+
+def _calibrate(
+    own: Tensor, calibration: Calibration | None, coverage: float | None
+) -> tuple[Tensor, Tensor | None]:
+    """Apply the temperature to the model's own probabilities, and build their prediction sets.
+
+    Without a calibration the probabilities stay as they are; without a coverage the sets are None.
+    """
+    if calibration is None:
+        return own, None
+    probabilities = calibration.apply_temperature(own)
+    if coverage is None:
+        return probabilities, None
+    # The sets are built from the model's own probabilities, as the calibration's scores were
+    return probabilities, calibration.sets(own, coverage)
 
 
 def _novelty(
@@ -180,6 +193,8 @@ def _document(
 ) -> dict[str, Any]:
     common = model.common
     settings = as_mapping(common) | as_mapping(model.lab.session.method.settings)
+    # Without folders and other settings that do not decide the predictions
+    settings = {key: value for key, value in settings.items() if key not in CIRCUMSTANCES}
     answers = "of all sites"
     if model.own:
         answers = "the site's own"
@@ -197,7 +212,7 @@ def _document(
         "dropout passes": common.mc_passes,
         "calibration": _calibration_document(calibration, coverage),
         "columns": COLUMNS,
-        "settings": {k: v for k, v in settings.items() if k not in CIRCUMSTANCES},
+        "settings": settings,
         "software": installed_software(),
     }
 

@@ -65,6 +65,7 @@ def reasons_of(model: TrainedModel, found: Predictions, shown: Sequence[int]) ->
 def _columns(
     model: TrainedModel, found: Predictions, inputs: RowInputs, chosen: Sequence[int]
 ) -> Reasons:
+    # The model's own answers: a temperature does not change which class is the most probable
     answers = found.own[chosen].argmax(dim=1)
     features = model.silo.features
     parts, _ = column_contributions(model.network, inputs.inputs[chosen], features, answers)
@@ -96,6 +97,7 @@ def _pictures(model: TrainedModel, inputs: Inputs, chosen: Sequence[int]) -> Rea
 
 
 def _image(inputs: Inputs, place: int, index: int) -> torch.Tensor:
+    # Images of files are decoded again, because keeping all of them could fill the memory
     if isinstance(inputs, FileInputs):
         return torch.from_numpy(np.array(inputs.reader(inputs.paths[place])))
     assert isinstance(inputs, RowInputs)

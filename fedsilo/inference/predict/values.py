@@ -89,6 +89,7 @@ class ValueTexts:
         """
         known = rows[~np.isnan(rows).any(axis=1)]
         if column.levels:
+            # The first level has no feature: its rows have 0 in all others
             first = 1 - known.sum(axis=1, keepdims=True)
             counts = np.hstack([first, known]).sum(axis=0)
             return self._common(column.name, column.levels, counts.astype(int).tolist())
@@ -96,6 +97,7 @@ class ValueTexts:
         if len(found) <= _FEW:
             return self._common(column.name, [f"{one:.4g}" for one in found], counts.tolist())
         for share in (0.05, 0.25):
+            # At least ``floor`` patients are beyond each end, so no end is a single patient's value
             if len(known) * share >= self.floor:
                 low, high = np.quantile(known[:, 0], (share, 1 - share))
                 return f"{low:.4g} to {high:.4g} ({1 - 2 * share:.0%} of patients)"

@@ -85,6 +85,7 @@ def _sites(answers: Answers) -> Iterator[Table]:
 
 def _rows_left_out(answers: Answers) -> dict[str, dict[str, Count]]:
     """Return site -> column -> rows left out; only columns with a count that is not suppressed."""
+    # A table of suppressed counts only would have a row for each of a hundred columns
     missing = {}
     listed = set()
     for site, answer in answers.items():
@@ -135,7 +136,7 @@ def _features(answers: Answers) -> Iterator[Table]:
     declared: dict[str, MeasuredFeature] = {}
     for answer in answers.values():
         for feature in answer.about.features:
-            declared.setdefault(feature.name, feature)  # as the first site declares it
+            declared.setdefault(feature.name, feature)  # the first site's declaration counts
     rows = _statistics_rows(declared, answers)
     if rows:
         columns = ("feature", "site", "mean", "sd", "5th percentile", "95th percentile")
@@ -191,15 +192,14 @@ def _files(answers: Answers) -> Iterator[Table]:
         for name, (low, high) in (answer.file_percentiles or {}).items():
             rows.append((name, site, f"{low:g}", f"{high:g}"))
         for feature in answer.about.file_features:
-            declared[feature.name] = feature  # as the last site declares it
+            declared[feature.name] = feature  # the last site's declaration counts
     if rows:
         note = "A table of counts follows if not all of them are suppressed."
         columns = ("what", "site", "5th percentile", "95th percentile")
         yield Table("Files at the sites, all splits", columns, sorted(rows), note)
     for name, feature in declared.items():
         counts = _file_counts(feature, answers)
-        every = [count for cells in counts.values() for count in cells.values()]
-        if any(count is not None for count in every):
+        if any(_has_count(cells) for cells in counts.values()):
             yield _counts(f"{name} of the files, all splits", "", counts)
 
 
@@ -214,6 +214,11 @@ def _file_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, dict[s
     return counts
 
 
+def _has_count(cells: Mapping[str, Count]) -> bool:
+    """Tell whether a count is not suppressed."""
+    return any(count is not None for count in cells.values())
+
+
 def _counts(
     caption: str, heading: str, by_site: Mapping[str, Mapping[str, Count]], note: str = ""
 ) -> Table:
@@ -221,7 +226,9 @@ def _counts(
     names: dict[str, None] = {}
     for counts in by_site.values():
         names |= dict.fromkeys(counts)
-    rows = [(name, *(_cell(counts, name) for counts in by_site.values())) for name in names]
+    rows = []
+    for name in names:
+        rows.append((name, *(_cell(counts, name) for counts in by_site.values())))
     return Table(caption, (heading, *by_site), rows, note)
 
 

@@ -87,7 +87,9 @@ def _picture(
 ) -> Picture | None:
     """Draw the counts of the first sites; None if all counts are suppressed or 0."""
     shown = dict(list(counts.items())[:_MAX_SITES])
-    every = [count for of_site in shown.values() for count in of_site]
+    every: list[Count] = []
+    for of_site in shown.values():
+        every += of_site
     if not any(every):
         return None
     caption = f"{title}: share of the training samples"
@@ -123,13 +125,16 @@ def _bars(
     for number, (site, own) in enumerate(counts.items()):
         total = _training_samples(answers[site], own)
         at = places + (number - (len(counts) - 1) / 2) * width
-        shares = [np.nan if count is None else count / total for count in own]
-        axes.bar(at, shares, width, color=styles[site].color, label=short_label(site))
+        shares = []
         for x, count in zip(at, own, strict=True):
+            if count is None:
+                shares.append(np.nan)
+                hidden.append(x)
+                continue
+            shares.append(count / total)
             if count == 0:
                 axes.annotate("0", (x, 0), ha="center", va="bottom", fontsize="x-small")
-            elif count is None:
-                hidden.append(x)
+        axes.bar(at, shares, width, color=styles[site].color, label=short_label(site))
     # Only now, because the height of hatched bars depends on that of the others
     if hidden:
         _draw_hidden(axes, hidden, width)

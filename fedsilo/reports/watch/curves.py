@@ -38,6 +38,7 @@ def _draw_pictures(folder: Path, written: tuple[int, ...]) -> list[Picture]:
     """
     run = FinishedRun(folder)
     metrics = run.metric_rows
+    # A hello belongs to no round of training
     answers = [row for row in run.traffic_rows if row["phase"] != "hello"]
     accuracy = {
         "val": _mean_by_round(metrics, "val", "accuracy"),
@@ -86,10 +87,13 @@ def _group_values(rows: list[Row], key: str, column: str) -> dict[str, list[floa
 
 def _curve(name: str, lines: Lines, label: str) -> Picture | None:
     """Draw the lines that have a value; None if no line has one."""
-    drawn = {title: line for title, line in lines.items() if line}
+    drawn, ends = {}, []
+    for title, line in lines.items():
+        if line:
+            drawn[title] = line
+            ends.append(f"{title} {line[max(line)]:.3g}")
     if not drawn:
         return None
-    ends = [f"{title} {line[max(line)]:.3g}" for title, line in drawn.items()]
     svg = curves(f"watch-{name}", drawn, line_styles(list(drawn)), label)
     alt = f"{label} by round. Now: {'; '.join(ends)}."
     return Picture(svg, alt, f"{label[0].upper()}{label[1:]}.")
@@ -109,7 +113,9 @@ def _slowest(answers: list[Row]) -> Picture | None:
     if len(means) > len(slowest):
         without = f", without {len(means) - len(slowest)} quicker hospitals"
     caption = f"The slowest first{without}: {label}."
-    drawn = {site: Estimate(means[site]) for site in slowest}
-    texts = [f"{site} {means[site]:.2f}" for site in slowest]
+    drawn, texts = {}, []
+    for site in slowest:
+        drawn[site] = Estimate(means[site])
+        texts.append(f"{site} {means[site]:.2f}")
     svg = estimates("watch-slow", {"seconds": drawn}, label)
     return Picture(svg, f"{caption} {'; '.join(texts)}.", caption)

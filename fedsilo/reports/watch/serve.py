@@ -114,6 +114,7 @@ class _Handler(BaseHTTPRequestHandler):
             status = HTTPStatus.SERVICE_UNAVAILABLE
             text = render_page("notice.html", "Nothing to watch", {"why": str(error)})
         body = text.encode()
+        # The page reloads by a header, since it runs no script; the browser loads nothing else
         self.send_response(status)
         for name, value in (
             ("Content-Type", "text/html; charset=utf-8"),

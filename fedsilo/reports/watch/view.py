@@ -111,6 +111,7 @@ def follow(look: Look, console: Console, every: float = _EVERY) -> None:
     """
     view = look()
     with Live(render_view(view), console=console, auto_refresh=False, transient=False) as live:
+        # A deployment goes on after its run, a run does not
         while view.members or not (view.run and view.run.over):
             time.sleep(every)
             view = look()

@@ -131,7 +131,7 @@ def look_at(folder: Path) -> Watched:
         raise RunDirectoryError(
             f"there is no run directory {folder}: name one, or a deployment by --deployment"
         )
-    refuse_links(folder)
+    refuse_links(folder)  # a link could put a file from elsewhere on the page
     progress = read_progress(folder)
     if progress is None:
         raise RunDirectoryError(

@@ -33,10 +33,10 @@ class PyramidNetwork(Segmenter):
     def __init__(self, pyramid: Pyramid, classes: int) -> None:
         super().__init__(classes)
         self.pyramid = pyramid
-        self.decoder = nn.ModuleList(
-            nn.Sequential(convolution(fine + coarse, fine), convolution(fine, fine))
-            for fine, coarse in itertools.pairwise(pyramid.widths)
-        )
+        self.decoder = nn.ModuleList()
+        for fine, coarse in itertools.pairwise(pyramid.widths):
+            join = convolution(fine + coarse, fine)
+            self.decoder.append(nn.Sequential(join, convolution(fine, fine)))
         self.head = pixel_head(pyramid.widths[0], classes)
 
     def forward(self, images: Tensor) -> Tensor:
@@ -59,7 +59,9 @@ class PyramidNetwork(Segmenter):
         """
         if isinstance(self.pyramid, ConvPyramid):
             return nn.ModuleDict({"encoder": self.pyramid.encoder})
-        return self.pyramid.network if isinstance(self.pyramid, ViTPyramid | TransPyramid) else None
+        if isinstance(self.pyramid, ViTPyramid | TransPyramid):
+            return self.pyramid.network
+        return None
 
 
 def build_segmentation(kind: str, settings: CommonSettings, task: Task) -> Segmenter:
@@ -91,8 +93,10 @@ def build_segmentation(kind: str, settings: CommonSettings, task: Task) -> Segme
             from fedsilo.models.networks.prompted_vit import PromptedViT, build_vit
 
             vit = PromptedViT(build_vit(settings, task), task, settings)
-            encoder = ViTPyramid if kind == "vit" else TransPyramid
-            pyramid = encoder(vit, in_channels=channels, width=base)
+            if kind == "vit":
+                pyramid = ViTPyramid(vit, in_channels=channels, width=base)
+            else:
+                pyramid = TransPyramid(vit, in_channels=channels, width=base)
         return PyramidNetwork(pyramid, task.classes)
 
 

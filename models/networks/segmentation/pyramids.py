@@ -98,20 +98,24 @@ class ViTPyramid(Pyramid):
         depth, channels = len(network.vit.blocks), network.vit.embed_dim
         # Entry i of ``encode_with_layers`` is the input of block i, which block i - 1 returned.
         # Entry 0 is only the embedding, and the last one is the output: both are left out
-        self.layers = [min(max(1, depth * step // steps), depth - 1) for step in range(1, steps)]
+        self.layers: list[int] = []
+        for step in range(1, steps):
+            layer = depth * step // steps
+            self.layers.append(min(max(1, layer), depth - 1))
         self.stem = convolution(in_channels, width)
         self.project = nn.ModuleList(nn.Conv2d(channels, w, 1) for w in self.widths[1:])
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Map images to maps at 1/1, 1/2, ... of their size; the last has one cell per patch."""
         tokens = self.network.encode_with_layers(images)
-        deep = [tokens[layer] for layer in self.layers] + [tokens[-1]]
         maps = [self.stem(images)]
-        for step, (entering, project) in enumerate(zip(deep, self.project, strict=True), start=1):
-            x = project(entering.permute(0, 3, 1, 2))
-            if step <= len(self.layers):
-                # -(-a // b) rounds up, as the pooled maps of an odd side would not fit otherwise
-                x = resize_maps(x, tuple(-(-side // 2**step) for side in images.shape[-2:]))
+        rows, columns = images.shape[-2:]
+        for layer, project in zip([*self.layers, -1], self.project, strict=True):
+            x = project(tokens[layer].permute(0, 3, 1, 2))
+            if layer != -1:
+                # Rounded up: the pooled maps of an odd side would not fit otherwise
+                rows, columns = (rows + 1) // 2, (columns + 1) // 2
+                x = resize_maps(x, (rows, columns))
             maps.append(x)
         return maps
 
@@ -132,9 +136,14 @@ class TransPyramid(Pyramid):
         kept = min(steps, len(_CONV_WIDTHS))
         # The input of each max-pool is a map. The output of the last one is a map too if a strided
         # convolution follows, because it is then finer than the ViT's grid
-        fine = [*_CONV_WIDTHS[:kept], *(_CONV_WIDTHS[-1:] if steps > kept else ())]
-        super().__init__([*(width * factor for factor in fine), 4 * width])
-        pools = [at for at, one in enumerate(encoder.stages) if isinstance(one, nn.MaxPool2d)]
+        factors = list(_CONV_WIDTHS[:kept])
+        if steps > kept:
+            factors.append(_CONV_WIDTHS[-1])
+        super().__init__([width * factor for factor in [*factors, 4]])
+        pools = []
+        for place, layer in enumerate(encoder.stages):
+            if isinstance(layer, nn.MaxPool2d):
+                pools.append(place)
         self.stages = encoder.stages[: pools[kept - 1] + 1]
         step, channels = 2 ** (steps - kept), _CONV_WIDTHS[kept - 1] * width
         self.embed = nn.Conv2d(channels, vit.embed_dim, step, stride=step)

@@ -17,12 +17,8 @@ from fedsilo.models.networks.segmentation.pyramids import (
     pixel_head,
 )
 
-_DEPTHS = (
-    2,
-    2,
-    6,
-    2,
-)  # blocks per stage of Swin-T; at 'network.width' 16 the channels are Swin-T's too
+# Blocks per stage of Swin-T; at 'network.width' 16 the channels are Swin-T's too
+_DEPTHS = (2, 2, 6, 2)
 _PATCH = 4
 _LARGEST_WINDOW = 8
 _BLOCKS = 2  # blocks per decoder stage of Swin-Unet, as published
@@ -71,14 +67,17 @@ class SwinPyramid(Pyramid):
         self.stem = convolution(in_channels, width)
         self.halved = convolution(width, 2 * width, stride=2)
         channels = swin.feature_info.channels()
-        pairs = zip(channels, self.widths[2:], strict=True)
-        self.project = nn.ModuleList(nn.Conv2d(before, after, 1) for before, after in pairs)
+        self.project = nn.ModuleList()
+        for before, after in zip(channels, self.widths[2:], strict=True):
+            self.project.append(nn.Conv2d(before, after, 1))
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Map images to maps at 1/1, 1/2, 1/4, ... of their size."""
         fine = self.stem(images)
-        deep = zip(self.swin(images), self.project, strict=True)
-        return [fine, self.halved(fine), *(project(x.permute(0, 3, 1, 2)) for x, project in deep)]
+        maps = [fine, self.halved(fine)]
+        for deep, project in zip(self.swin(images), self.project, strict=True):
+            maps.append(project(deep.permute(0, 3, 1, 2)))  # channels last in Swin
+        return maps
 
 
 class SwinUnet(Segmenter):
@@ -97,12 +96,17 @@ class SwinUnet(Segmenter):
         self.swin: nn.Module = swin
         channels = swin.feature_info.channels()
         self.norm = nn.LayerNorm(channels[-1])
+        self.expand, self.join, self.way_up = nn.ModuleList(), nn.ModuleList(), nn.ModuleList()
+        # The second coarsest scale comes first. Each kind of layer has a loop of its own, because
+        # the order in which layers are made decides their random weights
         finer = range(len(channels) - 2, -1, -1)
-        self.expand = nn.ModuleList(PatchExpand(channels[s + 1], 2, channels[s]) for s in finer)
-        self.join = nn.ModuleList(nn.Linear(2 * channels[s], channels[s]) for s in finer)
-        self.way_up = nn.ModuleList(
-            _swin_blocks(channels[s], size, s, _heads(width) * 2**s) for s in finer
-        )
+        for scale in finer:
+            self.expand.append(PatchExpand(channels[scale + 1], 2, channels[scale]))
+        for scale in finer:
+            self.join.append(nn.Linear(2 * channels[scale], channels[scale]))
+        for scale in finer:
+            heads = _heads(width) * 2**scale
+            self.way_up.append(_swin_blocks(channels[scale], size, scale, heads))
         self.last_norm = nn.LayerNorm(channels[0])
         self.last_expand = PatchExpand(channels[0], _PATCH, channels[0])
         self.head = pixel_head(channels[0], classes)
@@ -151,11 +155,11 @@ def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -
     """Build Swin blocks for the grid of an encoder's ``stage``, from 0."""
     from timm.models.swin_transformer import SwinTransformerStage
 
-    rows, columns = (side // _PATCH // 2**stage for side in size)
+    cell = _PATCH * 2**stage  # the pixels of a cell's side
     return SwinTransformerStage(
         dim=channels,
         out_dim=channels,
-        input_resolution=(rows, columns),
+        input_resolution=(size[0] // cell, size[1] // cell),
         depth=_BLOCKS,
         downsample=False,
         num_heads=heads,
@@ -174,15 +178,19 @@ def swin_shape(size: tuple[int, int]) -> tuple[int, int]:
     Raises:
         SettingError: the image is too small, or its sides are not multiples of 8.
     """
-    sides = [side // _PATCH for side in size]
-    if any(side % (2 * _PATCH) for side in size) or min(sides) < 4:
+    # All sides are multiples of a number exactly if their greatest common divisor is
+    common = math.gcd(*size)
+    if common % (2 * _PATCH) or min(size) < 4 * _PATCH:
         raise SettingError(
             "Swin Transformers take images whose sides are multiples of 8 and at least 16, but "
             f"these are {size[0]}x{size[1]}: set 'data.image-size', or choose another network"
         )
+    cells, shortest = common // _PATCH, min(size) // _PATCH
     stages = 1
-    while stages < len(_DEPTHS) and all(s % 2 == 0 and s >= 8 for s in sides):
-        sides = [side // 2 for side in sides]
+    while stages < len(_DEPTHS) and cells % 2 == 0 and shortest >= 8:
+        cells, shortest = cells // 2, shortest // 2
         stages += 1
-    common = math.gcd(*sides)
-    return stages, max(w for w in range(1, _LARGEST_WINDOW + 1) if common % w == 0)
+    window = _LARGEST_WINDOW
+    while cells % window:
+        window -= 1
+    return stages, window

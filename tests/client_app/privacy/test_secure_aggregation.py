@@ -69,7 +69,7 @@ def test_agree_signs_one_list_by_the_keys_of_a_round(ready: Round) -> None:
 
 def test_unmask_refuses_before_enough_sites_have_signed_the_same_list(ready: Round) -> None:
     ready.all_masked()
-    with pytest.raises(RefusedError, match="no site has signed yet whose weights arrived"):
+    with pytest.raises(RefusedError, match="signed no list of sites yet"):
         ready.unmask("a", {"signers": [], "signatures": []})
     of_three = {name: ready.signed(name, THREE) for name in ("a", "b")}
     of_four = {name: ready.signed(name, NAMES) for name in ("c", "d")}
@@ -131,7 +131,7 @@ def test_sums_of_few_sites_are_refused(ready: Round) -> None:
     [
         ({"threshold": 2}, "threshold 2 is not the one of the run's settings"),
         ({"sites": ["a", "b"]}, "not one key of each kind for each site"),
-        ({"sites": ["b", "c", "d", "e"]}, "no sorted list of sites with this one in it"),
+        ({"sites": ["b", "c", "d", "e"]}, "list of sites that make keys lacks this site"),
         ({"sites": ["b", "a", "c", "d"]}, "no sorted list of sites"),
         ({"sites": 3}, "no list of texts 'sites'"),
         ({"mask-keys": [b"x" * 2000] * 4}, "no list 'mask-keys' of at most 1024 bytes"),
@@ -189,7 +189,7 @@ def test_keys_that_are_gone_or_damaged_are_reported(
 def test_keys_are_of_one_round_and_their_file_the_owners_alone(ready: Round) -> None:
     assert (ready.folder / "a" / SECRETS).stat().st_mode & 0o777 == 0o600
     with refuses(SiteError, 3, 4):
-        ready.site("a", 4, sites=NAMES).masked(SENT, CAME, {})
+        ready.site("a", 4, sites=NAMES).mask(SENT, CAME, {})
 
 
 @pytest.mark.parametrize("change", [{"run": "other"}, {"terms": b"other"}])
@@ -210,10 +210,10 @@ def test_masks_cancel_only_for_sites_that_were_sent_the_same(ready: Round) -> No
     def left_of(came_b: Any) -> int:
         ready.begin()
         site = ready.site("a", sites=NAMES)
-        total = site.masked(SENT, CAME, {})["w"].copy()
+        total = site.mask(SENT, CAME, {})["w"].copy()
         for name in ("b", "c", "d"):
             received = came_b if name == "b" else CAME
-            total += ready.site(name, sites=NAMES).masked(SENT, received, {})["w"]
+            total += ready.site(name, sites=NAMES).mask(SENT, received, {})["w"]
         for name in NAMES:  # own masks come off
             own = json.loads((ready.folder / name / SECRETS).read_text())["own_mask"]
             from fedsilo.models.privacy.secure_sum import mask_arrays

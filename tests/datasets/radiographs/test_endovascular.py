@@ -162,7 +162,7 @@ def test_masks_need_no_column_for_training_but_for_segmentation(places: Places) 
     assert len(load_silo("animal", OWN, places).train) == 3
     with pytest.raises(DataError) as caught:
         load_masked_silo("animal", OWN, places)
-    said = "animal.csv, column 'mask': no image in use has a mask, and segmentation needs some"
+    said = "animal.csv, column 'mask': no image in use has a mask, but segmentation needs some"
     assert said in str(caught.value)
 
 
@@ -183,7 +183,7 @@ def test_too_few_training_images_with_masks_are_told(places: Places) -> None:
         ),
         (
             lambda path: Image.new("L", (16, 20)).save(path),
-            "has a mask that has 16x20 pixels, and its image 20x16",
+            "has a mask that has 16x20 pixels, but its image 20x16",
         ),
     ],
     ids=["missing", "no-image", "cut-short", "size"],
@@ -290,9 +290,9 @@ def test_a_file_of_another_depth_is_refused(tmp_path: Path) -> None:
     deep, flat = tmp_path / "deep.png", tmp_path / "flat.png"
     Image.fromarray(np.full((16, 16), 900, dtype=np.uint16)).save(deep)
     Image.new("L", (16, 16)).save(flat)
-    with pytest.raises(BrokenImageError, match="more than 8 bits a pixel, and 8 are declared"):
+    with pytest.raises(BrokenImageError, match=r"must have 8 bits per pixel, as .* but has more"):
         read_picture(deep, 8)
-    with pytest.raises(BrokenImageError, match="has 8 bits a pixel, and 16 are declared"):
+    with pytest.raises(BrokenImageError, match="has 8 bits a pixel, but 16 are declared"):
         read_picture(flat, 16)
     with pytest.raises(BrokenImageError, match="is missing"):
         read_picture(tmp_path / "none.png", 8)

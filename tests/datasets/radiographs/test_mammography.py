@@ -186,7 +186,7 @@ def test_images_that_cannot_be_used_are_told_by_line_and_never_by_name(
     reasons = [
         "5 of 20 images cannot be used",
         "the image of line 2 is empty: all its pixels are equal",
-        "the image of line 3 has 8 bits a pixel, and 16 are declared",
+        "the image of line 3 has 8 bits a pixel, but 16 are declared",
         "the image of line 4 is missing",
         "the image of line 5 is not grey of 8 or 16 bits",
         "the image of line 6 is a DICOM without pixel data",

@@ -108,11 +108,19 @@ def test_a_missing_image_stops_the_site_or_is_left_out(places: Places) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("mdb001.png,p0", "../mdb001.png,p0", "line 3, column 'image': it must be a PNG"),
+        ("mdb001.png,p0", "../mdb001.png,p0", "line 3, column 'image': the value must be a PNG"),
         ("mdb001.png,p0", "mdb000.png,p0", "line 3: image mdb000.png is listed twice"),
-        ("mdb001.png,p0", "mdb001.png,", "line 3, column 'patient': it is empty"),
-        ("p0,F,CIRC,M", "p0,X,CIRC,M", "line 2, column 'tissue': it must be one of F, G, D"),
-        ("p0,F,CIRC,M", "p0,F,CIRC,Q", "line 2, column 'severity': it must be one of N, B, M"),
+        (
+            "mdb001.png,p0",
+            "mdb001.png,",
+            "line 3, column 'patient': the value decides the split, but",
+        ),
+        ("p0,F,CIRC,M", "p0,X,CIRC,M", "line 2, column 'tissue': the value must be one of F, G, D"),
+        (
+            "p0,F,CIRC,M",
+            "p0,F,CIRC,Q",
+            "line 2, column 'severity': the value must be one of N, B, M",
+        ),
         ("tissue", "tisue", "line 1: the columns must be image, patient, tissue, severity"),
     ],
 )

@@ -144,10 +144,10 @@ def test_a_tiff_whose_zero_is_white_is_inverted(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "largest", "bits", "said"),
     [
-        (np.uint8, 255, 16, "has 8 bits a pixel, and 16 are declared"),
-        (np.uint8, 255, 12, "has 8 bits a pixel, and 12 are declared"),
-        (np.uint16, 255, 8, "has 16 bits a pixel, and 8 are declared"),
-        (np.uint16, 4096, 12, "has values above 4095, and 12 bits a pixel are declared"),
+        (np.uint8, 255, 16, "has 8 bits a pixel, but 16 are declared"),
+        (np.uint8, 255, 12, "has 8 bits a pixel, but 12 are declared"),
+        (np.uint16, 255, 8, "has 16 bits a pixel, but 8 are declared"),
+        (np.uint16, 4096, 12, "has values above 4095, but 12 bits a pixel are declared"),
         (np.int32, 65536, 16, "has values that need more than 16 bits a pixel"),
     ],
 )
@@ -169,7 +169,9 @@ def test_an_image_that_is_not_grey_is_refused(tmp_path: Path, mode: str) -> None
 def test_an_image_of_several_pages_is_refused(tmp_path: Path) -> None:
     page = Image.new("L", (4, 4))
     page.save(tmp_path / "a.tif", save_all=True, append_images=[page])
-    assert reason(lambda: read_grey(tmp_path / "a.tif", 8)) == "has 2 pages: save one image a file"
+    assert (
+        reason(lambda: read_grey(tmp_path / "a.tif", 8)) == "has 2 pages: save one image per file"
+    )
 
 
 def test_files_that_cannot_be_decoded_are_told_without_their_name(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_every_set_has_names_for_its_classes_and_a_file_with_a_checksum(name: st
     ("name", "array", "said"),
     [
         ("train_images", np.zeros((60, 28, 28), np.uint8), r"must be uint8 \(n, 28, 28, 3\)"),
-        ("test_labels", np.full((60, 1), 8), "test_labels must be 0 to 7, and some are not"),
+        ("test_labels", np.full((60, 1), 8), "test_labels must be 0 to 7, but some are not"),
         ("val_labels", np.zeros((60, 14), int), "a whole number for each of 60 images"),
     ],
 )
@@ -98,7 +98,7 @@ def test_a_file_of_another_set_is_refused_with_how_to_get_the_right_one(
     with np.load(path) as whole:
         arrays = {one: whole[one] for one in whole.files}
     np.savez(path, **(arrays | {name: array}))
-    with pytest.raises(DataError, match=f"{said}.*; run 'fedsilo fetch bloodmnist"):
+    with pytest.raises(DataError, match=f"{said}.*: run 'fedsilo fetch bloodmnist"):
         load_silo("s1a", BLOOD, places)
 
 

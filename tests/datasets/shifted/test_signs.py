@@ -88,7 +88,7 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
     ),
     (_edit("00000_00001.ppm", "../00000/00000_00001.ppm"), r"line 3: '../00000/0.* is not in"),
     (_edit("00000_00001.ppm", "00000_00000.ppm"), r"line 3: '00000_00000.ppm' appears twice"),
-    (_edit(";1\n", ";2\n"), r"line 2: ClassId 2 in the folder of class 1"),
+    (_edit(";1\n", ";2\n"), r"line 2: ClassId must be 1, .* but is 2"),
     (_edit(";2\n", ";43\n", TEST_CSV), r"line 4: ClassId '43' is out of range 0..42"),
     (_edit(";2\n", ";-2\n", TEST_CSV), r"ClassId '-2' is out of range"),
     (_edit(";ClassId", "", TEST_CSV), r"line 1: the columns must be Filename, ClassId: missing"),
@@ -101,7 +101,7 @@ DAMAGES: list[tuple[Callable[[Path], object], str]] = [
         lambda root: (root / CLASS / "00000_00002.ppm").write_bytes(
             ppm(np.zeros((9, 9), np.uint8))
         ),
-        r"line 4: .*00000_00002.ppm is of mode L, and signs are in colour",
+        r"line 4: .*00000_00002.ppm is of mode L, but must be in colour",
     ),
     (
         lambda root: (root / CLASS / "00000_00002.ppm").write_bytes(b"P6\n9 9\n255\n123"),

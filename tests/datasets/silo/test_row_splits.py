@@ -204,7 +204,7 @@ def test_a_class_of_fewer_rows_than_folds_is_missing_in_some_without_a_warning()
         (
             (1, 1),
             {},
-            r"2 rows are too few for a test part of 0\.34; add rows, or in .* 'test-share' to 0$",
+            r"2 rows are too few for a test part of 0\.34: add rows, or in .* 'test-share' to 0$",
         ),
         ((0, 0), {}, "0 rows are too few"),
         ((2, 2), {"test_folds": 5}, "4 rows cannot be cut into 5 folds"),

@@ -458,7 +458,7 @@ def test_weights_that_the_hub_does_not_have_are_told_of_without_a_wait(
     told: dict[str, Any], name: str
 ) -> None:
     error, seconds = told["answers"][name]
-    assert error.startswith(f"timm's weights of '{name}' cannot be had (")
+    assert error.startswith(f"cannot download timm's weights for '{name}' (")
     assert error.endswith("check the network, or name a file in 'vit.backbone-weights'")
     assert seconds < 20
 
@@ -471,7 +471,7 @@ def test_weights_that_the_hub_says_it_has_not_are_told_of_as_such(told: dict[str
 
 def test_a_name_without_weights_is_told_of(common: Callable[..., CommonSettings]) -> None:
     told = refusal(common("timm", backbone="vit_small_patch16_36x1_224"))
-    assert "timm's weights of 'vit_small_patch16_36x1_224' cannot be had (RuntimeError: No" in told
+    assert "timm's weights for 'vit_small_patch16_36x1_224' (RuntimeError: No" in told
 
 
 def pretrained(path: Path, share: float, dataset: str = "dermoscopy-phantom") -> Path:

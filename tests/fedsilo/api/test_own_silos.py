@@ -344,7 +344,7 @@ def test_own_data_are_surveyed_examined_and_predicted_as_any(form: str, tmp_path
         ({1: frame(), "1": frame()}, "silos has a name twice, as a number and as a text"),
         (
             {"a": (images(4, 16, 16)[0].astype(object), [0, 1, 0, 1])},
-            r"^silo 'a': x is object \(4, 16, 16\), and must be 8-bit numbers or floats",
+            r"^silo 'a': x must be 8-bit numbers or floats .*, but is object \(4, 16, 16\)",
         ),
         (
             {"a": Pairs(*[(ones(3, requires_grad=True), 0)] * 2)},

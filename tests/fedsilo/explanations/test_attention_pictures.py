@@ -9,8 +9,7 @@ import torch
 from matplotlib.figure import Figure
 
 from fedsilo.core.drawing.palette import WRONG
-from fedsilo.explanations.attention import rollout_map
-from fedsilo.explanations.attention_pictures import draw_sheet
+from fedsilo.explanations.attention import draw_sheet, rollout_map
 from fedsilo.explanations.image_explanation import ImageExplanation, draw_map
 
 NAMES = ["other", "nevus"]

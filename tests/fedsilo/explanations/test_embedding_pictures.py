@@ -98,7 +98,9 @@ def test_too_few_samples_are_told_of() -> None:
 def hand_made() -> Panel:
     cloud = cloud_of([[0.0, 0.0]] * 4, [0, 0, 1, 1], [0, 1, 0, 1])
     points = np.array([[0.0, 1.0], [2.0, 3.0], [4.0, 5.0], [6.0, 7.12346]])
-    return Panel("run\nFedAvg", cloud, points, dict.fromkeys(("site", "largest", "auc")))
+    return Panel(
+        "run\nFedAvg", cloud, points, dict.fromkeys(("site accuracy", "largest site", "label AUC"))
+    )
 
 
 def test_the_document_holds_a_point_per_sample() -> None:

@@ -383,7 +383,12 @@ def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_besi
             "'machine.memory-format' has no effect with fine-tuning",
         ),
         ("classification", ["fedavg"], ["--set", "network.name=vit"], "give --network instead"),
-        ("classification", ["fedavg"], ["--set", "learning-rat=1"], "did you mean 'train.learning-rate"),
+        (
+            "classification",
+            ["fedavg"],
+            ["--set", "learning-rat=1"],
+            "did you mean 'train.learning-rate",
+        ),
         ("classification", ["fedavg"], ["--set", "network.width=8"], "none of the"),
         ("classification", ["fedavg"], ["--epochs", "0"], "--epochs must be at least 1, but is 0"),
         ("classification", ["fedavg"], ["--seeds", "0"], "--seeds must be at least 1, but is 0"),

@@ -226,7 +226,7 @@ def test_in_fp16_the_loss_is_scaled_and_the_gradients_are_not(
     [
         ("digits", ["--save-as", "w"], "'digits' has network 'auto' on data set 'digits', but"),
         ("digits-vit", ["--save-as", "w"], "has network 'vit' on data set 'digits', but"),
-        ("all-private", [], "setting 'split.public-share' is 0"),
+        ("all-private", [], "'split.public-share' must be above 0"),
         (
             "skin",
             ["--set", "vit.backbone-weights=random"],

@@ -20,7 +20,8 @@ from fedsilo.reports.report import (
     report,
     write_report,
 )
-from fedsilo.reports.research import _lines, _summaries, research_data
+from fedsilo.reports.research import _lines, research_data
+from fedsilo.reports.research_comparison import summaries_of
 from fedsilo.reports.runs import reported_runs
 
 
@@ -323,7 +324,7 @@ def test_research_of_several_runs_draws_paired_differences_and_cost(hearts: Path
     html = report([hearts], ReportOptions())
     assert "Highest test accuracy: " in html
     assert "Paired differences, points: seeds. local - fedavg: " in html
-    assert "accuracy against cost, a point a run." in html
+    assert "accuracy against cost, one point per run." in html
 
 
 def _without_last_metrics(run: Path, site: str) -> None:
@@ -365,7 +366,7 @@ def test_a_site_that_took_no_part_in_one_run_is_in_no_mean_and_in_no_round_of_a_
     silos = json.loads(path.read_text())
     path.write_text(json.dumps({site: silos[site] for site in silos if site != "va"}))
     runs = reported_runs([both])
-    found = _summaries(runs, "test")
+    found = summaries_of(runs, "test")
     for run in runs:
         ends = [run.summary["sites"][site]["entropy"] for site in silos if site != "va"]
         mean = found[run.experiment][run.summary["seed"]]["mean"]
@@ -453,7 +454,7 @@ def test_runs_are_compared_over_the_sites_that_every_run_shows(
     shown = [run.name for run in runs if "accuracy" in run.summary["sites"]["switzerland"]]
     assert shown == ["fedavg-seed0"], "the others call all of them ill"
     lines = _lines(runs, "accuracy", "test")
-    for name, by_seed in _summaries(runs, "test").items():
+    for name, by_seed in summaries_of(runs, "test").items():
         for seed, found in by_seed.items():
             own = json.loads((out / f"{name}-seed{seed}" / "summary.json").read_text())["sites"]
             metrics = [own[site]["accuracy"] for site in ("cleveland", "hungary", "va")]

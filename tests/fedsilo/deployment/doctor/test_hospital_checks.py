@@ -145,6 +145,22 @@ def test_rules_that_are_written_again_are_confirmed_again(kit: Path) -> None:
     assert any("all runs together may not tell more than epsilon 2" in line for line in said)
 
 
+def test_no_second_start_comes_between_while_the_operator_is_asked(kit: Path) -> None:
+    ready(_request(kit), _agree)
+    home = kit.parent / "north"
+    (home / "site.yaml").unlink()
+    refusals: list[str] = []
+
+    def start_again(sentences: Sequence[str]) -> None:
+        with pytest.raises(KitError) as refused:
+            os.close(hold(home, "north"))
+        refusals.append(str(refused.value))
+
+    ready(_request(home), start_again)
+    assert "already runs" in refusals[0]
+    os.close(hold(home, "north"))  # the lock is released afterwards
+
+
 def test_an_option_that_contradicts_the_hospitals_own_file_is_refused(kit: Path) -> None:
     ready(_request(kit, "nobody", rules=RuleOptions("nobody", more=["max-epsilon=3.0"])), _agree)
     _refused(_request(kit, "server"), 'has \'trust\' "nobody", but the option says "server"')
@@ -177,7 +193,7 @@ def test_the_folder_of_the_version_before_starts_once_it_is_confirmed(
     (home / "registry.json").write_text("{}")
     card = json.loads((home / "kit.json").read_text())
     card["files"]["registry.json"] = "0" * 64
-    card["seal"] = Card.model_validate(card).computed()
+    card["seal"] = Card.model_validate(card).compute_seal()
     (home / "kit.json").write_text(json.dumps(card))
     _refused(_request(home, rules=RuleOptions()), "not confirmed", _disagree)
     ready(_request(home, rules=RuleOptions()), _agree)
