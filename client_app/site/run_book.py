@@ -50,8 +50,8 @@ class RunRecord:
         named = _PHASE.fullmatch(message.phase)
         if not named or not 1 <= round_ <= rounds + 1 or not 0 <= step < ROUND_KEYS:
             raise RefusedError(
-                f"{quote_value(message.phase)} of round {round_}, step {step} is asked for: run '{name}' "
-                f"has {rounds} rounds, and phases have plain names"
+                f"{quote_value(message.phase)} of round {round_}, step {step} is asked for: run "
+                f"'{name}' has {rounds} rounds, and phases have plain names"
             )
         if round_ < self.round - 1:
             raise RefusedError(

@@ -122,8 +122,8 @@ def check_class_weights(common: CommonSettings) -> None:
     usable = all(math.isfinite(weight) and weight >= 0 for weight in given) and sum(given) > 0
     if common.class_weights != "balanced" and not usable:
         raise SettingError(
-            f"setting 'train.class-weights' is {quote_value(common.class_weights)}; it must be none, "
-            "balanced, or a number of at least 0 for each class, such as 0.2,0.8"
+            f"setting 'train.class-weights' is {quote_value(common.class_weights)}; it must be "
+            "none, balanced, or a number of at least 0 for each class, such as 0.2,0.8"
         )
 
 

@@ -128,10 +128,10 @@ def _arguments(schedule: str, text: str) -> dict[str, Any]:
     )
     unknown = sorted(map(str, chosen.keys() - {*_ARGUMENTS[schedule]}))
     if unknown:
-        known = listed(_ARGUMENTS[schedule]) or "none"
+        known = join_names(_ARGUMENTS[schedule]) or "none"
         raise SettingError(
-            f"'train.schedule-arguments' has {join_names(unknown)}, but schedule '{schedule}' takes "
-            f"{known}: remove what it does not take"
+            f"'train.schedule-arguments' has {join_names(unknown)}, but schedule '{schedule}' "
+            f"takes {known}: remove what it does not take"
         )
     return chosen
 

@@ -287,6 +287,6 @@ def _others(model: TrainedModel, sites: Sequence[str]) -> str:
     if model.silo.features and model.common.standardise == "pooled":
         kept = "of theirs only the mean and standard deviation of all sites together"
     return (
-        f"not known here is what {format_count(len(others), 'other site')} trained on: the run, made "
-        f"for trust {level}, keeps {kept}"
+        f"not known here is what {format_count(len(others), 'other site')} trained on: the run, "
+        f"made for trust {level}, keeps {kept}"
     )
