@@ -11,7 +11,7 @@ from fedsilo import report
 from fedsilo.core.errors import SettingError
 from fedsilo.datasets.registry import load_silo
 from fedsilo.inference.monitor.decisions import examine_decisions, thresholds
-from fedsilo.inference.monitor.examined import _column, _together
+from fedsilo.inference.monitor.examined import _column, _pool_predictions
 from fedsilo.inference.monitor.groups import (
     Examined,
     Group,
@@ -149,7 +149,7 @@ def test_patients_at_an_edge_are_in_the_group_that_begins_there(hearts: Path, na
     run, site = FinishedRun.open(hearts / "fedavg-seed0").shown(), "cleveland"
     model = run.model(site)
     column = _column(model, name)
-    places, _ = column.groups(_together(run, [model]).rows)
+    places, _ = column.groups(_pool_predictions(run, [model]).rows)
     read = load_silo(site, run.settings.common).test.inputs[:, column.places[0]].tolist()
     assert set(column.edges) & set(read), "some patient is at an edge"
     assert places.tolist() == [sum(value >= edge for edge in column.edges) for value in read]
