@@ -371,5 +371,5 @@ def run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> 
 
 
 def _work_of(job: Job) -> _Work:
-    values = job.settings.as_mapping() | {"resume": job.directory.path.is_dir()}
+    values = job.settings.as_mapping() | {"run.resume": job.directory.path.is_dir()}
     return _Work(values, job.resources, job.engine)
