@@ -169,7 +169,8 @@ def crossvalidate(
     first, *_ = commons.values()
     compared.refuse_mixed_optimisers(commons)
     planned = study.plan_folds(plans, folds, repeats)
-    what = f"{format_count(len(plans), 'experiment')}, {folds} folds, {format_count(repeats, 'repeat')}"
+    experiments = format_count(len(plans), "experiment")
+    what = f"{experiments}, {folds} folds, {format_count(repeats, 'repeat')}"
     tell(f"{what}: {format_count(len(plans) * folds * repeats, 'run')}")
     budgets = compared.planned_budgets(plans, given)
     if not unequal:

@@ -81,15 +81,24 @@ class Budget:
 
         ``runs`` has one run per seed.
         """
-        summaries = [run.summary for run in runs]
+        rounds: list[int] = []
+        # A row of costs per run, in the order of the fields below
+        costs: list[tuple[float, ...]] = []
+        for run in runs:
+            summary = run.summary
+            rounds.append(int(summary["rounds"]))
+            sent = summary["bytes"]
+            work = (_sum(run, "steps"), _sum(run, "samples"))
+            costs.append((*work, sent["down"], sent["up"], summary["seconds"]["total"]))
+        steps, samples, down, up, seconds = map(mean, zip(*costs, strict=True))
         return replace(
             self,
-            rounds=[int(summary["rounds"]) for summary in summaries],
-            steps=mean(_sum(run, "steps") for run in runs),
-            samples=mean(_sum(run, "samples") for run in runs),
-            down=mean(summary["bytes"]["down"] for summary in summaries),
-            up=mean(summary["bytes"]["up"] for summary in summaries),
-            seconds=mean(summary["seconds"]["total"] for summary in summaries),
+            rounds=rounds,
+            steps=steps,
+            samples=samples,
+            down=down,
+            up=up,
+            seconds=seconds,
         )
 
     def differences(self, other: Budget) -> Iterator[str]:
@@ -102,26 +111,45 @@ class Budget:
                 yield f"{key} {_format_value(mine)}, not {_format_value(theirs)}"
         if self.trials != other.trials:
             yield f"tuned over {self.trials} points, not {other.trials}"
-        short = any({*one.rounds} != {one.given["rounds"]} for one in (self, other))
-        if short and sorted(self.rounds) != sorted(other.rounds):
+        ended_early = self._ended_early() or other._ended_early()
+        if ended_early and sorted(self.rounds) != sorted(other.rounds):
             yield f"{self.rounds_text()} rounds, not {other.rounds_text()}"
-        for key in ("steps", "samples") if known else ():
+        if not known:
+            return
+        for key in ("steps", "samples"):
             times = getattr(self, key) / getattr(other, key)
             if abs(times - 1) > _TOLERANCE:
                 yield f"{times:.2g} times the {key}"
 
+    def _ended_early(self) -> bool:
+        """Tell whether some run finished fewer rounds than wanted, or none has run yet."""
+        return set(self.rounds) != {self.given["rounds"]}
+
     def rounds_text(self) -> str:
         """Return the finished and the wanted rounds as text, such as "3 to 5 of 5"."""
-        ends = sorted({*self.rounds})
-        done = f"{ends[0]}" if len(ends) == 1 else f"{ends[0]} to {ends[-1]}" if ends else "0"
+        done = "0"
+        if self.rounds:
+            fewest = min(self.rounds)
+            most = max(self.rounds)
+            done = str(most)
+            if fewest < most:
+                done = f"{fewest} to {most}"
         return f"{done} of {self.given['rounds']}"
 
     def cells(self) -> list[str]:
         """Return the cells of a row, without the experiment and the differences."""
-        work = [f"{number:,.0f}" if number else "unknown" for number in (self.steps, self.samples)]
-        sent = [bytes_text(self.down), bytes_text(self.up)]
-        tuned = f"{self.trials} points" if self.trials else "-"
-        return [self.rounds_text(), *work, *sent, seconds_text(self.seconds), tuned]
+        tuned = "-"
+        if self.trials:
+            tuned = f"{self.trials} points"
+        return [
+            self.rounds_text(),
+            _format_count(self.steps),
+            _format_count(self.samples),
+            bytes_text(self.down),
+            bytes_text(self.up),
+            seconds_text(self.seconds),
+            tuned,
+        ]
 
 
 @dataclass(frozen=True)
@@ -138,17 +166,25 @@ class Budgets:
         first: dict[str, Budget] = {}
         found = {}
         for name, budget in self.of.items():
-            if parts := [*budget.differences(first.setdefault(budget.dataset, budget))]:
+            baseline = first.setdefault(budget.dataset, budget)
+            parts = list(budget.differences(baseline))
+            if parts:
                 found[name] = parts
         return found
 
     def with_costs(self, runs: Mapping[str, Sequence[FinishedRun]]) -> Budgets:
         """Return the budgets with the costs of each experiment's finished runs."""
-        return Budgets({name: budget.with_costs(runs[name]) for name, budget in self.of.items()})
+        budgets = {}
+        for name, budget in self.of.items():
+            budgets[name] = budget.with_costs(runs[name])
+        return Budgets(budgets)
 
     def with_rounds(self, rounds: Mapping[str, Sequence[int]]) -> Budgets:
         """Return the budgets with the finished rounds of each experiment's runs."""
-        return Budgets({name: replace(b, rounds=rounds[name]) for name, b in self.of.items()})
+        budgets = {}
+        for name, budget in self.of.items():
+            budgets[name] = replace(budget, rounds=rounds[name])
+        return Budgets(budgets)
 
     def refuse_unequal(self, advice: str) -> None:
         """Check that all rows on the same data have equal budgets.
@@ -161,21 +197,34 @@ class Budgets:
 
     def remarks(self) -> Iterator[str]:
         """Yield a sentence for each row whose budget differs from the first row's."""
-        for name, parts in self.unlike().items():
-            first = next(n for n, b in self.of.items() if b.dataset == self.of[name].dataset)
-            yield f"experiment '{name}' has another budget than '{first}': {'; '.join(parts)}"
+        unlike = self.unlike()
+        first: dict[str, str] = {}  # data set -> its first experiment
+        for name, budget in self.of.items():
+            baseline = first.setdefault(budget.dataset, name)
+            if name in unlike:
+                parts = "; ".join(unlike[name])
+                yield f"experiment '{name}' has another budget than '{baseline}': {parts}"
 
     def lines(self) -> list[list[str]]:
         """Return the column titles, then a line of cells per experiment."""
         unlike = self.unlike()
-        rows = [[n, *b.cells(), "; ".join(unlike.get(n, ()))] for n, b in self.of.items()]
-        titles = [title for title in COLUMNS if title != "differs" or unlike]
-        return [row[: len(titles)] for row in (titles, *rows)]
+        titles = list(COLUMNS)
+        if not unlike:
+            titles.remove("differs")
+        lines = [titles]
+        for name, budget in self.of.items():
+            cells = [name, *budget.cells()]
+            if unlike:
+                cells.append("; ".join(unlike.get(name, ())))
+            lines.append(cells)
+        return lines
 
     def title(self) -> str:
         """Return the title of the table."""
-        mark = f"; {MARK.strip()} differs from the first row on its data" if self.unlike() else ""
-        return f"cost of each row: sum over sites, mean over seeds{mark}"
+        title = "cost of each row: sum over sites, mean over seeds"
+        if self.unlike():
+            title += f"; {MARK.strip()} differs from the first row on its data"
+        return title
 
     def frame(self) -> pd.DataFrame:
         """Return the budgets as a frame: a row per experiment, numbers not rounded."""
@@ -183,16 +232,20 @@ class Budgets:
         records = []
         for name, budget in self.of.items():
             cells: dict[str, Any] = {"experiment": name} | asdict(budget)
-            wanted = cells.pop("given")["rounds"]
-            cells |= {"rounds": mean(budget.rounds), "wanted": wanted}
-            records.append(cells | {"differs": "; ".join(unlike.get(name, ()))})
+            given = cells.pop("given")
+            cells["rounds"] = mean(budget.rounds)
+            cells["wanted"] = given["rounds"]
+            cells["differs"] = "; ".join(unlike.get(name, ()))
+            records.append(cells)
         return pd.DataFrame(records)
 
     def mark_unequal(self, results: pd.DataFrame) -> pd.DataFrame:
         """Return tidy results in which ``MARK`` follows the experiments with another budget."""
         names = {name: f"{name}{MARK}" for name in self.unlike()}
-        columns = results.columns.intersection(["experiment", "compared_with"])
-        return results.assign(**{column: results[column].replace(names) for column in columns})
+        marked = results.copy()
+        for column in results.columns.intersection(["experiment", "compared_with"]):
+            marked[column] = results[column].replace(names)
+        return marked
 
 
 def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
@@ -200,10 +253,20 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
 
     ``trials`` is the number of points from which its settings were chosen.
     """
-    common, values = settings.common, settings.as_mapping()
-    without = {"train.local-epochs"} if common.local_steps else set()
-    without |= {"train.local-epochs", "train.local-steps"} if common.epoch_steps else {"train.pace"}
-    given = {key: values[key] for key in ("rounds", *_TRAINING, *_START) if key not in without}
+    common = settings.common
+    # Epoch steps replace the local steps, which replace the local epochs
+    without = set()
+    if common.local_steps or common.epoch_steps:
+        without.add("train.local-epochs")
+    if common.epoch_steps:
+        without.add("train.local-steps")
+    else:
+        without.add("train.pace")
+    values = settings.as_mapping()
+    given = {}
+    for key in ("rounds", *_TRAINING, *_START):
+        if key not in without:
+            given[key] = values[key]
     return Budget(common.dataset, given, trials)
 
 
@@ -212,7 +275,8 @@ def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Bu
 
     Its trials are those in the simulation file, else those of a search in the same ``out``.
     """
-    file, budgets = simulation_file(sources.file), {}
+    file = simulation_file(sources.file)
+    budgets = {}
     for name, settings in plans.items():
         declared = find_experiment(file, name).trials
         budgets[name] = budget_of(settings, declared or tuned_over(settings, name))
@@ -230,10 +294,12 @@ def tuned_over(settings: RunSettings, experiment: str) -> int:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
         chosen = with_current_keys(document["chosen"], quietly=True)
-        runs = chosen.items() <= settings.as_mapping().items()
-        return int(document["budget"]["trials"]) if runs else 0
+        trials = int(document["budget"]["trials"])
+        if chosen.items() <= settings.as_mapping().items():
+            return trials
     except _DAMAGES:
         return 0
+    return 0
 
 
 def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
@@ -248,7 +314,9 @@ def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
     for other in others:
         one, two = experiments[first], experiments[other]
         if one.method != two.method and _continues(one) != _continues(two):
-            on, restarts = (first, other) if _continues(one) else (other, first)
+            on, restarts = first, other
+            if _continues(two):
+                on, restarts = other, first
             raise SettingError(
                 f"the optimiser of experiment '{on}' continues over rounds, but that of "
                 f"'{restarts}' restarts in each round, so the comparison would be unfair: set "
@@ -266,4 +334,13 @@ def _sum(run: FinishedRun, column: str) -> int:
 
 
 def _format_value(value: Value) -> str:
-    return "unset" if value == "" else str(value)
+    if value == "":
+        return "unset"
+    return str(value)
+
+
+def _format_count(number: float) -> str:
+    """Format a mean number of steps or samples; 0 means that the sites do not report it."""
+    if number == 0:
+        return "unknown"
+    return f"{number:,.0f}"

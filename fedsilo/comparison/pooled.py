@@ -35,8 +35,10 @@ class TwoClassMetrics:
         """
         first, second = self.counts
         right = round(self.accuracy * (first + second))
-        if not first or not second:
-            return (right, 0) if first else (0, right)
+        if not second:
+            return right, 0
+        if not first:
+            return 0, right
         if first == second or self.balanced is None:
             return None
         of_second = (2 * self.balanced - right / first) / (1 / second - 1 / first)
@@ -48,13 +50,18 @@ def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
 
     None if some site has equally many samples of both classes, or all samples are of one class.
     """
-    measured = list(sites)
-    found = [site.count_correct() for site in measured]
-    counts = [sum(numbers) for numbers in zip(*(site.counts for site in measured), strict=True)]
-    if not counts or not all(counts) or None in found:
+    counts = [0, 0]
+    correct = [0, 0]
+    for site in sites:
+        correct_here = site.count_correct()
+        if correct_here is None:
+            return None
+        for label in (0, 1):
+            counts[label] += site.counts[label]
+            correct[label] += correct_here[label]
+    if not all(counts):
         return None
-    right = [sum(numbers) for numbers in zip(*(one for one in found if one), strict=True)]
-    return statistics.fmean(a / b for a, b in zip(right, counts, strict=True))
+    return statistics.fmean((correct[0] / counts[0], correct[1] / counts[1]))
 
 
 def pooled_metric(run: FinishedRun, split: str) -> dict[str, float]:
@@ -63,17 +70,19 @@ def pooled_metric(run: FinishedRun, split: str) -> dict[str, float]:
     The computation needs two classes, and sites that report their label counts.
     """
     own: dict[str, dict[str, float]] = {}
-    for (
-        row
-    ) in run.metric_rows:  # later rows overwrite earlier ones, so the last measured round stays
+    # Later rows overwrite earlier ones, so the last measured round stays
+    for row in run.metric_rows:
         if row["split"] == split and row["site"] in run.silos:
             own.setdefault(row["site"], {})[row["metric"]] = float(row["value"])
     counts = {site: run.silos[site]["label_counts"].get(split, []) for site in own}
     if any(len(labels) != 2 for labels in counts.values()):
         return {}
-    pooled = pooled_balanced_accuracy(
-        TwoClassMetrics(counts[site], values["accuracy"], values.get("balanced-accuracy"))
-        for site, values in own.items()
-        if "accuracy" in values
-    )
-    return {} if pooled is None else {POOLED: pooled}
+    measured = []
+    for site, values in own.items():
+        if "accuracy" in values:
+            balanced = values.get("balanced-accuracy")
+            measured.append(TwoClassMetrics(counts[site], values["accuracy"], balanced))
+    pooled = pooled_balanced_accuracy(measured)
+    if pooled is None:
+        return {}
+    return {POOLED: pooled}

@@ -45,23 +45,41 @@ def shared_metrics(
     Returns:
         The metrics that remain, in the order of ``runs``.
     """
-    data_sets = [run.summary["dataset"] for run in runs]
-    sites_of: dict[str, list[set[str]]] = {}
-    for run, data in zip(runs, data_sets, strict=True):
-        sites_of.setdefault(data, []).append(set(run.silos))
+    lacking = _lacking_metrics(runs, metrics)
+    kept_of_runs: list[SiteMetrics] = []
+    for run, by_site in zip(runs, metrics, strict=True):
+        data = run.summary["dataset"]
+        kept_of_run: dict[str, dict[str, float]] = {}
+        for site, row in by_site.items():
+            kept_of_run[site] = {}
+            for metric, value in row.items():
+                if (data, site, metric) not in lacking:
+                    kept_of_run[site][metric] = value
+        kept_of_runs.append(kept_of_run)
+    return kept_of_runs
+
+
+def _lacking_metrics(
+    runs: Sequence[FinishedRun], metrics: Sequence[SiteMetrics]
+) -> set[tuple[str, str, str]]:
+    """Return (data set, site, metric) for each metric that some run measures, but not there."""
+    sites_of: dict[str, list[set[str]]] = {}  # data set -> the sites of each run
+    for run in runs:
+        sites_of.setdefault(run.summary["dataset"], []).append(set(run.silos))
     lacking: set[tuple[str, str, str]] = set()
-    for run, data, by_site in zip(runs, data_sets, metrics, strict=True):
-        measured = {metric for site in run.silos for metric in by_site.get(site, {})}
-        comparable = set.intersection(*sites_of[data])
-        for site in set.union(*sites_of[data]) if comparable else run.silos:
-            lacking |= {(data, site, metric) for metric in measured - by_site.get(site, {}).keys()}
-    return [
-        {
-            site: {metric: v for metric, v in row.items() if (data, site, metric) not in lacking}
-            for site, row in by_site.items()
-        }
-        for data, by_site in zip(data_sets, metrics, strict=True)
-    ]
+    for run, by_site in zip(runs, metrics, strict=True):
+        data = run.summary["dataset"]
+        measured: set[str] = set()
+        for site in run.silos:
+            measured.update(by_site.get(site, {}))
+        # Runs without a common site are not compared site by site, so each has only its own sites
+        expected = set(run.silos)
+        if set.intersection(*sites_of[data]):
+            expected = set.union(*sites_of[data])
+        for site in expected:
+            for metric in measured - by_site.get(site, {}).keys():
+                lacking.add((data, site, metric))
+    return lacking
 
 
 def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, Any]]:
@@ -79,16 +97,21 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
         if shared != own:
             groups = {site: str(facts["distribution"]) for site, facts in run.silos.items()}
             sizes = Counter(groups.values())
-            alone = {s: row for s, row in own.items() if s in groups and sizes[groups[s]] == 1}
-            distributions = by_distribution({**shared, **alone}, groups)
-            summary |= {"mean": means(shared), "distributions": distributions}
+            rows = dict(shared)
+            for site, row in own.items():
+                if site in groups and sizes[groups[site]] == 1:
+                    rows[site] = row
+            summary["mean"] = means(shared)
+            summary["distributions"] = by_distribution(rows, groups)
         summaries.append(summary)
     return summaries
 
 
 def chosen_metrics(wanted: str, summaries: Sequence[Summary], option: str) -> list[str]:
     """Return the metrics in the runs' summaries that ``wanted`` names, see ``matching``."""
-    known = {metric for summary in summaries for metric in summary["mean"]}
+    known: set[str] = set()
+    for summary in summaries:
+        known.update(summary["mean"])
     return matching(wanted, sorted(known), option)
 
 
@@ -102,7 +125,8 @@ def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
             ``option``.
     """
     chosen: dict[str, None] = {}
-    for pattern in [part.strip() for part in wanted.split(",")]:
+    for part in wanted.split(","):
+        pattern = part.strip()
         fitting = [metric for metric in known if metric == pattern or fnmatchcase(metric, pattern)]
         if not fitting:
             raise SettingError(f"{option}: {unknown_name('metric', pattern, known)}")
@@ -112,22 +136,26 @@ def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
 
 def metric_of(summary: Summary, group: str, metric: str) -> float | None:
     """Return a run's metric for a distribution or ``all``; None if it is undefined."""
-    values = summary["mean"] if group == "all" else summary["distributions"].get(group, {})
-    return float(values[metric]) if metric in values else None
+    values = summary["mean"]
+    if group != "all":
+        values = summary["distributions"].get(group, {})
+    if metric not in values:
+        return None
+    return float(values[metric])
 
 
 def values_by_seed(
     runs: Mapping[str, Mapping[int, Summary]], metric: str
 ) -> dict[str, dict[int, float]]:
     """Return a metric's mean over sites: experiment -> seed -> mean, if defined."""
-    return {
-        name: {
-            seed: value
-            for seed, summary in by_seed.items()
-            if (value := metric_of(summary, "all", metric)) is not None
-        }
-        for name, by_seed in runs.items()
-    }
+    values: dict[str, dict[int, float]] = {}
+    for name, by_seed in runs.items():
+        values[name] = {}
+        for seed, summary in by_seed.items():
+            value = metric_of(summary, "all", metric)
+            if value is not None:
+                values[name][seed] = value
+    return values
 
 
 def experiment_results(
@@ -140,7 +168,9 @@ def experiment_results(
     first = next(iter(summaries.values()))
     published = first.get("published") or {}
     records = []
-    groups = dict.fromkeys(name for one in summaries.values() for name in one["distributions"])
+    groups: dict[str, None] = {}  # the distributions of all runs, each once, in their order
+    for summary in summaries.values():
+        groups |= dict.fromkeys(summary["distributions"])
     for group in [*groups, "all"]:
         paper = published.get(group, {})
         for metric in metrics:
@@ -176,9 +206,9 @@ def constant_results(
     if not scores:
         return tidy([])
     groups = by_distribution(scores, {site: silos[site]["distribution"] for site in scores})
-    return tidy(
-        (CONSTANT, "constant", seed, group, metric, value, None, None)
-        for group, values in [*groups.items(), ("all", means(scores))]
-        for metric, value in values.items()
-        if metrics is None or metric in metrics
-    )
+    records = []
+    for group, values in [*groups.items(), ("all", means(scores))]:
+        for metric, value in values.items():
+            if metrics is None or metric in metrics:
+                records.append((CONSTANT, "constant", seed, group, metric, value, None, None))
+    return tidy(records)

@@ -48,18 +48,27 @@ class Search:
     def batches(self) -> Iterator[list[Point]]:
         """Yield batches of points to try side by side; call ``tell`` before the next batch."""
         while self._left:
-            count = min(self._left, _AT_ONCE) if self._learns else self._left
+            count = self._left
+            if self._learns:
+                count = min(count, _AT_ONCE)
             self._left -= count
-            self._asked = [self._study.ask(self._spaces) for _ in range(count)]
-            yield [
-                {key: _round_digits(trial.params[key]) for key in self._spaces}
-                for trial in self._asked
-            ]
+            self._asked = []
+            batch = []
+            for _ in range(count):
+                trial = self._study.ask(self._spaces)
+                self._asked.append(trial)
+                point: Point = {}
+                for key in self._spaces:
+                    point[key] = _round_digits(trial.params[key])
+                batch.append(point)
+            yield batch
 
     def tell(self, scores: Sequence[float]) -> None:
         """Take the scores of the batch, in its order; a higher score is better."""
         # The grid sampler learns nothing, and would raise an exception at its last point
-        for trial, score in zip(self._asked, scores, strict=True) if self._learns else ():
+        if not self._learns:
+            return
+        for trial, score in zip(self._asked, scores, strict=True):
             self._study.tell(trial, score)
 
 
@@ -69,9 +78,12 @@ def refuse_small(grid: Grid, sampler: str, points: int, experiment: str) -> None
     Raises:
         SettingError: there is no grid, or it has fewer than ``points`` points.
     """
-    ranges = sampler == "tpe" and any(_range(values) for values in grid.values())
-    size = math.prod(map(len, grid.values())) if grid else 0
-    if size < points and not ranges:
+    if sampler == "tpe" and any(map(_range, grid.values())):
+        return  # a range has any number of points
+    size = 0
+    if grid:
+        size = math.prod(map(len, grid.values()))
+    if size < points:
         raise SettingError(
             f"experiment '{experiment}' declares a grid of {size} points, but every experiment is "
             f"tried at {points} (--trials, or 'trials' under 'tuning'): add points to its 'grid'"
@@ -85,17 +97,25 @@ def at_an_edge(
 
     An end is ignored if ``rules`` allow no number beyond it.
     """
-    margin = _EDGE if sampler == "tpe" else 0.0  # in a grid, only the first and last are at an end
+    margin = 0.0  # in a grid, only the first and the last number are at an end
+    if sampler == "tpe":
+        margin = _EDGE
     for key, values in grid.items():
-        if not (ends := _range(values)):
+        ends = _range(values)
+        if not ends:
             continue
-        (low, high), value = ends, best[key]
+        low, high = ends
+        value = best[key]
         at = _place(float(str(value)), low, high)
-        lower = at <= margin and low > rules[key].minimum
-        if lower or (at >= 1 - margin and high < rules[key].maximum):
+        end = ""
+        if at >= 1 - margin and high < rules[key].maximum:
+            end = "upper"
+        if at <= margin and low > rules[key].minimum:
+            end = "lower"
+        if end:
             yield (
-                f"the best '{key}', {value}, is at the {'lower' if lower else 'upper'} end of "
-                f"{low:g} to {high:g}, so others may be better: widen the grid and tune again"
+                f"the best '{key}', {value}, is at the {end} end of {low:g} to {high:g}, so others "
+                "may be better: widen the grid and tune again"
             )
 
 
@@ -104,15 +124,22 @@ def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]
     first: dict[str, Mapping[str, Value]] = {}
     for digest, point in zip(digests, points, strict=True):
         same = first.setdefault(digest, point)
-        if digest and (changed := [k for k in point if point[k] != same[k]]):
-            pairs = ", ".join(f"{key} {same[key]} and {point[key]}" for key in changed)
-            yield f"these settings had no effect, the metrics are equal to the last bit: {pairs}"
+        pairs = []
+        for key in point:
+            if point[key] != same[key]:
+                pairs.append(f"{key} {same[key]} and {point[key]}")
+        if digest and pairs:  # a failed point has no digest
+            yield (
+                "these settings had no effect, the metrics are equal to the last bit: "
+                + ", ".join(pairs)
+            )
 
 
 def _space(values: Sequence[Value], sampler: str) -> BaseDistribution:
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
-    if sampler != "tpe" or not (ends := _range(values)):
+    ends = _range(values)
+    if sampler != "tpe" or not ends:
         return CategoricalDistribution(values)
     low, high = ends
     if all(isinstance(value, int) for value in values):
@@ -140,4 +167,6 @@ def _place(value: float, low: float, high: float) -> float:
 
 
 def _round_digits(value: Any) -> Value:
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+    if isinstance(value, float):
+        return float(f"{value:.{_DIGITS}g}")
+    return value  # type: ignore[no-any-return]

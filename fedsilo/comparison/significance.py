@@ -6,6 +6,7 @@ t-tests of all pairs with Bonferroni's correction.
 
 import itertools
 import math
+import operator
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -38,7 +39,9 @@ class Outcome:
 
     def cell(self) -> str:
         """Return the p value as text with three digits, or "n/a"."""
-        return "n/a" if self.p is None else f"{self.p:.2e}"
+        if self.p is None:
+            return "n/a"
+        return f"{self.p:.2e}"
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,8 @@ class Tested:
 
     def heading(self, split: str) -> str:
         """Return the result of the ANOVA in one line."""
-        anova, start = self.anova, f"{split} {self.metric}, mean over sites: one-way ANOVA"
+        anova = self.anova
+        start = f"{split} {self.metric}, mean over sites: one-way ANOVA"
         if anova.p is None:
             return f"{start} n/a: {anova.why}"
         freedom = ", ".join(map(str, anova.freedom))
@@ -61,16 +65,24 @@ class Tested:
     def lines(self) -> list[list[str]]:
         """Return the triangle of p values: column titles, then a line per later experiment."""
         columns, later = self.experiments[:-1], self.experiments[1:]
-        cells = {pair: outcome.cell() for pair, outcome in self.pairs.items()}
-        body = [[name, *(cells.get((name, other), "-") for other in columns)] for name in later]
-        return [["p", *columns], *body]
+        lines = [["p", *columns]]
+        for name in later:
+            line = [name]
+            for other in columns:
+                cell = "-"
+                if (name, other) in self.pairs:
+                    cell = self.pairs[name, other].cell()
+                line.append(cell)
+            lines.append(line)
+        return lines
 
     def records(self) -> list[dict[str, Any]]:
         """Return a row per test, the ANOVA first; a missing p value is None."""
         named = [("ANOVA", "all", "all", self.anova)]
         named += [("t", *pair, outcome) for pair, outcome in self.pairs.items()]
-        return [
-            {
+        records = []
+        for test, experiment, other, outcome in named:
+            record = {
                 "metric": self.metric,
                 "test": test,
                 "experiment": experiment,
@@ -79,16 +91,16 @@ class Tested:
                 "p": outcome.uncorrected,
                 "p corrected": outcome.p,
             }
-            for test, experiment, other, outcome in named
-        ]
+            records.append(record)
+        return records
 
     def reasons(self) -> list[str]:
         """Return a line with the reason for each pair that could not be tested."""
-        return [
-            f"n/a, {later} against {earlier}: {outcome.why}"
-            for (later, earlier), outcome in self.pairs.items()
-            if outcome.p is None
-        ]
+        reasons = []
+        for (later, earlier), outcome in self.pairs.items():
+            if outcome.p is None:
+                reasons.append(f"n/a, {later} against {earlier}: {outcome.why}")
+        return reasons
 
 
 def significance(metric: str, samples: Samples, paired: bool) -> Tested:
@@ -101,11 +113,13 @@ def significance(metric: str, samples: Samples, paired: bool) -> Tested:
     if paired:
         _refuse_other_seeds(metric, samples)
     pairs = [(later, earlier) for earlier, later in itertools.combinations(names, 2)]
-    outcomes = {pair: two_sided(*pair, samples, paired) for pair in pairs}
-    corrected = {
-        pair: found if found.p is None else replace(found, p=min(1.0, found.p * len(pairs)))
-        for pair, found in outcomes.items()
-    }
+    corrected = {}
+    for pair in pairs:
+        outcome = two_sided(*pair, samples, paired)
+        if outcome.p is not None:
+            # Bonferroni's correction: one of many tests is small by chance
+            outcome = replace(outcome, p=min(1.0, outcome.p * len(pairs)))
+        corrected[pair] = outcome
     anova = one_way({name: list(by_seed.values()) for name, by_seed in samples.items()})
     return Tested(metric, names, anova, corrected)
 
@@ -114,9 +128,10 @@ def one_way(samples: Mapping[str, Sequence[float]]) -> Outcome:
     """Run a one-way ANOVA: do the experiments' means differ by more than the spread over seeds?"""
     from scipy import stats
 
-    if why := _too_few(samples):
+    why = _too_few(samples)
+    if why:
         return Outcome(None, why=why)
-    if all(_constant(values) for values in samples.values()):
+    if all(map(_constant, samples.values())):
         return Outcome(None, why="no value varies over seeds")
     within = sum(map(len, samples.values())) - len(samples)
     return _outcome(lambda: stats.f_oneway(*samples.values()), (len(samples) - 1, within))
@@ -127,14 +142,18 @@ def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outco
     from scipy import stats
 
     chosen = {name: list(samples[name].values()) for name in (later, earlier)}
-    if why := _too_few(chosen):
+    why = _too_few(chosen)
+    if why:
         return Outcome(None, why=why)
     if not paired:
-        if all(_constant(values) for values in chosen.values()):
+        if all(map(_constant, chosen.values())):
             return Outcome(None, why="neither varies over seeds")
         return _outcome(lambda: stats.ttest_ind(*chosen.values()))
-    ones, others = ([samples[name][seed] for seed in sorted(samples[later])] for name in chosen)
-    differences = [a - b for a, b in zip(ones, others, strict=True)]
+    seeds = sorted(samples[later])
+    ones = [samples[later][seed] for seed in seeds]
+    others = [samples[earlier][seed] for seed in seeds]
+    differences = list(map(operator.sub, ones, others))
+    # Equal differences of large numbers differ by rounding, which grows with the numbers
     if _constant(differences, max(map(abs, [*ones, *others]))):
         return Outcome(None, why="the difference is the same for every seed")
     return _outcome(lambda: stats.ttest_rel(ones, others))
@@ -153,7 +172,9 @@ def _outcome(test: Callable[[], Any], freedom: tuple[int, int] = (0, 0)) -> Outc
 
 def _too_few(samples: Mapping[str, Sequence[float]]) -> str | None:
     few = [name for name, values in samples.items() if len(values) < 2]
-    return f"fewer than two seeds of {', '.join(few)} have this metric" if few else None
+    if not few:
+        return None
+    return f"fewer than two seeds of {', '.join(few)} have this metric"
 
 
 def _constant(values: Sequence[float], scale: float = 0.0) -> bool:
@@ -167,7 +188,9 @@ def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> 
 
     ``same_split`` tells whether all seeds share one split; None if the sites do not report it.
     """
-    kind = "paired t-tests, by seed," if paired else "t-tests"
+    kind = "t-tests"
+    if paired:
+        kind = "paired t-tests, by seed,"
     lines = [
         f"p: two-sided {kind} over {seeds} seeds, multiplied by the number of pairs, "
         f"{len(tested.pairs)} (Bonferroni); not corrected for several metrics"
@@ -219,10 +242,10 @@ def _refuse_other_seeds(metric: str, samples: Samples) -> None:
     first, *others = samples
     for other in others:
         if samples[other].keys() != samples[first].keys():
-            parts = [
-                f"'{name}' has it for seeds {', '.join(map(str, sorted(samples[name]))) or 'none'}"
-                for name in (first, other)
-            ]
+            parts = []
+            for name in (first, other):
+                seeds = ", ".join(map(str, sorted(samples[name])))
+                parts.append(f"'{name}' has it for seeds {seeds or 'none'}")
             raise SettingError(
                 f"--paired needs metric '{metric}' for the same seeds, but "
                 f"{' and '.join(parts)}: remove '--paired' or this metric"
@@ -245,11 +268,14 @@ def markdown_tests(tested: Sequence[Tested], split: str, remarks: Sequence[str])
     for test in tested:
         parts += [f"{test.heading(split)}\n", markdown_table(test.lines())]
         parts += [f"- {reason}\n" for reason in test.reasons()]
-    parts += ["".join(f"- {line}\n" for line in remarks)] if remarks else []
+    if remarks:
+        parts.append("".join(f"- {remark}\n" for remark in remarks))
     return "".join(f"\n{part}" for part in parts)
 
 
 def significance_csv(tested: Sequence[Tested]) -> str:
     """Build a CSV text with a row per test and six significant digits."""
-    rows = [row for test in tested for row in test.records()]
+    rows = []
+    for test in tested:
+        rows += test.records()
     return pd.DataFrame(rows).to_csv(index=False, float_format="%.6g", lineterminator="\n")

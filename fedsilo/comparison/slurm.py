@@ -42,10 +42,13 @@ def read_jobs(text: str, parameters: list[str]) -> Jobs:
             parameters of Slurm.
     """
     if text == SLURM:
-        if unset := [one for one in parameters if "=" not in one]:
-            raise SettingError(f"--slurm {unset[0]}: write KEY=VALUE, for example mem_gb=4")
-        pairs = map(parse_pair, parameters)
-        return Slurm({key.replace("-", "_"): value for key, value in pairs})
+        values = {}
+        for parameter in parameters:
+            if "=" not in parameter:
+                raise SettingError(f"--slurm {parameter}: write KEY=VALUE, for example mem_gb=4")
+            key, value = parse_pair(parameter)
+            values[key.replace("-", "_")] = value
+        return Slurm(values)
     if parameters:
         raise SettingError(f"--slurm needs --jobs slurm, but --jobs is {text}: change one of them")
     if not re.fullmatch(r"\d{1,6}", text):
@@ -80,7 +83,8 @@ class SlurmPool(ThreadPoolExecutor):
     def _by_job(self, work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
         job = self._executor.submit(work, *args, **kwargs)
         self._jobs.append(job)
-        if error := job.exception():
+        error = job.exception()
+        if error:
             traceback = str(error).partition("You can check")[0]  # submitit appends advice
             lines = [line for line in traceback.splitlines() if line.strip(" -")]
             said = (lines or ["no reason given"])[-1][:_LINE]

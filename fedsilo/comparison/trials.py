@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -63,9 +64,10 @@ class Trial:
 
 def trial_settings(values: Mapping[str, Value]) -> RunSettings:
     """Build the settings of a trial: only the last round is measured, unless it may stop early."""
-    stops = values["server.early-stopping-metric"] != "none"
-    seldom = {} if stops else {"server.evaluate-every": 0}
-    return resolve({**values, **seldom, "run.name": ""})
+    own: dict[str, Value] = {**values, "run.name": ""}
+    if values["server.early-stopping-metric"] == "none":
+        own["server.evaluate-every"] = 0
+    return resolve(own)
 
 
 FAILED = "failed"  # in place of a summary's content: why there is none
@@ -122,9 +124,13 @@ def run_groups(
     groups: Sequence[Sequence[Trial]], folder: Path, jobs: Jobs, go_on: bool = False
 ) -> list[list[dict[str, Any]]]:
     """Run groups of trials side by side and return their summaries, as ``run_trials`` does."""
-    trials = [trial for group in groups for trial in group]
-    summaries = iter(run_trials(trials, folder, jobs, go_on))
-    return [[next(summaries) for _ in group] for group in groups]
+    summaries = run_trials(list(chain(*groups)), folder, jobs, go_on)
+    by_group = []
+    start = 0
+    for group in groups:
+        by_group.append(summaries[start : start + len(group)])
+        start += len(group)
+    return by_group
 
 
 def run_trials(
@@ -146,9 +152,12 @@ def run_trials(
         if not path.is_file():
             missing[path] = trial
     console = make_console()
+    workers = 0  # Slurm has no workers on this machine
+    if isinstance(jobs, int):
+        workers = runs_at_once(jobs)
     with (
         Progress(console=console, disable=not console.is_terminal) as bar,
-        make_pool(jobs, folder, runs_at_once(jobs) if isinstance(jobs, int) else 0) as pool,
+        make_pool(jobs, folder, workers) as pool,
     ):
         task = bar.add_task("runs", total=len(missing))
         failures: dict[Path, str] = {}
@@ -163,10 +172,13 @@ def run_trials(
 
         works = [_Work(trial.settings.as_mapping(), path) for path, trial in missing.items()]
         run_missing(pool, _run_trial, works, note_end)
-    return [
-        {FAILED: failures[path]} if path in failures else _read_summary(path) | {"file": path.name}
-        for path in paths
-    ]
+    summaries: list[dict[str, Any]] = []
+    for path in paths:
+        if path in failures:
+            summaries.append({FAILED: failures[path]})
+        else:
+            summaries.append(_read_summary(path) | {"file": path.name})
+    return summaries
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
@@ -175,7 +187,8 @@ def _read_summary(path: Path) -> dict[str, Any]:
     Raises:
         RunDirectoryError: the file is damaged, or no search has written it.
     """
-    if fault := file_fault(path):  # a pipe would be waited for
+    fault = file_fault(path)  # a pipe would be waited for
+    if fault:
         raise RunDirectoryError(f"{path} {fault}: remove it, and the trial is run again")
     try:
         content = json.loads(path.read_text(encoding="utf-8"))

@@ -77,12 +77,15 @@ class Tuned:
 
     def lines(self) -> Iterator[Table | str]:
         """Yield the table of the best points, the reason for the choice, and its settings."""
-        chosen = ", ".join(f"{k}: {json.dumps(v)}" for k, v in self.ranked[0].settings.items())
         yield self._table()
         yield str(self.document["why"])
-        yield from (f"warning: {warning}" for warning in self.document["warnings"])
+        for warning in self.document["warnings"]:
+            yield f"warning: {warning}"
+        pairs = []
+        for key, value in self.ranked[0].settings.items():
+            pairs.append(f"{key}: {json.dumps(value)}")
         tried = self.document["budget"]["trials"]
-        yield f"for simulation.yaml: {{{chosen}}}, and next to 'config' trials: {tried}"
+        yield f"for simulation.yaml: {{{', '.join(pairs)}}}, and next to 'config' trials: {tried}"
         yield f"written to {self.folder}"
 
     def _table(self) -> Table:
@@ -138,8 +141,12 @@ class Plan:
     @property
     def rules(self) -> dict[str, SettingRule]:
         """The rule of each setting in the grid: its type and range."""
-        parts = (self.base.common, self.base.own)
-        return {k: rule_of(type(p), k) for p in parts for k in as_mapping(p) if k in self.grid}
+        rules = {}
+        for part in (self.base.common, self.base.own):
+            for key in as_mapping(part):
+                if key in self.grid:
+                    rules[key] = rule_of(type(part), key)
+        return rules
 
 
 def plan_search(
@@ -157,7 +164,8 @@ def plan_search(
     refuse_small(grid, sampler, budget.trials, experiment)
     base, _ = plan_run(experiment, sources)
     budget = _fit_folds(budget, base.common.dataset)
-    if twice := [text for text in sources.changes if text.partition("=")[0].strip() in grid]:
+    twice = [text for text in sources.changes if text.partition("=")[0].strip() in grid]
+    if twice:
         raise SettingError(
             f"--set {', '.join(twice)}: the grid of this experiment has this setting; remove --set"
         )
@@ -212,9 +220,11 @@ def _trials(
             "split.fold-seed": seed,
             "split.use-test": False,
         }
-        cut = folds if budget.folds > 1 else {}
+        values: dict[str, Value] = {**base, **point, "seed": seed}
+        if budget.folds > 1:
+            values |= folds
         try:
-            settings = trial_settings({**base, **point, **cut, "seed": seed})
+            settings = trial_settings(values)
         except SettingError as error:
             raise SettingError(f"grid point {dict(point)}: {error}") from None
         trials.append(Trial(settings, {**point, "seed": seed, "fold": fold}, data))
@@ -223,18 +233,25 @@ def _trials(
 
 def _refuse_unmeasured(metric: str, summaries: Summaries) -> None:
     means = _validation_means(summaries)
-    if lacking := sum(metric not in values for values in means):
-        why = "it needs two classes, with different numbers of validation samples at every site"
-        raise SettingError(
-            f"--metric {metric}: {lacking} of {len(means)} runs lack this validation metric"
-            f"{f' ({why})' if metric == POOLED else ''}: name another metric; all runs are kept"
-        )
+    lacking = sum(metric not in values for values in means)
+    if not lacking:
+        return
+    why = ""
+    if metric == POOLED:
+        why = " (it needs two classes, with different numbers of validation samples at every site)"
+    raise SettingError(
+        f"--metric {metric}: {lacking} of {len(means)} runs lack this validation metric{why}: name "
+        "another metric; all runs are kept"
+    )
 
 
 def _validation_means(summaries: Summaries) -> list[Mapping[str, float]]:
     """Return the mean validation metrics of each run that did not fail."""
-    ran = [summary for summary in chain(*summaries) if FAILED not in summary]
-    return [summary["validation"]["mean"] for summary in ran]
+    means = []
+    for summary in chain(*summaries):
+        if FAILED not in summary:
+            means.append(summary["validation"]["mean"])
+    return means
 
 
 def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
@@ -243,9 +260,10 @@ def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
     A run may lack a metric; for example, a fold with one class has no AUC.
     """
     means = _validation_means(summaries)
-    return next(
-        (metric for metric in headline if all(metric in values for values in means)), "accuracy"
-    )
+    for metric in headline:
+        if all(metric in values for values in means):
+            return metric
+    return "accuracy"
 
 
 def ranking(
@@ -262,12 +280,14 @@ def _score_points(
     """Return the points with their scores, in the given order."""
     scored = []
     for settings, runs in zip(points, summaries, strict=True):
-        if failed := [run[FAILED] for run in runs if FAILED in run]:
+        failed = [run[FAILED] for run in runs if FAILED in run]
+        if failed:
             scored.append(Point(settings, 0.0, 0.0, 0.0, {}, failed=failed[0]))
             continue
         means = [run["validation"]["mean"] for run in runs]
         scores = [float(values[metric]) for values in means]
-        error, loss = deviation(scores) / len(scores) ** 0.5, mean(f["loss"] for f in means)
+        error = deviation(scores) / len(scores) ** 0.5
+        loss = mean([values["loss"] for values in means])
         by_site = _by_site([run["validation"]["distributions"] for run in runs], metric)
         bits = hashlib.sha256("".join(run["digest"] for run in runs).encode()).hexdigest()
         scored.append(Point(settings, mean(scores), error, loss, by_site, bits))
@@ -275,37 +295,38 @@ def _score_points(
 
 
 def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> dict[str, float]:
-    by_site = {
-        site: [run[site][metric] for run in runs if metric in run.get(site, {})] for site in runs[0]
-    }
-    return {site: mean(values) for site, values in by_site.items() if values}
+    """Return a metric's mean over the runs that have it, for each site of the first run."""
+    by_site = {}
+    for site in runs[0]:
+        values = [run[site][metric] for run in runs if metric in run.get(site, {})]
+        if values:
+            by_site[site] = mean(values)
+    return by_site
 
 
 def _pieces(budget: Tuning) -> str:
-    folds = f"{budget.folds} folds" if budget.folds > 1 else "the data set's own validation part"
-    return f"{folds}, {format_count(budget.seeds, 'seed')}"
+    """Describe the validation data of a point: its folds and seeds."""
+    folds = "the data set's own validation part"
+    if budget.folds > 1:
+        folds = f"{budget.folds} folds"
+    return f"{folds}, {counted(budget.seeds, 'seed')}"
 
 
 def chosen_document(
     plan: Plan, ranked: Sequence[Point], metric: str, sampler: str = "grid"
 ) -> dict[str, Any]:
     """Build chosen.json: the choice with its reason, all points, and warnings."""
-    best, second = ranked[0], next((p for p in ranked[1:] if not p.failed), None)
-    of = "pooled validation balanced-accuracy" if metric == POOLED else ""
-    why = (
-        f"best {of or f'mean validation {metric} over sites'}, {best.score:.4f} (standard error "
-        f"{best.error:.4f}), of {format_count(len(ranked), 'point')} on {_pieces(plan.budget)}; "
-        "no test metric was used"
-    )
-    if second is not None:
-        why += f"; the next one has {second.score:.4f}"
+    best = ranked[0]
+    failed = []
+    for point in ranked:
+        if point.failed:
+            failed.append(f"point {dict(point.settings)} failed: {point.failed}")
     same = without_effect([point.digest for point in ranked], [point.settings for point in ranked])
     edges = at_an_edge(plan.grid, best.settings, sampler, plan.rules)
-    failed = [f"point {dict(p.settings)} failed: {p.failed}" for p in ranked if p.failed]
     return {
         "experiment": plan.experiment,
         "chosen": dict(best.settings),
-        "why": why,
+        "why": _explain_choice(plan, ranked, metric),
         "warnings": [*edges, *same, *failed],
         "sampler": sampler,
         "metric": metric,
@@ -313,6 +334,22 @@ def chosen_document(
         "grid": {key: list(values) for key, values in plan.grid.items()},
         "ranking": [vars(point) for point in ranked],
     }
+
+
+def _explain_choice(plan: Plan, ranked: Sequence[Point], metric: str) -> str:
+    """Say in one sentence by which score the first point was chosen, and the next one's score."""
+    best = ranked[0]
+    score = f"mean validation {metric} over sites"
+    if metric == POOLED:
+        score = "pooled validation balanced-accuracy"
+    why = (
+        f"best {score}, {best.score:.4f} (standard error {best.error:.4f}), of "
+        f"{counted(len(ranked), 'point')} on {_pieces(plan.budget)}; no test metric was used"
+    )
+    # Failed points come last, so if the second one failed, no other is left
+    if len(ranked) > 1 and not ranked[1].failed:
+        why += f"; the next one has {ranked[1].score:.4f}"
+    return why
 
 
 def _csv(groups: Sequence[Sequence[Trial]], summaries: Summaries, metric: str) -> str:
@@ -324,8 +361,10 @@ def _csv(groups: Sequence[Sequence[Trial]], summaries: Summaries, metric: str) -
             cells[FAILED] = summary[FAILED]
         else:
             values = summary["validation"]["mean"]
-            cells |= {key: repr(values[key]) for key in (metric, "loss")}
-            cells |= {"seconds": summary["seconds"]["total"], "digest": summary["digest"]}
-            cells |= {"run": f"trials/{summary['file']}"}
+            cells[metric] = repr(values[metric])  # all digits, so that equal runs are seen
+            cells["loss"] = repr(values["loss"])
+            cells["seconds"] = summary["seconds"]["total"]
+            cells["digest"] = summary["digest"]
+            cells["run"] = f"trials/{summary['file']}"
         records.append({key: str(value) for key, value in cells.items()})
     return pd.DataFrame(records).to_csv(index=False, lineterminator="\n")

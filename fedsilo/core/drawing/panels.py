@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -45,7 +45,7 @@ def line_legend(
     handles = []
     for name, style in styles.items():
         handles.append(Line2D([], [], markersize=4, label=name, **style.options()))
-    place = "outside right upper"
+    place: Literal["outside right upper", "outside lower center"] = "outside right upper"
     if columns:
         place = "outside lower center"
     figure.legend(

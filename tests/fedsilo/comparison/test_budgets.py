@@ -66,8 +66,11 @@ def test_rows_of_an_earlier_version_took_steps_that_nobody_told(tmp_path: Path) 
         ({"rounds": (2, 4)}, ["2 to 4 of 4 rounds, not 4 of 4"]),
         ({"given": GIVEN | {"rounds": 5}}, ["rounds 5, not 4"]),
         ({"given": GIVEN | {"train.local-steps": 5}}, []),
-        ({"given": GIVEN | {"train.local-steps": 5}, "steps": 0}, ["local-steps 5, not 9"]),
-        ({"given": GIVEN | {"network": "vit", "backbone": ""}}, ["network vit, not conv"]),
+        ({"given": GIVEN | {"train.local-steps": 5}, "steps": 0}, ["train.local-steps 5, not 9"]),
+        (
+            {"given": GIVEN | {"network.name": "vit", "vit.backbone": ""}},
+            ["network.name vit, not conv"],
+        ),
         ({"trials": 0}, ["tuned over 0 points, not 3"]),
         ({"steps": 109.0}, []),
         ({"steps": 50.0, "samples": 3200.0}, ["0.5 times the steps", "2 times the samples"]),
@@ -82,15 +85,15 @@ def test_rows_are_unlike_in_what_was_given_and_taken(
 
 def test_what_a_row_is_given_leaves_out_what_means_nothing() -> None:
     assert [*_given(local_epochs=1).differences(_given(local_epochs=2))] == [
-        "local-epochs 1, not 2"
+        "train.local-epochs 1, not 2"
     ]
     steps = _given(local_steps=5, local_epochs=1)
     assert [*steps.differences(_given(local_steps=5, local_epochs=2))] == []
     paced = _given(epoch_steps=40, pace=10)
-    assert [*paced.differences(_given(epoch_steps=40, pace=20))] == ["pace 10, not 20"]
-    assert [*_given(width=8).differences(_given())] == ["width 8, not 16"]
+    assert [*paced.differences(_given(epoch_steps=40, pace=20))] == ["train.pace 10, not 20"]
+    assert [*_given(width=8).differences(_given())] == ["network.width 8, not 16"]
     weights = _given(initial_weights="timm:vgg16_bn")
-    assert [*_given().differences(weights)] == ["initial-weights unset, not timm:vgg16_bn"]
+    assert [*_given().differences(weights)] == ["train.initial-weights unset, not timm:vgg16_bn"]
     tuned = _given(learning_rate=0.1, dropout=0.5)
     assert [*tuned.differences(_given())] == [], "what is tuned is no budget"
 

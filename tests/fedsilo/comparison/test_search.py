@@ -57,9 +57,9 @@ def _searched(best: float) -> list[float]:
         assert len(batch) <= 4
         for point in batch:
             assert 0.001 <= float(str(point["train.learning-rate"])) <= 0.1
-            assert isinstance(point["width"], int)
-            assert 4 <= point["width"] <= 16
-            assert point["network"] in ("mlp", "logistic")
+            assert isinstance(point["network.width"], int)
+            assert 4 <= point["network.width"] <= 16
+            assert point["network.name"] in ("mlp", "logistic")
         batch_rates = [float(str(point["train.learning-rate"])) for point in batch]
         search.tell([-abs(rate - best) for rate in batch_rates])
         rates += batch_rates
@@ -97,7 +97,7 @@ def test_tpe_goes_where_points_were_good() -> None:
 def test_a_best_value_at_an_end_of_its_values_is_told(
     best: dict[str, float | int | str], told: list[str]
 ) -> None:
-    found = [*at_an_edge(RANGES, best, "tpe", _rules("train.learning-rate", "width"))]
+    found = [*at_an_edge(RANGES, best, "tpe", _rules("train.learning-rate", "network.width"))]
     assert len(found) == len(told)
     assert all(part in sentence for part, sentence in zip(told, found, strict=True))
 
