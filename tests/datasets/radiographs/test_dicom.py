@@ -209,7 +209,7 @@ def test_what_is_no_single_grey_image_is_refused_with_its_reason(
 def test_another_depth_than_the_declared_one_is_refused(write: Callable[..., Path]) -> None:
     assert reason(write(LOW_LEVELS)) == "has 8 bits a pixel, but 16 are declared"
     assert reason(write(), 8) == "has 16 bits a pixel, but 8 are declared"
-    said = "has values above 1023, and 10 bits a pixel are declared"
+    said = "has values above 1023, but 10 bits a pixel are declared"
     assert reason(write(), 10) == said
 
 

@@ -211,7 +211,7 @@ def test_weights_that_are_not_finite_are_refused(
     state, path = trained(), tmp_path / "vit.safetensors"
     state["blocks.1.mlp.fc1.weight"][3, 2] = bad
     save_file(state, path)
-    assert refusal(common(path)).endswith(f"{path} contains non-finite values")
+    assert refusal(common(path)).endswith(f"{path} contains non-finite values: name other weights")
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])
@@ -272,7 +272,7 @@ def test_a_missing_file_is_named_with_the_folders_looked_in(
         common(tmp_path / "absent.pth")
     )
     told = refusal(common("absent.pth", data_dir=str(tmp_path / "data")))
-    assert f"'vit.backbone-weights' is 'absent.pth', and there is no {cache}/backbones/ab" in told
+    assert f"'vit.backbone-weights' is 'absent.pth', but there is no {cache}/backbones/ab" in told
     assert f" or {tmp_path}/data/absent.pth: give an absolute path" in told
     with pytest.raises(SettingError, match="there is no"):
         backbone_digest(common("absent.pth"))
