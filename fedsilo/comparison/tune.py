@@ -309,7 +309,7 @@ def _pieces(budget: Tuning) -> str:
     folds = "the data set's own validation part"
     if budget.folds > 1:
         folds = f"{budget.folds} folds"
-    return f"{folds}, {counted(budget.seeds, 'seed')}"
+    return f"{folds}, {format_count(budget.seeds, 'seed')}"
 
 
 def chosen_document(
@@ -344,7 +344,7 @@ def _explain_choice(plan: Plan, ranked: Sequence[Point], metric: str) -> str:
         score = "pooled validation balanced-accuracy"
     why = (
         f"best {score}, {best.score:.4f} (standard error {best.error:.4f}), of "
-        f"{counted(len(ranked), 'point')} on {_pieces(plan.budget)}; no test metric was used"
+        f"{format_count(len(ranked), 'point')} on {_pieces(plan.budget)}; no test metric was used"
     )
     # Failed points come last, so if the second one failed, no other is left
     if len(ranked) > 1 and not ranked[1].failed:
