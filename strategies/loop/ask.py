@@ -144,36 +144,29 @@ class Ask(ABC):
         elif reference is None:
             reference = {}
         # Many sites share the same arrays, whose specs are then made only once
-        made: dict[int, Specs] = {}
+        made: dict[int, dict[str, ArraySpec]] = {}
         specs: dict[str, Specs] = {}
         for site, arrays in expect.items():
             if id(arrays) not in made:
-                made[id(arrays)] = _specs_of(arrays)
+                made[id(arrays)] = {}
+                for name, array in arrays.items():
+                    spec = array
+                    if not isinstance(spec, ArraySpec):
+                        spec = ArraySpec(array.shape)
+                    made[id(arrays)][name] = spec
             specs[site] = made[id(arrays)]
         if isinstance(notes, Notes):
             notes = dict.fromkeys(send, notes)
         notes = notes or {}
-        for own in notes.values():
-            if not isinstance(own, Notes):
-                raise TypeError(
-                    f"{phase}: 'notes' must be a Notes, or one per site: derive a class from Notes"
-                )
+        if not all(isinstance(own, Notes) for own in notes.values()):
+            raise TypeError(
+                f"{phase}: 'notes' must be a Notes, or one per site: derive a class from Notes"
+            )
         return self.put(Question(phase, send, specs, reference, notes, metrics, fault))
 
     @abstractmethod
     def put(self, question: Question) -> Replies:
         """Send a question to its sites and return the usable replies; see ``__call__``."""
-
-
-def _specs_of(arrays: Mapping[str, NDArray | ArraySpec]) -> Specs:
-    """Return the specs of arrays by name; an entry that is a spec is returned as it is."""
-    specs: dict[str, ArraySpec] = {}
-    for name, array in arrays.items():
-        if isinstance(array, ArraySpec):
-            specs[name] = array
-        else:
-            specs[name] = ArraySpec(array.shape)
-    return specs
 
 
 class _Asked(Exception):

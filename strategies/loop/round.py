@@ -247,7 +247,8 @@ class Round(Ask):
             for site, reason in far_out(limit, question.reference, usable).items():
                 self.failed[site] = reason
                 del usable[site]
-        self._refuse_too_few(question, len(usable))
+        if len(usable) < len(question.send):
+            self._refuse_too_few(question, len(usable))
         for site in sorted(self.failed):
             self.hooks.call("site_failed", self.number, question.phase, site, self.failed[site])
         return usable

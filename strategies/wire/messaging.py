@@ -1,6 +1,7 @@
 """Send messages, and yield replies one by one as they arrive, so that progress can be shown."""
 
 import importlib
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -49,16 +50,22 @@ def arriving(
         else:
             rejected.append((node, Message(_NOT_TAKEN, reply_to=message)))
     yield from rejected
+    # The disconnected nodes that still owe a reply, with the time of disconnection
     away_since: dict[int, float] = {}
-    known_away: set[int] = set()
     began = time.monotonic()
     while waiting and time.monotonic() < began + timeout:
-        missing = _missing(grid, set(waiting.values()), away_since, away_timeout)
-        gone = set(waiting.values()) & away_since.keys()
-        if gone != known_away:
-            known_away = gone
+        gone = set(waiting.values()) - set(grid.get_node_ids())
+        if gone != away_since.keys():
+            now = time.monotonic()
+            away_since = {node: away_since.get(node, now) for node in gone}
             away(sorted(gone))
-        ready = [key for key, node in waiting.items() if node not in missing]
+        # If Flower is asked for the reply of a disconnected node, it answers with an error and
+        # drops the later reply, so a connection lost for a minute would cost a round. Such a node
+        # is asked for again once it is back, or once it counts as lost
+        ready = []
+        for key, node in waiting.items():
+            if time.monotonic() - away_since.get(node, -math.inf) >= away_timeout:
+                ready.append(key)
         pulled: list[Message] = []
         # Flower's grid fetches everything that it is asked for at once, so it is asked for little
         while ready and not pulled:
@@ -93,19 +100,3 @@ def retry_soon() -> bool:
     for wait in waits:
         wait["initial_backoff"] = _RETRY
     return True
-
-
-def _missing(grid: Grid, nodes: set[int], away_since: dict[int, float], timeout: float) -> set[int]:
-    """Return the disconnected nodes that may still come back, and note the time of disconnection.
-
-    If Flower is asked for the reply of a disconnected node, it answers with an error and drops the
-    later reply. So a connection lost for a minute would cost a round.
-    """
-    now, connected = time.monotonic(), set(grid.get_node_ids())
-    missing: set[int] = set()
-    for node in nodes:
-        if node in connected:
-            away_since.pop(node, None)
-        elif now - away_since.setdefault(node, now) < timeout:
-            missing.add(node)
-    return missing
