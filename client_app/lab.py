@@ -33,7 +33,6 @@ from fedsilo.client_app.training.loop import (
     round_steps,
 )
 from fedsilo.client_app.training.paced_epochs import PREFIX, train_continued
-from fedsilo.client_app.training.rates import is_scheduled
 from fedsilo.core.array_names import with_prefix
 from fedsilo.core.messages import (
     ARRAYS,
@@ -252,7 +251,8 @@ class Lab:
         if evidences(network):
             training.before_pass = anneal_evidence(training, settings, before)
         # A schedule does not count the steps of a plan
-        if settings.rate_decay != "none" or (plan is None and is_scheduled(settings)):
+        scheduled = plan is None and (settings.schedule != "constant" or settings.warm_up > 0)
+        if settings.rate_decay != "none" or scheduled:
             training.counted = count_steps(round_steps(training, settings, aside), settings, before)
         if aside:
             training.run()

@@ -99,7 +99,10 @@ def add_gradients(
     first.
     """
     total = torch.zeros((), device=inputs.device)
-    for part in micro_batches(len(labels), settings.micro_batch):
+    parts = [slice(0, len(labels))]
+    if settings.micro_batch:
+        parts = micro_batches(len(labels), settings.micro_batch)
+    for part in parts:
         with compute.autocast():
             loss = objective(float_inputs(inputs[part]), labels[part])
         share = (part.stop - part.start) / len(labels)

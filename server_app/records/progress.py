@@ -164,16 +164,12 @@ def metrics_text(progress: Progress) -> str:
                 kind = "counter"
             lines += [f"# HELP {name} {meaning}", f"# TYPE {name} {kind}"]
         for labels, value in samples:
-            pairs = [_label("run", progress.run)]
-            for label, text in labels.items():
-                pairs.append(_label(label, text))
+            pairs = []
+            for label, text in {"run": progress.run, **labels}.items():
+                # JSON escapes the same characters as Prometheus: backslashes, quotes, line ends
+                pairs.append(f"{label}={json.dumps(text, ensure_ascii=False)}")
             lines.append(f"{name}{{{','.join(pairs)}}} {value!r}")
     return "\n".join(lines) + "\n"
-
-
-def _label(name: str, text: str) -> str:
-    # JSON escapes the same characters as Prometheus: backslashes, quotes and line ends
-    return f"{name}={json.dumps(text, ensure_ascii=False)}"
 
 
 _Samples = list[tuple[dict[str, str], float]]

@@ -132,16 +132,6 @@ UPDATE = "update"  # stands in the column 'split': statistics of the model updat
 _ORDER = itemgetter(0, 1, 2, 3)  # metrics.csv is sorted by round, site, split and metric
 
 
-def _described_round(round_: int, phase: str) -> int:
-    """Return the round whose model the sites received and measured in this phase.
-
-    In training they received the model of the round before, in the final evaluation the last one.
-    """
-    if phase == EVALUATE:
-        return round_
-    return round_ - 1
-
-
 class Recorder(Hook):
     """Writes one row per metric and per message after each round.
 
@@ -193,7 +183,10 @@ class Recorder(Hook):
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
         """Record the traffic of each reply, and its metrics after training or evaluation."""
-        described = _described_round(round_, phase)
+        # In training sites measured the model of the round before, in the end the last one
+        described = round_ - 1
+        if phase == EVALUATE:
+            described = round_
         measured = phase in TRAINING or phase == EVALUATE
         for site, reply in replies.items():
             metrics = reply.metrics
@@ -218,10 +211,13 @@ class Recorder(Hook):
 
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
         """Record the means of securely summed metrics, under the site name 'all'."""
+        described = round_ - 1
+        if phase == EVALUATE:
+            described = round_
         for model, split, metric, value in measurements(means):
             name, about = TRAINED_PREFIX + metric, round_
             if model == INCOMING:
-                name, about = metric, _described_round(round_, phase)
+                name, about = metric, described
             self._new_metrics.append([about, ALL, split, name, value])
 
     def updates_measured(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-LINES = 130
+LINES = 136
 _PART = re.compile(r"^```(?:python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _PATH = re.compile(r"`((?:[\w-]+/)*[\w-]+\.(?:py|yaml))`")
 
