@@ -224,11 +224,9 @@ class Lab:
         """
         settings = settings or self.sampling
         own = replace(settings, local_steps=steps or settings.local_steps)
-        if split is None:
-            split = self.silo.train
         training = LocalTraining(
             network,
-            split,
+            self.silo.train if split is None else split,
             own,
             self.compute,
             (self.instruction.round, self.site, *aside),

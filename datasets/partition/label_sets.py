@@ -53,7 +53,7 @@ class _Plan:
         return round(largest, 9)
 
     def slots(self) -> int:
-        """Return how many shared labels all silos hold together, counted once per silo."""
+        """Count the shared labels that all silos hold, each once per silo."""
         (more, fewer), (common_more, common_fewer) = self.silos, self.common
         return more * common_more + fewer * common_fewer
 
@@ -93,7 +93,7 @@ def _plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
 
 
 def _near_counts(private: int, shared: int, share: float) -> list[int]:
-    """Return how many of the shared labels a silo may hold to be within tolerance of ``share``."""
+    """Count the shared labels that a silo may hold, within the tolerance of ``share``."""
     if not private:
         # A silo without a label of its own holds all shared ones, as at share 0
         return [shared] if shared and share <= _NEAR else []
