@@ -96,7 +96,7 @@ class Seen:
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Seen:
     known = Seen()
-    masked = secure_aggregation.SecureSite.masked
+    masked = secure_aggregation.SecureSite.mask
 
     def watched(
         self: Any, updates: Mapping[str, Any], received: Mapping[str, Any], *more: Any

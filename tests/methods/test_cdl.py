@@ -238,7 +238,7 @@ def test_the_support_models_rate_decays_as_the_main_models(
     def move(rate_decay: str) -> Tensor:
         received = neighbour(vit_weights, 1.0)
         site = opened("cdl", received, own=own | {"rate_decay": rate_decay}, round=2, notes=MIXING)
-        site.__dict__["stored"] = stored
+        site.__dict__["stored_state"] = stored
         return moved(site)[1]["head.1.weight"]
 
     usual, found = move("none"), move(decay)

@@ -362,7 +362,7 @@ def test_every_image_network_trains_between_the_two_models(
     site.silo = dataclasses.replace(site.silo, task=task, train=few)
     network = site.open()
     own_model = {f"previous/{name}": 0.9 * array for name, array in arrays_of(network).items()}
-    site.__dict__["stored"] = own_model
+    site.__dict__["stored_state"] = own_model
     sent = fitted(site, network).sent
     assert site.metrics["trained.train.loss"] > 0
     assert set(sent) == set(arrays)
