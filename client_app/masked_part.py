@@ -93,9 +93,10 @@ class MaskedPart:
             return to_record(self._mask(None, {}))
 
     def _mask(self, update: Arrays | None, metrics: Mapping[str, float]) -> dict[str, NDArray]:
-        """Build this site's part of a secret sum; ``update`` is None if the site could not answer.
+        """Clip and mask this site's update and metrics for a secret sum.
 
-        Names and shapes are always those that the server asks for and sends.
+        If ``update`` is None, because the site could not answer, zeros stand in for it. The part
+        always has the names and shapes that the server expects.
 
         Raises:
             SiteError: the update has other names or shapes.

@@ -52,7 +52,10 @@ class DisTransSite(SiteMethod):
         return self.settings.offset_aggregation == "none"
 
     def _weights(self, lab: Lab, network: DoubleChannelClassifier) -> dict[str, Tensor]:
-        """Return the received arrays, with the site's own offset among them."""
+        """Return the received arrays with this site's offset, and without those of other sites.
+
+        The offset is the site's own state if it never leaves, else the received one.
+        """
         arrays = lab.arrays()
         if self._stays():
             return arrays | {OFFSET: network.offset.weight.detach()} | lab.state()

@@ -28,7 +28,14 @@ def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Sil
 def find_standardisation(
     silo: Silo, settings: CommonSettings, content: RecordDict
 ) -> FeatureStatistics:
-    """Return the mean and standard deviation by which this site standardises its features."""
+    """Find the mean and standard deviation by which this site standardises its features.
+
+    'data.standardise' says whose: the site's own, the schema's, or those that the server pooled.
+
+    Raises:
+        SettingError: the schema declares none.
+        SiteError: the server sent none.
+    """
     if settings.standardise == "site":
         return pooled_statistics([sums_of(silo.train.inputs)])
     if settings.standardise == "declared":

@@ -159,7 +159,7 @@ class _Manifest:
         return str(self.folder / self.file)
 
     def read(self) -> ImageIndex:
-        """Return the images of all lines."""
+        """Read all lines into an index, with images grouped by patient, and check the patients."""
         optional = ("split", "patient", *self.columns)
         rows = read_rows(self.folder / self.file, ("path", "label"), optional)
         labels = [self._class(number, row["label"]) for number, row in rows]

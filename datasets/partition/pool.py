@@ -48,7 +48,10 @@ class CutPool:
     test_size: int = 0
 
     def split(self, part: str, rows: Rows) -> Split:
-        """Return rows of a split; without a validation part 'val' rows are training rows."""
+        """Return the given rows of a part.
+
+        If the pool has no validation part, rows of 'val' count rows of the training part.
+        """
         import torch
 
         if part == "val" and not len(self.labels["val"]):

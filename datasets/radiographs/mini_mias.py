@@ -56,7 +56,7 @@ class MiniMias(RadiographDataSet):
         return list(SITES.values())
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """Return the images of a tissue."""
+        """Return the images of a site, which are those of one kind of tissue, malignant or not."""
         folder = _folder(places)
         rows = [row for row in _listing(folder).values() if SITES[row["tissue"]] == site]
         names = tuple(row["image"] for row in rows)

@@ -128,7 +128,7 @@ class PhantomDataSet(ImageDataSet):
         )
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return the making of an image from its name."""
+        """Return a function that makes the image of a name, ``site/number``."""
 
         def make(name: str) -> npt.NDArray[Any]:
             site, number = name.split("/")

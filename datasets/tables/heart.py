@@ -42,7 +42,7 @@ class Heart(TableDataSet):
         return public_data()["heart"]
 
     def schema(self, places: Places) -> TableSchema:
-        """Return the schema of the UCI files."""
+        """Return the schema of the UCI files, with cholesterol as ``self.cholesterol`` says."""
         columns = []
         for column in _schema().columns:
             if column.name == "chol":

@@ -119,9 +119,9 @@ def simulate(
 
 
 def _finish(directory: RunDirectory, *, draw: bool = True) -> FinishedRun:
-    """Add what the server leaves to the command that started the run; return the run.
+    """Draw a finished run's pictures, print its paper's numbers beside it, and return the run.
 
-    The server knows no picture and no paper: it has written and printed its own numbers.
+    The server does neither, because it needs no package for drawing and knows no paper.
     """
     from fedsilo.datasets.registry import data_set
     from fedsilo.pictures.learning_curves import draw_pictures

@@ -139,8 +139,8 @@ def _typer_parameter(parameter: inspect.Parameter, option: Option) -> inspect.Pa
 def _command_type(hint: Any) -> Any:
     """Convert the type of a parameter to a type that the command line can parse.
 
-    A mapping becomes a list of ``key=value`` texts, a union becomes its path or text member, and
-    an optional type stays optional.
+    A mapping becomes a list of ``key=value`` texts, a sequence a list, a union its path or text
+    member or else its first one, and an optional type stays optional.
     """
     members = [member for member in members_of(hint) if member is not type(None)]
     if any(get_origin(member) is Mapping for member in members):

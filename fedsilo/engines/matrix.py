@@ -135,10 +135,14 @@ def fill_all(content: Any, values: Mapping[str, Value]) -> Any:
 
 
 def write_braces(entry: str, cells: Sequence[Cell]) -> str | None:
-    """Write the names of an entry's cells as one word that a shell expands, as ``a-{x,y}``.
+    """Write the names of all cells as one word that a shell expands, as ``a-{x,y}``.
+
+    Args:
+        entry: the entry's name with its placeholders, as ``a-{b}``.
+        cells: the values of each cell.
 
     Returns:
-        The word, or None if the cells are no product of values.
+        The word, or None if the cells are not every combination of their values.
     """
     chosen: dict[str, dict[str, None]] = {}  # placeholder -> its values' texts, each once
     for cell in cells:

@@ -97,12 +97,12 @@ def histograms(
 
 
 def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]:
-    """Return the histograms of the stored pixels, on 0..1, and of what networks are given.
+    """Return two histograms: of the stored pixels scaled to 0 to 1, and of a network's inputs.
 
     8-bit pixels are divided by 255, int16 ones are (v + 32768) / 65535, floats are as they are.
 
     Raises:
-        DataError: there are no images, or none has anything but background.
+        DataError: there are no images, or all of them show only background.
     """
     kinds = {split.inputs.dtype for split in splits.values()}
     if not kinds:

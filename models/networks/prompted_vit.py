@@ -183,13 +183,17 @@ class PromptedViT(TokenClassifier):
         hidden: list[Tensor] | None = None,
         renormalise: bool = True,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Run all layers on embedded patches (batch, n, c).
+        """Run all layers on embedded patches (batch, n, c), each with its prompts, and the norm.
 
-        If ``hidden`` is a list, the tokens that enter each layer are appended to the list.
+        Args:
+            patches: the embedded patches.
+            weights: whether to return each layer's attention.
+            hidden: a list to which the tokens that enter each layer are appended; None for none.
+            renormalise: whether the rows of attention, which lack the prompts, sum to 1 again.
 
         Returns:
-            All tokens (batch, prefix + n, c) and, with ``weights``, each layer's attention as the
-            mean over heads (batch, tokens, tokens); otherwise an empty list.
+            All tokens (batch, class token + n, c) and, with ``weights``, each layer's attention
+            without the prompts, as the mean over heads (batch, tokens, tokens); else an empty list.
         """
         vit = self.vit
         # This repeats timm's own forward pass, whose attention cannot take prompts

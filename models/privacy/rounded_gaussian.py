@@ -144,10 +144,17 @@ def _interval(number: int, bits: int) -> tuple[int, int, int]:
 def _from_intervals(
     deviation: int, u: tuple[int, int, int], v: tuple[int, int, int], bits: int
 ) -> list[int] | None:
-    """Round the draw by interval arithmetic.
+    """Compute two rounded Gaussians from the point (u, v) by Marsaglia's polar method.
+
+    Args:
+        deviation: the standard deviation of the two.
+        u: the first coordinate: a sign, and the ends of an interval that holds its size.
+        v: the second coordinate, likewise.
+        bits: the precision of the interval arithmetic.
 
     Returns:
-        Two whole numbers, an empty list if more bits are needed, or None for a draw outside.
+        Two whole numbers; an empty list if ``bits`` do not decide how to round; or None if the
+        point lies outside the unit disc.
     """
     # Each line is bounded from below with ``down`` and from above with ``up``. decimal returns the
     # nearest number for roots and logarithms, so that its two neighbours enclose the true value.

@@ -19,12 +19,13 @@ TRAIN_LOSS = measurement(TRAINED, "train", "loss")
 
 
 def summed_metrics(trains: bool, measures: bool, splits: Sequence[str]) -> list[str]:
-    """List the measurements that sites add up in a phase.
+    """List the names of the metrics that are summed over the sites in a phase.
 
     Args:
         trains: whether sites train in the phase.
         measures: whether sites measure the incoming model.
-        splits: the splits that all sites measure; others would show which sites lack them.
+        splits: the splits that every site has. A sum over fewer sites would show which sites
+            lack the split.
     """
     names = []
     if trains and "train" in splits:

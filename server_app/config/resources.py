@@ -56,7 +56,7 @@ def check_device(device: str, share: float) -> None:
         share: the share of a GPU that each client process gets; 0 for none.
 
     Raises:
-        SettingError: the device names a GPU by number, or asks for one when ``share`` is 0.
+        SettingError: the device is 'cuda:N' with N other than 0, or a GPU when ``share`` is 0.
     """
     if device.startswith("cuda:") and device != "cuda:0":
         raise SettingError(

@@ -169,7 +169,7 @@ class Registry:
     nodes: Mapping[str, int]  # the node id of each site, by site name
 
     def fault(self, node: int, site: str) -> str | None:
-        """Explain why ``node`` may not take part as ``site``, or return None."""
+        """Explain why ``node`` is not registered as ``site``; None if it is."""
         if self.nodes.get(site) == node:
             return None
         for name, known in self.nodes.items():

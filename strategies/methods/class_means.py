@@ -43,7 +43,10 @@ class ClassMeans(Local):
         """Return sentences on the data that leave a site that sends means."""
 
     def enough(self) -> str:
-        """Describe how many training samples a class needs at a site before its mean is sent."""
+        """Put into words from how many training samples of a class a site sends its mean.
+
+        The words give the lowest number, and name the sites that need more.
+        """
         sites = self.participants.sites()
         lowest = min(map(self._floor, sites))
         higher = []

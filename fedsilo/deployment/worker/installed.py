@@ -126,7 +126,10 @@ def installed_app(folder: Path | None = None) -> InstalledApp:
 
 
 def _digests_of(room: Path, above: Path) -> dict[str, str]:
-    """Compute the SHA-256 of each file of a room that Flower bundles, by path from ``above``."""
+    """Compute the SHA-256 of each file below the folder ``room`` that Flower puts in a bundle.
+
+    The keys are paths relative to ``above``.
+    """
     digests = {}
     for path in sorted(room.rglob("*")):
         name = path.relative_to(above).as_posix()

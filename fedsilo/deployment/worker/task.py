@@ -74,7 +74,10 @@ def _answer(message: Message, context: Context, bundle: bytes, answer: Answer) -
 
 
 def answer_by(installed: InstalledApp) -> Answer:
-    """Return a function that answers with the installed app, only for runs with the same app."""
+    """Return a function that answers a message with the installed app.
+
+    If the run's app is another one, it answers with a refusal.
+    """
 
     def answer(message: Message, context: Context, bundle: bytes) -> Message:
         try:

@@ -57,7 +57,10 @@ class Inputs(ABC):
         """Yield the readable inputs (batch, *input_shape) as a silo holds them."""
 
     def watch_batches(self, watch: Watch) -> Iterator[Tensor]:
-        """Yield the batches; after each, call ``watch`` with the number of inputs read so far."""
+        """Yield the batches; before each, and once at the end, call ``watch(done, total)``.
+
+        ``done`` counts the inputs read so far and those that could not be read.
+        """
         done, total = 0, len(self.names)
         for batch in self.batches():
             done += len(batch)

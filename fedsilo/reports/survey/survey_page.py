@@ -152,7 +152,7 @@ def _features(answers: Answers) -> Iterator[Table]:
 def _statistics_rows(
     declared: Mapping[str, MeasuredFeature], answers: Answers
 ) -> list[tuple[str, ...]]:
-    """Return a row for each feature and site that sent statistics of it."""
+    """Return a row for each feature, but binary ones, and each site with statistics of it."""
     rows = []
     for name, feature in declared.items():
         if is_binary(cell_names(feature)):
