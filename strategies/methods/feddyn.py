@@ -25,12 +25,12 @@ class FedDyn(FedAvg):
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
         mean = self.average(trained, model)
         after = dict(mean)
-        for name, array in mean.items():
+        for name, averaged in mean.items():
             if is_statistic(name):
                 continue
-            moved = array.astype(np.float64) - model[name]
+            moved = averaged.astype(np.float64) - model[name]
             # Sites that did not reply did not move, so their part of h stays
             h = state.arrays.get(f"{_H}{name}", 0.0) - alpha * self.share(trained) * moved
-            after[name] = np.asarray(array - h / alpha, np.float32)
+            after[name] = np.asarray(averaged - h / alpha, np.float32)
             after[f"{_H}{name}"] = np.asarray(h, np.float32)
         return replace(state, arrays=after)
