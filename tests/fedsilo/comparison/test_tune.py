@@ -140,7 +140,7 @@ def test_the_budget_is_read_or_has_its_defaults(simulation: Simulation) -> None:
         ("tuning: {trails: 2}", "unknown setting 'tuning: trails'; did you mean 'tuning: trials'"),
         ("tuning: {trials: 0}", "'trials' must be at least 1, but is 0"),
         ("tuning: {folds: 1}", "'folds' must be at least 2, but is 1"),
-        ("tuning: {seeds: '3'}", r"'seeds' is '3' \(str\)"),
+        ("tuning: {seeds: '3'}", r"'seeds' must be a whole number, at least 1, but is '3' \(str\)"),
         ("tuning: [", "is not valid YAML"),
     ],
 )
