@@ -426,8 +426,9 @@ fedsilo.compare(["own"], file=sys.argv[1], out=sys.argv[2], seeds=1, jobs=1, tel
 def test_a_run_is_a_silent_process_of_its_own_that_knows_a_plugins_method(tmp_path: Path) -> None:
     plugin = shutil.copy(ROOT / "docs" / "examples" / "own_method.py", tmp_path)
     (tmp_path / "simulation.yaml").write_text(
-        "experiments:\n  own:\n    config: {dataset: digits, silos: 2, silo-train-size: 20, "
-        "silo-test-size: 10, rounds: 1, local-steps: 1, width: 4, mc-passes: 0, device: cpu, "
+        "experiments:\n  own:\n    config: {dataset: digits, split.silos: 2, "
+        "split.silo-train-size: 20, split.silo-test-size: 10, rounds: 1, train.local-steps: 1, "
+        "network.width: 4, train.mc-passes: 0, machine.device: cpu, "
         f"method: own_method, plugin: {plugin}}}\n"
     )
     (tmp_path / "script.py").write_text(SCRIPT)
