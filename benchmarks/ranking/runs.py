@@ -155,7 +155,7 @@ def _measured(row: Row, settings: RunSettings, tell: Tell) -> Row:
     """Run ``settings`` and return the row with what was measured, or with what went wrong."""
     try:
         with run_and_forget(settings) as run:
-            summary, traffic = run.summary, run.traffic
+            summary, traffic = run.summary, run.traffic_rows
     except DataError:
         raise
     except FedsiloError as error:

@@ -33,6 +33,7 @@ from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import RunFailedError, SettingError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.one_line import format_count
+from fedsilo.core.settings.removed import RENAMED
 from fedsilo.core.settings_schema import SettingRule, Value, as_mapping, rule_of, setting
 from fedsilo.datasets.registry import data_fingerprint, data_set
 from fedsilo.engines.experiments import find_experiment, read_section, simulation_file
@@ -164,7 +165,8 @@ def plan_search(
     refuse_small(grid, sampler, budget.trials, experiment)
     base, _ = plan_run(experiment, sources)
     budget = _fit_folds(budget, base.common.dataset)
-    twice = [text for text in sources.changes if text.partition("=")[0].strip() in grid]
+    keys = [(text, text.partition("=")[0].strip()) for text in sources.changes]
+    twice = [text for text, key in keys if RENAMED.get(key, key) in grid]
     if twice:
         raise SettingError(
             f"--set {', '.join(twice)}: the grid of this experiment has this setting; remove --set"

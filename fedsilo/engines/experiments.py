@@ -17,6 +17,7 @@ from fedsilo.core.files.locations import installed_folder
 from fedsilo.core.files.yaml_text import parse_yaml, read_yaml
 from fedsilo.core.methods import METHODS
 from fedsilo.core.one_line import one_line, quote_value
+from fedsilo.core.settings.removed import with_current_keys
 from fedsilo.core.settings.written_settings import flat_values
 from fedsilo.core.settings_schema import (
     Value,
@@ -49,6 +50,10 @@ def _grid(content: Any) -> Any:
         return content or {}
     known = declared_defaults()
     grid = {}
+    try:
+        content = with_current_keys(content)
+    except SettingError as error:
+        raise within(str(error)) from None
     for key, values in content.items():
         if isinstance(key, str) and key not in known:
             raise within(str(unknown_key(key, known)))

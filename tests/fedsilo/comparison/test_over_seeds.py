@@ -365,7 +365,8 @@ def test_rows_on_unequal_terms_are_refused_before_they_run_or_marked(
     assert main(command) == 1
     error = capsys.readouterr().err
     assert (
-        "experiment 'long' has another budget than 'short': rounds 2, not 1; local-steps" in error
+        "experiment 'long' has another budget than 'short': rounds 2, not 1; train.local-steps"
+        in error
     )
     assert "give all the same budget, or mark the row by --unequal" in error
     assert error.count("\n") == 1
@@ -416,17 +417,18 @@ def test_rows_that_were_tuned_over_other_numbers_of_points_are_refused(
 # A script without 'if __name__ == "__main__"', because workers must not import and so repeat it
 SCRIPT = """
 import sys
-from fedsilo import api
+import fedsilo
 print("begun")
-api.compare(["own"], file=sys.argv[1], out=sys.argv[2], seeds=1, jobs=1, tell=print)
+fedsilo.compare(["own"], file=sys.argv[1], out=sys.argv[2], seeds=1, jobs=1, tell=print)
 """
 
 
 def test_a_run_is_a_silent_process_of_its_own_that_knows_a_plugins_method(tmp_path: Path) -> None:
     plugin = shutil.copy(ROOT / "docs" / "examples" / "own_method.py", tmp_path)
     (tmp_path / "simulation.yaml").write_text(
-        "experiments:\n  own:\n    config: {dataset: digits, silos: 2, silo-train-size: 20, "
-        "silo-test-size: 10, rounds: 1, local-steps: 1, width: 4, mc-passes: 0, device: cpu, "
+        "experiments:\n  own:\n    config: {dataset: digits, split.silos: 2, "
+        "split.silo-train-size: 20, split.silo-test-size: 10, rounds: 1, train.local-steps: 1, "
+        "network.width: 4, train.mc-passes: 0, machine.device: cpu, "
         f"method: own_method, plugin: {plugin}}}\n"
     )
     (tmp_path / "script.py").write_text(SCRIPT)

@@ -67,7 +67,8 @@ def test_summaries_that_are_there_come_back_in_the_order_of_the_trials(
 
 def test_a_failing_trial_is_told_by_its_label_and_what_is_finished_stays(tmp_path: Path) -> None:
     good, bad = _trial(seed=1), _trial(seed=2, sums_min_count=31)
-    told = r"trial \{'seed': 2, 'sums-min-count': 31\} failed: .*site switzerland sends no sums"
+    point = r"\{'seed': 2, 'privacy.sums-min-count': 31\}"
+    told = rf"trial {point} failed: .*site switzerland sends no sums"
     with pytest.raises(RunFailedError, match=told):
         run_trials([good, bad], tmp_path, 1)
     assert [path.name for path in tmp_path.iterdir()] == [f"{good.key()}.json"]

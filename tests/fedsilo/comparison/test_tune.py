@@ -140,7 +140,7 @@ def test_the_budget_is_read_or_has_its_defaults(simulation: Simulation) -> None:
         ("tuning: {trails: 2}", "unknown setting 'tuning: trails'; did you mean 'tuning: trials'"),
         ("tuning: {trials: 0}", "'trials' must be at least 1, but is 0"),
         ("tuning: {folds: 1}", "'folds' must be at least 2, but is 1"),
-        ("tuning: {seeds: '3'}", r"'seeds' is '3' \(str\)"),
+        ("tuning: {seeds: '3'}", r"'seeds' must be a whole number, at least 1, but is '3' \(str\)"),
         ("tuning: [", "is not valid YAML"),
     ],
 )
@@ -216,7 +216,7 @@ def test_a_search_reads_no_test_row_and_is_not_run_twice(
     assert _tune("heart", file, tmp_path / "out") == 0
     said = capsys.readouterr().out
     assert "2 points, 2 folds, 1 seed: 4 runs on training data" in said
-    assert "for simulation.yaml: {learning-rate: 0.03}, and next to 'config' trials: 2" in said
+    assert "for simulation.yaml: {train.learning-rate: 0.03}, and next to 'config'" in said
     assert (
         "warning: the best 'train.learning-rate', 0.03, is at the upper end of 1e-05 to 0.03"
         in said
@@ -401,7 +401,7 @@ def test_points_of_equal_bits_are_warned_of(
     # No site has as many training rows as either batch
     assert _tune("idle", file, tmp_path) == 0
     said = " ".join(capsys.readouterr().out.split())
-    told = "the metrics are equal to the last bit: batch-size"
+    told = "the metrics are equal to the last bit: train.batch-size"
     assert told in said
     assert "warning: these settings had no effect" in said
     document = json.loads((tmp_path / "tune-idle" / "chosen.json").read_text())

@@ -37,10 +37,10 @@ def test_each_combination_of_values_is_an_experiment(tmp_path: Path) -> None:
         },
     )
     assert {name: one.values for name, one in found.items()} == {
-        "short-fedavg": {"method": "fedavg", "width": 128},
-        "short-fedavg-cpu": {"method": "fedavg", "width": 4},
-        "short-local": {"method": "local", "width": 128},
-        "short-local-cpu": {"method": "local", "width": 4},
+        "short-fedavg": {"method": "fedavg", "network.width": 128},
+        "short-fedavg-cpu": {"method": "fedavg", "network.width": 4},
+        "short-local": {"method": "local", "network.width": 128},
+        "short-local-cpu": {"method": "local", "network.width": 4},
     }
 
 
@@ -79,7 +79,7 @@ def test_later_placeholders_replace_what_earlier_ones_and_the_entry_set(tmp_path
         },
     )
     one = found["x-y"]
-    assert one.values == {"seed": 3, "rounds": 2, "silos": 4}
+    assert one.values == {"seed": 3, "rounds": 2, "split.silos": 4}
     assert one.grid == {"rounds": [1], "seed": [1]}
     assert (one.trials, one.minutes) == (5, 4)
 
@@ -99,10 +99,10 @@ def test_a_base_may_be_a_cell_and_depend_on_the_value(tmp_path: Path) -> None:
             },
         },
     )
-    assert found["own-large"].values == {"width": 128}
-    assert found["own-small"].values == {"width": 4}
-    assert found["other-a"].values == {"width": 128, "seed": 7}
-    assert found["other-b"].values == {"width": 4, "seed": 7}
+    assert found["own-large"].values == {"network.width": 128}
+    assert found["own-small"].values == {"network.width": 4}
+    assert found["other-a"].values == {"network.width": 128, "seed": 7}
+    assert found["other-b"].values == {"network.width": 4, "seed": 7}
 
 
 def test_an_unknown_cell_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
