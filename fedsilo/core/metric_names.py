@@ -37,6 +37,7 @@ BIN_FAMILIES = (CONFIDENCE, UNCERTAINTY, RELIABILITY, CERTAINTY)
 BINS = 10  # bins in each of these families
 BIN_PARTS = ("count", "right", "mean")
 FROM = "-from-"  # between a metric and the site whose model was measured
+UPDATE = "update"  # metrics.csv has it as the split of statistics of the update in a reply
 TRAINED_PREFIX = "trained-"  # metrics.csv puts it before metrics of a site's own trained model
 
 _PARTS: Mapping[str, tuple[str, ...]] = {

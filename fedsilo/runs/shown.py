@@ -24,9 +24,8 @@ from functools import cached_property
 from typing import Any
 
 from fedsilo.client_app.summary.suppression import at_least, secret_of, suppress
-from fedsilo.core.metric_names import CLASS, TRAINED_PREFIX, read_metric
+from fedsilo.core.metric_names import CLASS, TRAINED_PREFIX, UPDATE, read_metric
 from fedsilo.core.settings.common_settings import NOBODY, CommonSettings
-from fedsilo.server_app.records.recorder import UPDATE
 from fedsilo.server_app.records.summary import by_distribution, means
 
 Document = Mapping[str, Any]

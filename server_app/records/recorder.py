@@ -29,7 +29,7 @@ from fedsilo.core.messages import (
     UNREPEATABLE,
     measurements,
 )
-from fedsilo.core.metric_names import TRAINED_PREFIX, read_measurement
+from fedsilo.core.metric_names import TRAINED_PREFIX, UPDATE, read_measurement
 from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
@@ -128,7 +128,6 @@ TRAFFIC_HEADER = (
     *("steps", "samples"),  # optimiser steps and samples of local training; 0 if not reported
 )
 ALL = "all"  # a row of all sites: the mean over all samples; no site can have this name
-UPDATE = "update"  # stands in the column 'split': statistics of the model update in a reply
 _ORDER = itemgetter(0, 1, 2, 3)  # metrics.csv is sorted by round, site, split and metric
 
 

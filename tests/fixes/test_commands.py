@@ -106,9 +106,7 @@ def test_pretrain_at_lower_rate_does_not_diverge(command: Command) -> None:
     section = "pretraining: {learning-rate: 1.0e+38, "
     file.write_text(EXPERIMENTS.replace("pretraining: {", section))
     pretrain = ("pretrain", "skin", "--save-as", str(weights))
-    assert "lower 'train.learning-rate' in the simulation file's 'pretraining'; no" in command(
-        *pretrain
-    )
+    assert "lower 'learning-rate' in the simulation file's 'pretraining'; no" in command(*pretrain)
     assert not weights.exists()
     file.write_text(EXPERIMENTS.replace("pretraining: {", "pretraining: {learning-rate: 0.001, "))
     assert not command(*pretrain)

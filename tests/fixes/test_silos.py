@@ -20,7 +20,7 @@ OWN: Changes = {"partition": "own", "unseen": None, "silos": 9}
 # Parts of the errors that the functions below try
 TRIED = (
     "needs a folder",
-    "needs files, and no data directory is named: set 'data.dir' or $FEDSILO_DATA, or",
+    "needs files, but no data directory is named: set 'data.dir' or $FEDSILO_DATA, or",
     "images itself: set 'split.val-folds' to 0, or put them into 'train'",
     "lower 'split.silos' or take more data",
     "training images are frames of one track",
@@ -116,8 +116,8 @@ def test_refused_silos_with_fix_load(case: Case) -> None:
 @pytest.mark.parametrize(
     ("dataset", "told"),
     [
-        ("mnist", "needs files, and no data directory is named"),
-        ("cifar10", "needs files, and no data directory is named"),
+        ("mnist", "needs files, but no data directory is named"),
+        ("cifar10", "needs files, but no data directory is named"),
         ("table", "needs a folder with schema.yaml"),
         ("images", "needs a folder with images.yaml"),
         ("isic2019", "needs a folder isic2019"),
@@ -200,7 +200,7 @@ def test_table_of_two_rows_with_more_rows_or_no_test_part_loads(tmp_path: Path) 
     values: Values = {"dataset": "table", "data.dir": str(tmp_path)}
     write_tables(tmp_path, rows=2)
     said = refused(lambda: load(values))
-    assert "2 rows are too few for a test part of 0.34; add rows, or in the schema" in said
+    assert "2 rows are too few for a test part of 0.34: add rows, or in the schema" in said
     with (tmp_path / "schema.yaml").open("a") as schema:
         schema.write("test-share: 0\n")
     assert not refused(lambda: load(values))

@@ -261,7 +261,7 @@ def test_the_codebook_loss_that_is_measured_is_that_which_is_trained(
     with torch.no_grad():
         use.see(tokens)
     trained = codebook_loss(tokens, network.nearest(tokens).codewords, 1.0, 0.25)
-    assert use.values()["codebook-loss"] == pytest.approx(float(trained), rel=1e-5)
+    assert use.values()["codebook-loss"] == pytest.approx(trained.item(), rel=1e-5)
 
 
 def test_perplexity_and_distance_stand_beside_every_measurement(

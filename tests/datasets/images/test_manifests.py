@@ -172,7 +172,7 @@ def test_a_plain_list_of_classes_names_their_labels(places: Places) -> None:
         ("sites: {a: a.csv}\nclasses: [x, x, y]", "a name appears twice"),
         ("sites: {a: a.csv}\nclasses: {x: [1], y: [1.0]}", "each label value must appear once"),
         ("sites: {a: a.csv}\nclasses: [yes, no]", "write it in quotes"),
-        ("sites: {all: a.csv}\nclasses: [x, y]", "'all', which stands for the mean"),
+        ("sites: {all: a.csv}\nclasses: [x, y]", "'all' stands for the mean"),
         ("sites: {}\nclasses: [x, y]", "'sites' must map"),
         (
             "sites: {a: a.csv}\nclasses: [x, y]\nimage-size: 15",

@@ -80,7 +80,7 @@ def test_weights_of_another_cut_start_neither_a_run_nor_a_fine_tuning(
     finetune = ["finetune", "--task", "classification", "--seeds", "1", "--epochs", "1"]
     same = [*finetune, "--weights", weights, "--device", "cpu"]
     assert main([*same, "--out", str(tmp_path / "a"), "--set", "split.fold-seed=9"]) == 1
-    assert "'split.fold-seed' is 9, and first was trained with" in capsys.readouterr().err
+    assert "'split.fold-seed' is 9, but first was trained with" in capsys.readouterr().err
     assert main([*same, "--out", str(tmp_path / "b"), "--set", "split.val-folds=2"]) == 0
     # What the run started from itself counts too, though its own data were others
     third = _run(tmp_path, "third", initial_weights=weights)
@@ -113,7 +113,7 @@ def test_masks_are_found_by_a_run_whose_silos_were_cut_by_label(tmp_path: Path) 
     labels = ["finetune", "--task", "classification", "--weights", str(unseen), *told[:-2]]
     assert main([*labels, "--out", str(tmp_path / "labels")]) == 0
     settings = (tmp_path / "labels" / "finetune.json").read_text()
-    assert '"silo-test-size": 12' in settings, "the run's own test images"
+    assert '"split.silo-test-size": 12' in settings, "the run's own test images"
 
 
 def test_two_runs_of_one_name_are_refused(

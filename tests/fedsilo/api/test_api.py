@@ -86,7 +86,9 @@ def test_what_is_not_there_is_told_in_a_line(hearts: Path, tmp_path: Path) -> No
         load_run(tmp_path)
     with pytest.raises(SettingError, match="has no site 'vaa'"):
         run.predictions("vaa")
-    with pytest.raises(SettingError, match="there is no split 'tests'"):
+    with pytest.raises(
+        SettingError, match="'split' must be one of train, val, test, None, but is 'tests'"
+    ):
         run.predictions("va", "tests")
     with pytest.raises(DataError, match="site va has no val rows"):
         run.predictions("va", "val")

@@ -141,7 +141,7 @@ def test_an_experiment_is_shown_in_full_as_a_file_of_its_own(tmp_path: Path) -> 
     assert own.resources == ours.resources
     file.write_text("\n".join(experiments("picsr-heart-balanced")))
     tuned = find_experiment(file, "picsr-heart-balanced")
-    assert (tuned.trials, tuned.grid["network"]) == (32, ["logistic", "mlp"])
+    assert (tuned.trials, tuned.grid["network.name"]) == (32, ["logistic", "mlp"])
     with pytest.raises(SettingError, match=r"did you mean 'uefl-table7-gamma-0\.\d"):
         list(experiments("uefl-table7-gamma-0.9"))
 
@@ -169,7 +169,7 @@ def test_an_experiment_that_cannot_run_is_listed_with_the_reason(tmp_path: Path)
     _, *lines = experiments(file=file)
     assert lines == [
         "  a  cannot run: unknown setting 'roundz'; did you mean 'rounds'?",
-        "  b  cannot run: setting 'rounds' is -3; it must be a whole number, at least 1",
+        "  b  cannot run: 'rounds' must be at least 1, but is -3",
         "  c  digits, 1 silo, 1 round",
     ]
 

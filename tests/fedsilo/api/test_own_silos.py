@@ -318,7 +318,7 @@ def test_own_data_are_surveyed_examined_and_predicted_as_any(form: str, tmp_path
         ({"a b": frame()}, "site 'a b' is not a plain name"),
         ({"a": frame(), "b": images(4, 16, 16)}, "silo 'a' is tables and 'b' is arrays"),
         ({"a": (np.zeros((4, 16, 16)), [0, 1])}, r"samples \(4, 16, 16\) and labels \(2,\)"),
-        ({"a": (np.zeros((4, 16, 16), int), [0, 1, 0, 1])}, "silo 'a': x is int64"),
+        ({"a": (np.zeros((4, 16, 16), int), [0, 1, 0, 1])}, "silo 'a': x must be .*, but is int64"),
         (
             {"train": frame(), "test": frame()},
             "named train, test, but these are parts of a data set",
@@ -340,7 +340,10 @@ def test_own_data_are_surveyed_examined_and_predicted_as_any(form: str, tmp_path
         ),
         ({"a": Pairs((Image.new("L", (9, 9)), [0, 1]))}, "sample 0 must have a label of one class"),
         ({"a": frame().rename(columns={"age": "age>=5"})}, "^column 'age>=5' has '=' in its name"),
-        ({"a": frame()[["ill"]]}, "^no column is 'numeric' or 'categorical'$"),
+        (
+            {"a": frame()[["ill"]]},
+            "^no column is 'numeric' or 'categorical': declare at least one$",
+        ),
         ({1: frame(), "1": frame()}, "silos has a name twice, as a number and as a text"),
         (
             {"a": (images(4, 16, 16)[0].astype(object), [0, 1, 0, 1])},

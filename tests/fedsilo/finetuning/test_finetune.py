@@ -361,7 +361,7 @@ def test_of_a_frozen_vit_the_prompts_are_the_run_s_and_the_backbone_is_that_besi
             "classification",
             ["fedavg"],
             ["--set", "split.silos=4"],
-            "'split.silos' is 4, and fedavg was trained",
+            "'split.silos' is 4, but fedavg was trained",
         ),
         (
             "classification",

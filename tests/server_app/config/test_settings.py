@@ -70,7 +70,7 @@ def test_missing_keys_take_their_defaults_and_methods_get_their_own() -> None:
         ({"dataset": "heart", "silos": 4}, "'split.silos' has no effect with data set 'heart'"),
         (
             {"dataset": "heart", "split.test-folds": 1},
-            "'split.test-folds' is 1; it must be 0 or at least 2",
+            "'split.test-folds' must be 0 or at least 2, but is 1",
         ),
         ({"dataset": "heart", "run.min-sites": 5}, "at most the number of silos, 4, but is 5"),
         ({"rounds": 5, "uefl.iteration-rounds": 6}, "no codebook would ever be extended"),

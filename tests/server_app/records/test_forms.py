@@ -51,9 +51,17 @@ def test_a_silo_of_another_form_is_refused_by_its_place(
     assert told in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["../north", "all", "", "a b"])
-def test_what_is_no_site_name_is_none_of_a_run(name: str, tmp_path: Path) -> None:
-    with pytest.raises(RunDirectoryError, match="is not a plain name"):
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("../north", "is not a plain name"),
+        ("all", "'all' stands for the mean over sites"),
+        ("", "is not a plain name"),
+        ("a b", "is not a plain name"),
+    ],
+)
+def test_what_is_no_site_name_is_none_of_a_run(name: str, told: str, tmp_path: Path) -> None:
+    with pytest.raises(RunDirectoryError, match=told):
         written(tmp_path, "silos.json", {name: SILO}).read_json("silos.json")
 
 

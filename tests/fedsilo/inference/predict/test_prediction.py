@@ -153,7 +153,7 @@ def test_images_that_cannot_be_read_are_rows_with_their_reason(
     ]
     assert [bool(row["predicted"]) for row in rows] == [True, True, False, False, True]
     assert "damaged" in rows[2]["fault"]
-    assert "more than 8 bits a channel" in rows[3]["fault"]
+    assert "more than 8 bits per channel" in rows[3]["fault"]
     assert found.own.shape == (3, 2)
     assert any(line.startswith("  file broken.png: ") for line in found.lines())
     assert told[-1] == (5, 5)
