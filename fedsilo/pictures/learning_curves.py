@@ -15,6 +15,7 @@ from fedsilo.core.drawing.palette import BLACK, GREY, LIGHT, LineStyle, line_sty
 from fedsilo.core.drawing.panels import line_legend
 from fedsilo.core.errors import RunDirectoryError
 from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.metric_names import UPDATE
 from fedsilo.core.one_line import as_word, reason_of
 from fedsilo.pictures.documents import (
     draw_buffer,
@@ -27,7 +28,6 @@ from fedsilo.pictures.panel_grids import over_rounds, panel_grid
 from fedsilo.pictures.topology import draw_edge_weights, draw_topology
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.records.many_sites import MANY, worst
-from fedsilo.server_app.records.recorder import UPDATE
 from fedsilo.server_app.records.run_directory import RunDirectory
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ from fedsilo.server_app.config.settings import (
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 from fedsilo.server_app.records.run_directory import (
     CONFIG,
+    MODEL,
     RunDirectory,
     refuse_links,
 )
@@ -239,22 +240,37 @@ class FinishedRun(RunFiles):
             FedsiloError: the run has no such site; its model or data are not on this machine or
                 have changed; or each site has a model of its own and none is named.
         """
-        from fedsilo.runs.chosen_model import model_of_site, shared_model
+        from fedsilo.runs.chosen_model import open_at_first_site
+        from fedsilo.runs.trained_model import open_model
+
+        def open_at(name: str) -> TrainedModel:
+            lab = self.lab(name, path_of(data_dir), path_of(state_dir), best)
+            whole = self.whole or self
+            return open_model(lab, self.path, str(whole.summary["title"]), whole.silos, best)
 
         if site is not None:
             (site,) = self.chosen_sites([site])
-            return model_of_site(self, site, path_of(data_dir), path_of(state_dir), best)
+            return open_at(site)
         if state_dir is not None:
             raise SettingError(
                 f"--state-dir {path_of(state_dir)} is one site's state: name the site by --site"
             )
-        return shared_model(self, path_of(data_dir), best)
+        model = None
+        if best or (self.path / MODEL).is_file():
+            model = open_at_first_site(self.silos, open_at)
+        if model is None or model.own:
+            raise SettingError(
+                f"{self.path}: with method '{self.settings.common.method}' and these settings each "
+                f"site has a model of its own: name one by --site ({', '.join(self.silos)})"
+            )
+        return model
 
     def _repr_html_(self) -> str:
         """Build the HTML of the final table for a notebook, from the view of ``shown``."""
         from fedsilo.runs.final_table import final_table
 
-        return final_table(self.shown())
+        run = self.shown()
+        return final_table(run.path, run.summary, run.silos, run.withheld, run.floor)
 
     def predictions(
         self,

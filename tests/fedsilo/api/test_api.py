@@ -40,7 +40,7 @@ def test_a_run_without_pictures_has_all_but_them(tiny: Tiny, tmp_path: Path) -> 
     files = [{path.name for path in run.path.iterdir()} for run in (drawn, bare)]
     assert {Path(name).suffix for name in files[0] - files[1]} == {".png"}
     assert files[1] < files[0]
-    assert not bare.finished.paper.numbers, "no paper is in this setting"
+    assert not bare.paper.numbers, "no paper is in this setting"
 
 
 def test_a_run_is_read_as_frames(hearts: Path) -> None:

@@ -109,7 +109,7 @@ def test_version_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"silos": 100}, "100 silos of 40 train images need 4000, and 'digits' has 1437"),
+        ({"silos": 100}, "100 silos of 40 train images need 4000, but 'digits' has 1437"),
         ({"silo_test_size": 400}, "test images need 1200"),
         ({"min_sites": 3, "silos": 9}, ""),
         ({"dataset": "mnist", "data_dir": "/nowhere"}, "train-images-idx3-ubyte.gz is missing in"),
