@@ -23,7 +23,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from fedsilo.client_app.summary.suppression import at_least, secret_of, suppress
 from fedsilo.core.metric_names import CLASS, TRAINED_PREFIX, UPDATE, read_metric
 from fedsilo.core.settings.common_settings import NOBODY, CommonSettings
 from fedsilo.server_app.records.summary import by_distribution, means
@@ -62,6 +61,9 @@ class Floors:
     @cached_property
     def counts(self) -> dict[tuple[str, str], Counts | None]:
         """Site and split -> samples by class; None if the split has too few samples."""
+        # The package of the ClientApp brings Flower, which commands that only list do not need
+        from fedsilo.client_app.summary.suppression import secret_of, suppress
+
         floor = self.common.sums_min_count
         found: dict[tuple[str, str], Counts | None] = {}
         for site, facts in self.silos.items():
@@ -105,6 +107,8 @@ class Floors:
 
     def shown_silos(self) -> Document:
         """Return silos.json with None in place of each hidden count."""
+        from fedsilo.client_app.summary.suppression import at_least
+
         floor = self.common.sums_min_count
         shown = {}
         for site, facts in self.silos.items():

@@ -6,7 +6,6 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
-from fedsilo.client_app.site.trust import MEANINGS
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
 from fedsilo.server_app.records.many_sites import MANY, worst
 
@@ -97,6 +96,9 @@ def privacy_document(
         guarantee: the guarantee of differential privacy, or the sentence that there is none.
         perturbation: a description of noise that guarantees nothing, or empty.
     """
+    # The package of the ClientApp brings Flower, which commands that only list do not need
+    from fedsilo.client_app.site.trust import MEANINGS
+
     sentences = [*ALWAYS_LEAVES, *BY_TRUST[trust], *leaves]
     epsilon = "none"
     # A run with differential privacy has each reply state what the site has spent

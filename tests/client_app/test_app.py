@@ -212,7 +212,7 @@ def test_a_message_of_another_version_is_an_error_reply(context: Node, message: 
 
 
 def test_the_app_is_loaded_without_the_methods_and_torch() -> None:
-    code = "import sys, fedsilo.client_app.app; print(*sorted(sys.modules))"
+    code = "import sys, fedsilo.client_app; print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stdout.split()
     assert [m for m in loaded if m.startswith("fedsilo.client_app")] == [

@@ -8,7 +8,7 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import Result, Strategy
 
 import fedsilo.strategies
-from fedsilo.client_app.app import app as client_app
+from fedsilo.client_app import app as client_app
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import InlineGrid, flower_identity, partition_configs

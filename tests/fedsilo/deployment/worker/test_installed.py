@@ -88,11 +88,7 @@ def test_a_reworded_report_or_command_locks_no_hospital_out(
         (lambda f: f.update({"strategies/data.json": b"{}"}), "strategies/data.json"),
         (
             lambda f: f.update(
-                {
-                    "pyproject.toml": f["pyproject.toml"].replace(
-                        b".client_app.app:app", b".theft:app"
-                    )
-                }
+                {"pyproject.toml": f["pyproject.toml"].replace(b".client_app:app", b".theft:app")}
             ),
             "pyproject.toml",
         ),
