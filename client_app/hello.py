@@ -69,7 +69,7 @@ def feature_sums(session: SiteSession) -> Sums | None:
     if few:
         raise RefusedError(
             f"site {silo.name} sends no sums: {few}, but at least {least} are needed "
-            "('privacy.sums-min-count'); leave the site out, or set 'data.standardise' to "
-            "'declared'"
+            "('privacy.sums-min-count'), by the run or, if that is more, by the hospital itself; "
+            "leave the site out, or set 'data.standardise' to 'declared'"
         )
     return sums

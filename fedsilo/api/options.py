@@ -17,7 +17,7 @@ where a command line differs from that. A parameter without help exists only in 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from numbers import Integral, Real
@@ -47,7 +47,7 @@ from fedsilo.core.arguments import (
     plugin_texts,
     texts_of,
 )
-from fedsilo.core.errors import SettingError
+from fedsilo.core.errors import FedsiloError, SettingError
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -178,8 +178,9 @@ def command(function: Callable[P, Any]) -> Callable[P, Any]:
     """Make a function a command of fedsilo, which Python can call too.
 
     In Python its arguments are checked first, so that a wrong one is an error of one line. What the
-    function yields is returned as a list, so that the work is done when the call returns. The
-    command line calls the function itself, and prints each line as soon as it is yielded.
+    function yields is returned as a list, so that the work is done when the call returns. If an
+    error ends it, the error has what was yielded before as notes. The command line calls the
+    function itself, and prints each line as soon as it is yielded.
     """
 
     @wraps(function)
@@ -187,9 +188,24 @@ def command(function: Callable[P, Any]) -> Callable[P, Any]:
         bound = inspect.signature(function).bind(*args, **kwargs)
         check_arguments(function, bound.arguments)
         result = function(*args, **kwargs)
-        return list(result) if inspect.isgenerator(result) else result
+        if inspect.isgenerator(result):
+            return _collect(result)
+        return result
 
     return check_and_call
+
+
+def _collect(results: Iterable[Any]) -> list[Any]:
+    """Collect what a command yields; an error gets what came before it as notes."""
+    collected = []
+    try:
+        for result in results:
+            collected.append(result)
+    except FedsiloError as error:
+        for result in collected:
+            error.add_note(str(result))
+        raise
+    return collected
 
 
 def parameters_of(function: Callable[..., Any], skip: int = 0) -> dict[str, inspect.Parameter]:

@@ -32,8 +32,8 @@ class FedsiloError(Exception):
         super().__init__(abbreviate(text, _LONGEST, _END))
 
     def _render_traceback_(self) -> list[str]:
-        """Build the line that IPython and notebooks print in place of a traceback."""
-        return [error_line(self)]
+        """Build the lines that IPython and notebooks print in place of a traceback: notes last."""
+        return [error_line(self), *getattr(self, "__notes__", ())]
 
 
 class SettingError(FedsiloError):

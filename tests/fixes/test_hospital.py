@@ -44,7 +44,7 @@ TRIED = (
 )
 CASES = [
     Case(
-        "are needed ('privacy.sums-min-count'); leave",
+        "are needed ('privacy.sums-min-count'), by the run or, if that is more, by the hospital",
         {"standardise": "pooled"},
         {**LEAVE_OUT, "set 'data.standardise' to 'declared'": {"standardise": "declared"}},
     ),

@@ -150,11 +150,14 @@ def test_an_experiment_is_shown_in_full_as_a_file_of_its_own(tmp_path: Path) -> 
 def test_the_check_lists_what_cannot_run(tmp_path: Path) -> None:
     file = tmp_path / "simulation.yaml"
     file.write_text("experiments: {a: {config: {rounds: 0}}, b: {config: {method: star}}}")
-    # The command line shows each line as it comes; Python would wait for the end
+    # The command line shows each line as it comes; Python has them as notes of the error
     found = iter(inspect.unwrap(experiments)(file=file, check=True))
     assert next(found).startswith("a: 'rounds'")
     with pytest.raises(SettingError, match="1 of 2 experiments cannot run"):
         next(found)
+    with pytest.raises(SettingError, match="1 of 2 experiments cannot run") as refused:
+        experiments(file=file, check=True)
+    assert [note.partition(" must")[0] for note in refused.value.__notes__] == ["a: 'rounds'"]
     file.write_text("experiments: {b: {config: {method: star}}}")
     assert list(experiments(file=file, check=True)) == [f"{file}: 1 experiment, no mistake found"]
     with pytest.raises(SettingError, match="--check"):

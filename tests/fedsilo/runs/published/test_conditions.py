@@ -1,9 +1,11 @@
 """Conditions of published numbers: met, not met, and what is said of it."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import as_mapping
@@ -15,9 +17,10 @@ from fedsilo.runs.published.published_numbers import (
     in_words,
     published_numbers,
 )
-from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.config.settings import known_defaults, resolve
 
 ROOT = Path(__file__).resolve().parents[4]
+FILES = sorted((ROOT / "fedsilo" / "runs" / "published").glob("*.yaml"))
 DIGITS = Conditions(
     {"dataset": ["digits"], "train.batch-size": [32, 64], "uefl.codes": [8]},
     at_least={"rounds": 5},
@@ -123,3 +126,28 @@ def _of_experiment(experiment: Experiment) -> Published:
         "mammography": ("ge", "hologic", "siemens"),
     }[settings.common.dataset]
     return published_numbers(settings.as_mapping(), sites)
+
+
+def _keys_of_conditions(content: Any) -> Iterator[str]:
+    """Yield the keys that conditions name anywhere in a paper's file."""
+    if isinstance(content, list):
+        for item in content:
+            yield from _keys_of_conditions(item)
+    elif isinstance(content, dict):
+        for name in ("settings", "at-least", "files", "defaults"):
+            yield from content.get(name, ())
+        for item in content.values():
+            yield from _keys_of_conditions(item)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_each_condition_names_a_setting_because_a_misspelt_one_would_hold_for_every_run(
+    path: Path,
+) -> None:
+    named = set(_keys_of_conditions(yaml.safe_load(path.read_text())))
+    assert named - known_defaults().keys() == set()
+
+
+def test_the_papers_files_have_conditions() -> None:
+    contents = [yaml.safe_load(path.read_text()) for path in FILES]
+    assert len({key for content in contents for key in _keys_of_conditions(content)}) > 20
