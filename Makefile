@@ -26,7 +26,7 @@ test: setup  ## the whole test suite, a process a core; a file's tests stay toge
 
 # Other processors add in another order. Tests of numbers hold by the kernels of SSE too, as here, and
 # by this processor's newest (AVX-512, AMX), where 'make test' takes those of AVX2
-NUMERICAL := tests/models tests/client_app/training tests/methods tests/client_app/test_together.py
+NUMERICAL := tests/models tests/client_app/training tests/methods tests/fedsilo/engines/test_together.py
 test-kernels: test-sse  ## the tests of numbers by two other sets of instructions; CI runs the first, 'make test-sse'
 	OMP_NUM_THREADS=1 ONEDNN_MAX_CPU_ISA=DEFAULT $(BIN)/python -m pytest --numprocesses auto --dist loadfile $(NUMERICAL)
 

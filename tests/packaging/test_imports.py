@@ -31,3 +31,11 @@ def test_no_file_imports_a_folder_without_the_package() -> None:
             text = path.read_text(encoding="utf-8")
             found += [f"{name}: {match[0].strip()}" for match in _BARE.finditer(text)]
     assert found == []
+
+
+def test_every_test_path_in_the_makefile_exists():
+    makefile = (ROOT / "Makefile").read_text()
+    paths = set(re.findall(r"(?<![\w/])tests/[\w/.]+", makefile))
+    assert paths
+    missing = [path for path in sorted(paths) if not (ROOT / path).exists()]
+    assert not missing
