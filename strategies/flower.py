@@ -14,11 +14,12 @@ from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
+from fedsilo.core.errors import unknown_key
 from fedsilo.core.messages import EVALUATE, INCOMING, TRAINED
-from fedsilo.core.methods import class_name, settings_class
+from fedsilo.core.methods import class_name, known_defaults, settings_class
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import current_settings, tell_renamed
-from fedsilo.core.settings_schema import Value, build
+from fedsilo.core.settings_schema import Value, build, values_of
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.privacy.promises import check_privacy_settings
 from fedsilo.strategies.loop.hooks import Hook
@@ -49,8 +50,14 @@ class FlowerStrategy(Strategy):
     def __init__(self, run_config: Mapping[str, Value] | None = None) -> None:
         values = {**current_settings(run_config or {}), "method": self.method}
         tell_renamed()
-        self._common = build(CommonSettings, values)
-        self._own: Any = build(settings_class(self.method), values)
+        known = known_defaults()
+        for key in values:
+            if key not in known:
+                raise unknown_key(key, known)
+        own_class = settings_class(self.method)
+        # Flower's run config has the settings of every method
+        self._common = build(CommonSettings, values_of(CommonSettings, values))
+        self._own: Any = build(own_class, values_of(own_class, values))
         is_table = data_set(self._common.dataset).is_table
         strategy_class(self.method).capabilities.refuse_more(self._common, is_table)
         self._own.check(self._common, is_table)

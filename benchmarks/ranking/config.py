@@ -6,10 +6,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
-from fedsilo.core.errors import SettingError
+from fedsilo.core.errors import SettingError, unknown_name
 from fedsilo.core.files.declarations import FileModel, check_content, misfit, whole, within
 from fedsilo.core.methods import METHODS
-from fedsilo.core.settings_schema import Value, unknown_name
+from fedsilo.core.settings_schema import Value
 from fedsilo.engines.experiments import (
     FlatSettings,
     Grid,

@@ -17,13 +17,13 @@ from benchmarks.ranking.page import Benchmarked
 from benchmarks.ranking.rows import Row, Rows
 from fedsilo.comparison.trials import run_and_forget
 from fedsilo.core.arguments import RunSources
-from fedsilo.core.errors import DataError, FedsiloError, SettingError
-from fedsilo.core.methods import METHODS
+from fedsilo.core.errors import DataError, FedsiloError, SettingError, unknown_name
+from fedsilo.core.methods import METHODS, known_defaults
 from fedsilo.core.settings.removed import with_former_keys
-from fedsilo.core.settings_schema import Value, unknown_name
+from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import data_fingerprint
 from fedsilo.engines.planning import plan_run, planned_settings
-from fedsilo.server_app.config.settings import RunSettings, known_defaults, resolve
+from fedsilo.server_app.config.settings import RunSettings, resolve
 
 Tell = Callable[[str], None]
 

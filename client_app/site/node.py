@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 from flwr.app import Context, Message, RecordDict
 
 from fedsilo.core.messages import SIMULATED_SITE
-from fedsilo.core.settings_schema import Value, build
+from fedsilo.core.settings_schema import Value, build, values_of
 
 S = TypeVar("S")
 
@@ -139,7 +139,7 @@ def owner_only() -> Iterator[None]:
 
 
 def built(cls: type[S], values: Mapping[str, Value]) -> S:
-    """Return ``build(cls, values)``, cached because several callers need the same values.
+    """Build a ``cls`` from its part of ``values``; cached, because several callers need the same.
 
     Raises:
         SettingError: a value has the wrong type or is out of range.
@@ -152,4 +152,6 @@ def built(cls: type[S], values: Mapping[str, Value]) -> S:
 
 @lru_cache(maxsize=64)
 def _built(cls: type, values: tuple[tuple[str, type, Value], ...]) -> object:
-    return build(cls, {name: value for name, _, value in values})
+    given = {name: value for name, _, value in values}
+    # Flower's run config has the settings of every method; the server has refused unknown keys
+    return build(cls, values_of(cls, given))

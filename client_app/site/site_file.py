@@ -5,11 +5,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fedsilo.core.errors import SettingError
+from fedsilo.core.errors import SettingError, unknown_name
 from fedsilo.core.files.yaml_text import YamlError, parse_yaml, with_numbers
 from fedsilo.core.messages import ARRAYS, CONFIG, METRICS, SURVEYED
 from fedsilo.core.methods import METHODS
-from fedsilo.core.settings_schema import as_mapping, build_from_file, unknown_name
+from fedsilo.core.settings_schema import as_mapping, build_from_file
 from fedsilo.datasets.registry import DATA_SETS
 from fedsilo.strategies.wire.secure_keys import SECURE
 

@@ -14,12 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fedsilo.core.errors import SettingError
+from fedsilo.core.errors import SettingError, unknown_name
 from fedsilo.core.files.yaml_text import parse_structure
 from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.seeding import seed_generators
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings_schema import unknown_name
 from fedsilo.datasets.silo.silos import Silo
 
 _EXAMPLE = "[{RandomHorizontalFlip: {p: 0.5}}, {RandomRotation: {degrees: 10}}]"

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from fedsilo.core.errors import RefusedError, SettingError
+from fedsilo.core.errors import RefusedError, SettingError, unknown_name
 from fedsilo.core.files.yaml_text import parse_structure
 from fedsilo.core.one_line import one_line
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings_schema import unknown_name
 
 _GUARDED = ("add_param_group", "load_state_dict", "state_dict", "zero_grad")
 _OWN_KEYS = {

@@ -17,6 +17,7 @@ from fedsilo.core.settings_schema import (
     defaults,
     groups_of,
     keys_with,
+    values_of,
 )
 from fedsilo.datasets.registry import data_set
 
@@ -67,8 +68,10 @@ def run_beside(weights: Path) -> CommonSettings | None:
         values = tomllib.loads(config.read_text(encoding="utf-8"))
     except (ValueError, OSError, RecursionError):
         return None
-    # The method's settings and those of the launch are beside them
+    # The tables of the launch and of the method would not flatten, and say nothing about the data
     known = groups_of(CommonSettings).keys() | defaults(CommonSettings).keys() | RENAMED.keys()
     for key in values.keys() - known:
         del values[key]
-    return build(CommonSettings, flat_values(values, str(config), quietly=True))
+    flat = flat_values(values, str(config), quietly=True)
+    # An older version may have had further settings in these groups
+    return build(CommonSettings, values_of(CommonSettings, flat))

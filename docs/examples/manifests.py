@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsilo.core.errors import DataError, FedsiloError, error_line
+from fedsilo.core.errors import DataError, FedsiloError, error_line, unknown_name
 from fedsilo.core.files.text_files import read_rows
-from fedsilo.core.settings_schema import unknown_name
 from fedsilo.datasets.images.folders import MANIFEST, Image, refuse_existing, write_images
 
 _CBIS = "{}_case_description_{}_set.csv"

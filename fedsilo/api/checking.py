@@ -21,8 +21,7 @@ from fedsilo.api.options import (
     run_sources,
 )
 from fedsilo.core.arguments import path_of, several
-from fedsilo.core.errors import SettingError
-from fedsilo.core.settings_schema import unknown_name
+from fedsilo.core.errors import SettingError, unknown_name
 
 if TYPE_CHECKING:
     from fedsilo.deployment.doctor.findings import Finding

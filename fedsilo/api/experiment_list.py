@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsilo.core.errors import FedsiloError, SettingError
+from fedsilo.core.errors import FedsiloError, SettingError, unknown_key, unknown_name
 from fedsilo.core.methods import METHODS, about
 from fedsilo.core.one_line import format_count, one_line
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings_schema import build, unknown_key, unknown_name
+from fedsilo.core.settings_schema import build, values_of
 from fedsilo.datasets.registry import DATA_SETS, data_set, silo_count
 from fedsilo.engines.experiments import (
     Experiment,
@@ -143,7 +143,7 @@ def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
 
 def _facts(experiment: Experiment) -> _Facts:
     """Find the facts about an experiment; FedsiloError if a setting or a file of silos is wrong."""
-    common = build(CommonSettings, experiment.values)
+    common = build(CommonSettings, values_of(CommonSettings, experiment.values))
     known = declared_defaults()
     for key in experiment.values:
         if key not in known and common.method in METHODS:  # a plugin declares its keys itself

@@ -18,9 +18,8 @@ from fedsilo.api.options import (
     run_sources,
 )
 from fedsilo.core.arguments import AnyPath, Tell, path_of, plugin_texts, silent
-from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.errors import DataError, SettingError, unknown_name
 from fedsilo.core.one_line import format_count, one_line
-from fedsilo.core.settings_schema import unknown_name
 
 _HUGGING_FACE = "hf:"
 

@@ -8,8 +8,7 @@ from typing import Any
 import pandas as pd
 
 from fedsilo.comparison.tables import tidy
-from fedsilo.core.errors import SettingError
-from fedsilo.core.settings_schema import unknown_name
+from fedsilo.core.errors import SettingError, unknown_name
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.records.summary import by_distribution, means
 

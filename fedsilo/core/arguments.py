@@ -116,12 +116,22 @@ def refuse_below(minimum: int, option: str, value: int | None) -> None:
 
 
 def refuse_target(target: Path, instead: str) -> None:
-    """Raise a SettingError if a target exists or its folder cannot be written.
+    """Check that a file or folder can be written later; its parent folder is made.
 
     ``instead`` names the option by which the user can choose another target.
+
+    Raises:
+        SettingError: the target exists, or its parent cannot be made or written to.
     """
     if target.exists():
         raise SettingError(f"{target} already exists: remove it, or give {instead}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(target.parent, os.W_OK):
-        raise SettingError(f"{target.parent} cannot be written to: give {instead}")
+    reason = "this user may not write there"
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        is_writable = os.access(target.parent, os.W_OK)
+    except OSError as error:
+        # A file may stand where a folder is needed, or a parent may be read-only
+        reason = str(error.strerror)
+        is_writable = False
+    if not is_writable:
+        raise SettingError(f"{target} cannot be written ({reason}): give {instead}")

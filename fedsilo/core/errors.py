@@ -4,11 +4,12 @@ Each class has a ``code`` by which programs recognise it. For the codes in ``ERR
 error also carries a number. The page on errors shows the docstrings of the classes.
 """
 
-from collections.abc import Iterator
+import difflib
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
-from fedsilo.core.one_line import abbreviate
+from fedsilo.core.one_line import abbreviate, join_names, one_line
 
 # Flower sends its own numbers in the same field, from 0 upwards: ours must not meet them
 ERROR_CODES = {"epsilon-spent": 1001, "refused": 1002, "withheld": 1003}
@@ -17,6 +18,8 @@ ERROR_CODES = {"epsilon-spent": 1001, "refused": 1002, "withheld": 1003}
 _LONGEST = 1500  # characters of a message
 # The end of a message says what to do, so that these characters are never cut off
 _END = 400
+_QUOTED = 100  # characters of a name that the message quotes
+_LISTED = 30  # the most names that a message lists
 
 
 class FedsiloError(Exception):
@@ -150,9 +153,52 @@ class ExportError(FedsiloError):
     code = "export"
 
 
+class ProcessError(FedsiloError):
+    """A process could not be started, or did not end well.
+
+    Fix: run the command again with ``fedsilo --verbose`` to see what Flower or Ray printed, or use
+    ``--engine inline``, which starts no process.
+    """
+
+    code = "process"
+
+
 def error_line(error: FedsiloError) -> str:
     """Build the line that a command prints; it has the code that the page on errors explains."""
     return f"fedsilo: error{f'[{error.code}]' if error.code else ''}: {error}"
+
+
+def unknown_key(key: str, known: Iterable[str]) -> SettingError:
+    """Build the error for an unknown key, with the nearest valid one."""
+    names, key = sorted(known), one_line(key, _QUOTED)
+    # A method's setting without its group is the commonest mistake: 'gamma' for 'uefl.gamma'
+    near = [name for name in names if name.endswith(f".{key}")]
+    if not near:
+        near = difflib.get_close_matches(key.replace("_", "-"), names, n=1, cutoff=0.5)
+    hint = ""
+    if near:
+        guess = " or ".join(f"'{name}'" for name in near)
+        hint = f"; did you mean {guess}?"
+    group = key.partition(".")[0]
+    groups = sorted({name.partition(".")[0] for name in names if "." in name})
+    if group != key and group not in groups:
+        shown = ", ".join(groups)
+        return SettingError(f"setting '{key}': no group '{group}' exists (groups: {shown}){hint}")
+    return SettingError(f"unknown setting '{key}'{hint or f'; known keys: {join_names(names)}'}")
+
+
+def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
+    """Build the error for an unknown name of ``what``, such as 'method', with the nearest name."""
+    names, name = sorted(map(str, known)), one_line(name, _QUOTED)
+    # This cutoff is low enough that 'acc' finds 'accuracy'; difflib's default of 0.6 does not
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.54)
+    if near:
+        hint = f"; did you mean '{near[0]}'?"
+    elif len(names) > _LISTED and what in ("experiment", "method"):
+        hint = f": 'fedsilo {what}s' lists all {len(names)}"
+    else:
+        hint = f": known are {join_names(names)}"
+    return SettingError(f"unknown {what} '{name}'{hint}")
 
 
 def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
@@ -177,13 +223,3 @@ def needs_extra(what: str, extra: str, otherwise: str = "") -> Iterator[None]:
         yield
     except ImportError:
         raise SettingError(missing_extra(what, extra, otherwise)) from None
-
-
-class ProcessError(FedsiloError):
-    """A process could not be started, or did not end well.
-
-    Fix: run the command again with ``fedsilo --verbose`` to see what Flower or Ray printed, or use
-    ``--engine inline``, which starts no process.
-    """
-
-    code = "process"

@@ -5,24 +5,19 @@ one sentence. The class has the method's settings and says what the method is (s
 its title, where its server side and its site side are, whether private training suits it, and
 whether secure sums are enough for it. Classes are imported when they are first used.
 
-A method of another package or of a file, a plugin, has its classes in one module: ``OwnMethod`` for
-the server, ``OwnMethodSettings`` and ``OwnMethodSite``. If the module lacks one of the last two,
-the plugin uses that class of the method which it extends.
+A method that is not in the table is a plugin, whose classes ``plugin_methods`` finds.
 """
 
-import inspect
 from collections.abc import Mapping
-from dataclasses import Field, fields, is_dataclass
 from importlib import import_module
-from pkgutil import resolve_name
-from types import ModuleType
 from typing import Any, NamedTuple
 
 from fedsilo.core.errors import SettingError
-from fedsilo.core.one_line import join_names
-from fedsilo.core.plugins import load_plugins, plug, wrong
+from fedsilo.core.plugin_methods import plugin_part, plugin_server, refuse_lacking
+from fedsilo.core.plugins import load_plugins
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import OwnSettings
-from fedsilo.core.settings_schema import key_of
+from fedsilo.core.settings_schema import Value, defaults
 
 
 class Entry(NamedTuple):
@@ -189,7 +184,7 @@ def title_of(name: str) -> str:
     if name in METHODS:
         return settings.title
     # A plugin without settings of its own borrows a built-in class, whose title would be wrong here
-    server = _server_side(name)
+    server = plugin_server(name, METHODS)
     if settings is not settings_class(_parent_method(server)) and "title" in vars(settings):
         return settings.title
     return server.__name__
@@ -203,7 +198,7 @@ def about(name: str) -> str:
     """
     if name in METHODS:
         return METHODS[name].description
-    doc = import_module(_server_side(name).__module__).__doc__ or ""
+    doc = import_module(plugin_server(name, METHODS).__module__).__doc__ or ""
     return doc.strip().partition("\n")[0]
 
 
@@ -214,7 +209,7 @@ def why_not_private(name: str) -> str | None:
     """
     if name in METHODS:
         return settings_class(name).why_not_private
-    site, extended = site_class(name), _parent_method(_server_side(name))
+    site, extended = site_class(name), _parent_method(plugin_server(name, METHODS))
     if site is site_class(extended):
         return settings_class(extended).why_not_private
     # Only the author of a plugin knows what it sends, so that silence must not count as a promise
@@ -239,7 +234,7 @@ def needs_sums_only(name: str) -> bool:
         # Every class inherits a value from OwnSettings, which says nothing about this plugin
         if cls is not OwnSettings and "sums_suffice" in vars(cls):
             return settings.sums_suffice
-    return settings_class(_parent_method(_server_side(name))).sums_suffice
+    return settings_class(_parent_method(plugin_server(name, METHODS))).sums_suffice
 
 
 def settings_class(name: str) -> type[OwnSettings]:
@@ -249,11 +244,19 @@ def settings_class(name: str) -> type[OwnSettings]:
         SettingError: no method has that name, or its line in the table names no class.
     """
     if name not in METHODS:
-        plugged: type[OwnSettings] = _plugged_part("models", name, "Settings")
+        plugged: type[OwnSettings] = _plugged_part(name, "models", "Settings")
         return plugged
     place = METHODS[name].settings
     settings: type[OwnSettings] = _found(place, f"method '{name}' in fedsilo/core/methods.py")
     return settings
+
+
+def known_defaults() -> dict[str, Value]:
+    """Return the default of every key of every method; pyproject's run config must equal it."""
+    known = defaults(CommonSettings)
+    for method in METHODS:
+        known |= defaults(settings_class(method))
+    return known
 
 
 def server_class(name: str) -> type[Any]:
@@ -278,16 +281,16 @@ def site_class(name: str) -> type[Any]:
 def _side(name: str, side: str) -> type[Any]:
     """Return a method's class for one ``side``, "server" or "site"."""
     if name not in METHODS:
-        plugged: type[Any]
-        if side == "server":
-            plugged = _plugged_part("strategies", name, "")
-        else:
-            plugged = _plugged_part("client_app", name, "Site")
-        return plugged
+        if side == "site":
+            plugged: type[Any] = _plugged_part(name, "client_app", "Site")
+            return plugged
+        server = plugin_server(name, METHODS)
+        refuse_lacking(server, f"module '{server.__module__}'")
+        return server
     settings = settings_class(name)
     place: str = getattr(settings, side)
     found = _found(place, f"'{side}' of class '{settings.__name__}'")
-    _refuse_lacking(found, place.partition(":")[0])
+    refuse_lacking(found, place.partition(":")[0])
     return found
 
 
@@ -306,24 +309,6 @@ def _found(place: str, named_by: str) -> type[Any]:
     return found
 
 
-def _refuse_lacking(part: type, where: str) -> None:
-    """Raise a SettingError for a class without a function that every method has."""
-    lacking = sorted(getattr(part, "__abstractmethods__", ()))
-    if lacking:
-        functions = " and none ".join(repr(function) for function in lacking)
-        raise SettingError(
-            f"class '{part.__name__}' in {where} has no function {functions}: write it"
-        )
-
-
-# The base class that a plugin's class must extend, for each room
-_BASES = {
-    "models": "fedsilo.core.settings.own_settings:OwnSettings",
-    "strategies": "fedsilo.strategies.loop.method:Method",
-    "client_app": "fedsilo.client_app.methods.base:SiteMethod",
-}
-
-
 def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
     """Execute the files of the setting 'plugin'; no file may have the name of a built-in method.
 
@@ -338,69 +323,6 @@ def load_plugin_files(named: str, pins: Mapping[str, str] = {}) -> None:
     load_plugins(named, {name.replace("-", "_") for name in METHODS}, pins)
 
 
-def _server_side(name: str) -> type:
-    """Return a plugin's server class: the one that it names, or the only one in its module."""
-    found, base = plug("method", name, METHODS), resolve_name(_BASES["strategies"])
-    if inspect.ismodule(found):
-        own = _classes_in(found, base)
-        if len(own) != 1:
-            raise SettingError(
-                f"method '{name}': module '{found.__name__}' has {len(own)} classes of Method "
-                "(fedsilo.strategies.loop.method); name one, as module:Class"
-            )
-        found = own[0]
-    if not (inspect.isclass(found) and issubclass(found, base)):
-        raise wrong("method", name, found, "class of Method (fedsilo.strategies.loop.method)")
-    cls: type = found
-    return cls
-
-
-def _classes_in(module: ModuleType, base: type) -> list[type]:
-    """Return the subclasses of ``base`` that a module or its submodules declare, not import."""
-    own = []
-    for part in vars(module).values():
-        if not inspect.isclass(part) or not issubclass(part, base):
-            continue
-        # The dots keep 'mine_too' apart from the module 'mine'
-        if f"{part.__module__}.".startswith(f"{module.__name__}."):
-            own.append(part)
-    return own
-
-
-def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) -> None:
-    """Raise a SettingError for a plugin's class that no method uses, because its name is wrong."""
-    methods = _classes_in(module, resolve_name(_BASES["strategies"]))
-    taken = {f"{method.__name__}{suffix}" for method in methods}
-    unused = []
-    for part in _classes_in(module, base):
-        if part.__name__ not in taken and not part.__name__.startswith("_"):
-            unused.append(part.__name__)
-    if unused:
-        unused.sort()
-        raise SettingError(
-            f"no method takes class '{unused[0]}' of module '{module.__name__}': call it "
-            f"'{server.__name__}{suffix}', or '_{unused[0]}' if others extend it"
-        )
-
-
-def _refuse_undeclared(settings: type, what: str) -> None:
-    """Raise a SettingError for a plugin's setting without a rule, whose value would be ignored."""
-    odd = []
-    if is_dataclass(settings):
-        odd = [field.name for field in fields(settings) if "description" not in field.metadata]
-    # A Field that is still in the class has no annotation, so that dataclass did not see it
-    odd += [name for name, value in vars(settings).items() if isinstance(value, Field)]
-    if is_dataclass(settings) and not odd:
-        return
-    named = ""
-    if odd:
-        named = f": {join_names(odd)}"
-    raise SettingError(
-        f"'{settings.__name__}' of {what} must be a frozen dataclass, each field declared by "
-        f"setting(default, help){named}"
-    )
-
-
 def _parent_method(server: type) -> str:
     """Return the built-in method that a plugin's server class extends, or 'fedavg' for none."""
     # The classes come in the order in which Python looks up functions: the nearest parent decides
@@ -412,33 +334,16 @@ def _parent_method(server: type) -> str:
     return "fedavg"
 
 
-def _plugged_part(room: str, name: str, suffix: str) -> Any:
+def _plugged_part(name: str, room: str, suffix: str) -> Any:
     """Return a plugin's class for one ``room``, or that of the method which the plugin extends.
 
-    Args:
-        room: "models" (settings), "strategies" (server) or "client_app" (site).
-        name: the method, as the setting names it.
-        suffix: the end of the class's name after that of the server class.
+    Arguments as for ``plugin_part``; ``room`` is "models" (settings) or "client_app" (site).
     """
-    server = _server_side(name)
-    module = import_module(server.__module__)
-    part: Any = server
-    if room != "strategies":
-        part = getattr(module, server.__name__ + suffix, None)
-    base, what = resolve_name(_BASES[room]), f"module '{module.__name__}'"
-    if part is None:
-        _refuse_unused(module, server, base, suffix)
-        extended = _parent_method(server)
-        if room == "models":
-            return settings_class(extended)
-        return site_class(extended)
-    if not (inspect.isclass(part) and issubclass(part, base)):
-        raise SettingError(
-            f"'{server.__name__}{suffix}' of {what} is not a class of {base.__name__}"
-        )
-    _refuse_lacking(part, what)
+    server = plugin_server(name, METHODS)
+    part = plugin_part(server, room, suffix)
+    if part is not None:
+        return part
+    extended = _parent_method(server)
     if room == "models":
-        _refuse_undeclared(part, what)
-        if "group" not in vars(part):
-            part.group = key_of(module.__name__.rpartition(".")[2])  # type: ignore[attr-defined]
-    return part
+        return settings_class(extended)
+    return site_class(extended)

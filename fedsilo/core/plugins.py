@@ -20,9 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from fedsilo.core.errors import SettingError
+from fedsilo.core.errors import SettingError, unknown_name
 from fedsilo.core.one_line import quote_value, reason_of
-from fedsilo.core.settings_schema import Value, unknown_name
+from fedsilo.core.settings_schema import Value
 
 # Setting -> the noun for its plugins in errors, and the group of their entry points
 _KINDS = {"network": "network", "method": "method", "dataset": "data set", "partition": "partition"}

@@ -7,7 +7,6 @@ float, str); it knows no lists, and so we do not.
 """
 
 import dataclasses
-import difflib
 import inspect
 import math
 import os
@@ -18,15 +17,14 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
-from fedsilo.core.errors import SettingError
-from fedsilo.core.one_line import join_names, one_line, quote_value
+from fedsilo.core.errors import SettingError, unknown_key
+from fedsilo.core.one_line import quote_value
 
 Value = bool | int | float | str
 S = TypeVar("S")
 
 _LARGEST = 2**63 - 1  # the largest whole number that Flower's run config can hold
-_LONGEST, _QUOTED = 4096, 100  # characters of a value, and of a value in an error
-_LISTED = 30  # the most names in an error
+_LONGEST = 4096  # characters of a value
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 # pydantic's bounds of a number, in the order in which they are read
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
@@ -85,16 +83,19 @@ def setting(
         ge: the number must be greater or equal.
         lt: the number must be less.
         le: the number must be less or equal.
-        pattern: a regular expression that the text must match.
+        pattern: a regular expression that the whole text must match.
     """
     named = (roles,) if isinstance(roles, str) else roles
     said = {"roles": named, "wording": wording, "is_internal": is_internal}
     # pydantic reads its own names in a field's metadata, so the class stays a plain dataclass
     checked: dict[str, Any] = {"description": help}
-    bounds = {"gt": gt, "ge": ge, "lt": lt, "le": le, "pattern": pattern}
-    checked |= {name: bound for name, bound in bounds.items() if bound is not None}
     if not isinstance(default, str):
         checked["strict"] = True  # true is no number here, and 3.0 no whole number
+    for name, bound in (("gt", gt), ("ge", ge), ("lt", lt), ("le", le)):
+        if bound is not None:
+            checked[name] = bound
+    if pattern is not None:
+        checked["pattern"] = f"^(?:{pattern})$"  # pydantic would take a match anywhere in the text
     if isinstance(default, float):
         checked["allow_inf_nan"] = False
     return dataclasses.field(default=default, metadata={**said, **checked})
@@ -189,6 +190,8 @@ def _rule(field: dataclasses.Field[Any], hint: Any) -> SettingRule:
         words.append(f"one of {', '.join(choices)}")
     if said["wording"]:
         words.append(said["wording"])
+    elif "pattern" in said:
+        words.append(f"a text of the form {said['pattern']}")
     bounds = []
     for name, word in _BOUNDS.items():
         if name in said:
@@ -276,56 +279,39 @@ def without_groups(settings: Any) -> dict[str, Value]:
     return {key_of(name): getattr(settings, name) for name in _names_by_key(cls).values()}
 
 
-def unknown_key(key: str, known: Iterable[str]) -> SettingError:
-    """Build the error for an unknown key, with the nearest valid one."""
-    names, key = sorted(known), one_line(key, _QUOTED)
-    # A method's setting without its group is the commonest mistake: 'gamma' for 'uefl.gamma'
-    near = [name for name in names if name.endswith(f".{key}")]
-    if not near:
-        near = difflib.get_close_matches(key.replace("_", "-"), names, n=1, cutoff=0.5)
-    hint = ""
-    if near:
-        guess = " or ".join(f"'{name}'" for name in near)
-        hint = f"; did you mean {guess}?"
-    group = key.partition(".")[0]
-    groups = sorted({name.partition(".")[0] for name in names if "." in name})
-    if group != key and group not in groups:
-        shown = ", ".join(groups)
-        return SettingError(f"setting '{key}': no group '{group}' exists (groups: {shown}){hint}")
-    return SettingError(f"unknown setting '{key}'{hint or f'; known keys: {join_names(names)}'}")
+def values_of(cls: type, values: Mapping[str, Value]) -> dict[str, Value]:
+    """Select the values of the settings that ``cls`` declares, in its order.
 
-
-def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
-    """Build the error for an unknown name of ``what``, such as 'method', with the nearest name."""
-    names, name = sorted(map(str, known)), one_line(name, _QUOTED)
-    # This cutoff is low enough that 'acc' finds 'accuracy'; difflib's default of 0.6 does not
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.54)
-    if near:
-        hint = f"; did you mean '{near[0]}'?"
-    elif len(names) > _LISTED and what in ("experiment", "method"):
-        hint = f": 'fedsilo {what}s' lists all {len(names)}"
-    else:
-        hint = f": known are {join_names(names)}"
-    return SettingError(f"unknown {what} '{name}'{hint}")
+    A run config holds the common settings and those of every method, so each class takes its own
+    part. Whether the other keys belong to another class is the caller's question.
+    """
+    return {key: values[key] for key in _rules(cls) if key in values}
 
 
 def build(cls: type[S], values: Mapping[str, Value]) -> S:
-    """Build a ``cls`` from the keys of ``values`` that it declares; other keys are ignored.
+    """Build a ``cls`` from settings by key; a setting that is not given has its default.
 
     Raises:
-        SettingError: a value has the wrong type or is not allowed.
+        SettingError: ``cls`` declares no such key (see ``values_of``), a value has the wrong type
+            or is not allowed, or the class itself refuses the values together.
     """
     # mypy does not accept type[S] as the key of a cache
     plain: type = cls
     names, rules = _names_by_key(plain), _rules(plain)
     chosen = {}
-    for key in rules:
-        if key in values:
-            chosen[names[key]] = _readable(key, values[key], rules[key])
+    for key, value in values.items():
+        if key not in rules:
+            raise unknown_key(key, rules)
+        chosen[names[key]] = _readable(key, value, rules[key])
     try:
         built: S = _adapter(plain).validate_python(chosen)
     except ValidationError as error:
         fault = error.errors(include_url=False)[0]
+        if not fault["loc"]:
+            # The __post_init__ of a plugin's class is about several settings, so none is named
+            group = _group_of(plain) or plain.__name__
+            reason = str(fault["msg"]).removeprefix("Value error, ")
+            raise SettingError(f"the settings of '{group}' are refused: {reason}") from None
         key = keys_of(plain)[str(fault["loc"][0])]
         raise _wrong_value(key, values[key], rules[key], str(fault["type"])) from None
     return built
@@ -353,7 +339,7 @@ def build_from_file(
             raise unknown_key(f"{place}{key}", known)
         if key in rules and isinstance(value, list | dict | set | tuple | bytes):
             raise SettingError(f"setting '{key}' must be one value, no list and no mapping")
-    return build(cls, content)
+    return build(cls, values_of(plain, content))
 
 
 def _readable(key: str, value: Value, rule: SettingRule) -> Value:
@@ -363,7 +349,9 @@ def _readable(key: str, value: Value, rule: SettingRule) -> Value:
         return str(value).lower()
     if isinstance(value, int) and abs(value) > _LARGEST:
         raise _wrong_value(key, value, rule, "too_large")
-    if rule.kind is str and isinstance(value, str):
+    if rule.kind is str:
+        if not isinstance(value, str):
+            raise _wrong_value(key, value, rule, "string_type")  # pydantic would decode bytes
         fault = _text_fault(value)
         if fault:
             raise SettingError(f"'{key}' {fault}, but is {quote_value(value)}")
@@ -384,6 +372,9 @@ def _wrong_value(key: str, value: Value, rule: SettingRule, fault: str) -> Setti
     wanted = rule.allowed
     if fault == "too_large":
         wanted = f"at most {_LARGEST}"
+    elif fault == "finite_number":
+        # Infinity is above every lower bound, so the bounds would not say what is wrong
+        wanted = ", ".join(filter(None, ["a finite number", rule.allowed]))
     elif not wanted:
         wanted = _TYPE_NAMES[rule.kind]
     elif fault in _OTHER_TYPES or not has_kind:

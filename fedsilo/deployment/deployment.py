@@ -19,11 +19,11 @@ import psutil
 import tomli_w
 from pydantic import TypeAdapter
 
-from fedsilo.core.errors import FedsiloError, SettingError, SiteError
+from fedsilo.core.errors import FedsiloError, SettingError, SiteError, unknown_name
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.one_line import one_line
 from fedsilo.core.processes import app_folder, process_of, tool
-from fedsilo.core.settings_schema import Value, unknown_name
+from fedsilo.core.settings_schema import Value
 from fedsilo.core.versions import git_revision
 from fedsilo.datasets.silo.declared_silos import LONGEST, site_name_fault
 from fedsilo.server_app.config.operator_files import REGISTRY

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fedsilo.core.errors import SettingError
+from fedsilo.core.errors import SettingError, unknown_name
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.processes import end_trees
-from fedsilo.core.settings_schema import unknown_name
 from fedsilo.deployment.deployment import (
     FEDERATION,
     SERVER,

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import AfterValidator, BeforeValidator, Field, WrapValidator
 
-from fedsilo.core.errors import SettingError
+from fedsilo.core.errors import SettingError, unknown_key, unknown_name
 from fedsilo.core.files.declarations import FileModel, check_content, misfit, within
 from fedsilo.core.files.locations import installed_folder
 from fedsilo.core.files.yaml_text import parse_yaml, read_yaml
@@ -19,12 +19,7 @@ from fedsilo.core.methods import METHODS
 from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.settings.removed import with_current_keys
 from fedsilo.core.settings.written_settings import flat_values
-from fedsilo.core.settings_schema import (
-    Value,
-    build_from_file,
-    unknown_key,
-    unknown_name,
-)
+from fedsilo.core.settings_schema import Value, build_from_file
 from fedsilo.engines.matrix import (
     Cell,
     fill_all,

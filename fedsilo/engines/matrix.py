@@ -16,10 +16,10 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from fedsilo.core.errors import SettingError
+from fedsilo.core.errors import SettingError, unknown_name
 from fedsilo.core.files.declarations import as_text, misfit
 from fedsilo.core.one_line import join_names, one_line
-from fedsilo.core.settings_schema import Value, unknown_name
+from fedsilo.core.settings_schema import Value
 
 _MOST_CELLS = 1000  # a larger product would take minutes, and nobody could read its names
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9-]*)\}")

@@ -4,18 +4,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedsilo.core.errors import SettingError
+from fedsilo.core.errors import SettingError, unknown_key
 from fedsilo.core.files.locations import find_places
 from fedsilo.core.settings.common_settings import NETWORK_KEYS, CommonSettings
-from fedsilo.core.settings_schema import (
-    Value,
-    as_mapping,
-    build,
-    defaults,
-    keys_in,
-    keys_with,
-    unknown_key,
-)
+from fedsilo.core.settings_schema import Value, as_mapping, build, defaults, keys_in, keys_with
 from fedsilo.datasets.partition.cuts import cut_keys
 from fedsilo.datasets.registry import check_data_settings, data_set
 from fedsilo.datasets.weights.initial_weights import refuse_seen_start

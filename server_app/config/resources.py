@@ -7,9 +7,9 @@ from pathlib import Path
 
 import psutil
 
-from fedsilo.core.errors import SettingError
+from fedsilo.core.errors import SettingError, unknown_key
 from fedsilo.core.one_line import quote_value
-from fedsilo.core.settings_schema import Value, unknown_key
+from fedsilo.core.settings_schema import Value
 
 RESOURCES: dict[str, Value] = {
     "num-supernodes": 2,

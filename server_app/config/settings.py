@@ -15,10 +15,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from fedsilo.core.errors import RunDirectoryError, SettingError
+from fedsilo.core.errors import RunDirectoryError, SettingError, unknown_key
 from fedsilo.core.files.locations import installed_folder
 from fedsilo.core.files.text_files import file_fault
-from fedsilo.core.methods import METHODS, load_plugin_files, settings_class
+from fedsilo.core.methods import METHODS, known_defaults, load_plugin_files, settings_class
 from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.plugins import (
     PINS,
@@ -42,7 +42,7 @@ from fedsilo.core.settings_schema import (
     defaults,
     keys_in,
     keys_with,
-    unknown_key,
+    values_of,
 )
 from fedsilo.datasets.registry import (
     check_data_settings,
@@ -159,14 +159,6 @@ def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
     return "; ".join(differing)
 
 
-def known_defaults() -> dict[str, Value]:
-    """Return the default of every key of every method; pyproject's run config must equal it."""
-    known = defaults(CommonSettings)
-    for method in METHODS:
-        known |= defaults(settings_class(method))
-    return known
-
-
 @cache
 def declared_defaults() -> Mapping[str, Value]:
     """Read the defaults of ``known_defaults`` from pyproject.toml, without importing a method."""
@@ -230,10 +222,10 @@ def _build_settings(values: Mapping[str, Value]) -> RunSettings:
         if key not in known:
             raise unknown_key(key, known)
     # Unknown keys are refused before any value is read, because a typing error explains more
-    common = build(CommonSettings, values)
+    common = build(CommonSettings, values_of(CommonSettings, values))
     cls = settings_class(common.method)
     _refuse_foreign_keys(values, common.method, known)
-    return RunSettings(common, build(cls, values))
+    return RunSettings(common, build(cls, values_of(cls, values)))
 
 
 def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:

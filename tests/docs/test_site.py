@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 import fedsilo
-from fedsilo.server_app.config.settings import known_defaults
+from fedsilo.core.methods import known_defaults
 
 ROOT = Path(__file__).resolve().parents[2]
 MADE = ROOT / "docs" / "site"

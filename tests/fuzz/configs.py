@@ -20,7 +20,7 @@ from fedsilo.client_app.site.policy import parsed_site_file
 from fedsilo.comparison.tune import Tuning
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import FedsiloError
-from fedsilo.core.methods import METHODS, server_class, settings_class, site_class
+from fedsilo.core.methods import METHODS, known_defaults, server_class, settings_class, site_class
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value, defaults, rule_of
 from fedsilo.engines.experiments import find_experiment, read_experiments, read_section
@@ -29,7 +29,7 @@ from fedsilo.engines.planning import plan_run
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
 from fedsilo.server_app.config.operator_files import read_registry, read_weights, registered_keys
-from fedsilo.server_app.config.settings import RunSettings, group_settings, known_defaults, resolve
+from fedsilo.server_app.config.settings import RunSettings, group_settings, resolve
 from tests.fuzz.driver import Kind, Trial
 from tests.fuzz.mutations import (
     NUMBERS,

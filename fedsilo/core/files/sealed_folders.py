@@ -55,8 +55,9 @@ def open_sealed(target: Path, fill: Callable[[Path], None], read: Callable[[Path
             # Else another process removed it to keep the cache small, and a third may have made it
             if opened is not None and _inode(target) == opened:
                 raise DataError(
-                    f"the cached data in {target} are damaged ({one_line(error, 100)}): remove "
-                    "that folder to have them made again"
+                    f"the cached data in {target} cannot be read ({one_line(error, 100)}): give "
+                    "this user the right to read them, or remove that folder to have them made "
+                    "again"
                 ) from None
     raise DataError(f"the cached data in {target} are removed as soon as they are made")
 

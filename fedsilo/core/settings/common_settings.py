@@ -166,7 +166,7 @@ class MachineSettings:
         "auto",
         "where a site computes; auto: on a GPU if there is one",
         roles="own",
-        pattern=r"^(auto|cpu|cuda(:[0-9]+)?)$",
+        pattern=r"auto|cpu|cuda(:[0-9]+)?",
         wording="auto, cpu, cuda or cuda:N",
     )
     precision: Literal["auto", "fp32", "bf16", "fp16"] = setting(

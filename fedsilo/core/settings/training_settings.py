@@ -63,7 +63,7 @@ class ViTSettings:
         "vit_small_patch16_224",
         "timm's name of the transformer",
         roles=_SHAPE,
-        pattern=r"^[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?$",
+        pattern=r"[A-Za-z0-9_]+(\.[A-Za-z0-9_]+)?",
         wording="a name of timm, without a path or an address",
     )
     backbone_weights: str = setting(
@@ -112,7 +112,7 @@ class TrainSettings:
     optimiser: str = _step(
         "adam",
         "optimiser of local training, any of torch.optim by name",
-        pattern=r"^[A-Za-z]\w*$",
+        pattern=r"[A-Za-z]\w*",
         wording="the name of an optimiser of torch.optim, such as adam, adamw, sgd or rmsprop",
     )
     optimiser_arguments: str = setting(

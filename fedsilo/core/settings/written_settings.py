@@ -31,8 +31,8 @@ def flat_values(
         quietly: no note about former names, see ``with_current_keys``.
 
     Raises:
-        SettingError: a value is a list, or a mapping within a group, or a setting is given under
-            a former name as well.
+        SettingError: a value is a list, or a mapping within a group, or a setting is given twice:
+            also within its group, or also under a former name.
     """
     flat: dict[str, Value] = {}
     for key, declared in content.items():
@@ -41,6 +41,12 @@ def flat_values(
         else:
             members = {key: declared}
         for name, value in members.items():
+            if name in flat:
+                # As 'train.rounds' and as 'rounds' in the group 'train'; one would be lost
+                raise SettingError(
+                    f"{where and f'{where}: '}setting '{one_line(name, 100)}' is given twice, in "
+                    "its group and by its whole name: remove one"
+                )
             flat[name] = _single_value(name, value, where)
     return with_current_keys(flat, where, quietly=quietly)
 

@@ -17,9 +17,10 @@ from fedsilo.client_app.site.limits import MEGABYTE, limits_of
 from fedsilo.client_app.site.node import own_cache, own_folder_of
 from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile
 from fedsilo.client_app.site.sentences import effective, explain_rules
+from fedsilo.core.errors import unknown_key
 from fedsilo.core.messages import ARRAYS, CONFIG, KEPT_STATE, METRICS, NUM_EXAMPLES, SECONDS
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings_schema import Value, build, unknown_key
+from fedsilo.core.settings_schema import Value, build
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.deployment.deployment import Deployment
 from fedsilo.deployment.doctor import machine

@@ -518,7 +518,10 @@ def test_a_file_that_cannot_be_used_refuses_every_message_in_one_line(
         ({"refused-records": ["head"]}, "'refused-records' has 'head'"),
         ({"max-rounds": "10"}, "'max-rounds' must be a whole number"),
         ({"max-rounds": -1}, "'max-rounds' must be at least 0, but is -1"),
-        ({"max-epsilon": float("nan")}, "'max-epsilon' must be at least 0, but is nan"),
+        (
+            {"max-epsilon": float("nan")},
+            "'max-epsilon' must be a finite number, at least 0, but is nan",
+        ),
         ({"delta": 1.0}, "'delta' must be above 0 and below 1, but is 1.0"),
         ({"allow-folds": "yes"}, "'allow-folds' must be true or false"),
         ({"sums-min-count": None}, "'sums-min-count' must be a whole number"),

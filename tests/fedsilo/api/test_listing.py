@@ -9,9 +9,9 @@ import pytest
 
 from fedsilo import experiments, methods, settings
 from fedsilo.core.errors import SettingError
-from fedsilo.core.methods import METHODS
+from fedsilo.core.methods import METHODS, known_defaults
 from fedsilo.engines.experiments import find_experiment
-from fedsilo.server_app.config.settings import known_defaults, resolve
+from fedsilo.server_app.config.settings import resolve
 
 ROOT = Path(__file__).resolve().parents[3]
 

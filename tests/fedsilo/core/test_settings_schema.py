@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import settings as budget
 from hypothesis import strategies as st
 
-from fedsilo.core.errors import SettingError
+from fedsilo.core.errors import SettingError, unknown_key
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import (
     Value,
@@ -16,7 +16,7 @@ from fedsilo.core.settings_schema import (
     defaults,
     rule_of,
     setting,
-    unknown_key,
+    values_of,
 )
 
 
@@ -28,9 +28,53 @@ class Meal:
     vegan: bool = setting(False, "no animal products")
 
 
-def test_built_settings_take_given_values_keep_other_defaults_and_pass_over_foreign_keys() -> None:
-    meal = build(Meal, {"spice-level": 0.25, "main-dish": "pie", "music": "none"})
+def test_built_settings_take_given_values_and_keep_other_defaults() -> None:
+    meal = build(Meal, {"spice-level": 0.25, "main-dish": "pie"})
     assert meal == Meal(guests=4, spice_level=0.25, main_dish="pie", vegan=False)
+
+
+@pytest.mark.parametrize("key", ["music", "spice_level", "main-dishes", "batch-size"])
+def test_an_unknown_key_is_refused_unless_the_caller_selects_those_of_the_class(key: str) -> None:
+    values: dict[str, Value] = {"guests": 2, key: 1}
+    with pytest.raises(SettingError, match=f"'{key}'"):
+        build(Meal, values)
+    assert values_of(Meal, values) == {"guests": 2}
+    assert build(Meal, values_of(Meal, values)).guests == 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Order:
+    code: str = setting("ab", "code of the dish", pattern="ab|cd")
+    price: float = setting(1.0, "in euros", gt=0.0)
+    tip: float = setting(0.0, "in euros", ge=0.0)
+
+    def __post_init__(self) -> None:
+        if self.tip > self.price:
+            raise ValueError("the tip is above the price")
+
+
+@pytest.mark.parametrize("code", ["xcd", "abx", "ab\n", "abcd", ""])
+def test_a_pattern_must_match_the_whole_text(code: str) -> None:
+    assert build(Order, {"code": "cd"}).code == "cd"
+    with pytest.raises(SettingError, match="'code' must"):
+        build(Order, {"code": code})
+
+
+def test_bytes_are_no_text() -> None:
+    values: Any = {"code": b"ab"}
+    with pytest.raises(SettingError, match="'code' must be a text"):
+        build(Order, values)
+
+
+@pytest.mark.parametrize("value", [float("inf"), float("-inf"), float("nan")])
+def test_the_error_about_an_infinite_number_asks_for_a_finite_one(value: float) -> None:
+    with pytest.raises(SettingError, match="'price' must be a finite number, above 0, but is"):
+        build(Order, {"price": value})
+
+
+def test_a_class_may_refuse_values_together() -> None:
+    with pytest.raises(SettingError, match="'Order' are refused: the tip is above the price"):
+        build(Order, {"tip": 2.0})
 
 
 def test_settings_survive_the_way_through_a_mapping_in_declaration_order() -> None:

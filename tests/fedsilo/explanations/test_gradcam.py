@@ -144,7 +144,13 @@ def squares(count: int, seed: int) -> tuple[Split, Tensor]:
 
 def test_the_map_of_a_class_lies_where_its_square_lies() -> None:
     common = settings(
-        "conv", width=4, dropout=0.0, **{"train.learning-rate": 0.01, "train.local-epochs": 5}
+        "conv",
+        **{
+            "network.width": 4,
+            "network.dropout": 0.0,
+            "train.learning-rate": 0.01,
+            "train.local-epochs": 5,
+        },
     )
     network = build_classifier(common, Task((1, 32, 32), 2))
     LocalTraining(network, squares(256, 1)[0], common, CPU, (1, "site")).run()

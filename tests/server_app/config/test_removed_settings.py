@@ -11,17 +11,12 @@ import tomli_w
 from fedsilo.client_app.site.private_state import settings_digest_of
 from fedsilo.core.errors import CheckpointError, SettingError
 from fedsilo.core.files.state_files import load_state, save_state
-from fedsilo.core.methods import settings_class
+from fedsilo.core.methods import known_defaults, settings_class
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import CHOICES, SETTINGS
 from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import run_inline
-from fedsilo.server_app.config.settings import (
-    flat_values,
-    known_defaults,
-    read_run_config,
-    resolve,
-)
+from fedsilo.server_app.config.settings import flat_values, read_run_config, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
 
 Tiny = Callable[..., dict[str, Value]]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.core.errors import RunDirectoryError, SettingError
-from fedsilo.core.methods import METHODS
+from fedsilo.core.methods import METHODS, known_defaults
 from fedsilo.engines.experiments import read_experiments
 from fedsilo.server_app.config.settings import (
     RUN_FORMAT,
@@ -14,7 +14,6 @@ from fedsilo.server_app.config.settings import (
     differences,
     flat_values,
     group_settings,
-    known_defaults,
     parse_assignment,
     read_run_config,
     read_toml,
@@ -38,7 +37,10 @@ def test_missing_keys_take_their_defaults_and_methods_get_their_own() -> None:
         ({"rounds": True}, "'rounds' must be a whole number, at least 1, but is True (bool)"),
         ({"rounds": 0}, "'rounds' must be at least 1, but is 0"),
         ({"uefl.gamma": -0.1}, "'uefl.gamma' must be at least 0, but is -0.1"),
-        ({"uefl.gamma": float("nan")}, "'uefl.gamma' must be at least 0, but is nan"),
+        (
+            {"uefl.gamma": float("nan")},
+            "'uefl.gamma' must be a finite number, at least 0, but is nan",
+        ),
         ({"dropout": 1.0}, "at least 0 and below 1"),
         (
             {"silos": 2**32},

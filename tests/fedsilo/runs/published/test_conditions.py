@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
+from fedsilo.core.methods import known_defaults
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import as_mapping
 from fedsilo.engines.experiments import Experiment, read_experiments
@@ -17,7 +18,7 @@ from fedsilo.runs.published.published_numbers import (
     in_words,
     published_numbers,
 )
-from fedsilo.server_app.config.settings import known_defaults, resolve
+from fedsilo.server_app.config.settings import resolve
 
 ROOT = Path(__file__).resolve().parents[4]
 FILES = sorted((ROOT / "fedsilo" / "runs" / "published").glob("*.yaml"))

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings_schema import as_mapping, build, defaults
+from fedsilo.core.settings_schema import as_mapping, build, defaults, values_of
 from fedsilo.engines.experiments import Experiment, read_experiments
 from fedsilo.models.methods.uefl import UEFLSettings
 from fedsilo.runs.published.published_numbers import Row, paper, published_numbers
@@ -36,8 +36,10 @@ def published(method: str, **changes: Any) -> Any:
     """Return the numbers of a run of the authors' setting with changes (see ``as_keys``)."""
     values = THERE | as_keys(changes)
     assert values.keys() <= defaults(CommonSettings).keys() | as_mapping(UEFLSettings()).keys()
-    own = as_mapping(build(UEFLSettings, values)) if method == UEFL else {}
-    common = as_mapping(build(CommonSettings, values | {"method": method.lower()}))
+    own = as_mapping(build(UEFLSettings, values_of(UEFLSettings, values))) if method == UEFL else {}
+    common = as_mapping(
+        build(CommonSettings, values_of(CommonSettings, values) | {"method": method.lower()})
+    )
     return published_numbers(common | own, []).numbers
 
 

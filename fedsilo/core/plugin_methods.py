@@ -1,0 +1,140 @@
+"""Find the classes of a method that is a plugin, from another package or from a file.
+
+The classes stand in one module: ``OwnMethod`` for the server, ``OwnMethodSettings`` and
+``OwnMethodSite``. If the module lacks one of the last two, the plugin uses that class of the method
+which it extends.
+"""
+
+import inspect
+from collections.abc import Collection
+from dataclasses import Field, fields, is_dataclass
+from importlib import import_module
+from pkgutil import resolve_name
+from types import ModuleType
+from typing import Any
+
+from fedsilo.core.errors import SettingError
+from fedsilo.core.one_line import join_names
+from fedsilo.core.plugins import plug, wrong
+from fedsilo.core.settings_schema import key_of
+
+# The base class that a plugin's class must extend, for each room
+_BASES = {
+    "models": "fedsilo.core.settings.own_settings:OwnSettings",
+    "strategies": "fedsilo.strategies.loop.method:Method",
+    "client_app": "fedsilo.client_app.methods.base:SiteMethod",
+}
+
+
+def plugin_server(name: str, ours: Collection[str]) -> type:
+    """Import a plugin's server class: the one that its name says, or the only one in its module.
+
+    Args:
+        name: the plugin, as the setting 'method' names it.
+        ours: the names of fedsilo's own methods, which no plugin may take.
+
+    Raises:
+        SettingError: no plugin has that name, or its module has no class or several classes.
+    """
+    found, base = plug("method", name, ours), resolve_name(_BASES["strategies"])
+    if inspect.ismodule(found):
+        own = _classes_in(found, base)
+        if len(own) != 1:
+            raise SettingError(
+                f"method '{name}': module '{found.__name__}' has {len(own)} classes of Method "
+                "(fedsilo.strategies.loop.method); name one, as module:Class"
+            )
+        found = own[0]
+    if not (inspect.isclass(found) and issubclass(found, base)):
+        raise wrong("method", name, found, "class of Method (fedsilo.strategies.loop.method)")
+    cls: type = found
+    return cls
+
+
+def plugin_part(server: type, room: str, suffix: str) -> Any:
+    """Return a plugin's class for one room, from the module of its server class.
+
+    Args:
+        server: the plugin's server class.
+        room: "models" (settings) or "client_app" (site).
+        suffix: the end of the class's name after that of the server class.
+
+    Returns:
+        The class; None if the module has no class of that name.
+
+    Raises:
+        SettingError: the class does not extend the room's base class, lacks a function or has a
+            setting without a rule; or a class of the module would never be used.
+    """
+    module = import_module(server.__module__)
+    part: Any = getattr(module, server.__name__ + suffix, None)
+    base, where = resolve_name(_BASES[room]), f"module '{module.__name__}'"
+    if part is None:
+        _refuse_unused(module, server, base, suffix)
+        return None
+    if not (inspect.isclass(part) and issubclass(part, base)):
+        raise SettingError(
+            f"'{server.__name__}{suffix}' of {where} is not a class of {base.__name__}"
+        )
+    refuse_lacking(part, where)
+    if room == "models":
+        _refuse_undeclared(part, where)
+        if "group" not in vars(part):
+            part.group = key_of(module.__name__.rpartition(".")[2])
+    return part
+
+
+def refuse_lacking(part: type, where: str) -> None:
+    """Raise a SettingError for a class without a function that every method has."""
+    lacking = sorted(getattr(part, "__abstractmethods__", ()))
+    if lacking:
+        functions = " and none ".join(repr(function) for function in lacking)
+        raise SettingError(
+            f"class '{part.__name__}' in {where} has no function {functions}: write it"
+        )
+
+
+def _classes_in(module: ModuleType, base: type) -> list[type]:
+    """Return the subclasses of ``base`` that a module or its submodules declare, not import."""
+    own = []
+    for part in vars(module).values():
+        if not inspect.isclass(part) or not issubclass(part, base):
+            continue
+        # The dots keep 'mine_too' apart from the module 'mine'
+        if f"{part.__module__}.".startswith(f"{module.__name__}."):
+            own.append(part)
+    return own
+
+
+def _refuse_unused(module: ModuleType, server: type, base: type, suffix: str) -> None:
+    """Raise a SettingError for a plugin's class that no method uses, because its name is wrong."""
+    methods = _classes_in(module, resolve_name(_BASES["strategies"]))
+    taken = {f"{method.__name__}{suffix}" for method in methods}
+    unused = []
+    for part in _classes_in(module, base):
+        if part.__name__ not in taken and not part.__name__.startswith("_"):
+            unused.append(part.__name__)
+    if unused:
+        unused.sort()
+        raise SettingError(
+            f"no method takes class '{unused[0]}' of module '{module.__name__}': call it "
+            f"'{server.__name__}{suffix}', or '_{unused[0]}' if others extend it"
+        )
+
+
+def _refuse_undeclared(settings: type, what: str) -> None:
+    """Raise a SettingError for a plugin's setting without a rule, whose value would be ignored."""
+    odd = []
+    if is_dataclass(settings):
+        odd = [field.name for field in fields(settings) if "description" not in field.metadata]
+    # A Field that is still in the class has no annotation, so that dataclass did not see it
+    odd += [name for name, value in vars(settings).items() if isinstance(value, Field)]
+    if is_dataclass(settings) and not odd:
+        return
+    named = ""
+    if odd:
+        named = f": {join_names(odd)}"
+    raise SettingError(
+        f"'{settings.__name__}' of {what} must be a frozen dataclass, each field declared by "
+        f"setting(default, help){named}"
+    )
