@@ -80,7 +80,7 @@ def plugin_part(server: type, room: str, suffix: str) -> Any:
     if room == "models":
         _refuse_undeclared(part, where)
         if "group" not in vars(part):
-            part.group = key_of(module.__name__.rpartition(".")[2])
+            part.group = key_of(module.__name__.rpartition(".")[2])  # type: ignore[attr-defined]
     return part
 
 
