@@ -19,9 +19,9 @@ from fedsilo.client_app.opening import OpenedSite, open_site
 from fedsilo.client_app.privacy.told_counts import Counts, told_counts
 from fedsilo.client_app.site.limits import NO_LIMITS
 from fedsilo.client_app.site.node import built, is_simulated, own_folder
+from fedsilo.client_app.site.own_file import secret_seed
 from fedsilo.client_app.site.policy import refuse_few
 from fedsilo.client_app.site.private_state import settings_digest_of
-from fedsilo.client_app.site.secret_seed import secret_seed
 from fedsilo.client_app.training.augmentation import check_images
 from fedsilo.client_app.training.compute import Compute, compute_of
 from fedsilo.client_app.training.initial_network import class_weights, effective_samples

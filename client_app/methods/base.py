@@ -21,8 +21,7 @@ import torch
 
 from fedsilo.client_app.lab import Lab, Outgoing
 from fedsilo.client_app.session import SiteSession
-from fedsilo.client_app.training.evaluation import Measured
-from fedsilo.client_app.training.evidence_probe import EvidenceProbe, vacuity_of
+from fedsilo.client_app.training.evaluation import EvidenceProbe, Measured, vacuity_of
 from fedsilo.core.messages import EVALUATE
 from fedsilo.datasets.partition.cuts import UNSEEN
 from fedsilo.models.networks.site_network import (
