@@ -25,7 +25,7 @@ from fedsilo.core.errors import RefusedError
 SUMS = "secure-sums.json"  # the record of one run
 ALL_SUMS = "summed-arrays.json"  # the record of all runs
 _KEPT_ROUNDS = 3  # a server may go back by two
-_KEPT_SUMS = 10_000  # with the default quotas a month of runs, in two megabytes
+_KEPT_SUMS = 10_000  # a month of runs under the default quotas, in two megabytes
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ _HELD = 2**31  # bytes; larger tensors are streamed to a GPU
 # channels (PyTorch 2.15); these networks have none
 _CHANNELS_LAST_ON_CPU = ("conv", "vgg16-bn")
 M = TypeVar("M", bound=nn.Module)
-_BUFFERS = 2  # of a streamed tensor: one is filled while the other is copied
+_BUFFERS = 2  # one buffer of a streamed tensor is filled while the other is copied
 
 
 @dataclass(frozen=True)
