@@ -8,7 +8,7 @@ so that any optimiser can take the steps.
 Equations (arXiv:1910.06378):
   (3) local step -> models.methods.fedprox.linear_term
   (4, option II) the site's control variate -> client_app.methods.scaffold.SCAFFOLDSite.train
-  (5) server step -> strategies.methods.scaffold.SCAFFOLD.round
+  (5) server step -> strategies.methods.drift_correction.SCAFFOLD.round
 """
 
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ class SCAFFOLDSettings(OwnSettings):
     """Settings of SCAFFOLD."""
 
     title = "SCAFFOLD"
-    server = "fedsilo.strategies.methods.scaffold:SCAFFOLD"
+    server = "fedsilo.strategies.methods.drift_correction:SCAFFOLD"
     site = "fedsilo.client_app.methods.scaffold:SCAFFOLDSite"
     sums_suffice = True
 

@@ -40,7 +40,7 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants, meet_sites
-from fedsilo.strategies.methods.fedproto import FedProto
+from fedsilo.strategies.methods.class_means import FedProto
 from fedsilo.strategies.wire.reply import ArraySpec
 from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, state_after
 from tests.support.errors import refuses

@@ -16,7 +16,7 @@ from fedsilo.models.methods.scaffold import SCAFFOLDSettings
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.checks import AgreedWeights, Terms
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.methods.scaffold import SCAFFOLD
+from fedsilo.strategies.methods.drift_correction import SCAFFOLD
 from fedsilo.strategies.wire.reply import Reply
 from tests.strategies.conftest import sized
 from tests.support.asking import question_of, state_after
