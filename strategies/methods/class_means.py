@@ -12,6 +12,7 @@ from typing import ClassVar
 import numpy as np
 
 from fedsilo.core.messages import TRAIN
+from fedsilo.core.settings_schema import keys_of
 from fedsilo.models.maths.class_means import large_classes
 from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
 from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings
@@ -39,6 +40,19 @@ class ClassMeans(Local):
         """
         counts = self.participants.facts[site].label_counts["train"]
         return large_classes(counts, self._floor(site))
+
+    def notices(self) -> list[str]:
+        """Say that 'class-min-count' has no effect, if the floor of every site is higher."""
+        least = int(self.settings.class_min_count)
+        floor = min(facts.floor for facts in self.participants.facts.values())
+        if least >= floor:
+            return []
+        key = keys_of(type(self.settings))["class_min_count"]
+        return [
+            f"setting '{key}' is {least}, which has no effect: no "
+            f"mean over fewer than {floor} training samples leaves a site "
+            "('privacy.sums-min-count'); raise the first or lower the second"
+        ]
 
     def specs(self, site: str) -> dict[str, ArraySpec]:
         """Return the specs of the means that ``site`` sends."""

@@ -12,19 +12,24 @@ import numpy as np
 
 from fedsilo.core.array_names import arrays_below, is_statistic, with_prefix
 from fedsilo.core.messages import TRAIN
-from fedsilo.core.settings.common_settings import SUMS
+from fedsilo.core.settings.common_settings import SUMS, CommonSettings
 from fedsilo.models.methods.feddyn import FedDynSettings
 from fedsilo.models.methods.fednova import STEPS
 from fedsilo.models.methods.moon import PROJECTION, MoonSettings, build_projection
-from fedsilo.models.methods.scaffold import CONTROL, SCAFFOLDSettings
+from fedsilo.models.methods.scaffold import CONTROL, INVERSE_STEPS, SCAFFOLDSettings
 from fedsilo.strategies.loop.method import Ask, Disclosures, Reply, State, initial_weights
 from fedsilo.strategies.methods.fedavg import FedAvg
+
+_ROUNDING = 1e-9  # the relative error of 1 / K
+_LEAST_SHARE = 2.0**-16  # 1 over the most steps of a round that count
 
 
 class SCAFFOLD(FedAvg):
     """Averages weights and control variates.
 
-    Messages are FedAvg's, and ``control/<array>`` for each trained array, both ways.
+    Messages are FedAvg's, and ``control/<array>`` for each trained array, both ways. Replies hold
+    weights that moved by the site's mean update of one step, and the metric ``inverse-steps``. Only
+    sums of these are needed, so they can be secret sums.
     """
 
     settings: SCAFFOLDSettings
@@ -40,12 +45,26 @@ class SCAFFOLD(FedAvg):
         return State(model | controls)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Step towards the mean weights, and move c by the mean change at replying sites."""
+        """Step towards the mean weights, and move c by the mean change at replying sites.
+
+        Site i's model counts by its samples n_i per step of its K_i, so that the corrections of all
+        sites add up to 0 (``models.methods.scaffold``): sum (n_i / K_i) (y_i - x) over
+        sum (n_i / K_i), which is the mean update of one step over the mean of 1 / K_i.
+        """
         model, controls = self.model(state), arrays_below(CONTROL, state.arrays)
         send = dict.fromkeys(ask.sites, state.arrays)
         before = dict.fromkeys(ask.sites, model)
-        trained = ask(TRAIN, send, expect=send, reference=before)
-        after = self.towards(trained, model, self.settings.server_learning_rate)
+        trained = ask(
+            TRAIN,
+            send,
+            expect=send,
+            reference=before,
+            metrics=[INVERSE_STEPS],
+            fault=self.implausible_steps,
+        )
+        # K if all sites take K steps; in a secret sum a faulty site could make the mean 0
+        steps = 1 / max(trained.mean_metric(INVERSE_STEPS), _LEAST_SHARE)
+        after = self.towards(trained, model, self.settings.server_learning_rate * steps)
         # c moves only by the share of sites that replied, as the others' variates are unchanged
         moved = self.average(trained, with_prefix(CONTROL, controls))
         share = self.share(trained)
@@ -53,10 +72,19 @@ class SCAFFOLD(FedAvg):
             after[f"{CONTROL}{name}"] = control + share * (moved[f"{CONTROL}{name}"] - control)
         return replace(state, arrays=after)
 
+    def implausible_steps(self, reply: Reply) -> str | None:
+        """Explain why a site with that many samples cannot take so many steps, or return None."""
+        share, most = reply.metrics[INVERSE_STEPS], most_steps(self.common, reply.examples)
+        if share <= 1 and share * most >= 1 - _ROUNDING:
+            return None
+        return f"metric '{INVERSE_STEPS}' is {share:g}, not 1 over 1 to {most} steps"
+
     def disclosures(self) -> Disclosures:
-        """Describe the weights and the control variates."""
-        what = "the mean gradient of the round's steps, with the weights and protected as they are"
-        return super().disclosures().also(what)
+        """Describe the weights, the control variates and the number of steps."""
+        gradient = (
+            "the mean gradient of the round's steps, with the weights and protected like them"
+        )
+        return super().disclosures().also(gradient).also(_steps_that_leave(self.common))
 
 
 _H = "h/"  # the prefix of h in the state, which the checkpoint stores
@@ -103,23 +131,32 @@ class FedNova(FedAvg):
 
     def implausible_steps(self, reply: Reply) -> str | None:
         """Explain why a site with that many samples cannot take so many steps, or return None."""
-        common, steps = self.common, reply.metrics[STEPS]
-        # The last batch of an epoch may be small
-        most = common.local_epochs * math.ceil(reply.examples / common.batch_size)
-        if common.epoch_steps:
-            most = common.pace or most
-        elif common.local_steps:
-            most = common.local_steps
+        steps, most = reply.metrics[STEPS], most_steps(self.common, reply.examples)
         if 1 <= steps <= most:
             return None
         return f"metric '{STEPS}' is {steps:g}, not 1 to {most}"
 
     def disclosures(self) -> Disclosures:
         """Describe the weights and the number of steps."""
-        steps = "the number of optimiser steps, each round"
-        if self.common.trust == SUMS:
-            steps += ", of which the server learns only the mean"
-        return super().disclosures().also(steps)
+        return super().disclosures().also(_steps_that_leave(self.common))
+
+
+def most_steps(common: CommonSettings, samples: int) -> int:
+    """Return the most optimiser steps that a site with ``samples`` can take in a round."""
+    if common.epoch_steps and common.pace:
+        return common.pace
+    if common.local_steps and not common.epoch_steps:
+        return common.local_steps
+    # The last batch of an epoch may be small
+    return common.local_epochs * math.ceil(samples / common.batch_size)
+
+
+def _steps_that_leave(common: CommonSettings) -> str:
+    """Say that the number of steps leaves a site, and who learns it."""
+    steps = "the number of optimiser steps, each round"
+    if common.trust == SUMS:
+        steps += ", of which the server learns only the mean"
+    return steps
 
 
 class Moon(FedAvg):

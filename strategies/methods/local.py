@@ -72,7 +72,8 @@ class Cross(Ensemble):
 
     This is table III of Fed-Align-CL. The reply to the final evaluation has the metrics of the
     site's own model, and ``<metric>-from-<site>`` for every received model
-    (``models.methods.cross``). The diagonal of the matrix is method ``local``, the paper's "Single".
+    (``models.methods.cross``). The diagonal of the matrix is method ``local``, "Single" in the
+    paper.
     """
 
     # Sites have the frozen backbone, so only trained weights are sent

@@ -574,6 +574,26 @@ def test_only_classes_of_enough_samples_are_asked_for_and_a_hospital_may_want_mo
         assert set(arrays_expected(proto, START)[site]) == {f"prototype/{n}" for n in labels}
 
 
+@pytest.mark.parametrize(
+    ("least", "floors", "notices"),
+    [
+        (4, {}, 1),  # the run's 'privacy.sums-min-count', 10, is every site's floor
+        (10, {}, 0),
+        (4, {"s2a": 4}, 0),
+        (4, {"s1a": 5, "s2a": 6, "s3a": 7}, 1),
+    ],
+)
+def test_a_class_min_count_below_every_sites_floor_is_said_to_have_no_effect(
+    proto: FedProto, least: int, floors: dict[str, int], notices: int
+) -> None:
+    proto.settings = FedProtoSettings(class_min_count=least)
+    every = dict.fromkeys(proto.participants.sites(), 10)
+    proto.participants = floored(proto.participants, **every | floors)
+    told = proto.notices()
+    assert len(told) == notices
+    assert all("'fedproto.class-min-count' is 4" in line for line in told)
+
+
 @pytest.mark.parametrize("inference", ["head", "prototype"])
 def test_a_site_that_sends_no_prototype_gets_none(proto: FedProto, inference: str) -> None:
     proto.settings = FedProtoSettings(inference=inference, class_min_count=4)
