@@ -174,6 +174,7 @@ def _novelty_document(found: Predictions) -> dict[str, Any]:
         return {"novelty": {"not known": found.novelty}}
     own = found.novelty.reference.document()
     own["beyond the limit"] = int(found.novelty.unusual().sum())
+    own["doubtful"] = sum(map(bool, found.novelty.doubts(found.features)))
     own["not answered"] = found.answered().count(False)
     return {"novelty": own}
 
