@@ -33,6 +33,7 @@ from fedsilo.core.arguments import (
     silent,
     texts_of,
 )
+from fedsilo.core.errors import DataError
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 
 if TYPE_CHECKING:
@@ -153,30 +154,30 @@ def predict(
     ``frame()`` of the result has the rows of the CSV file: ``predicted``, ``p.<class>``,
     ``entropy`` and so on.
     """
-    from fedsilo.inference.predict import predict_request as request
     from fedsilo.inference.predict import predicted_masks as masks
     from fedsilo.inference.predict import prediction
-    from fedsilo.inference.predict.calibration import open_calibration
-    from fedsilo.inference.predict.case_novelty import reference_of
-    from fedsilo.inference.predict.inputs import open_inputs
+    from fedsilo.inference.predict.calibration import check_coverage, open_calibration
+    from fedsilo.inference.predict.inputs import choose_source, open_inputs
+    from fedsilo.inference.predict.novelty_reference import reference_of
     from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
-    run, data = folder_of(run_dir), path_of(data_dir)
-    written, page = path_of(out), path_of(html)
+    run, written, page = folder_of(run_dir), path_of(out), path_of(html)
     files = {"images": path_of(images), "manifest": path_of(manifest), "table": path_of(table)}
-    source = request.choose_source(id, **files, split=split)
+    source = choose_source(id, **files, split=split)
     if masks.is_finetuned(run):
-        return masks.predict_masks(run, source, written, data, watch)
-    request.check_coverage(coverage)
-    request.check_outputs(written, page)
+        without_masks = {"site": site, "coverage": coverage, "calibration": calibration}
+        without_masks |= {"answer-all": answer_all or None, "html": html, "best": best or None}
+        masks.refuse_options(run, without_masks | {"state-dir": state_dir})
+        return masks.predict_masks(run, source, written, path_of(data_dir), watch)
+    check_coverage(coverage)
+    prediction.check_outputs(written, page)
     finished = FinishedRun.open(run)
-    model = finished.model(site, data_dir=data, state_dir=state_dir, best=best)
+    model = finished.model(site, data_dir=data_dir, state_dir=state_dir, best=best)
     calibrated = None
     if coverage is not None or calibration is not None:
         calibrated = open_calibration(model, path_of(calibration))
-    inputs = open_inputs(model, source)
-    reference = reference_of(model, site)
+    inputs, reference = open_inputs(model, source), reference_of(model, site)
     found = prediction.predict_inputs(
         model, inputs, calibrated, coverage, reference, answer_all, watch
     )
@@ -203,9 +204,9 @@ def calibrate(
     from fedsilo.inference.predict.calibration import (
         calibrate_model,
         calibration_path,
+        check_coverage,
         write_calibration,
     )
-    from fedsilo.inference.predict.predict_request import check_coverage
     from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
@@ -240,17 +241,18 @@ def monitor(
 
     ``alarms`` of the result lists the checks that are beyond their limit.
     """
-    from fedsilo.inference.monitor.monitor import monitor
+    from fedsilo.inference.monitor.monitor import check_new_cases
+    from fedsilo.inference.predict.calibration import check_coverage
+    from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
-    return monitor(
-        folder_of(run_dir),
-        Path(data),
-        site,
-        coverage=coverage,
-        calibration=path_of(calibration),
-        data_dir=path_of(data_dir),
-    )
+    check_coverage(coverage)
+    cases = Path(data)
+    if not cases.exists():
+        raise DataError(f"{cases} does not exist: name new cases by --data")
+    run = FinishedRun.open(folder_of(run_dir))
+    model = run.model(site, data_dir=data_dir)
+    return check_new_cases(run, model, cases, coverage, path_of(calibration))
 
 
 @command
@@ -267,11 +269,17 @@ def export(
     plugin: OwnPlugin = None,
 ) -> Export:
     """Write a run's model as a program that needs no fedsilo."""
-    from fedsilo.inference.export.export import export
+    from fedsilo.inference.export.export import export_model
+    from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
-    folders = (path_of(out), path_of(data_dir), path_of(state_dir))
-    return export(folder_of(run_dir), form, site, *folders)
+    folder = folder_of(run_dir)
+    of_site = f"-{site}" if site else ""
+    target = path_of(out) or folder / f"export-{form}{of_site}"
+    refuse_target(target, "another --out")
+    run = FinishedRun.open(folder)
+    model = run.model(site, data_dir=data_dir, state_dir=state_dir)
+    return export_model(run, model, form, target)
 
 
 @command
@@ -283,9 +291,15 @@ def card(
     plugin: OwnPlugin = None,
 ) -> Path:
     """Write the model card of a run; return its path."""
-    from fedsilo.inference.export.card import card
+    from fedsilo.core.files.atomic_files import write_atomically
+    from fedsilo.inference.export.card import card_text
+    from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
-    path = path_of(out) or folder_of(run_dir) / "model-card.md"
-    card(folder_of(run_dir), site, path)
-    return path
+    run = FinishedRun.open(folder_of(run_dir))
+    if site is not None:
+        run.chosen_sites([site])  # raises its error if there is no such site
+    target = path_of(out) or run.path / "model-card.md"
+    refuse_target(target, "another --out")
+    write_atomically(target, card_text(run, site))
+    return target

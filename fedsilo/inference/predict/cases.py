@@ -18,9 +18,8 @@ from fedsilo.core.metric_names import CONFIDENCE
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import NOBODY
 from fedsilo.inference.predict.answers import Predictions
+from fedsilo.inference.predict.case_details import Reasons, ValueTexts, reasons_of
 from fedsilo.inference.predict.inputs import table_schema
-from fedsilo.inference.predict.reasons import Reasons, reasons_of
-from fedsilo.inference.predict.values import ValueTexts
 from fedsilo.models.measures.intervals import wilson
 from fedsilo.models.measures.outcome_counts import Bin, bins, merge_bins
 from fedsilo.pages.page import render_page

@@ -14,9 +14,9 @@ from fedsilo import predict
 from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.tables.heart import HEART
 from fedsilo.datasets.tables.schema import Column
-from fedsilo.inference.predict.case_novelty import CaseNovelty, Reference, reference_of
-from fedsilo.inference.predict.inputs import open_inputs
-from fedsilo.inference.predict.predict_request import CaseSource
+from fedsilo.inference.predict.case_novelty import CaseNovelty, Reference
+from fedsilo.inference.predict.inputs import CaseSource, open_inputs
+from fedsilo.inference.predict.novelty_reference import reference_of
 from fedsilo.inference.predict.prediction import predict_inputs
 from fedsilo.runs.finished_run import FinishedRun
 from tests.fedsilo.inference.predict.test_data_sets import run_of
