@@ -45,36 +45,59 @@ if TYPE_CHECKING:
     from fedsilo.inference.predict.predicted_masks import MaskPredictions
 
 
+# Parameters with a long help; those that several commands have are in ``options``
+StartingPoints = Annotated[
+    Sequence[str],
+    "a starting point: a run directory, scratch, a ViT's file, or timm:NAME; may be repeated for "
+    "a table with a row for each",
+]
+TrainedNetwork = Annotated[
+    str | None,
+    "segmentation: unet, vit, swin, transunet, swinunet; classification: conv, vgg16-bn, "
+    "resnet22, vit (default: the one that takes the run's weights)",
+]
+TrainingSettings = Annotated[
+    Settings | None,
+    Option(
+        "a setting of data, network or training that replaces the run's",
+        name="--set",
+        value="KEY=VALUE",
+    ),
+]
+
+PredictionsFile = Annotated[
+    MaybePath,
+    Option("CSV file to write, with a JSON file next to it; must not exist", required=True),
+]
+CasesTable = Annotated[
+    MaybePath, "predict the rows of a CSV, Excel or Parquet file; columns by name, in any order"
+]
+SetCoverage = Annotated[
+    float | None, "also give prediction sets of this coverage; needs 'calibrate'"
+]
+CasesPage = Annotated[
+    MaybePath, "also write a page of the cases, the most doubtful first; must not exist"
+]
+BestRound = Annotated[
+    bool, "use the model of the best round ('server.early-stopping-metric'), not of the last"
+]
+
+
 @command
 def finetune(
     *,
     task: Annotated[Literal["classification", "segmentation"], "the task to learn"],
-    weights: Annotated[
-        Sequence[str],
-        "a starting point: a run directory, scratch, a ViT's file, or timm:NAME; may be "
-        "repeated for a table with a row for each",
-    ],
+    weights: StartingPoints,
     out: Annotated[AnyPath, "folder to write; must not exist"],
     dataset: Annotated[str | None, "the data set (default: the first run's)"] = None,
     site: Sites = (),
-    network: Annotated[
-        str | None,
-        "segmentation: unet, vit, swin, transunet, swinunet; classification: conv, vgg16-bn, "
-        "resnet22, vit (default: the one that takes the run's weights)",
-    ] = None,
+    network: TrainedNetwork = None,
     epochs: Annotated[int, "passes over the training data"] = 20,
     seeds: Annotated[int, "number of seeds"] = 3,
     distil_epochs: Annotated[
         int, "epochs in which unet, swin or swinunet first learns the tokens of a run's ViT"
     ] = 0,
-    settings: Annotated[
-        Settings | None,
-        Option(
-            "a setting of data, network or training that replaces the run's",
-            name="--set",
-            value="KEY=VALUE",
-        ),
-    ] = None,
+    settings: TrainingSettings = None,
     device: Annotated[str | None, "auto, cpu, cuda or cuda:N (default: auto)"] = None,
     data_dir: DataDir = None,
     from_site: Annotated[
@@ -89,29 +112,21 @@ def finetune(
 
     Each of ``weights`` is trained over the seeds. If one fails, nothing is written.
     """
-    from fedsilo.finetuning import finetune_request as request
-    from fedsilo.finetuning.finetune import (
-        open_study,
-        refuse_equal_labels,
-        train_starts,
-    )
+    from fedsilo.finetuning.finetune import open_study, train_starts
+    from fedsilo.finetuning.finetune_request import check_starts, open_starts
     from fedsilo.finetuning.finetune_settings import network_of, read_changes, settings_of
 
     name_plugins(plugin_texts(plugin))
     for option, number in {"seeds": seeds, "epochs": epochs, "images": images}.items():
         refuse_below(1, option, number)
     refuse_below(0, "distil-epochs", distil_epochs)
-    names = several(weights)
-    request.check_starts(names, from_site)
-    folder, data, state = Path(out), path_of(data_dir), path_of(state_dir)
+    names, folder, data = several(weights), Path(out), path_of(data_dir)
+    check_starts(names, from_site)
     refuse_target(folder, "another --out")
-    starts = [request.open_start(name, data, from_site, state) for name in names]
-    sources = [source for source in starts if source is not None]
-    refuse_equal_labels(sources)
-    chosen = network_of(task, network, sources, distil=distil_epochs > 0)
+    starts = open_starts(names, data, from_site, path_of(state_dir))
+    chosen = network_of(task, network, starts.sources, distil=distil_epochs > 0)
     changes = read_changes(texts_of(settings), device, data)
-    run_models = [source for source in sources if isinstance(source, request.RunModel)]
-    common = settings_of(task, chosen, run_models, dataset, changes)
+    common = settings_of(task, chosen, starts.run_models, dataset, changes)
     study = open_study(task, chosen, common, several(site), seeds, epochs, distil_epochs)
     return train_starts(study, starts, folder, images, tell)
 
@@ -120,31 +135,20 @@ def finetune(
 def predict(
     run_dir: RunDir,
     *,
-    out: Annotated[
-        MaybePath,
-        Option("CSV file to write, with a JSON file next to it; must not exist", required=True),
-    ] = None,
+    out: PredictionsFile = None,
     site: ModelSite = None,
     images: Annotated[MaybePath, "predict the image files in this folder"] = None,
     manifest: Annotated[MaybePath, "predict the files in the column 'path' of this table"] = None,
-    table: Annotated[
-        MaybePath, "predict the rows of a CSV, Excel or Parquet file; columns by name, in any order"
-    ] = None,
+    table: CasesTable = None,
     id: Annotated[str | None, "the table's column with the patients' ids"] = None,
     split: Annotated[Split | None, "predict this split of the site"] = None,
-    coverage: Annotated[
-        float | None, "also give prediction sets of this coverage; needs 'calibrate'"
-    ] = None,
+    coverage: SetCoverage = None,
     calibration: CalibrationFile = None,
     answer_all: Annotated[bool, "also answer cases that are unlike the training samples"] = False,
-    html: Annotated[
-        MaybePath, "also write a page of the cases, the most doubtful first; must not exist"
-    ] = None,
+    html: CasesPage = None,
     data_dir: DataDir = None,
     state_dir: StateDir = None,
-    best: Annotated[
-        bool, "use the model of the best round ('server.early-stopping-metric'), not of the last"
-    ] = False,
+    best: BestRound = False,
     plugin: OwnPlugin = None,
     watch: Watch = lambda done, total: None,
 ) -> Predictions | MaskPredictions:
@@ -162,18 +166,18 @@ def predict(
     from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
-    run, written, page = folder_of(run_dir), path_of(out), path_of(html)
+    folder, written, page = folder_of(run_dir), path_of(out), path_of(html)
     files = {"images": path_of(images), "manifest": path_of(manifest), "table": path_of(table)}
     source = choose_source(id, **files, split=split)
-    if masks.is_finetuned(run):
-        without_masks = {"site": site, "coverage": coverage, "calibration": calibration}
-        without_masks |= {"answer-all": answer_all or None, "html": html, "best": best or None}
-        masks.refuse_options(run, without_masks | {"state-dir": state_dir})
-        return masks.predict_masks(run, source, written, path_of(data_dir), watch)
+    if masks.is_finetuned(folder):
+        others = {"site": site, "coverage": coverage, "calibration": calibration, "html": html}
+        others |= {"state-dir": state_dir, "answer-all": answer_all, "best": best}
+        masks.refuse_options(folder, others)
+        return masks.predict_masks(folder, source, written, path_of(data_dir), watch)
     check_coverage(coverage)
     prediction.check_outputs(written, page)
-    finished = FinishedRun.open(run)
-    model = finished.model(site, data_dir=data_dir, state_dir=state_dir, best=best)
+    run = FinishedRun.open(folder)
+    model = run.model(site, data_dir=data_dir, state_dir=state_dir, best=best)
     calibrated = None
     if coverage is not None or calibration is not None:
         calibrated = open_calibration(model, path_of(calibration))
@@ -181,7 +185,7 @@ def predict(
     found = prediction.predict_inputs(
         model, inputs, calibrated, coverage, reference, answer_all, watch
     )
-    prediction.write_predictions(finished, model, found, written, page)
+    prediction.write_predictions(run, model, found, written, page)
     return found
 
 

@@ -277,7 +277,7 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
     known = parameters_of(function)
     for name, value in given.items():
         if name not in known:
-            # As Python itself says it. ``**sources`` takes any name, and would drop a misspelt one
+            # ``**sources`` takes any name, so that Python would not refuse a misspelt one
             raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
         _check_argument(name, members_of(known[name].annotation), value)
 

@@ -1,4 +1,4 @@
-"""What a page says of a single case: the values of its inputs, and the reasons for its answer.
+"""Describes a single case on a page: the values of its inputs, and the reasons for its answer.
 
 Reasons are Shapley values of a table's columns, or maps over an image. ``fedsilo explain --table``
 and ``--image`` explain a new case in the same way.
@@ -121,7 +121,7 @@ class ValueTexts:
         if len(found) <= _FEW:
             return self._common(column.name, [f"{one:.4g}" for one in found], counts.tolist())
         for share in (0.05, 0.25):
-            # At least ``floor`` patients are beyond each end, so no end is a single patient's value
+            # No end is a single patient's value, because ``floor`` patients or more are beyond it
             if len(known) * share >= self.floor:
                 low, high = np.quantile(known[:, 0], (share, 1 - share))
                 return f"{low:.4g} to {high:.4g} ({1 - 2 * share:.0%} of patients)"

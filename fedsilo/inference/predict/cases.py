@@ -61,7 +61,7 @@ class _Context:
 
     model: TrainedModel
     found: Predictions
-    states: Sequence[_State]  # of all inputs, in their order
+    states: Sequence[_State]  # the state of each input
     kept: Mapping[int, int]  # place of an input -> its index among the readable inputs
     reasons: Reasons
     reliability: Sequence[Bin]

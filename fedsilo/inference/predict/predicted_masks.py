@@ -73,10 +73,10 @@ def is_finetuned(folder: Path) -> bool:
 def refuse_options(folder: Path, options: Mapping[str, object]) -> None:
     """Raise a SettingError for an option of ``predict`` that has no effect on masks.
 
-    ``options`` are names -> values; None for an option that is not given.
+    ``options`` are names -> values; None or False for an option that is not given.
     """
     for name, value in options.items():
-        if value is not None:
+        if value is not None and value is not False:
             raise SettingError(
                 f"--{name} has no effect on masks, and {folder} is a fine-tuned network that "
                 f"predicts masks: remove --{name}"
