@@ -71,12 +71,14 @@ def read_plugin(path: Path) -> bytes:
     Raises:
         SettingError: the file is missing, or is a pipe, device or folder.
     """
-    if path.exists() and not path.is_file():
-        raise SettingError(f"plugin {path} is not a file: name a file FILE.py")
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise SettingError(f"plugin {path} cannot be read: {error.strerror}") from None
+    fault = "is not a file: name a file FILE.py"
+    # Opening a pipe would wait for its writer
+    if path.is_file() or not path.exists():
+        try:
+            return path.read_bytes()
+        except OSError as error:
+            fault = f"cannot be read: {error.strerror}"
+    raise SettingError(f"plugin {path} {fault}")
 
 
 def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> None:
@@ -88,10 +90,13 @@ def _load_file(path: Path, taken: Collection[str], pins: Mapping[str, str]) -> N
     loaded = sys.modules.get(name)
     if getattr(loaded, _DIGEST, "") == digest and getattr(loaded, "__file__", "") == str(path):
         return
+    fault = ""
     if not name.isidentifier():
-        raise SettingError(f"plugin {path}: '{name}' is not a module name; rename the file")
-    if name in taken or (not hasattr(loaded, _DIGEST) and _is_other_module(name, path)):
-        raise SettingError(f"plugin {path}: the name '{name}' is taken; rename the file")
+        fault = f"'{name}' is not a module name"
+    elif name in taken or (not hasattr(loaded, _DIGEST) and _is_other_module(name, path)):
+        fault = f"the name '{name}' is taken"
+    if fault:
+        raise SettingError(f"plugin {path}: {fault}; rename the file")
     module = ModuleType(name)
     module.__dict__.update({"__file__": str(path), _DIGEST: digest})
     # Dataclasses look up their module while it is being executed, so that it is registered before

@@ -115,7 +115,9 @@ class SiteFacts:
         said |= {name: json.loads(config[key_of(name)]) for name in _AS_JSON}
         read = _validate_facts(cls, json.dumps(said))
         facts = replace(read, sums=_sums(config, len(read.features)))
-        _check_splits(facts)
+        fault = _split_fault(facts)
+        if fault:
+            raise ValueError(fault)
         return facts
 
 
@@ -139,31 +141,31 @@ def _validate_facts(cls: type[SiteFacts], text: str) -> SiteFacts:
     raise ValueError(f"{place}: {first['msg']}")
 
 
-def _check_splits(facts: SiteFacts) -> None:
+def _split_fault(facts: SiteFacts) -> str:
+    """Say which count or split is wrong; empty if none is."""
     for split, counts in facts.label_counts.items():
         if len(counts) != facts.classes:
-            raise ValueError(
-                f"'label-counts' of {split} are {len(counts)} of {facts.classes} classes"
-            )
+            return f"'label-counts' of {split} are {len(counts)} of {facts.classes} classes"
         if min(counts, default=0) < 0:
-            raise ValueError(f"'label-counts' of {split} are not whole numbers of 0 or more")
-    if facts.label_counts:
-        # Every reply's weight is checked against these counts: a KeyError here refuses the site
-        facts.label_counts["train"]
+            return f"'label-counts' of {split} are not whole numbers of 0 or more"
+    # Every reply's weight is checked against the counts of the training samples
+    if facts.label_counts and "train" not in facts.label_counts:
+        return "'label-counts' lack the split train"
     if not set(facts.measured) <= set(SPLITS):
-        raise ValueError(f"'measured' names other splits than {', '.join(SPLITS)}")
+        return f"'measured' names other splits than {', '.join(SPLITS)}"
+    return ""
 
 
 def _sums(config: Mapping[str, Any], features: int) -> Sums | None:
+    """Read the sums over a table's features, (features,) float64 each; None if there are none."""
     if "sums-count" not in config:
         return None
-    parts = {
-        part: np.array([float(value) for value in config[f"sums-{part}"]])
-        for part in ("count", "total", "squares")
-    }
-    for part, values in parts.items():
-        if len(values) != features or not np.isfinite(values).all():
-            raise ValueError(f"'sums-{part}' are not {features} finite numbers")
-        if part != "total" and (values < 0).any():
-            raise ValueError(f"'sums-{part}' has a number below 0")
+    parts = {}
+    for part in ("count", "total", "squares"):
+        values = np.array([float(value) for value in config[f"sums-{part}"]])
+        is_negative = part != "total" and bool((values < 0).any())
+        if len(values) != features or not np.isfinite(values).all() or is_negative:
+            least = "" if part == "total" else " of 0 or more"
+            raise ValueError(f"'sums-{part}' are not {features} finite numbers{least}")
+        parts[part] = values
     return Sums(**parts)

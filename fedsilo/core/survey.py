@@ -8,13 +8,11 @@ value, one more cell at the end counts these samples.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
-
-from fedsilo.core.site_facts import SPLITS
 
 VERSION = 1
 ABOUT = "about"
@@ -28,17 +26,11 @@ def _plain(text: str) -> str:
     return text
 
 
-def _split(name: str) -> str:
-    if name not in SPLITS:
-        raise ValueError(f"a split is not one of {', '.join(SPLITS)}")
-    return name
-
-
 Text = Annotated[str, Field(max_length=_LENGTH), AfterValidator(_plain)]
 Count = Annotated[int, Field(ge=0, le=_MOST)] | None
 Cells = Annotated[list[Count], Field(max_length=_NAMES)]
 Number = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
-SplitName = Annotated[str, AfterValidator(_split)]
+SplitName = Literal["train", "val", "test"]
 
 
 class Part(BaseModel):
@@ -156,18 +148,26 @@ class Survey(Part):
     @model_validator(mode="after")
     def _fits(self) -> Survey:
         """Check that each part counts the classes and features that ``about`` names."""
-        for cells in (self.labels or {}).values():
-            if len(cells) != len(self.about.classes):
-                raise ValueError("'labels' are not one count a class")
-        for by_name in (self.histograms or {}).values():
-            _check_cells("histograms", by_name, self.about.features)
-        _check_cells("files", self.files or {}, self.about.file_features)
-        _check_names(self.file_percentiles or {}, self.about.file_features)
-        for means in (self.means or {}).values():
-            _check_names(means, self.about.features)
-        for percentiles in (self.percentiles or {}).values():
-            _check_names(percentiles, self.about.features)
+        problem = next(self._problems(), "")
+        if problem:
+            raise ValueError(problem)
         return self
+
+    def _problems(self) -> Iterator[str]:
+        """Say of each part in what it does not fit ``about``."""
+        about = self.about
+        for cells in (self.labels or {}).values():
+            if len(cells) != len(about.classes):
+                yield "'labels' are not one count a class"
+        for histograms in (self.histograms or {}).values():
+            yield from _cell_problems("histograms", histograms, about.features)
+        yield from _cell_problems("files", self.files or {}, about.file_features)
+        named = [(self.file_percentiles or {}, about.file_features)]
+        for by_feature in [*(self.means or {}).values(), *(self.percentiles or {}).values()]:
+            named.append((by_feature, about.features))
+        for statistics, features in named:
+            if not statistics.keys() <= {feature.name for feature in features}:
+                yield "it has a statistic of a feature that 'about' does not name"
 
     def to_config(self) -> dict[str, str]:
         """Convert the answer to the keys and values of a ConfigRecord; each value is JSON."""
@@ -198,19 +198,13 @@ def _no_number(text: str) -> Any:
     raise ValueError(f"{text} is not a number")
 
 
-def _check_cells(
+def _cell_problems(
     part: str, by_name: Mapping[str, list[Count]], measured: list[MeasuredFeature]
-) -> None:
-    """Check that a part has one count for each cell of each feature it names."""
+) -> Iterator[str]:
+    """Say whether a part has one count for each cell of each feature that it names."""
     cells = {feature.name: feature.cells for feature in measured}
     if len(cells) != len(measured):
-        raise ValueError("two features have one name")
+        yield "two features have one name"
     for name, counts in by_name.items():
         if len(counts) != cells.get(name):
-            raise ValueError(f"'{part}' does not fit the features that 'about' names")
-
-
-def _check_names(by_name: Mapping[str, object], measured: list[MeasuredFeature]) -> None:
-    """Check that a part names only features that ``about`` names."""
-    if not by_name.keys() <= {feature.name for feature in measured}:
-        raise ValueError("it has a statistic of a feature that 'about' does not name")
+            yield f"'{part}' does not fit the features that 'about' names"

@@ -269,11 +269,12 @@ Silos = Annotated[dict[SiteName, Site], AfterValidator(_consistent)]
 
 
 class Failure(RunObject):
-    """A failure that a run survived: the round, phase and site, with the reason."""
+    """A message without a usable answer: round, phase, site, kind of failure, and reason."""
 
     round: Whole
     phase: Line
     site: Line
+    code: Line = ""  # version 0.1 wrote none
     reason: Line
 
 

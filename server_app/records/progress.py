@@ -58,7 +58,7 @@ class Progress(_Part):
         phase: the current phase, or an empty string between phases.
         asked, answered, away, failed: sites of the current phase. ``away`` are disconnected and
             have not answered; ``failed`` are left out of the phase, with the reason.
-        left_out: number of times that a site was left out since this process began.
+        left_out: number of messages without a usable answer, also before a resume.
         seconds: seconds since this process began; ``seconds_left`` is estimated from its rounds.
         server_memory_bytes: memory of the server's process.
         sites: the costs of each site, by name.
@@ -184,6 +184,8 @@ def _families(p: Progress) -> Iterator[tuple[str, str, _Samples]]:
     sites = {"asked": p.asked, "answered": p.answered, "away": p.away, "failed": p.failed}
     counts: _Samples = [({"state": state}, len(names)) for state, names in sites.items()]
     yield "fedsilo_run_phase_sites", "Sites of the current phase.", counts
+    said = "Messages without a usable answer, also before a resume."
+    yield "fedsilo_run_failures_total", said, [({}, p.left_out)]
     ways: _Samples = [({"direction": way}, count) for way, count in p.bytes().items()]
     yield "fedsilo_run_bytes_total", "Bytes down to the sites and up from them.", ways
     for key, name, meaning in (

@@ -162,7 +162,6 @@ class ProgressHook(Hook):
     @_harmless
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
         """Print the site that is left out, with the reason."""
-        self.progress.left_out += 1
         if site in self.progress.asked:
             self.progress.failed[site] = one_line(reason)
             if site in self.progress.answered:
@@ -241,6 +240,7 @@ class ProgressHook(Hook):
                 epsilon=epsilon,
             )
         moment = time.monotonic()
+        here.left_out = len(self.recorder.failures.entries)
         here.updated, here.seconds = datetime.now(UTC), round(moment - self.began, 3)
         here.server_memory_bytes = self.process.memory_info().rss
         done = here.finished_rounds - self.first

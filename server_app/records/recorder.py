@@ -30,6 +30,7 @@ from fedsilo.core.messages import (
     measurements,
 )
 from fedsilo.core.metric_names import TRAINED_PREFIX, UPDATE, read_measurement
+from fedsilo.server_app.records.failures import FailureLog
 from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
@@ -145,7 +146,7 @@ class Recorder(Hook):
         sites: bytes down, bytes up and seconds so far, by site.
         peak_memory: peak memory in bytes, by site.
         unrepeatable: names of non-deterministic operations that ran.
-        failures: sites that the run continued without, with round, phase and reason.
+        failures: the messages without a usable answer, which ``failures.jsonl`` has.
     """
 
     name = "records"
@@ -160,7 +161,7 @@ class Recorder(Hook):
         self.sites: dict[str, tuple[int, int, float]] = {}
         self.peak_memory: dict[str, int] = {}
         self.unrepeatable: set[str] = set()
-        self.failures: list[dict[str, Any]] = []
+        self.failures = FailureLog(directory)
         self._new_metrics: list[Row] = []
         self._new_traffic: list[Row] = []
 
@@ -169,7 +170,7 @@ class Recorder(Hook):
         for site, (down, up) in participants.traffic.items():
             self._add_traffic([state.round, "hello", site, down, up, 0.0, 0, 0])
         for reason in participants.refused:
-            self.site_failed(state.round, "hello", "unknown", reason)
+            self.failures.add(state.round, "hello", "unknown", "not-admitted", reason)
 
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
@@ -228,9 +229,9 @@ class Recorder(Hook):
             if part.cosine is not None:
                 self._new_metrics.append([round_, site, UPDATE, "cosine", part.cosine])
 
-    def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
-        """Remember the failure for summary.json."""
-        self.failures.append({"round": round_, "phase": phase, "site": site, "reason": reason})
+    def answer_failed(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
+        """Append the failure to ``failures.jsonl``."""
+        self.failures.add(round_, phase, site, code, cause)
 
     def round_ended(self, state: State) -> None:
         """Append the round's rows to both files; rounds before ``state.round`` are final now."""
@@ -256,7 +257,7 @@ class Recorder(Hook):
             "sites": self.sites,
             "peak-memory": self.peak_memory,
             "unrepeatable": sorted(self.unrepeatable),
-            "failures": self.failures,
+            "failures": self.failures.in_summary(),
         }
 
     def restore(self, state: Any) -> None:
@@ -268,7 +269,11 @@ class Recorder(Hook):
         self.sites = {}
         for site, (down, up, took) in state["sites"].items():
             self.sites[site] = (down, up, took)
-        self.peak_memory, self.failures = state["peak-memory"], state["failures"]
+        self.peak_memory = state["peak-memory"]
+        # A run that an earlier version began has its failures only here
+        for entry in state["failures"]:
+            where = entry["round"], entry["phase"], entry["site"]
+            self.failures.add(*where, entry.get("code", "site"), entry["reason"])
         self.unrepeatable = set(state["unrepeatable"])
 
     def values(

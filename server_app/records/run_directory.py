@@ -242,16 +242,21 @@ def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
     document: dict[str, Any] = {"format": RUN_FORMAT} | group_settings(settings.as_mapping())
     if launch:
         document["launch"] = dict(launch)
+    document["environment"] = this_environment()
+    return tomli_w.dumps(document)
+
+
+def this_environment() -> dict[str, Any]:
+    """Return the versions of fedsilo, Python and the packages that compute, as config.toml has."""
     packages = {}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
             packages[name] = version(name)
-    document["environment"] = {
+    return {
         "fedsilo-revision": git_revision(),
         "python": platform.python_version(),
         "packages": packages,
     }
-    return tomli_w.dumps(document)
 
 
 def silos_document(participants: Participants) -> dict[str, Any]:

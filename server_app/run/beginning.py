@@ -24,7 +24,7 @@ from fedsilo.server_app.records.checkpoints import CheckpointHook
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.progress_hook import ProgressHook
 from fedsilo.server_app.records.recorder import Recorder
-from fedsilo.server_app.records.run_directory import CUT, SILOS, RunDirectory
+from fedsilo.server_app.records.run_directory import CUT, SILOS, RunDirectory, this_environment
 from fedsilo.server_app.records.tracking import TrackingHook
 from fedsilo.server_app.run.checks import SITE_CHECKS, Beginning, raise_first
 from fedsilo.server_app.run.terminal import printer
@@ -131,6 +131,37 @@ def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
             f"{directory.path} holds a run with other settings: {other}; resume with the same "
             "settings, or choose another 'run.name'"
         )
+
+
+def changed_software(directory: RunDirectory) -> str:
+    """Describe how the software of a resumed run differs from that of its start; empty if not.
+
+    Other versions may round differently, so the run need not be the one that it would have been.
+    """
+    path = directory.path / run_directory.CONFIG
+    if not path.is_file():
+        return ""
+    before, now = _versions(read_run_config(path).environment), _versions(this_environment())
+    parts = []
+    for name in sorted(before.keys() & now.keys()):
+        if before[name] != now[name]:
+            parts.append(f"{name} {before[name]} is now {now[name]}")
+    if not parts:
+        return ""
+    return (
+        f"this run began with other software, so its numbers may differ from a run without a "
+        f"break: {', '.join(parts)}"
+    )
+
+
+def _versions(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Flatten the environment in config.toml: name of the software -> version, short."""
+    packages = environment.get("packages", {})
+    versions = {name: str(version)[:20] for name, version in packages.items()}
+    for key, name in (("fedsilo-revision", "fedsilo"), ("python", "Python")):
+        if environment.get(key):
+            versions[name] = str(environment[key])[:20]
+    return versions
 
 
 def write_beginning(

@@ -164,7 +164,7 @@ def _results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
         # The text may quote the errors of all sites, so it is cut to a readable length
         "stopped": abbreviate(loop.stopped or method.why_finished(state) or "", 1000) or None,
         "marks": method.marks(state),
-        "failures": recorder.failures,
+        "failures": recorder.failures.in_summary(),
     }
     if common.plugin_digests:
         results["plugs"] = stated_digests(common.plugin_digests)

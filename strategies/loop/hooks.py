@@ -56,6 +56,17 @@ class Hook:
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
         """Called with the means over all sites of the metrics that were summed in secret."""
 
+    def answer_failed(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
+        """Called for each site without a usable answer, before the run continues or ends.
+
+        Args:
+            round_: the round.
+            phase: the phase whose message has no usable answer; "hello" for an introduction.
+            site: the site, or "unknown".
+            code: kind of failure, as docs/run-directory.md lists them.
+            cause: what happened, in one line.
+        """
+
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
         """Called when the run continues without ``site`` in this phase."""
 

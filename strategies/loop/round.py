@@ -9,6 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
 from fedsilo.core.errors import ERROR_CODES, EpsilonSpentError, SiteError
@@ -50,6 +51,8 @@ from fedsilo.strategies.wire.reply import Arrays, Reply, Spill, decode
 from fedsilo.strategies.wire.secure_keys import SECURE
 
 _CODES = {number: code for code, number in ERROR_CODES.items()}
+# Kinds of failures that no site's own error names; docs/run-directory.md lists them
+_NO_ANSWER, _DISCONNECTED, _UNUSABLE = "no-answer", "disconnected", "unusable"
 
 
 @dataclass(eq=False)
@@ -80,6 +83,8 @@ class Round(Ask):
     # errors that they answered with
     failed: dict[str, str] = field(init=False, default_factory=dict)
     codes: dict[str, str] = field(init=False, default_factory=dict)
+    # The kind of failure of each of these sites, for the record of failures
+    kinds: dict[str, str] = field(init=False, default_factory=dict)
     # Arrays that several sites receive are serialised once, and so are the bundles of real sites
     _packed: Packed = field(init=False, default_factory=dict)
     _bundles: Bundles = field(init=False, default_factory=dict)
@@ -100,7 +105,7 @@ class Round(Ask):
             )
         if not question.send:
             return Replies({})
-        self.failed, self.codes = {}, {}
+        self.failed, self.codes, self.kinds = {}, {}, {}
         replies = Replies(self._check(question, self._exchange(question)))
         for site, reply in replies.items():
             if reply.keeps_state:
@@ -196,8 +201,9 @@ class Round(Ask):
                 self.failed[site] = one_line(error)
             self.hooks.call("reply_came", self.number, phase, site)
         for site in sites:
-            if site not in replies:
-                self.failed.setdefault(site, "no answer in time")
+            if site not in replies and site not in self.failed:
+                self.failed[site] = "no answer in time"
+                self.kinds[site] = _NO_ANSWER
         return replies
 
     def _decode(self, site: str, message: Message, question: Question) -> Reply:
@@ -208,6 +214,9 @@ class Round(Ask):
         """
         if message.has_error():
             self.codes[site] = _CODES.get(message.error.code, "")
+            self.kinds[site] = self.codes[site] or SiteError.code
+            if message.error.code == ErrorCode.NODE_UNAVAILABLE:
+                self.kinds[site] = _DISCONNECTED
             reason = message.error.reason or f"error {message.error.code}"
             raise SiteError(abbreviate(reason.removeprefix(f"site {site}: ")))
         expected = question.expect.get(site, {})
@@ -247,6 +256,12 @@ class Round(Ask):
             for site, reason in far_out(limit, question.reference, usable).items():
                 self.failed[site] = reason
                 del usable[site]
+        # Before the run may end here, because the record of failures must say why it did
+        for site in sorted(self.failed):
+            kind = self.kinds.get(site, _UNUSABLE)
+            self.hooks.call(
+                "answer_failed", self.number, question.phase, site, kind, self.failed[site]
+            )
         if len(usable) < len(question.send):
             self._refuse_too_few(question, len(usable))
         for site in sorted(self.failed):

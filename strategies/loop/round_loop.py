@@ -141,6 +141,7 @@ class RoundLoop:
                 joined.append(site)
         self.method.participants = participants
         for reason in refused:
+            self.hooks.call("answer_failed", round_, "hello", "unknown", "not-admitted", reason)
             self.hooks.call("site_failed", round_, "hello", "unknown", reason)
         if joined:
             self.hooks.call("participants_changed", round_, participants, joined)

@@ -13,7 +13,7 @@ from functools import partial
 from types import MappingProxyType
 
 from fedsilo.core.array_names import with_prefix
-from fedsilo.core.errors import SiteError
+from fedsilo.core.errors import SiteError, WithheldError
 from fedsilo.core.messages import (
     ARRAYS,
     EVALUATE,
@@ -108,6 +108,7 @@ class SecureAsk(Ask):
         for name in sum_.metrics:
             if name not in means:
                 line = f"no site has a finite value of '{name}': it is left out"
+                ask.hooks.call("answer_failed", ask.number, phase, "unknown", "unusable", line)
                 ask.hooks.call("site_failed", ask.number, phase, "unknown", line)
         if means:
             ask.hooks.call("sums_measured", ask.number, phase, means)
@@ -129,6 +130,10 @@ class SecureAsk(Ask):
         reason = (
             f"{number} of {len(sum_.replies)} could not answer and added 0 to the sum: each one's "
             "own log says why"
+        )
+        # The sites keep the cause to themselves, so that a sum cannot reveal a single patient
+        self.ask.hooks.call(
+            "answer_failed", self.ask.number, phase, "unknown", WithheldError.code, reason
         )
         if answered < needed:
             raise TooFewSitesError(

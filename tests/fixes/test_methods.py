@@ -12,6 +12,8 @@ from fedsilo.core.messages import CONFIG, HELLO
 from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import InlineGrid, run_inline
 from fedsilo.server_app.config.settings import resolve
+from fedsilo.server_app.records.failures import read_failures
+from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.methods.fedavg import FedAvg
 from tests.support.federation import SITES, Federation
 from tests.support.fixes import GONE, HEART, Case, Values, changed, check, refused, tiny
@@ -181,11 +183,24 @@ def test_run_with_failed_site_repaired_or_left_out_continues(
     assert "site s3a, round 2, phase train: the line is cut -- 2 of 3 sites answered" in said
     assert "('run.min-sites'): repair the site and resume or start again, or" in said
     assert fix in said
+    found = read_failures(RunDirectory(tmp_path / "run"))
+    assert [list(entry.values()) for entry in found] == [
+        [2, "train", "s3a", "site", "the line is cut"]
+    ]
     if fix.startswith("set"):
         assert not attempt(**{"run.min-sites": 2, "run.resume": True})
+        # The second process fails in the same round and again in the next ones; nothing is twice
+        failures = RunDirectory(tmp_path / "run").read_json("summary.json")["failures"]
+        rounds = [(failure["round"], failure["phase"]) for failure in failures]
+        assert rounds[0] == (2, "train")
+        assert len(rounds) == len(set(rounds))
         return
     cut = False  # the site is fixed
     assert not attempt(**({"resume": True} if fix == "resume" else {"run.name": "again"}))
+    if fix == "resume":
+        # The failure that ended the first process is in the results of the second
+        (failure,) = RunDirectory(tmp_path / "run").read_json("summary.json")["failures"]
+        assert (failure["site"], failure["reason"]) == ("s3a", "the line is cut")
 
 
 def test_foreign_node_with_plain_name_takes_part(

@@ -46,11 +46,12 @@ def read_arrays(path: Path, names: Sequence[str], most: int) -> dict[str, npt.ND
             check_members(path, entries.values())
             return {name: _array(path, archive, entry) for name, entry in entries.items()}
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from None
+        fault = f"cannot be read: {error.strerror or error}"
     except DAMAGES as error:
-        raise DataError(f"{path} is damaged or not an npz file ({one_line(error, 100)})") from None
+        fault = f"is damaged or not an npz file ({one_line(error, 100)})"
     except (NotImplementedError, RuntimeError):  # other compressions, a password
-        raise DataError(f"{path} is packed in a way that numpy does not write") from None
+        fault = "is packed in a way that numpy does not write"
+    raise DataError(f"{path} {fault}")
 
 
 def _entries(
@@ -85,6 +86,11 @@ def _array(path: Path, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> npt.
 
 
 def _header(member: IO[bytes], start: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Read shape, Fortran order and type of an array from its header, which begins with ``start``.
+
+    Raises:
+        ValueError: numpy does not write such a header.
+    """
     version = npy.read_magic(io.BytesIO(start))
     if version not in _READERS:
         raise ValueError(f"its npy version is {version}")

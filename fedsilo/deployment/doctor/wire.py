@@ -1,14 +1,20 @@
 """Checks a server over the network from a hospital: its certificate, its clock, registration."""
 
+import os
 import socket
 import ssl
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
+from urllib.request import proxy_bypass_environment
 
+from fedsilo.core.one_line import one_line
 from fedsilo.deployment.doctor.findings import Refused, Skipped
 
 _PATIENCE = 3.0  # seconds in which the server must answer
+# Environment variables that gRPC takes a proxy from, the first one that is set, and those that name
+# hosts without a proxy
+_PROXIES, _DIRECT = ("grpc_proxy", "https_proxy", "http_proxy"), ("no_grpc_proxy", "no_proxy")
 
 
 def handshake(address: str, authority: Path) -> None:
@@ -62,7 +68,7 @@ def same_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
     and its words tell which of the two it refused.
 
     Raises:
-        Refused: the clocks differ too much.
+        Refused: the clocks differ too much, or gRPC does not reach the server.
         Skipped: the server asks for no keys, or gives another answer.
     """
     from flwr.common.constant import TIMESTAMP_TOLERANCE
@@ -93,7 +99,8 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
     server refuses the activation of a node that is already connected.
 
     Raises:
-        Refused: the SuperLink has no registration of the key for this node.
+        Refused: the SuperLink has no registration of the key for this node, or gRPC does not
+            reach the server.
     """
     from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
     from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
@@ -116,6 +123,23 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
         return False
 
 
+def _unreached(address: str, details: str) -> Refused:
+    """Build the error for a server that gRPC does not reach, which may be the fault of a proxy.
+
+    ``handshake`` opens a plain connection, so it passes where a proxy stops gRPC.
+    """
+    host, _ = parts(address)
+    direct = next((os.environ[name] for name in _DIRECT if os.environ.get(name)), "")
+    fault, fix = "", "ask the server's operator whether it runs"
+    for name in _PROXIES:
+        if os.environ.get(name):
+            if not proxy_bypass_environment(host, {"no": direct}):
+                fault = f", through the proxy that ${name} names"
+                fix = f"add {host} to $no_proxy, or have the proxy let gRPC (HTTP/2) through"
+            break
+    return Refused(f"gRPC does not reach server {address}{fault} ({one_line(details, 200)})", fix)
+
+
 class _Fleet:
     """Calls to a server's Fleet API, signed by a hospital's key with a given time."""
 
@@ -131,6 +155,7 @@ class _Fleet:
         if not isinstance(private, EllipticCurvePrivateKey):
             raise Refused(f"secret {key} is no EC key", "ask the server's operator for a new kit")
         self.public_key = public_key_to_bytes(private.public_key())
+        self._address = address
         stamp = now.isoformat()
         self._signed = (
             (PUBLIC_KEY_HEADER, self.public_key),
@@ -142,11 +167,17 @@ class _Fleet:
         self._stub, self.close = FleetStub(channel), channel.close
 
     def refusal(self, name: str, request: object) -> str:
-        """Make a call and return the server's text of its refusal; empty if it accepts the call."""
+        """Make a call and return the server's text of its refusal; empty if it accepts the call.
+
+        Raises:
+            Refused: the server has not answered, so that nothing is known of the key.
+        """
         import grpc
 
         try:
             getattr(self._stub, name)(request, timeout=_PATIENCE, metadata=self._signed)
         except grpc.RpcError as error:
+            if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
+                raise _unreached(self._address, str(error.details())) from None
             return str(error.details())
         return ""

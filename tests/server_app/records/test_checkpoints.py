@@ -26,10 +26,12 @@ def _state(round_: int) -> State:
 
 
 def _write(folder: Path, rounds: int, seed: int = 1) -> CheckpointHook:
-    failures = Recorder(RunDirectory(folder))
+    run = folder.with_name(f"{folder.name}-run")
+    run.mkdir(exist_ok=True)
+    failures = Recorder(RunDirectory(run))
     hook = CheckpointHook(folder, {"seed": seed}, [failures], _State)
     for round_ in range(1, rounds + 1):
-        failures.site_failed(round_, "train", "s1a", "why")
+        failures.answer_failed(round_, "train", "s1a", "site", "why")
         hook.round_ended(_state(round_))
     return hook
 
@@ -42,7 +44,7 @@ def test_the_newest_checkpoint_brings_back_state_and_hooks(tmp_path: Path) -> No
     assert isinstance(found, _State)
     assert (found.round, found.iteration, found.stateful_sites) == (3, 3, ("s1a",))
     assert found.arrays["w"].tolist() == [3, 3, 3]
-    assert [entry["round"] for entry in failures.failures] == [1, 2, 3]
+    assert [entry["round"] for entry in failures.failures.entries] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("value", [{1: 0.5}, {"a": {2: 1}}, np.float32(1), np.zeros(2), {1, 2}])

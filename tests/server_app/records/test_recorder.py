@@ -119,11 +119,13 @@ def test_recorder_takes_of_special_phases_the_traffic_alone(tmp_path: Path) -> N
 def test_recorder_restores_what_state_returned(tmp_path: Path) -> None:
     one, other = Recorder(RunDirectory(tmp_path)), Recorder(RunDirectory(tmp_path))
     one.phase_ended(1, "train", {"s1a": reply(incoming__test__accuracy=0.1)})
-    one.site_failed(1, "train", "s2a", "gone")
+    one.answer_failed(1, "train", "s2a", "no-answer", "gone")
     one.round_ended(State({}, 1))
     other.restore(json.loads(json.dumps(one.state())))
     assert other.state() == one.state()
-    assert other.failures == [{"round": 1, "phase": "train", "site": "s2a", "reason": "gone"}]
+    entry = {"round": 1, "phase": "train", "site": "s2a", "code": "no-answer"}
+    assert other.failures.entries == [{**entry, "cause": "gone"}]
+    assert other.failures.in_summary() == [{**entry, "reason": "gone"}]
 
 
 def test_a_file_of_an_earlier_version_continues_with_its_own_columns(tmp_path: Path) -> None:

@@ -1,0 +1,92 @@
+"""The failures of a run, in ``failures.jsonl``: one line for each message without a usable answer.
+
+The lines outlive the process that wrote them. Unlike the tables, the file is not cut back to the
+checkpoint of a resumed run, because the failure that ended a run came after its last checkpoint.
+"""
+
+import json
+import os
+from typing import Any
+
+from fedsilo.core.errors import RunDirectoryError
+from fedsilo.core.one_line import one_line
+from fedsilo.server_app.records.run_directory import RunDirectory
+
+FAILURES = "failures.jsonl"
+KEYS = ("round", "phase", "site", "code", "cause")
+
+
+class FailureLog:
+    """Reads and appends to the failures of one run.
+
+    Attributes:
+        entries: the failures in their order, also those from before a resume: round, phase, site
+            (empty if the whole run failed), code and cause.
+    """
+
+    def __init__(self, directory: RunDirectory) -> None:
+        self.path = directory.path / FAILURES
+        self.entries = read_failures(directory)
+
+    def add(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
+        """Append a failure, unless the file has the same one.
+
+        A resumed run repeats the round in which it was interrupted, and may fail there again.
+
+        Raises:
+            RunDirectoryError: the file cannot be written.
+        """
+        values = (round_, phase, site, code, one_line(cause, 1000))
+        entry: dict[str, Any] = dict(zip(KEYS, values, strict=True))
+        if entry in self.entries:
+            return
+        self.entries.append(entry)
+        line = json.dumps(entry, ensure_ascii=False) + "\n"
+        try:
+            # One write, so that a process that is killed leaves a whole line or none. No link is
+            # followed, because it could lead out of the directory
+            handle = os.open(
+                self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW, 0o644
+            )
+            try:
+                os.write(handle, line.encode())
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+        except OSError as error:
+            raise RunDirectoryError(
+                f"cannot append to {self.path} ({error.strerror}): resume the run once the file "
+                "can be written"
+            ) from None
+
+    def in_summary(self) -> list[dict[str, Any]]:
+        """Return the failures as summary.json has them, where the cause is called 'reason'."""
+        listed = []
+        for entry in self.entries:
+            rest = {key: value for key, value in entry.items() if key != "cause"}
+            listed.append({**rest, "reason": entry["cause"]})
+        return listed
+
+
+def read_failures(directory: RunDirectory) -> list[dict[str, Any]]:
+    """Read the failures of a run; none if it has no such file.
+
+    Raises:
+        RunDirectoryError: the file cannot be read, or a line has another form.
+    """
+    path = directory.file(FAILURES)
+    if not path.exists():
+        return []
+    failures = []
+    try:
+        for line in path.read_text(encoding="utf-8").splitlines():
+            entry = json.loads(line)
+            if tuple(entry) != KEYS:
+                raise ValueError(f"its keys must be {', '.join(KEYS)}")
+            failures.append(entry)
+    except (OSError, ValueError, TypeError, RecursionError) as error:
+        reason = one_line(error, 100)
+        raise RunDirectoryError(
+            f"{path}, line {len(failures) + 1} is damaged ({reason}): restore the run's own file"
+        ) from None
+    return failures
