@@ -24,7 +24,7 @@ Value = bool | int | float | str
 S = TypeVar("S")
 
 _LARGEST = 2**63 - 1  # the largest whole number that Flower's run config can hold
-_LONGEST = 4096  # characters of a value
+_LONGEST = 4096  # the most characters that a value may have
 _TYPE_NAMES = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
 # pydantic's bounds of a number, in the order in which they are read
 _BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}

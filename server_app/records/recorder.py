@@ -257,7 +257,7 @@ class Recorder(Hook):
             "sites": self.sites,
             "peak-memory": self.peak_memory,
             "unrepeatable": sorted(self.unrepeatable),
-            "failures": self.failures.in_summary(),
+            "failures": self.failures.entries,
         }
 
     def restore(self, state: Any) -> None:
@@ -273,7 +273,8 @@ class Recorder(Hook):
         # A run that an earlier version began has its failures only here
         for entry in state["failures"]:
             where = entry["round"], entry["phase"], entry["site"]
-            self.failures.add(*where, entry.get("code", "site"), entry["reason"])
+            cause = entry.get("cause") or entry["reason"]
+            self.failures.add(*where, entry.get("code", "site"), cause)
         self.unrepeatable = set(state["unrepeatable"])
 
     def values(

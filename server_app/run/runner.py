@@ -73,7 +73,7 @@ def run(
         progress = hooks.progress
         with progress.following(), progress_bars(console, lambda: progress.progress):
             # The end is within the block too: 'finished' is shown only once summary.json is there
-            with _failure_noted(loop, hooks.recorder.failures):
+            with _note_failure(loop, hooks.recorder.failures):
                 loop.start(grid, common.rounds, common.reply_timeout)
             seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
             summary = write_end(directory, loop, hooks, seconds, say)
@@ -82,7 +82,7 @@ def run(
 
 
 @contextmanager
-def _failure_noted(loop: RoundLoop, failures: FailureLog) -> Iterator[None]:
+def _note_failure(loop: RoundLoop, failures: FailureLog) -> Iterator[None]:
     """Record an error that ends the rounds, because the process that shows it ends too."""
     try:
         yield

@@ -131,11 +131,11 @@ def fault(folder: Path) -> str | None:
 def _sealed_files(folder: Path) -> dict[str, str]:
     """Return the digests of a folder's files; a ``ValueError`` if the seal is damaged."""
     content = json.loads((folder / SEAL).read_text())
-    if not isinstance(content, dict) or content.get("folder") != folder.name:
-        raise ValueError("the seal of another folder")
-    files = content.get("files")
+    files = None
+    if isinstance(content, dict) and content.get("folder") == folder.name:
+        files = content.get("files")
     if not isinstance(files, dict) or not files:
-        raise ValueError("a seal of no files")
+        raise ValueError("the seal of another folder, or of no files")
     return files
 
 
