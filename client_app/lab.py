@@ -43,11 +43,7 @@ from fedsilo.core.messages import (
 )
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.networks.site_network import (
-    SiteNetwork,
-    TokenClassifier,
-    load_exchanged,
-)
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier, load_exchanged
 from fedsilo.models.privacy.summed_metrics import MEASURED
 from fedsilo.strategies.wire.records import unpack
 
