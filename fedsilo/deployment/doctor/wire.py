@@ -123,7 +123,7 @@ def is_online(address: str, authority: Path, key: Path, node: int, now: datetime
         return False
 
 
-def _unreached(address: str, details: str) -> Refused:
+def _unreachable(address: str, details: str) -> Refused:
     """Build the error for a server that gRPC does not reach, which may be the fault of a proxy.
 
     ``handshake`` opens a plain connection, so it passes where a proxy stops gRPC.
@@ -178,6 +178,6 @@ class _Fleet:
             getattr(self._stub, name)(request, timeout=_PATIENCE, metadata=self._signed)
         except grpc.RpcError as error:
             if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED):
-                raise _unreached(self._address, str(error.details())) from None
+                raise _unreachable(self._address, str(error.details())) from None
             return str(error.details())
         return ""
