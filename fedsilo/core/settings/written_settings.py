@@ -42,7 +42,7 @@ def flat_values(
             members = {key: declared}
         for name, value in members.items():
             if name in flat:
-                # As 'train.pace' and as 'pace' in a group 'train': one value would be lost
+                # 'train.pace' and 'pace' in a group 'train' are one key: a value would be lost
                 raise SettingError(
                     f"{where and f'{where}: '}setting '{one_line(name, 100)}' is given twice, in "
                     "its group and by its whole name: remove one"
