@@ -5,6 +5,7 @@ as floats that networks take as they are; ``y`` (n,), whole numbers from 0; and 
 classes' names, which all sites share.
 """
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,7 +27,7 @@ Arrays = tuple[npt.NDArray[Any], npt.NDArray[np.int64], list[str]]
 
 _SHARE = 0.25  # share of test samples if there are no test folds
 _MOST_BYTES = 2**34  # largest size of an array
-_MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read
+_MAKER = 2  # raise it when the same settings make other arrays, so that no old cache is read
 
 
 class OwnArrays(DataSet):
@@ -64,7 +65,17 @@ class OwnArrays(DataSet):
         facts = [_MAKER, name, str(path.resolve()), stamp.st_size, stamp.st_mtime_ns, cut]
 
         def fill(folder: Path) -> None:
-            rows = split_rows(y, settings, _SHARE, settings.fold_seed, str(path))
+            contents = _number_contents(x)
+            copies = len(y) - len(set(contents))
+            groups = None
+            notes = []
+            if copies:
+                groups = [f"sample {number}" for number in contents]
+                notes.append(
+                    f"{path}: {copies} of {len(y)} samples are copies of another; a split keeps "
+                    "copies in one part"
+                )
+            rows = split_rows(y, settings, _SHARE, settings.fold_seed, str(path), groups)
             if len(rows.train) < 2:
                 raise DataError(
                     f"{path}: {len(rows.train)} training samples are left of {len(y)}, but at "
@@ -73,10 +84,21 @@ class OwnArrays(DataSet):
             parts = {part: Split.of(x[own], y[own]) for part, own in vars(rows).items()}
             schema = json_digest([classes, x.shape[1:], str(x.dtype)])
             known = {"name": name, "distribution": name, "classes": classes, "schema": schema}
-            save_silo(folder, parts, known)
+            save_silo(folder, parts, known, notes)
 
         folder = places.cache / f"{self.name}-silos"
         return cached_silo(folder, name, facts, len(classes), fill)
+
+
+def _number_contents(x: npt.NDArray[Any]) -> list[int]:
+    """Number the contents of samples (n, ...), from 0; equal samples have one number."""
+    numbers: dict[bytes, int] = {}
+    contents = []
+    for sample in x:
+        # A digest, because the samples themselves may fill the memory
+        digest = hashlib.sha256(np.ascontiguousarray(sample).data).digest()
+        contents.append(numbers.setdefault(digest, len(numbers)))
+    return contents
 
 
 def _read_sample(path: Path, form: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:

@@ -7,7 +7,6 @@ the decision is the same at every site and in every run.
 from __future__ import annotations
 
 import hashlib
-import logging
 import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -160,13 +159,12 @@ def _rows_by_size(index: ImageIndex) -> Iterable[list[int]]:
     return rows.values()
 
 
-def join_copies(index: ImageIndex) -> ImageIndex:
+def join_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> ImageIndex:
     """Put files of equal content, and so their whole groups, into one group.
 
     A split keeps a group in one part. Without this, a copy of a training image could be a test
-    image, and the test accuracy would be too high. The site's log says how many copies there are.
+    image, and the test accuracy would be too high. ``copies`` are the pairs of ``find_copies``.
     """
-    copies = find_copies(index)
     if not copies:
         return index
     # Union-find: each group points to another of the same set, and a leader to itself
@@ -179,18 +177,11 @@ def join_copies(index: ImageIndex) -> ImageIndex:
 
     for original, copy in copies:
         leader[find(index.groups[copy])] = find(index.groups[original])
-    logging.getLogger("flwr").warning(
-        "fedsilo: %s: %d of %d images are copies of another image; a split keeps copies in one "
-        "part",
-        index.where,
-        len(copies),
-        len(index),
-    )
     return replace(index, groups=tuple(find(group) for group in index.groups))
 
 
-def check_copies(index: ImageIndex) -> None:
-    """Check that a given split keeps files of equal content in one part.
+def check_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> None:
+    """Check that a given split keeps files of equal content, ``copies``, in one part.
 
     Raises:
         DataError: files of equal content are in two parts; it names them by their safe names.
@@ -199,7 +190,7 @@ def check_copies(index: ImageIndex) -> None:
         return
     pairs = []
     files = []
-    for original, copy in find_copies(index):
+    for original, copy in copies:
         if index.parts[original] == index.parts[copy]:
             continue
         named = []

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +20,7 @@ from fedsilo.core.errors import DataError, FileNamesError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.locations import Places
 from fedsilo.core.files.sealed_folders import json_digest, open_sealed
+from fedsilo.core.one_line import printable
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.downloads.public_files import Origin, PublicFiles, public_data
@@ -249,10 +252,16 @@ def no_such_silo(name: str, names: Sequence[str]) -> DataError:
     )
 
 
-def save_silo(folder: Path, splits: Mapping[str, Split], facts: Mapping[str, Any]) -> None:
+def save_silo(
+    folder: Path,
+    splits: Mapping[str, Split],
+    facts: Mapping[str, Any],
+    notes: Sequence[str] = (),
+) -> None:
     """Write a silo's arrays and ``facts`` (JSON: name, distribution, classes, ...) to a folder.
 
-    Only its owner can read it: it may be a copy of patients' rows.
+    Only its owner can read it: it may be a copy of patients' rows. ``notes`` are sentences about
+    the data for the log of whoever opens the silo, such as a count of imputed values.
     """
     folder.chmod(0o700)
     for name, split in splits.items():
@@ -260,7 +269,9 @@ def save_silo(folder: Path, splits: Mapping[str, Split], facts: Mapping[str, Any
         np.save(folder / f"{name}-labels.npy", split.labels.numpy())
     fingerprints = {name: fingerprint(split) for name, split in splits.items()}
     write_atomically(
-        folder / "silo.json", json.dumps({**facts, "fingerprints": fingerprints}), 0o600
+        folder / "silo.json",
+        json.dumps({**facts, "fingerprints": fingerprints, "notes": notes}),
+        0o600,
     )
 
 
@@ -286,6 +297,8 @@ def cached_silo(
 def open_silo(folder: Path, classes: int) -> Silo:
     """Return the silo that ``save_silo`` wrote; its larger arrays are memory-mapped."""
     facts = json.loads((folder / "silo.json").read_text())
+    for note in facts.get("notes", ()):
+        _log_once(note)
     splits = {name: _open_split(folder, name) for name in SPLITS}
     declared = None
     if facts.get("declared"):
@@ -306,6 +319,12 @@ def open_silo(folder: Path, classes: int) -> Silo:
         schema=facts.get("schema", ""),
         folder=folder,
     )
+
+
+@cache
+def _log_once(note: str) -> None:
+    """Write a note to this machine's log; a run opens its silos often, but says it once."""
+    logging.getLogger("flwr").warning("fedsilo: %s", printable(note))
 
 
 def _open_split(folder: Path, name: str) -> Split:

@@ -11,8 +11,9 @@ from fedsilo.core.files.locations import find_places
 from fedsilo.core.files.text_files import read_rows, same_text
 from fedsilo.datasets.images.image_data_set import ImageDataSet
 from fedsilo.datasets.registry import data_set
-from fedsilo.datasets.tables.new_rows import BOOLEANS, read_table
+from fedsilo.datasets.tables.parsing import BOOLEANS
 from fedsilo.datasets.tables.schema import TableSchema
+from fedsilo.datasets.tables.table_files import read_table
 from fedsilo.inference.predict.inputs import (
     Inputs,
     as_cell,
@@ -77,7 +78,7 @@ def _of_table(
     path: Path, schema: TableSchema, classes: Mapping[str, int]
 ) -> Iterator[tuple[str, int]]:
     """Yield the line number, as text, and the class of each row whose label the schema knows."""
-    (_, first), *rows = read_table(path, schema.delimiter)
+    (_, first), *rows = read_table(path, schema.delimiter, guess_delimiter=True)
     names = [name.strip().casefold() for name in first]
     if schema.label.column.casefold() not in names:
         return

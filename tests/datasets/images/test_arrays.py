@@ -138,7 +138,7 @@ def test_a_folder_without_arrays_says_what_to_write(tmp_path: Path) -> None:
 
 
 def test_what_is_written_has_the_classes_of_all_sites_and_channels_first(tmp_path: Path) -> None:
-    colour = np.zeros((9, 16, 16, 3), np.uint8)
+    colour = np.arange(9, dtype=np.uint8).repeat(768).reshape(9, 16, 16, 3)
     names = np.array(["flu", "cold", "flu", "cold"] * 2 + ["well"])
     write_arrays(tmp_path, {"north": (colour, names), "south": (colour[:8], names[:8])})
     south = load_silo("south", settings(tmp_path))
