@@ -128,7 +128,7 @@ def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: st
         cause = f"no class has as many as {folds} rows, so {folds} folds cannot be stratified"
     elif groups is not None and len(np.unique(groups)) < folds:
         count = len(np.unique(groups))
-        cause = f"rows of {count} groups (patients, lesions or copies) cannot be cut into {folds} folds"
+        cause = f"rows of {count} groups (patients, copies) cannot be cut into {folds} folds"
     else:
         return
     raise DataError(f"{where}: {cause}: take fewer folds")

@@ -167,9 +167,7 @@ def test_counts_of_rows_are_those_of_pandas(
     ages: list[int | None], low: int, high: int, policy: str, fate: str
 ) -> None:
     column = SCHEMA.columns[0].model_copy(update={"range": [float(low), float(high)]})
-    schema = SCHEMA.model_copy(
-        update={"columns": [column], "policy": policy, "out_of_range": fate}
-    )
+    schema = SCHEMA.model_copy(update={"columns": [column], "policy": policy, "out_of_range": fate})
     lines = [(1, ["age", "ill"])]
     for number, age in enumerate(ages, 2):
         lines.append((number, ["" if age is None else str(age), "0"]))
