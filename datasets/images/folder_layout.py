@@ -6,7 +6,7 @@ error. So names that look like another level than the one where they stand are r
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedsilo.core.errors import DataError
@@ -110,6 +110,38 @@ def check_class_names(place: Path, names: Sequence[str]) -> None:
             f"{place}: the folders that would be classes are years ({quote_names(names)}): put the "
             f"images directly into the folder of their class ({LAYOUTS})"
         )
+
+
+def check_no_class_folders(folders: Sequence[Path]) -> None:
+    """Check that folders of images are classes: sites with loose images look alike.
+
+    Raises:
+        DataError: each of them holds folders of images with the same names, as a site's classes.
+    """
+    below = []
+    for folder in folders:
+        below.append([inner.name for inner in subfolders(folder) if _has_pictures(inner)])
+    if len(folders) > 1 and len(below[0]) > 1 and all(names == below[0] for names in below):
+        loose = next(folder for folder in folders if pictures(folder))
+        raise DataError(
+            f"{loose} holds images next to folders of images ({quote_names(below[0])}), so that it "
+            f"could be a class or a site: move these images into one of {LAYOUTS}"
+        )
+
+
+def _has_pictures(folder: Path) -> bool:
+    """Tell whether there is an image anywhere below a folder."""
+    return any(map(_is_picture, folder.rglob("*")))
+
+
+def count_loose(folders: Iterable[Path]) -> dict[Path, int]:
+    """Count the images directly in folders of folders, where none is read; only where some are."""
+    counts = {}
+    for folder in folders:
+        count = len(pictures(folder))
+        if count:
+            counts[folder] = count
+    return counts
 
 
 def count_unread(class_folder: Path) -> dict[str, int]:

@@ -25,6 +25,8 @@ from fedsilo.datasets.images.folder_layout import (
     LAYOUTS,
     are_parts,
     check_class_names,
+    check_no_class_folders,
+    count_loose,
     count_unread,
     pictures,
     subfolders,
@@ -60,7 +62,10 @@ def read_folder(folder: Path) -> dict[str, list[Image]]:
     if not tops:
         raise DataError(f"{folder} holds no folders: sort the images into {LAYOUTS}")
     # Folders that are parts, or hold images directly, are not sites: there is only one site then
-    if are_parts(tops) or any(map(pictures, tops)):
+    if are_parts(tops):
+        folders = {ALONE: folder}
+    elif any(map(pictures, tops)):
+        check_no_class_folders(tops)
         folders = {ALONE: folder}
     else:
         folders = {top.name: top for top in tops}
@@ -174,27 +179,34 @@ class FolderImages(ImageDataSet):
             sites = self._sites(places)
         except DataError:
             return []
-        sentences = self._unread_files(sites, places)
+        sentences = self.unread_files(settings, places)
         if settings.partition == "own" and list(sites) == [ALONE]:
             sentences.append(
                 "the folders name classes and no sites, so that all images are one silo: --set "
-                "partition=dirichlet cuts several from it"
+                "split.partition=dirichlet cuts several from it"
             )
         return sentences
 
-    def _unread_files(self, sites: Mapping[str, Sequence[Image]], places: Places) -> list[str]:
-        """Return a sentence for each class folder that has files which are not read."""
+    def unread_files(self, settings: CommonSettings, places: Places) -> list[str]:
+        """Count the files that are not read, by folder and reason; a hospital's log says it."""
         data = self.files_folder(places)
         class_folders: dict[Path, None] = {}
-        for images in sites.values():
+        above: dict[Path, None] = {}
+        for images in self._sites(places).values():
             for image in images:
                 class_folders[image.path.parent] = None
-        sentences = []
         for class_folder in class_folders:
-            name = class_folder.relative_to(data).as_posix()
-            for reason, count in count_unread(class_folder).items():
+            for parent in class_folder.parents:
+                if parent.is_relative_to(data):
+                    above[parent] = None
+        sentences = []
+        for folder, count in count_loose(above).items():
+            images_there = format_count(count, "image")
+            sentences.append(f"{_place(folder, data)}: {images_there} next to folders not read")
+        for folder in class_folders:
+            for reason, count in count_unread(folder).items():
                 files = format_count(count, "file")
-                sentences.append(f"folder '{one_line(name, 80)}': {files} {reason} not read")
+                sentences.append(f"{_place(folder, data)}: {files} {reason} not read")
         return sentences
 
     def files_folder(self, places: Places) -> Path:
@@ -221,6 +233,12 @@ class FolderImages(ImageDataSet):
                     "classes of all sites"
                 )
         return sites
+
+
+def _place(folder: Path, data: Path) -> str:
+    """Name a folder within the data directory."""
+    name = data.name if folder == data else folder.relative_to(data).as_posix()
+    return f"folder '{one_line(name, 80)}'"
 
 
 def _number_images(images: Sequence[Image]) -> tuple[str, ...]:

@@ -235,6 +235,10 @@ class DataSet(ABC):
         """Return notices about the data on this machine, one sentence each."""
         return []
 
+    def unread_files(self, settings: CommonSettings, places: Places) -> list[str]:
+        """Say how many files next to the data are not read and why, one sentence per folder."""
+        return []
+
 
 def fingerprint(split: Split) -> str:
     """Return a SHA-256 of a split's bytes."""
@@ -298,7 +302,7 @@ def open_silo(folder: Path, classes: int) -> Silo:
     """Return the silo that ``save_silo`` wrote; its larger arrays are memory-mapped."""
     facts = json.loads((folder / "silo.json").read_text())
     for note in facts.get("notes", ()):
-        _log_once(note)
+        log_once(note)
     splits = {name: _open_split(folder, name) for name in SPLITS}
     declared = None
     if facts.get("declared"):
@@ -322,7 +326,7 @@ def open_silo(folder: Path, classes: int) -> Silo:
 
 
 @cache
-def _log_once(note: str) -> None:
+def log_once(note: str) -> None:
     """Write a note to this machine's log; a run opens its silos often, but says it once."""
     logging.getLogger("flwr").warning("fedsilo: %s", printable(note))
 

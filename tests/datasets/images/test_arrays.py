@@ -1,5 +1,6 @@
 """Arrays of a site's own, and what of them is refused."""
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,17 @@ def test_a_file_is_a_silo_of_its_samples_and_the_classes_names(tmp_path: Path) -
     assert sorted(pair for part in levels.values() for pair in part) == [
         (i, i % 2) for i in range(12)
     ]
+
+
+def test_copies_of_a_sample_are_in_one_part_of_every_split(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = save(tmp_path / "data", x=np.concatenate([IMAGES] * 3), y=np.tile(LABELS, 3))
+    for changes in ({}, {"test_folds": 3, "val_folds": 2}):
+        silo = load_silo("north", dataclasses.replace(own, **changes))
+        parts = [set(split.inputs[:, 0, 0, 0].tolist()) for split in silo.splits().values()]
+        assert sum(map(len, parts)) == len(set().union(*parts)) == 12
+    assert "24 of 36 samples are copies of another" in caplog.text
 
 
 def test_floats_stay_as_they_are_and_a_new_file_is_read_like_them(tmp_path: Path) -> None:
