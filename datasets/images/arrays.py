@@ -18,9 +18,8 @@ from fedsilo.core.files.array_files import DAMAGES, kind_of, read_arrays
 from fedsilo.core.files.locations import Places, data_folder
 from fedsilo.core.files.sealed_folders import json_digest
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings_schema import as_mapping
 from fedsilo.datasets.images.decoding import BrokenImageError, check_file
-from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows
+from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows, split_values
 from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo, Split, cached_silo, save_silo
 
 Arrays = tuple[npt.NDArray[Any], npt.NDArray[np.int64], list[str]]
@@ -59,10 +58,15 @@ class OwnArrays(DataSet):
         """Read, split and cache a site's arrays."""
         path = self._folder(places) / f"{name}.npz"
         stamp = path.stat()
-        values = as_mapping(settings)
-        cut = [values[key] for key in sorted(SPLIT_KEYS)]
         x, y, classes = _read(path)
-        facts = [_MAKER, name, str(path.resolve()), stamp.st_size, stamp.st_mtime_ns, cut]
+        facts = [
+            _MAKER,
+            name,
+            str(path.resolve()),
+            stamp.st_size,
+            stamp.st_mtime_ns,
+            split_values(settings),
+        ]
 
         def fill(folder: Path) -> None:
             contents = _number_contents(x)
@@ -154,7 +158,7 @@ def _check_arrays(
         raise DataError(f"{where}: x contains non-finite numbers: remove those samples")
     names = []
     if classes.ndim == 1 and classes.dtype.kind == "U":
-        names = [str(name) for name in classes.tolist()]
+        names = list(map(str, classes.tolist()))
     if len(names) < 2 or len(set(names)) < len(names):
         raise DataError(
             f"{where}: classes must be two names or more, each once, but is {kind_of(classes)}"

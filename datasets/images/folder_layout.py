@@ -42,12 +42,12 @@ def entries(folder: Path) -> list[Path]:
 
 def subfolders(folder: Path) -> list[Path]:
     """Return the folders in a folder, sorted by name, without hidden ones."""
-    return [path for path in entries(folder) if path.is_dir()]
+    return list(filter(Path.is_dir, entries(folder)))
 
 
 def pictures(folder: Path) -> list[Path]:
     """Return the image files directly in a folder, sorted by name."""
-    return [path for path in entries(folder) if _is_picture(path)]
+    return list(filter(_is_picture, entries(folder)))
 
 
 def are_parts(folders: Sequence[Path]) -> bool:
@@ -98,14 +98,14 @@ def check_class_names(place: Path, names: Sequence[str]) -> None:
     Raises:
         DataError: they are years, or pictures next to their masks.
     """
-    lowered = {name.lower() for name in names}
+    lowered = set(map(str.lower, names))
     if lowered & _PICTURES and lowered & _MASKS:
         raise DataError(
             f"{place}: {quote_names(names)} look like images and their segmentation masks, but "
             "data set 'folder' takes each folder for a class: keep only images, sorted by class "
             f"into {LAYOUTS}"
         )
-    if all(_YEAR.fullmatch(name) for name in names):
+    if all(map(_YEAR.fullmatch, names)):
         raise DataError(
             f"{place}: the folders that would be classes are years ({quote_names(names)}): put the "
             f"images directly into the folder of their class ({LAYOUTS})"
@@ -121,8 +121,9 @@ def check_no_class_folders(folders: Sequence[Path]) -> None:
     below = []
     for folder in folders:
         below.append([inner.name for inner in subfolders(folder) if _has_pictures(inner)])
-    if len(folders) > 1 and len(below[0]) > 1 and all(names == below[0] for names in below):
-        loose = next(folder for folder in folders if pictures(folder))
+    are_alike = below.count(below[0]) == len(below)
+    if len(folders) > 1 and len(below[0]) > 1 and are_alike:
+        loose = next(filter(pictures, folders))
         raise DataError(
             f"{loose} holds images next to folders of images ({quote_names(below[0])}), so that it "
             f"could be a class or a site: move these images into one of {LAYOUTS}"

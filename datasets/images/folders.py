@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from fedsilo.core.errors import DataError, FileNamesError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.locations import Places, data_folder, find_places
@@ -32,7 +30,7 @@ from fedsilo.datasets.images.folder_layout import (
     subfolders,
 )
 from fedsilo.datasets.images.image_data_set import Classes, ImageDataSet
-from fedsilo.datasets.images.index import ImageIndex, take_share
+from fedsilo.datasets.images.index import ImageIndex, ListedImage, index_images, take_share
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.datasets.silo.silos import Silo
 
@@ -149,20 +147,19 @@ class FolderImages(ImageDataSet):
         site_folder = folder / site
         if list(sites) == [ALONE]:  # all images belong to the asking site
             site, site_folder = ALONE, folder
-        images = sites[site]
         classes = _classes(sites)
-        parts = [image.split for image in images]
-        names = [image.path.relative_to(folder).as_posix() for image in images]
-        index = ImageIndex(
-            where=str(site_folder),
-            folder=folder,
-            names=tuple(names),
-            labels=np.array([classes.index(image.label) for image in images], dtype=np.int64),
+        numbers: Counter[str] = Counter()
+        images = []
+        for image in sites[site]:
+            name = image.path.relative_to(folder).as_posix()
+            # Errors name an image by its place and a number, because a file may name a patient
+            place = f"{image.split}/{image.label}".removeprefix("/")
+            numbers[place] += 1
+            safe_name = f"image {numbers[place]} of '{one_line(place, 60)}'"
+            label = classes.index(image.label)
             # No patient is known, so that each file is a group
-            groups=tuple(f"file {name}" for name in names),
-            safe_names=_number_images(images),
-            parts=tuple(filter(None, parts)),
-        )
+            images.append(ListedImage(name, label, f"file {name}", safe_name, image.split))
+        index = index_images(str(site_folder), folder, images)
         return take_share(index, settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
@@ -191,16 +188,14 @@ class FolderImages(ImageDataSet):
         """Count the files that are not read, by folder and reason; a hospital's log says it."""
         data = self.files_folder(places)
         class_folders: dict[Path, None] = {}
-        above: dict[Path, None] = {}
+        above: set[Path] = set()
         for images in self._sites(places).values():
             for image in images:
                 class_folders[image.path.parent] = None
         for class_folder in class_folders:
-            for parent in class_folder.parents:
-                if parent.is_relative_to(data):
-                    above[parent] = None
+            above.update(path for path in class_folder.parents if path.is_relative_to(data))
         sentences = []
-        for folder, count in count_loose(above).items():
+        for folder, count in count_loose(sorted(above)).items():
             images_there = format_count(count, "image")
             sentences.append(f"{_place(folder, data)}: {images_there} next to folders not read")
         for folder in class_folders:
@@ -239,17 +234,6 @@ def _place(folder: Path, data: Path) -> str:
     """Name a folder within the data directory."""
     name = data.name if folder == data else folder.relative_to(data).as_posix()
     return f"folder '{one_line(name, 80)}'"
-
-
-def _number_images(images: Sequence[Image]) -> tuple[str, ...]:
-    """Name images for errors by part, class and a number, because a file may name a patient."""
-    numbers: Counter[str] = Counter()
-    names = []
-    for image in images:
-        place = f"{image.split}/{image.label}".removeprefix("/")
-        numbers[place] += 1
-        names.append(f"image {numbers[place]} of '{one_line(place, 60)}'")
-    return tuple(names)
 
 
 def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:

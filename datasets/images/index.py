@@ -64,6 +64,30 @@ class ImageIndex:
         )
 
 
+@dataclass(frozen=True)
+class ListedImage:
+    """One image of an ``ImageIndex``; the fields are explained there."""
+
+    name: str
+    label: int
+    group: str
+    safe_name: str
+    part: str = ""
+
+
+def index_images(where: str, folder: Path, images: Sequence[ListedImage]) -> ImageIndex:
+    """Build the index of images in ``folder``; all of them have a part, or none has one."""
+    return ImageIndex(
+        where=where,
+        folder=folder,
+        names=tuple(image.name for image in images),
+        labels=np.array([image.label for image in images], dtype=np.int64),
+        groups=tuple(image.group for image in images),
+        safe_names=tuple(image.safe_name for image in images),
+        parts=tuple(image.part for image in images if image.part),
+    )
+
+
 def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
     """Select texts by their rows; an empty tuple stays empty."""
     if not texts:

@@ -16,12 +16,18 @@ import numpy.typing as npt
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.seeding import derive_seed
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings_schema import keys_with
+from fedsilo.core.settings_schema import Value, as_mapping, keys_with
 
 Indices = npt.NDArray[Any]
 
 # The settings that decide which rows are test and validation rows
 SPLIT_KEYS = keys_with(CommonSettings, "rows")
+
+
+def split_values(settings: CommonSettings) -> list[Value]:
+    """Return the values of ``SPLIT_KEYS``, which decide a cached silo's content."""
+    values = as_mapping(settings)
+    return [values[key] for key in SPLIT_KEYS]
 
 
 @dataclass(frozen=True)

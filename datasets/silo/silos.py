@@ -74,7 +74,8 @@ class Silo:
         features: a table's features in order, empty for images. A table's inputs are as they were
             read, NaN where a value is missing, until they are standardised.
         classes: the names of the classes, if they have some.
-        dropped: rows left out because a value was missing, or images that could not be decoded.
+        dropped: number of rows left out because a value was missing or out of range, or of images
+            that could not be decoded.
         declared: statistics in the data's schema, by which features can be standardised.
         schema: a digest of a table's schema, or of images' classes and size, which all sites of a
             run must share.
@@ -100,6 +101,10 @@ class Silo:
     def splits(self) -> dict[str, Split]:
         """Return the splits by name."""
         return {"train": self.train, "val": self.val, "test": self.test}
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Return the inputs of each split, by the split's name."""
+        return {"train": self.train.inputs, "val": self.val.inputs, "test": self.test.inputs}
 
     def class_names(self) -> tuple[str, ...]:
         """Return the names of the classes, their numbers where they have none."""
@@ -216,8 +221,7 @@ class DataSet(ABC):
 
     def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
         """Return the histograms of the silo's samples; for images, how bright they are."""
-        inputs = {name: split.inputs for name, split in silo.splits().items()}
-        return picture_measures(inputs, unit_pixels)
+        return picture_measures(silo.inputs(), unit_pixels)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
         """Return the histograms of the silo's files as they are, maybe none."""

@@ -70,16 +70,10 @@ def parse_new_rows(
             features[number] = _read_row(schema, reader, number, line)
         except DataError as error:
             faults[number] = str(error).removeprefix(f"{where}, line {number}").lstrip(",: ")
-    unread = set(names).difference(_declared_names(schema), [id_column])
+    unread = set(names).difference(schema.column_names(), [id_column])
     matrix = as_matrix(list(features.values()), schema)
     imputed = schema.count_missing(matrix)
     return NewRows(tuple(features), matrix, faults, ids, len(unread), imputed)
-
-
-def _declared_names(schema: TableSchema) -> list[str]:
-    """Return the names of the schema's columns, the label's last."""
-    names = [column.name for column in schema.columns]
-    return [*names, schema.label.column]
 
 
 def _read_row(schema: TableSchema, reader: RowReader, number: int, line: list[str]) -> list[float]:
@@ -111,7 +105,7 @@ def _columns(
     lines: Lines, schema: TableSchema, where: str, id_column: str | None
 ) -> tuple[list[str], Lines]:
     """Return the names of the columns, as the schema writes them, and the lines of rows."""
-    declared = _declared_names(schema)
+    declared = schema.column_names()
     folded = {name.casefold(): name for name in declared}
     named = []
     for cell in lines[0][1] if lines else []:

@@ -18,7 +18,7 @@ from fedsilo.datasets.silo.measures import LeftOutRows
 from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.datasets.tables.table_files import NAMES_LINE, OPEN_FORMULA, Lines
 
-BOOLEANS = {"true": "1", "false": "0"}  # as numbers, which they are in frames
+BOOLEANS = {"true": "1", "false": "0"}  # pandas writes booleans so
 _LARGEST = float(np.finfo(np.float32).max)  # the largest value of a feature
 
 
@@ -82,13 +82,12 @@ def _split_header(
     lines: Lines, schema: TableSchema, where: str
 ) -> tuple[list[str], Sequence[tuple[int, list[str]]]]:
     """Return the names of the columns, as the schema or the first line has them, and the rows."""
-    names = [column.name for column in schema.columns]
-    names.append(schema.label.column)
+    names = schema.column_names()
     # A Parquet file has names whatever the schema says
     if not schema.header and not (lines and lines[0][0] == NAMES_LINE):
         return names, lines
     header = lines[0][1] if lines else []
-    first = [normalise_name(name) for name in header]
+    first = list(map(normalise_name, header))
     _check_header(first, names, where)
     return first, lines[1:]
 

@@ -25,7 +25,7 @@ _MOST_EDGES = 64
 
 
 def _in_one_form(levels: list[str]) -> list[str]:
-    return [same_text(level) for level in levels]
+    return list(map(same_text, levels))
 
 
 def _keys_in_one_form(names: dict[str, str]) -> dict[str, str]:
@@ -177,8 +177,8 @@ class TableSchema(FileModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> TableSchema:
-        names = [column.name for column in self.columns]
-        if len({*names, self.label.column}) != len(names) + 1:
+        names = self.column_names()
+        if len(set(names)) != len(names):
             raise fault(
                 "two columns have one name, or the label is among 'columns': rename or remove one"
             )
@@ -197,6 +197,11 @@ class TableSchema(FileModel):
     def classes(self) -> Mapping[str, list[str]]:
         """Class name -> the label's values that mean it, in class order."""
         return self.label.classes
+
+    def column_names(self) -> list[str]:
+        """Return the names of all columns, the label's last."""
+        names = [column.name for column in self.columns]
+        return [*names, self.label.column]
 
     def features(self) -> tuple[str, ...]:
         """Return the features' names: numeric columns, ``column=level``, ``column=unmeasured``.

@@ -10,9 +10,8 @@ from fedsilo.core.errors import DataError
 from fedsilo.core.files.locations import Places, data_folder
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings_schema import as_mapping
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure
-from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, RowSplit, split_rows
+from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, RowSplit, split_rows, split_values
 from fedsilo.datasets.silo.silos import DataSet, Silo, Split, cached_silo, save_silo
 from fedsilo.datasets.tables.parsing import ParsedTable, parse_table
 from fedsilo.datasets.tables.schema import TableSchema, read_schema
@@ -56,9 +55,8 @@ class TableDataSet(DataSet):
         """Read, split and cache a site's table."""
         schema = self.schema(places)
         lines, where = self.lines_of(name, schema, places)
-        cut = [as_mapping(settings)[key] for key in SPLIT_KEYS]
         maker = _MAKER_OF_OWN if self.origin == "own" else _MAKER
-        key = [maker, self.name, name, schema.key(), cut, lines]
+        key = [maker, self.name, name, schema.key(), split_values(settings), lines]
 
         def fill(folder: Path) -> None:
             table = parse_table(lines, schema, where)
@@ -67,7 +65,7 @@ class TableDataSet(DataSet):
             for part, chosen in vars(rows).items():
                 parts[part] = Split.of(table.rows[chosen], table.labels[chosen])
             facts = self._facts(name, schema, table.left_out.count)
-            save_silo(folder, parts, facts, self._notes(table, where))
+            save_silo(folder, parts, facts, self._notes_of(table, where))
 
         folder = places.cache / f"{self.name}-silos"
         return cached_silo(folder, name, key, len(schema.classes), fill)
@@ -102,8 +100,8 @@ class TableDataSet(DataSet):
             return 0
         return len(table.contents) - len(set(table.contents.tolist()))
 
-    def _notes(self, table: ParsedTable, where: str) -> list[str]:
-        """Return what the site's log says of its own table; nothing of a public one."""
+    def _notes_of(self, table: ParsedTable, where: str) -> list[str]:
+        """Return notes on the user's own table for the site's log; none on a public table."""
         if self.origin != "own":
             return []
         notes = [f"{where}: {note}" for note in table.notes]
@@ -133,7 +131,7 @@ class TableDataSet(DataSet):
 
 def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
     """Return the columns of a silo that are read, in the schema's order."""
-    inputs = {part: split.inputs.double().numpy() for part, split in silo.splits().items()}
+    inputs = {part: values.double().numpy() for part, values in silo.inputs().items()}
     features = schema.features()
     measures = []
     for column in schema.columns:

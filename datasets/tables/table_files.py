@@ -224,7 +224,7 @@ def _read_workbook(path: Path) -> list[list[Any]]:
     """
     import_module("openpyxl")  # first of all: without it no file is looked at
     open_formulas = check_workbook(path)
-    rows = [list(row) for row in _sheet_rows(path, stored=True)]
+    rows = list(map(list, _sheet_rows(path, stored=True)))
     if open_formulas:
         # They may be on another sheet, and only a second reading tells which cells have formulas
         for row, formulas in enumerate(_sheet_rows(path, stored=False)):
@@ -246,7 +246,8 @@ def _sheet_rows(path: Path, stored: bool) -> Iterator[tuple[Any, ...]]:
         book = load_workbook(file, read_only=True, data_only=stored, keep_links=False)
         try:
             sheet = book.worksheets[0]
-            sheet.reset_dimensions()  # what the file says of them may be wrong
+            # The file's own dimensions may be wrong
+            sheet.reset_dimensions()
             yield from sheet.iter_rows(values_only=True)
         finally:
             book.close()
@@ -254,7 +255,10 @@ def _sheet_rows(path: Path, stored: bool) -> Iterator[tuple[Any, ...]]:
 
 def _trim(row: Sequence[Any]) -> list[Any]:
     """Return the cells of a row without the empty ones at its end; 50.0 becomes 50."""
-    cells = [int(cell) if isinstance(cell, float) and cell.is_integer() else cell for cell in row]
+    cells = list(row)
+    for place, cell in enumerate(cells):
+        if isinstance(cell, float) and cell.is_integer():
+            cells[place] = int(cell)
     while cells and cells[-1] in (None, ""):
         cells.pop()
     return cells

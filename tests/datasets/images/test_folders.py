@@ -318,8 +318,8 @@ def test_images_next_to_folders_are_counted(tmp_path: Path) -> None:
     for folder in (data, data / "north" / "train"):
         shutil.copy(data / "north" / "test" / "a" / "1.png", folder)
     assert FOLDER.notices(settings(data)) == [
-        "folder 'north/train': 1 image next to folders not read",
         "folder 'data': 1 image next to folders not read",
+        "folder 'north/train': 1 image next to folders not read",
     ]
 
 
