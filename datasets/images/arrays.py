@@ -125,10 +125,13 @@ def _read_sample(path: Path, form: tuple[int, ...], dtype: np.dtype[Any]) -> npt
     if sample.dtype.kind == "f":
         numbers = _as_float32(sample)
     is_flat = form[0] == 1 and sample.shape == form[1:]
+    fault = ""
     if numbers.dtype != dtype or (sample.shape != form and not is_flat):
-        raise BrokenImageError(f"is {kind_of(sample)}, but must be a sample {form} like the site's")
-    if not np.isfinite(numbers).all():  # the site's own arrays have none either
-        raise BrokenImageError("contains non-finite numbers")
+        fault = f"is {kind_of(sample)}, but must be a sample {form} like the site's"
+    elif not np.isfinite(numbers).all():  # the site's own arrays have none either
+        fault = "contains non-finite numbers"
+    if fault:
+        raise BrokenImageError(fault)
     return numbers.reshape(form)
 
 
@@ -146,32 +149,44 @@ def _check_arrays(
     where: str, x: npt.NDArray[Any], y: npt.NDArray[Any], classes: npt.NDArray[Any]
 ) -> Arrays:
     """Check a site's arrays; return samples (n, channels, height, width), labels (n,) and names."""
-    has_type = x.dtype.kind == "f" or x.dtype == np.uint8
-    if not has_type or x.ndim not in (3, 4):
-        raise DataError(
-            f"{where}: x must be 8-bit numbers or floats (n, channels, height, width), but is "
-            f"{kind_of(x)}"
-        )
     if x.dtype.kind == "f":
         x = _as_float32(x)
-    if not np.isfinite(x).all():
-        raise DataError(f"{where}: x contains non-finite numbers: remove those samples")
-    names = []
-    if classes.ndim == 1 and classes.dtype.kind == "U":
-        names = list(map(str, classes.tolist()))
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise DataError(
-            f"{where}: classes must be two names or more, each once, but is {kind_of(classes)}"
-        )
-    has_form = y.shape == (len(x),) and y.dtype.kind in "iu"
-    if not has_form or (len(y) and not 0 <= y.min() <= y.max() < len(classes)):
-        raise DataError(
-            f"{where}: y must be a whole number from 0 to {len(classes) - 1} for each of {len(x)} "
-            f"samples, but is {kind_of(y)}"
-        )
+    fault = _sample_fault(x) or _class_fault(classes) or _label_fault(y, len(x), len(classes))
+    if fault:
+        raise DataError(f"{where}: {fault}")
     if x.ndim == 3:
         x = x[:, None]
-    return x, y.astype(np.int64), names
+    return x, y.astype(np.int64), list(map(str, classes.tolist()))
+
+
+def _sample_fault(x: npt.NDArray[Any]) -> str:
+    """Say why an array is no samples; empty if it is."""
+    if x.dtype not in (np.float32, np.uint8) or x.ndim not in (3, 4):
+        return (
+            f"x must be 8-bit numbers or floats (n, channels, height, width), but is {kind_of(x)}"
+        )
+    if not np.isfinite(x).all():
+        return "x contains non-finite numbers: remove those samples"
+    return ""
+
+
+def _class_fault(classes: npt.NDArray[Any]) -> str:
+    """Say why an array does not name classes; empty if it does."""
+    are_names = classes.ndim == 1 and classes.dtype.kind == "U"
+    if not are_names or len(classes) < 2 or len(set(classes.tolist())) < len(classes):
+        return f"classes must be two names or more, each once, but is {kind_of(classes)}"
+    return ""
+
+
+def _label_fault(y: npt.NDArray[Any], samples: int, classes: int) -> str:
+    """Say why an array does not have the number of a class for each sample; empty if it has."""
+    has_form = y.shape == (samples,) and y.dtype.kind in "iu"
+    if not has_form or (len(y) and not 0 <= y.min() <= y.max() < classes):
+        return (
+            f"y must be a whole number from 0 to {classes - 1} for each of {samples} samples, but "
+            f"is {kind_of(y)}"
+        )
+    return ""
 
 
 def write_arrays(

@@ -130,12 +130,13 @@ def _listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
     for number, row in read_rows(path, ("image", "target", "center")):
         place = f"{path}, line {number}"
         image = row["image"]
+        fault = ""
         if not re.fullmatch(r"[A-Za-z0-9_-]+", image):
-            raise DataError(
-                f"{place}, column 'image': this is not an image's name: correct it, without .jpg"
-            )
-        if image in rows:
-            raise DataError(f"{place}: image {image} is listed twice: remove one of the lines")
+            fault = ", column 'image': this is not an image's name: correct it, without .jpg"
+        elif image in rows:
+            fault = f": image {image} is listed twice: remove one of the lines"
+        if fault:
+            raise DataError(f"{place}{fault}")
         target = _number(row["target"], "target", len(DIAGNOSES), place)
         rows[image] = (target, _number(row["center"], "center", len(CENTRES), place))
     if not (folder / _AVAILABLE).is_file():
