@@ -19,19 +19,8 @@ from fedsilo.core.methods import METHODS
 from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.settings.removed import with_current_keys
 from fedsilo.core.settings.written_settings import flat_values
-from fedsilo.core.settings_schema import (
-    Value,
-    build_from_file,
-    unknown_key,
-    unknown_name,
-)
-from fedsilo.engines.matrix import (
-    Cell,
-    fill_all,
-    has_placeholder,
-    list_cells,
-    read_values,
-)
+from fedsilo.core.settings_schema import Value, build_from_file, unknown_key, unknown_name
+from fedsilo.engines.matrix import Cell, fill_all, has_placeholder, list_cells, read_values
 from fedsilo.server_app.config.settings import declared_defaults
 
 S = TypeVar("S")

@@ -7,31 +7,16 @@ from pathlib import Path
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import RunDirectoryError, SettingError
 from fedsilo.core.one_line import format_count, one_line, quote_value
-from fedsilo.core.plugins import (
-    module_of,
-    plugin_entries,
-    without_working_folder,
-)
+from fedsilo.core.plugins import module_of, plugin_entries, without_working_folder
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value, keys_with
-from fedsilo.datasets.registry import (
-    DATA_SETS,
-    data_set,
-    load_silo,
-    plugin_modules,
-    silo_names,
-)
+from fedsilo.datasets.registry import DATA_SETS, data_set, load_silo, plugin_modules, silo_names
 from fedsilo.engines.experiments import Experiment, find_experiment, simulation_file
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.engines.process_engine import run_with_processes, start_fork_server
 from fedsilo.engines.ray_engine import run_with_ray
 from fedsilo.models.maths.pacing import steps_of_round
-from fedsilo.server_app.config.resources import (
-    check_resources,
-    cores,
-    has_gpu,
-    worker_environments,
-)
+from fedsilo.server_app.config.resources import check_resources, cores, has_gpu, worker_environments
 from fedsilo.server_app.config.settings import (
     RunSettings,
     parse_assignment,

@@ -21,8 +21,8 @@ from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SPLITS, SiteFacts
 from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_count, silo_names
 from fedsilo.server_app.config.resources import free_memory
-from fedsilo.server_app.records.many_sites import join_names
 from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
+from fedsilo.server_app.records.summary import join_names
 from fedsilo.strategies.loop.round_loop import refuse_site_count
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class

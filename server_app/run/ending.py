@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -28,7 +29,9 @@ from fedsilo.core.plugins import stated_digests
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.datasets.registry import data_set
 from fedsilo.server_app.records import summary as summaries
-from fedsilo.server_app.records.best_round import statistics_as_lists, write_model
+from fedsilo.server_app.records.checkpoints import BestRound, statistics_as_lists, write_model
+from fedsilo.server_app.records.privacy_account import PrivacyHook
+from fedsilo.server_app.records.progress_hook import ProgressHook
 from fedsilo.server_app.records.recorder import ALL, Recorder
 from fedsilo.server_app.records.run_directory import (
     BEST,
@@ -38,10 +41,22 @@ from fedsilo.server_app.records.run_directory import (
     SUMMARY,
     RunDirectory,
 )
-from fedsilo.server_app.run.beginning import RunHooks
 from fedsilo.server_app.run.terminal import print_table, printer
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.loop.round_loop import RoundLoop
+
+
+@dataclass(frozen=True)
+class RunHooks:
+    """The hooks that the end of a run reads.
+
+    ``privacy`` is None without differential privacy, ``best`` without an early-stopping metric.
+    """
+
+    recorder: Recorder
+    privacy: PrivacyHook | None
+    progress: ProgressHook
+    best: BestRound | None = None
 
 
 def write_end(

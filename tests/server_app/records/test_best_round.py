@@ -13,7 +13,7 @@ from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import measurement
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import SiteFacts
-from fedsilo.server_app.records.best_round import BestRound
+from fedsilo.server_app.records.checkpoints import BestRound
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.loop.method import Disclosures, Method, State
