@@ -19,7 +19,7 @@ from fedsilo.core.methods import METHODS
 from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.settings.removed import with_current_keys
 from fedsilo.core.settings.written_settings import flat_values
-from fedsilo.core.settings_schema import Value, build_from_file, unknown_key, unknown_name
+from fedsilo.core.settings_schema import build_from_file, unknown_key, unknown_name
 from fedsilo.engines.matrix import Cell, fill_all, has_placeholder, list_cells, read_values
 from fedsilo.server_app.config.settings import declared_defaults
 
@@ -29,34 +29,32 @@ SIMULATION_FILE = "simulation.yaml"
 _MOST_BASES = 50
 
 
-def _settings(content: Any) -> Any:
+def _flatten(content: Any) -> Any:
     """Flatten a mapping of settings; anything else is returned for pydantic to refuse."""
-    return _flat(content) if isinstance(content, dict) else content or {}
+    if not isinstance(content, dict):
+        return content or {}
+    try:
+        return flat_values(content)
+    except SettingError as error:
+        raise within(str(error)) from None
 
 
-def _grid(content: Any) -> Any:
+def _read_grid(content: Any) -> Any:
+    """Read a grid: key -> its values. Anything else is returned for pydantic to refuse."""
     if not isinstance(content, dict):
         return content or {}
     known = declared_defaults()
-    grid = {}
+    grid: dict[str, Any] = {}
     try:
-        content = with_current_keys(content)
+        for key, values in with_current_keys(content).items():
+            if isinstance(key, str) and key not in known:
+                raise unknown_key(key, known)
+            if not isinstance(values, list) or not values:
+                raise misfit(f"must have a list of values for '{key}', not {quote_value(values)}")
+            grid[key] = [flat_values({key: value}).get(key, value) for value in values]
     except SettingError as error:
         raise within(str(error)) from None
-    for key, values in content.items():
-        if isinstance(key, str) and key not in known:
-            raise within(str(unknown_key(key, known)))
-        if not isinstance(values, list) or not values:
-            raise misfit(f"must have a list of values for '{key}', not {quote_value(values)}")
-        grid[key] = [_flat({key: value}).get(key, value) for value in values]
     return grid
-
-
-def _flat(values: dict[Any, Any]) -> dict[str, Value]:
-    try:
-        return flat_values(values)
-    except SettingError as error:
-        raise within(str(error)) from None
 
 
 def _one_line(name: str) -> str:
@@ -65,8 +63,8 @@ def _one_line(name: str) -> str:
     return name
 
 
-FlatSettings = Annotated[dict[str, Any], BeforeValidator(_settings)]
-Grid = Annotated[dict[str, Any], BeforeValidator(_grid)]
+FlatSettings = Annotated[dict[str, Any], BeforeValidator(_flatten)]
+Grid = Annotated[dict[str, Any], BeforeValidator(_read_grid)]
 
 
 class Experiment(FileModel):

@@ -58,23 +58,21 @@ def check_device(device: str, share: float) -> None:
     Raises:
         SettingError: the device is 'cuda:N' with N other than 0, or a GPU when ``share`` is 0.
     """
-    if device.startswith("cuda:") and device != "cuda:0":
-        raise SettingError(
-            f"setting 'machine.device' is '{device}', but a client process sees only the GPU that "
-            f"it is given, as number 0: set 'machine.device' to 'cuda', and {VISIBLE} to choose "
-            "among GPUs"
-        )
-    if share:
-        return
     hint = (
         "set 'client-resources-num-gpus' in the experiment's 'resources' (0.5 for two clients at "
         "once), or take --engine inline"
     )
-    if device.startswith("cuda"):
-        raise SettingError(
-            f"setting 'machine.device' is '{device}', but clients are given no GPU: {hint}"
+    fault = ""
+    if device.startswith("cuda:") and device != "cuda:0":
+        fault = (
+            "a client process sees only the GPU that it is given, as number 0: set "
+            f"'machine.device' to 'cuda', and {VISIBLE} to choose among GPUs"
         )
-    if device == "auto" and has_gpu():
+    elif device.startswith("cuda") and not share:
+        fault = f"clients are given no GPU: {hint}"
+    if fault:
+        raise SettingError(f"setting 'machine.device' is '{device}', but {fault}")
+    if device == "auto" and not share and has_gpu():
         print(
             f"fedsilo: this machine has a GPU, but clients train on the CPU: {hint}",
             file=sys.stderr,

@@ -381,16 +381,17 @@ def parse_pair(text: str) -> tuple[str, Any]:
         SettingError: there is no '=', or the text is more than one pair.
     """
     key, equals, raw = text.partition("=")
-    if not equals or not key.strip():
-        raise SettingError(
-            f"{quote_value(text)} is not a setting: write key=value, for example rounds=5"
-        )
     try:
         parsed = tomllib.loads(f"value = {raw.strip()}")
     except (ValueError, RecursionError):
         parsed = {"value": raw.strip()}
-    if parsed.keys() != {"value"}:
-        raise SettingError(f"{quote_value(text)} is more than one setting: give each its own --set")
+    fault = ""
+    if not equals or not key.strip():
+        fault = "is not a setting: write key=value, for example rounds=5"
+    elif parsed.keys() != {"value"}:
+        fault = "is more than one setting: give each its own --set"
+    if fault:
+        raise SettingError(f"{quote_value(text)} {fault}")
     value = parsed["value"]
     if isinstance(value, datetime.date | datetime.time):
         value = raw.strip()  # a bare name such as 2024-01-01

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fedsilo.core.errors import CheckpointError, SettingError
+from fedsilo.core.errors import CheckpointError
 from fedsilo.core.files.state_files import load_state, save_state
 from fedsilo.core.one_line import one_line
 from fedsilo.core.settings.common_settings import CommonSettings
@@ -160,12 +160,7 @@ class BestRound(Hook):
         self.unjudged: State | None = None  # the state that the sites measure in the next round
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Raise a SettingError if no site measures on validation samples."""
-        if not any("val" in facts.held() for facts in participants.facts.values()):
-            raise SettingError(
-                "'server.early-stopping-metric' is set, but no site measures on validation "
-                "samples: set 'split.val-folds', or remove 'server.early-stopping-metric'"
-            )
+        """Note the first state, which the sites measure in the first round."""
         self.unjudged = state
 
     def round_ended(self, state: State) -> None:

@@ -88,10 +88,9 @@ def meeting_file(common: CommonSettings) -> Path:
 def read_meeting(path: Path) -> Meeting:
     """Read the meeting that ``write_meeting`` wrote; RunDirectoryError if the file is unusable."""
     fault = file_fault(path)  # a pipe would be waited for
-    if fault:
-        raise RunDirectoryError(f"{path} {fault}: meet the sites again")
-    try:
-        return TypeAdapter(Meeting).validate_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        reason = one_line(error, 200)
-        raise RunDirectoryError(f"{path} cannot be read ({reason}): meet the sites again") from None
+    if fault is None:
+        try:
+            return TypeAdapter(Meeting).validate_json(path.read_bytes())
+        except (OSError, ValueError) as error:
+            fault = f"cannot be read ({one_line(error, 200)})"
+    raise RunDirectoryError(f"{path} {fault}: meet the sites again")
