@@ -23,6 +23,7 @@ from fedsilo.comparison.results import (
     chosen_metrics,
     constant_results,
     experiment_results,
+    refuse_unmeasured,
     shared_metrics,
     shared_summaries,
     values_by_seed,
@@ -61,6 +62,7 @@ from fedsilo.core.errors import (
 )
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.locations import find_places
+from fedsilo.core.methods import METHODS
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
@@ -204,12 +206,18 @@ def _run_or_resume(work: _Work) -> Failure | None:
     return None
 
 
-def check_jobs(jobs: Sequence[Job], tests: str | None, paired: bool, seeds: int) -> None:
+def check_jobs(
+    jobs: Sequence[Job], metrics: str | None, tests: str | None, paired: bool, seeds: int
+) -> None:
     """Check that planned runs can be compared, and their differences tested.
 
     Raises:
-        SettingError: optimisers differ, or a test is not possible.
+        SettingError: optimisers differ, a metric is none, or a test is not possible.
     """
+    if all(job.settings.common.method in METHODS for job in jobs):  # a plugin may measure anything
+        for wanted, option in ((metrics, "--metrics"), (tests, "--tests")):
+            if wanted:
+                refuse_unmeasured(wanted, option)
     commons = {job.experiment: job.settings.common for job in jobs}
     data_sets = {name: common.dataset for name, common in commons.items()}
     refuse_mixed_optimisers(commons)
