@@ -29,7 +29,7 @@ SIMULATION_FILE = "simulation.yaml"
 _MOST_BASES = 50
 
 
-def _flatten(content: Any) -> Any:
+def _flat_settings(content: Any) -> Any:
     """Flatten a mapping of settings; anything else is returned for pydantic to refuse."""
     if not isinstance(content, dict):
         return content or {}
@@ -63,7 +63,7 @@ def _one_line(name: str) -> str:
     return name
 
 
-FlatSettings = Annotated[dict[str, Any], BeforeValidator(_flatten)]
+FlatSettings = Annotated[dict[str, Any], BeforeValidator(_flat_settings)]
 Grid = Annotated[dict[str, Any], BeforeValidator(_read_grid)]
 
 

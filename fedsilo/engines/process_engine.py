@@ -125,7 +125,7 @@ class ProcessGrid(InlineGrid):
             ProcessError: shared memory has no room.
         """
         wanted = list(message_ids)
-        while not (answered := [key for key in wanted if key in self._replies]):
+        while self._replies.keys().isdisjoint(wanted):
             self._dispatch()
             done, _ = wait(self._running, _WAIT, FIRST_COMPLETED)
             if not done:
@@ -133,18 +133,19 @@ class ProcessGrid(InlineGrid):
             for future in done:
                 self._take(future)
         self._dispatch()  # idle workers compute while the caller reads these replies
-        return [self._replies.pop(key) for key in answered]
+        return [self._replies.pop(key) for key in wanted if key in self._replies]
 
     def _dispatch(self) -> None:
-        """Give each idle worker a message: the oldest of a site that it knows, else the oldest."""
+        """Give each idle worker the oldest message of its own or a new site, else the oldest one."""
         while self._idle and self._waiting:
             worker = self._idle.pop()
-            known = (
-                key
-                for key, message in self._waiting.items()
-                if self._home.get(message.metadata.dst_node_id, worker) is worker
-            )
-            message = self._waiting.pop(next(known, next(iter(self._waiting))))
+            chosen = next(iter(self._waiting))
+            for key, message in self._waiting.items():
+                # A worker has the data of its sites open; a site without a worker is free to take
+                if self._home.get(message.metadata.dst_node_id, worker) is worker:
+                    chosen = key
+                    break
+            message = self._waiting.pop(chosen)
             self._home[message.metadata.dst_node_id] = worker
             future = worker.submit(self._packing.pack(message))
             self._running[future] = message, worker

@@ -158,17 +158,17 @@ def _superlink(
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], port: str, log: Path) -> None:
     limit = time.monotonic() + _START_LIMIT
+    fault = f"did not start within {_START_LIMIT:.0f} s"
     while time.monotonic() < limit:
         if process.poll() is not None:
-            raise ProcessError(
-                "Flower's SuperLink ended at its start: " + " ".join(log.read_text().split()[-60:])
-            )
+            fault = "ended at its start: " + " ".join(log.read_text().split()[-60:])
+            break
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
                 return
         except OSError:  # urllib's own errors are
             time.sleep(0.2)
-    raise ProcessError(f"Flower's SuperLink did not start within {_START_LIMIT:.0f} s")
+    raise ProcessError(f"Flower's SuperLink {fault}")
 
 
 def _flwr_run(
@@ -182,12 +182,12 @@ def _flwr_run(
 
     Nothing is shown after the error line, because Flower's lines on the same error say less.
     """
-    wanted = " ".join(
-        f"{key}={value}"
-        for key, value in resources.items()
-        if value or not key.startswith("init-args")
-    )
-    options = ["--run-config", str(config), "--stream", "--federation-config", wanted]
+    wanted = []
+    for key, value in resources.items():
+        # Ray counts this machine's cores and GPUs itself, unless a number is given
+        if value or not key.startswith("init-args"):
+            wanted.append(f"{key}={value}")
+    options = ["--run-config", str(config), "--stream", "--federation-config", " ".join(wanted)]
     command = [processes.tool("flwr"), "run", str(app), *options]
     console = make_console()
     with progress_bars(console, lambda: read_progress(directory.path)):

@@ -64,7 +64,9 @@ def read_registry(path: Path) -> Registry:
         SettingError: the file cannot be read, has unknown keys, or has one node or one key under
             two names.
     """
-    nodes = {site: int(entry.node_id) for site, entry in _read_entries(path).items()}
+    nodes = {}
+    for site, entry in _read_entries(path).items():
+        nodes[site] = int(entry.node_id)
     return Registry(str(path), nodes)
 
 

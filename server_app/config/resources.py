@@ -28,21 +28,22 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
     """Check the resources and add defaults for missing keys.
 
     Raises:
-        SettingError: a key is unknown, or a value is no number from 0 to ``_MOST``.
+        SettingError: a key is unknown, or a value is no number from 0 to ``_MOST``; a run needs at
+            least 1 'num-supernodes'.
     """
     for key, value in resources.items():
         if key not in RESOURCES:
             raise unknown_key(key, RESOURCES)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
+        least = 0
+        if key == "num-supernodes":
+            least = 1
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not least <= float(value) <= _MOST:
             raise SettingError(
-                f"resource '{key}' must be a number from 0 to {_MOST}, but is {quote_value(value)}"
+                f"resource '{key}' must be a number from {least} to {_MOST}, but is "
+                f"{quote_value(value)}"
             )
-    chosen = RESOURCES | dict(resources)
-    if int(chosen["num-supernodes"]) < 1:
-        raise SettingError(
-            "resource 'num-supernodes' must be at least 1, because a run needs a simulated site"
-        )
-    return chosen
+    return RESOURCES | dict(resources)
 
 
 def check_device(device: str, share: float) -> None:

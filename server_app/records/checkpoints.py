@@ -48,11 +48,10 @@ class CheckpointHook(Hook):
 
     def round_ended(self, state: State) -> None:
         """Write this round's checkpoint and remove the oldest."""
-        facts = {
-            **state.facts(),
-            "settings": self.settings,
-            "hooks": {name: hook.state() for name, hook in self.hooks.items()},
-        }
+        of_hooks = {}
+        for name, hook in self.hooks.items():
+            of_hooks[name] = hook.state()
+        facts = {**state.facts(), "settings": self.settings, "hooks": of_hooks}
         save_state(self.folder / f"round-{state.round:06d}.safetensors", state.arrays, facts)
         # Removed only after the new one is written, so that one intact checkpoint always exists
         for old in sorted(self.folder.glob("round-*.safetensors"))[:-KEPT]:

@@ -208,9 +208,7 @@ class Site(RunObject):
 
 
 def _consistent(silos: dict[str, Site]) -> dict[str, Site]:
-    if not silos:
-        raise misfit("must name a site")
-    numbers, named = set(), set()
+    numbers, named, fault = set(), set(), ""
     for site in silos.values():
         for counts in site.label_counts.values():
             numbers.add(len(counts))
@@ -219,8 +217,12 @@ def _consistent(silos: dict[str, Site]) -> dict[str, Site]:
     # Sites that send no label counts may still name their classes, each in its own way
     if numbers:
         numbers |= named
-    if len(numbers) > 1:
-        raise misfit("must have 'classes' and 'label_counts' of one number of classes")
+    if not silos:
+        fault = "must name a site"
+    elif len(numbers) > 1:
+        fault = "must have 'classes' and 'label_counts' of one number of classes"
+    if fault:
+        raise misfit(fault)
     return silos
 
 
