@@ -375,7 +375,7 @@ def test_uefl_extends_and_the_new_book_is_in_the_model(
     arrays, facts = load_state(directory.path / "model.safetensors")
     marks = directory.read_json("summary.json")["marks"]
     sites = facts["extras"]["access"]["1"]
-    assert marks == {"1": f"new codewords for {', '.join(sites)}; first codewords re-initialised"}
+    assert marks["1"] == f"new codewords for {', '.join(sites)}; first codewords re-initialised"
     assert arrays["codebook.0"].shape == (4, 16)
     assert arrays["codebook.1"].shape[1] == 16
 

@@ -136,7 +136,7 @@ class ProcessGrid(InlineGrid):
         return [self._replies.pop(key) for key in wanted if key in self._replies]
 
     def _dispatch(self) -> None:
-        """Give each idle worker the oldest message of its own or a new site, else the oldest one."""
+        """Give each idle worker the oldest message of its own or a new site, else the oldest."""
         while self._idle and self._waiting:
             worker = self._idle.pop()
             chosen = next(iter(self._waiting))
