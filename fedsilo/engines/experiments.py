@@ -164,8 +164,11 @@ class SimulationFile:
 
         Matrices are looked at only if no entry has the very name.
         """
-        entries = self._raw_entries()
-        return (name in entries and not self._has_matrix(name)) or name in self.cells
+        return self._is_one_entry(name) or name in self.cells
+
+    def _is_one_entry(self, name: str) -> bool:
+        """Tell whether an entry stands for the one experiment of this name."""
+        return name in self._raw_entries() and not self._has_matrix(name)
 
     def entry(self, name: str) -> Entry:
         """Return an entry of the file; SettingError if it is malformed."""
@@ -190,8 +193,6 @@ class SimulationFile:
         Raises:
             SettingError: there is no such experiment, it is malformed, or its bases form a loop.
         """
-        if not self.has(name):
-            raise unknown_name("experiment", one_line(name), self.cells)
         # A long row without a loop would end in Python's RecursionError
         if name in chain or len(chain) == _MOST_BASES:
             row = " -> ".join((*chain, name))
@@ -199,7 +200,12 @@ class SimulationFile:
                 f"{self._path}: experiments {row} are based on one another, in a loop or in a row "
                 f"of more than {_MOST_BASES}"
             )
-        own = self._without_base(name)
+        if self._is_one_entry(name):
+            own: Experiment = self.entry(name)
+        elif name in self.cells:
+            own = self._from_matrix(self.cells[name])
+        else:
+            raise unknown_name("experiment", one_line(name), self.cells)
         if "base" not in own.stated_fields():
             return own
         base = self.find(own.base, (*chain, name))
@@ -207,11 +213,8 @@ class SimulationFile:
         both = _put_over(base, own)
         return both.model_copy(update={"about": own.about, "minutes": own.minutes})
 
-    def _without_base(self, name: str) -> Experiment:
-        """Return an experiment as its entry and the values of its matrix state it."""
-        if name in self._raw_entries():
-            return self.entry(name)
-        cell = self.cells[name]
+    def _from_matrix(self, cell: Cell) -> Experiment:
+        """Return an experiment without its base: its entry, under the values of its cell."""
         entry = self.entry(cell.entry)
         made: Experiment = entry
         for key, value in cell.values.items():
