@@ -86,7 +86,10 @@ def compare(
         budgets.refuse_unequal("give all the same budget, or mark the row by --unequal")
     if own_splits:
         study.refuse_one_split(planned)
-    study.run_all([job for job in planned if not job.is_finished()], at_once, tell)
+    unfinished = [job for job in planned if not job.is_finished()]
+    if unfinished:
+        study.refuse_without(split, unfinished)
+    study.run_all(unfinished, at_once, tell)
     budgets = budgets.with_costs(study.runs_of(planned))
     if not unequal:
         budgets.refuse_unequal("all runs are kept; repeat with --unequal to mark the row")

@@ -288,11 +288,15 @@ def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
     for job, summary in zip(jobs, found, strict=True):
         summaries.setdefault(job.experiment, {})[job.settings.common.seed] = summary
     if not any(summary["mean"] for summary in _all(summaries)):
-        raise SettingError(
-            f"no site has {split} samples, so there is nothing to compare: set 'split.val-folds', "
-            "or use 'fedsilo tune'"
-        )
+        raise _nothing_to_compare(split)
     return summaries
+
+
+def _nothing_to_compare(split: str) -> SettingError:
+    return SettingError(
+        f"no site has {split} samples, so there is nothing to compare: set 'split.val-folds', or "
+        "use 'fedsilo tune'"
+    )
 
 
 def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
@@ -322,6 +326,25 @@ def _results(
         cuts = own if same_split(own) is False else own[:1]
         frames += [constant_results(r.silos, split, metrics, seed) for seed, r in enumerate(cuts)]
     return pd.concat(frames, ignore_index=True)
+
+
+def refuse_without(split: str, jobs: Sequence[Job]) -> None:
+    """Check before any run that a site has samples in ``split``, ``test`` or ``val``.
+
+    Data that are not here decide nothing, because finished runs can still be shown.
+
+    Raises:
+        SettingError: no site has any.
+    """
+    for job in jobs:
+        common = job.settings.common
+        try:
+            silos = [load_silo(name, common) for name in silo_names(common)]
+        except DataError:
+            return
+        if any(len(silo.splits()[split]) for silo in silos):
+            return
+    raise _nothing_to_compare(split)
 
 
 def refuse_one_split(jobs: Sequence[Job]) -> None:

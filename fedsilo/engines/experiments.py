@@ -57,7 +57,7 @@ def _read_grid(content: Any) -> Any:
     return grid
 
 
-def _one_line(name: str) -> str:
+def _check_one_line(name: str) -> str:
     if len(name.splitlines()) != 1:
         raise misfit("must be a name of one line")
     return name
@@ -174,7 +174,7 @@ class SimulationFile:
         """Return an entry of the file; SettingError if it is malformed."""
         if name not in self._entries:
             self._entries |= check_content(
-                dict[Annotated[str, AfterValidator(_one_line)], Entry],
+                dict[Annotated[str, AfterValidator(_check_one_line)], Entry],
                 {name: self._raw_entries()[name]},
                 lambda sentence: SettingError(f"{self._path}: experiment {sentence}"),
             )

@@ -52,7 +52,7 @@ def plan_run(
     """
     declared = find_experiment(simulation_file(sources.file), experiment)
     settings = _settings_over(declared, sources, overrides)
-    _prepare(settings.common, engine)
+    _start_forks_early(settings.common, engine)
     resources = {"num-supernodes": len(silo_names(settings.common)), **declared.resources}
     if supernodes is not None:
         resources["num-supernodes"] = supernodes
@@ -108,7 +108,7 @@ def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, V
     for key in _PATHS:
         path = placed.get(key)
         if path and isinstance(path, str):
-            placed[key] = _absolute(key, path)
+            placed[key] = _absolute_path(key, path)
     return _with_plugins(placed)
 
 
@@ -127,7 +127,7 @@ def _with_plugins(values: dict[str, Value]) -> dict[str, Value]:
     for entry in entries:
         place = entry
         if entry.endswith(".py"):
-            place = _absolute("plugin", entry)
+            place = _absolute_path("plugin", entry)
         if place not in places:
             places.append(place)
     if places:
@@ -135,7 +135,7 @@ def _with_plugins(values: dict[str, Value]) -> dict[str, Value]:
     return values
 
 
-def _absolute(key: str, path: str) -> str:
+def _absolute_path(key: str, path: str) -> str:
     try:
         return str(Path(path).expanduser().resolve())
     except (OSError, RuntimeError, ValueError) as error:  # a null byte, no home, a loop
@@ -178,7 +178,7 @@ def plan_resumed_run(
     return settings, check_resources(resources), str(before.launch.get("engine", "ray"))
 
 
-def _prepare(common: CommonSettings, engine: str) -> None:
+def _start_forks_early(common: CommonSettings, engine: str) -> None:
     """Start the fork server early if the run may need it, so that both load PyTorch at once."""
     is_table = ".tables." in DATA_SETS.get(common.dataset, "")  # by name: its module needs PyTorch
     if engine == "processes" or (
@@ -223,7 +223,7 @@ def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers:
     if workers == 1:
         return "the cores, memory, GPUs or sites allow no second process"
     if data_set(common.dataset).is_table:
-        steps = _steps(common)
+        steps = _estimate_steps(common)
         if steps < _FEW_STEPS:
             what = format_count(steps, "step")
             return f"starting more processes takes longer than {what} on tables"
@@ -232,7 +232,7 @@ def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers:
     return "the sites have no share of the GPU"
 
 
-def _steps(common: CommonSettings) -> int:
+def _estimate_steps(common: CommonSettings) -> int:
     """Estimate the optimiser steps of a run, as if all sites had the first site's samples."""
     names = silo_names(common)
     samples = 0

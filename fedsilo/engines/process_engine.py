@@ -61,7 +61,9 @@ class SiteProcess:
         """
         for pause in _PAUSES:
             time.sleep(pause)
-            self.pool = ProcessPoolExecutor(1, get_context("forkserver"), _begin, self.arguments)
+            self.pool = ProcessPoolExecutor(
+                1, get_context("forkserver"), _begin_worker, self.arguments
+            )
             try:
                 with processes.without_main():
                     self.process = self.pool.submit(os.getpid)
@@ -75,10 +77,10 @@ class SiteProcess:
     def submit(self, parcel: Parcel) -> Future[Parcel]:
         """Let the process answer a packed message; a process killed while idle is started again."""
         try:
-            return self.pool.submit(_answer, parcel)
+            return self.pool.submit(_answer_parcel, parcel)
         except BrokenProcessPool:
             self.start()
-            return self.pool.submit(_answer, parcel)
+            return self.pool.submit(_answer_parcel, parcel)
 
     def end(self) -> None:
         """Kill the process at once, also in the middle of a computation."""
@@ -131,7 +133,7 @@ class ProcessGrid(InlineGrid):
             if not done:
                 return []
             for future in done:
-                self._take(future)
+                self._store_reply(future)
         self._dispatch()  # idle workers compute while the caller reads these replies
         return [self._replies.pop(key) for key in wanted if key in self._replies]
 
@@ -150,7 +152,7 @@ class ProcessGrid(InlineGrid):
             future = worker.submit(self._packing.pack(message))
             self._running[future] = message, worker
 
-    def _take(self, future: Future[Parcel]) -> None:
+    def _store_reply(self, future: Future[Parcel]) -> None:
         """Store a reply; if the worker died, queue its message again, up to three times."""
         message, worker = self._running.pop(future)
         self._idle.append(worker)
@@ -188,7 +190,7 @@ _site: InlineGrid | None = None
 _replies = Packing()
 
 
-def _begin(
+def _begin_worker(
     environment: dict[str, str],
     run_config: dict[str, Value],
     node_configs: list[dict[str, Value]],
@@ -214,7 +216,7 @@ def _end_with_command() -> None:
     os._exit(1)
 
 
-def _answer(parcel: Parcel) -> Parcel:
+def _answer_parcel(parcel: Parcel) -> Parcel:
     """Unpack a message, let its simulated site answer it, and pack the reply."""
     assert _site is not None
     return _replies.pack(_site.answer(unpack(parcel)))

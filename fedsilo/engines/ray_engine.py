@@ -301,7 +301,7 @@ def guard(home: Path, command: Sequence[str], pipe: int) -> int:
     holds the other end. Return the command's exit code, or 0 if the pipe ended first.
     """
     for number in _ENDINGS:
-        signal.signal(number, _leave)
+        signal.signal(number, _exit_by_signal)
     pipe_ended = False
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
@@ -323,7 +323,7 @@ def _pipe_ended_before(process: subprocess.Popen[bytes], pipe: int) -> bool:
     return False
 
 
-def _leave(number: int, _: FrameType | None) -> None:
+def _exit_by_signal(number: int, _: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 

@@ -318,16 +318,16 @@ def read_run_config(config: Path) -> RunConfig:
         raise RunDirectoryError(
             f"{config.parent} was written by another version of fedsilo: start a new run"
         )
-    launch = _table(content.pop("launch", {}), "launch", config)
-    environment = _table(content.pop("environment", {}), "environment", config)
-    _table(launch.get("resources", {}), "launch.resources", config)
-    _table(environment.get("packages", {}), "environment.packages", config)
+    launch = _check_table(content.pop("launch", {}), "launch", config)
+    environment = _check_table(content.pop("environment", {}), "environment", config)
+    _check_table(launch.get("resources", {}), "launch.resources", config)
+    _check_table(environment.get("packages", {}), "environment.packages", config)
     settings = flat_values(content, str(config), quietly=True)
     settings = current_settings(settings, str(config), quietly=True)
     return RunConfig(settings, launch, environment)
 
 
-def _table(content: Any, name: str, config: Path) -> dict[str, Any]:
+def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
     """Check that a part of config.toml is a table, whose values are single values or tables.
 
     Raises:

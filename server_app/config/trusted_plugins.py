@@ -46,6 +46,7 @@ def name_plugins(entries: Iterable[object]) -> None:
 
 
 def _name_plugin(entry: str) -> None:
+    """Trust one plugin for this process: a file ``FILE.py``, or an installed module."""
     if not entry.endswith(".py"):
         _named[entry.partition(".")[0]] = entry
         return
@@ -67,7 +68,7 @@ def remember_plugins(digests: Mapping[str, str]) -> None:
         return
     try:
         new -= _read_remembered()
-        path = _place()
+        path = _digests_file()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lines = ""
         for module, digest in sorted(new):
@@ -168,24 +169,24 @@ def _approve(module: str, recorded: str, pin: str) -> str:
     is_trusted = module in _named or _is_remembered(module, pin)
     if not is_trusted and not is_file:
         is_trusted = plugins.is_offered(module)
-    found, fault = "", ""
+    found, fault, plugin = "", "", _name_with_digest(module, pin)
     if is_trusted:
         found = _entry_digest(module, entry)
     if not is_trusted:
         fault = (
-            f"plugin {_text(module, pin)} is named by a file and not by you, and you have not run "
+            f"plugin {plugin} is named by a file and not by you, and you have not run "
             f"it here, so it is not executed: read it, and name your copy by --plugin {module}.py, "
             f"or by --plugin {module} if its package is installed"
         )
     elif not found:
         fault = (
-            f"plugin {_text(module, pin)} is needed, but {entry or 'no installed module'} cannot "
+            f"plugin {plugin} is needed, but {entry or 'no installed module'} cannot "
             f"be read: name your copy by --plugin {module}.py"
         )
     # A trusted plugin too must be the run's version, or other code would read the run
     elif found != pin:
         fault = (
-            f"{entry or 'the installed module'} is another version of plugin {_text(module, pin)}, "
+            f"{entry or 'the installed module'} is another version of plugin {plugin}, "
             f"its SHA-256 is {found[:_DIGITS]}: name the run's version by --plugin {module}.py"
         )
     if fault:
@@ -196,7 +197,8 @@ def _approve(module: str, recorded: str, pin: str) -> str:
     return ""
 
 
-def _text(module: str, pin: str) -> str:
+def _name_with_digest(module: str, pin: str) -> str:
+    """Write a plugin's module with the first digits of its recorded SHA-256, for errors."""
     digest = "not recorded"
     if pin:
         digest = one_line(pin, _DIGITS + 1)
@@ -223,7 +225,7 @@ def _is_remembered(module: str, digest: str) -> bool:
     return bool(digest) and (known in _run_here or known in _read_remembered())
 
 
-def _place() -> Path:
+def _digests_file() -> Path:
     """Return the file of digests; RuntimeError if the user has no home."""
     return Path(os.environ.get(PLACE, "") or "~/.fedsilo/trusted-plugins").expanduser()
 
@@ -235,7 +237,7 @@ def _read_remembered() -> set[tuple[str, str]]:
         SettingError: somebody else could have written the file.
     """
     try:
-        path = _place()
+        path = _digests_file()
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, RuntimeError):
         return set()

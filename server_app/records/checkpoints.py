@@ -164,12 +164,12 @@ class BestRound(Hook):
 
     def round_ended(self, state: State) -> None:
         """Judge the round before, whose model the sites have measured in this round."""
-        self._judge()
+        self._judge_round()
         self.unjudged = state
 
     def run_ended(self, state: State) -> None:
         """Judge the last round, whose model the final evaluation has measured."""
-        self._judge()
+        self._judge_round()
 
     def why_finished(self, state: State) -> str | None:
         """Explain an early stop after 'server.patience' rounds of no better value; or None."""
@@ -189,11 +189,11 @@ class BestRound(Hook):
         """Restore the values that ``state`` returned."""
         self.best, self.waited = dict(state["best"]), int(state["waited"])
 
-    def _judge(self) -> None:
+    def _judge_round(self) -> None:
         state = self.unjudged
         if state is None or not state.round:
             return
-        value = self._mean(self.recorder.values(state.round, "val"))
+        value = self._mean_over_sites(self.recorder.values(state.round, "val"))
         if not math.isfinite(value):  # this round was not measured
             return
         # Rounds without a measurement do not use up the patience
@@ -216,7 +216,7 @@ class BestRound(Hook):
             gain = -gain
         return gain > 0
 
-    def _mean(self, values: Mapping[str, Mapping[str, float]]) -> float:
+    def _mean_over_sites(self, values: Mapping[str, Mapping[str, float]]) -> float:
         """Return the mean of the metric over the sites that reported it, weighted by samples.
 
         NaN if no site with validation samples reported it.

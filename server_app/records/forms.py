@@ -132,25 +132,25 @@ def _other_form(where: str, sentence: str) -> RunDirectoryError:
     )
 
 
-def _printable(text: str) -> str:
+def _check_line(text: str) -> str:
     if not text.isprintable() or len(text) > _LONGEST:
         raise misfit("must be a line of text")
     return text
 
 
-def _plain(text: str) -> str:
+def _check_no_formula(text: str) -> str:
     if {"$", "\\"} & set(text):
         raise misfit("must have no '$' or '\\', which plots take for a formula")
     return text
 
 
-def _count_as_text(text: str) -> str:
+def _check_count(text: str) -> str:
     if not _is_count(text):
         raise misfit("must be a whole number")
     return text
 
 
-def _setting(value: Any) -> Any:
+def _check_setting(value: Any) -> Any:
     if not isinstance(value, bool | int | float | str):
         raise misfit("must be a setting")
     return value
@@ -167,7 +167,7 @@ class RunObject(BaseModel):
     )
 
 
-def _possible(metrics: dict[str, float]) -> dict[str, float]:
+def _check_metrics(metrics: dict[str, float]) -> dict[str, float]:
     for metric, value in metrics.items():
         if not _is_possible(metric, value):
             raise misfit(f"must have a possible value of '{one_line(metric, 80)}'")
@@ -177,11 +177,11 @@ def _possible(metrics: dict[str, float]) -> dict[str, float]:
 Whole = Annotated[int, Field(strict=True, ge=0, le=_LARGEST)]
 Number = Annotated[float, Field(strict=True)]  # NaN too, where a metric is undefined
 Amount = Annotated[float, Field(strict=True, ge=0, le=_LARGEST, allow_inf_nan=False)]
-Line = Annotated[str, Field(strict=True), AfterValidator(_printable)]
-Label = Annotated[Line, AfterValidator(_plain)]
-Metrics = Annotated[dict[Line, Number], AfterValidator(_possible)]
-Round = Annotated[str, AfterValidator(_count_as_text)]
-Setting = Annotated[Any, BeforeValidator(_setting)]
+Line = Annotated[str, Field(strict=True), AfterValidator(_check_line)]
+Label = Annotated[Line, AfterValidator(_check_no_formula)]
+Metrics = Annotated[dict[Line, Number], AfterValidator(_check_metrics)]
+Round = Annotated[str, AfterValidator(_check_count)]
+Setting = Annotated[Any, BeforeValidator(_check_setting)]
 Split = Literal["train", "val", "test"]
 
 
@@ -207,7 +207,7 @@ class Site(RunObject):
     agreed: Whole | None = None
 
 
-def _consistent(silos: dict[str, Site]) -> dict[str, Site]:
+def _check_silos(silos: dict[str, Site]) -> dict[str, Site]:
     numbers, named, fault = set(), set(), ""
     for site in silos.values():
         for counts in site.label_counts.values():
@@ -227,7 +227,7 @@ def _consistent(silos: dict[str, Site]) -> dict[str, Site]:
 
 
 # A run without sites is no run, so readers may take the first site
-Silos = Annotated[dict[SiteName, Site], AfterValidator(_consistent)]
+Silos = Annotated[dict[SiteName, Site], AfterValidator(_check_silos)]
 
 
 class Failure(RunObject):

@@ -105,20 +105,20 @@ def _write_documents(
     state, method = loop.state, loop.method
     test = recorder.values(state.round, "test")
     documents: Mapping[str, Any] = {}
-    with _apart("the method's documents", say):
+    with _say_failure_of("the method's documents", say):
         documents = method.documents(state, test)
-    with _apart("evidence.json", say):
+    with _say_failure_of("evidence.json", say):
         # Only evidential networks report evidence
         evidence = evidence_document(test)
         if evidence:
             directory.write_json("evidence.json", evidence)
     for name, document in documents.items():
-        with _apart(name, say):
+        with _say_failure_of(name, say):
             directory.write_json(name, document)
 
 
 @contextmanager
-def _apart(what: str, say: Callable[[str], None]) -> Iterator[None]:
+def _say_failure_of(what: str, say: Callable[[str], None]) -> Iterator[None]:
     """Run the block; if it fails, print the reason, because the run is complete without it."""
     try:
         yield

@@ -96,6 +96,7 @@ def test_a_run_on_tables_that_were_changed_since_is_refused(
         (["--metrics", "auc from x"], "--metrics: unknown metric 'auc from x'"),
         (["--markdown", "."], "--markdown . is a folder"),
         (["--picture", "."], "--picture . is a folder"),
+        (["--split", "val"], "no site has val samples"),
     ],
 )
 def test_what_would_fail_at_the_end_is_refused_before_any_run(
