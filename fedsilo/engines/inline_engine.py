@@ -91,7 +91,8 @@ class InlineGrid(Grid):
         """Train the sites of the oldest messages as one batch, of 'machine.vectorised' sites."""
         from fedsilo.engines.together import train_together
 
-        batch, self._trained = [], set()
+        batch: list[tuple[Message, Context]] = []
+        self._trained = set()
         for message_id, message in self._waiting.items():
             if message.metadata.message_type == TRAIN and len(batch) < self._together:
                 batch.append((message, self._contexts[message.metadata.dst_node_id]))
