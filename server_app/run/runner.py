@@ -1,5 +1,6 @@
 """One run: meet the sites, begin or resume, train, write the run directory, print the table."""
 
+import dataclasses
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -7,31 +8,33 @@ from functools import partial
 from typing import Any
 
 from flwr.serverapp import Grid
+from rich.console import Console
 
-from fedsilo.core.errors import FedsiloError
+from fedsilo.core.errors import FedsiloError, RunDirectoryError, SettingError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.methods import title_of
 from fedsilo.core.one_line import reason_of
-from fedsilo.datasets.registry import silo_count
+from fedsilo.core.settings.common_settings import AUTO, Aggregation
+from fedsilo.datasets.registry import cut_of, data_set, silo_count
+from fedsilo.server_app.config import settings as run_settings
+from fedsilo.server_app.config.operator_files import operator_terms
 from fedsilo.server_app.config.settings import RunSettings
-from fedsilo.server_app.records.failures import FailureLog
-from fedsilo.server_app.records.run_directory import (
-    RunDirectory,
-    only_writer,
-    open_run_directory,
-    with_run_name,
-)
-from fedsilo.server_app.run.beginning import (
-    assemble,
-    changed_software,
-    refuse_other_config,
-    terms_of,
-    write_beginning,
-)
-from fedsilo.server_app.run.checks import NOTICES, find_notices
-from fedsilo.server_app.run.ending import show_end, write_end
+from fedsilo.server_app.records import run_directory
+from fedsilo.server_app.records.checkpoints import BestRound, CheckpointHook
+from fedsilo.server_app.records.privacy_account import PrivacyHook
+from fedsilo.server_app.records.progress_hook import ProgressHook
+from fedsilo.server_app.records.recorder import Recorder
+from fedsilo.server_app.records.run_directory import CUT, SILOS, RunDirectory
+from fedsilo.server_app.records.tracking import TrackingHook
+from fedsilo.server_app.run import checks
+from fedsilo.server_app.run.ending import RunHooks, show_end, write_end
 from fedsilo.server_app.run.terminal import make_console, printer, progress_bars
 from fedsilo.strategies.loop.ask import TooFewSitesError
+from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.round_loop import RoundLoop
-from fedsilo.strategies.meeting.participants import meet_sites
+from fedsilo.strategies.meeting.checks import Terms
+from fedsilo.strategies.meeting.participants import Participants, meet_sites
+from fedsilo.strategies.methods.registry import strategy_class
 
 
 def run(
@@ -47,24 +50,25 @@ def run(
     Raises:
         FedsiloError: the run failed. No file is half-written, and finished rounds can be resumed.
     """
-    settings = with_run_name(settings).pin_plugins()
+    settings = run_directory.with_run_name(settings).pin_plugins()
     common, console = settings.common, make_console()
     say = partial(printer(console), style="yellow")
-    directory = open_run_directory(common.out, common.run_name, common.resume)
-    # Before the sites are asked, because their answers may take minutes
-    refuse_other_config(directory, settings)
-    if directory.has_ended():
-        console.print(f"{directory.path} holds a finished run: nothing to resume")
-        return directory
-    other = changed_software(directory)
-    if other:
-        say(other)
+    directory = run_directory.open_run_directory(common.out, common.run_name, common.resume)
+    if common.resume:
+        # Before the sites are asked, because their answers may take minutes
+        refuse_other_config(directory, settings)
+        if directory.has_ended():
+            console.print(f"{directory.path} holds a finished run: nothing to resume")
+            return directory
+        other = changed_software(directory)
+        if other:
+            say(other)
     began = time.monotonic()
     participants = meet_sites(grid, common, silo_count(common), terms_of(settings))
-    for sentence in find_notices(NOTICES, participants, common):
+    for sentence in checks.find_notices(checks.NOTICES, participants, common):
         say(sentence)
     # Files are written only under the lock, so a second process cannot use the same directory
-    with only_writer(directory, new=not common.resume):
+    with run_directory.only_writer(directory, new=not common.resume):
         loop, hooks = assemble(settings, participants, directory, console)
         for sentence in loop.method.notices():
             say(sentence)
@@ -73,7 +77,7 @@ def run(
         progress = hooks.progress
         with progress.following(), progress_bars(console, lambda: progress.progress):
             # The end is within the block too: 'finished' is shown only once summary.json is there
-            with _note_failure(loop, hooks.recorder.failures):
+            with _note_failure(loop, hooks.recorder):
                 loop.start(grid, common.rounds, common.reply_timeout)
             seconds = {"total": time.monotonic() - began, "rounds": time.monotonic() - met}
             summary = write_end(directory, loop, hooks, seconds, say)
@@ -82,7 +86,7 @@ def run(
 
 
 @contextmanager
-def _note_failure(loop: RoundLoop, failures: FailureLog) -> Iterator[None]:
+def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
     """Record an error that ends the rounds, because the process that shows it ends too."""
     try:
         yield
@@ -94,5 +98,141 @@ def _note_failure(loop: RoundLoop, failures: FailureLog) -> Iterator[None]:
             code, cause = error.code, str(error)
         # If the disk is full, the error itself matters and not its record
         with suppress(FedsiloError):
-            failures.add(loop.state.round + 1, "", "", code, cause)
+            recorder.failures.add(loop.state.round + 1, "", "", code, cause)
         raise
+
+
+def changed_software(directory: RunDirectory) -> str:
+    """Describe how the software of a resumed run differs from that of its start; empty if not.
+
+    Other versions may round differently, so the run need not be the one that it would have been.
+    """
+    path = directory.path / run_directory.CONFIG
+    if not path.is_file():
+        return ""
+    before = _versions(run_settings.read_run_config(path).environment)
+    now = _versions(run_directory.this_environment())
+    parts = []
+    for name in sorted(before.keys() & now.keys()):
+        if before[name] != now[name]:
+            parts.append(f"{name} {before[name]} is now {now[name]}")
+    if not parts:
+        return ""
+    return (
+        "this run began with other software, so its numbers may differ from those of a run without "
+        f"a break: {', '.join(parts)}"
+    )
+
+
+def _versions(environment: Mapping[str, Any]) -> dict[str, str]:
+    """Flatten the environment in config.toml: name of the software -> version, short."""
+    versions = {}
+    for name, version in environment.get("packages", {}).items():
+        versions[name] = str(version)[:20]
+    for key, name in (("fedsilo-revision", "fedsilo"), ("python", "Python")):
+        if environment.get(key):
+            versions[name] = str(environment[key])[:20]
+    return versions
+
+
+def terms_of(settings: RunSettings) -> Terms:
+    """Return the conditions under which sites take part: the operator's and the method's."""
+    return dataclasses.replace(operator_terms(settings.common), unfit=settings.own.why_unfit)
+
+
+def chosen_aggregation(settings: RunSettings, participants: Participants) -> Aggregation:
+    """Return the rule that aggregates the sites' weights; 'auto' becomes mean or norm-clip.
+
+    Real sites get norm-clip, because it bounds the influence of one hospital and costs honest runs
+    little (docs/results/norm-clip.csv). Simulations, runs with secure aggregation and methods that
+    average nothing get the mean, as in the papers.
+    """
+    common, cls = settings.common, strategy_class(settings.common.method)
+    if common.aggregation != AUTO:
+        return common.aggregation
+    clipped = dataclasses.replace(common, aggregation="norm-clip")
+    is_table = data_set(common.dataset).is_table
+    if participants.are_simulated() or common.secure_aggregation != "none":
+        return "mean"
+    try:
+        cls.capabilities.refuse_more(clipped, is_table)
+        settings.own.check(clipped, is_table)
+    except SettingError:  # the method averages nothing, under these settings
+        return "mean"
+    return clipped.aggregation
+
+
+def assemble(
+    settings: RunSettings, participants: Participants, directory: RunDirectory, console: Console
+) -> tuple[RoundLoop, RunHooks]:
+    """Build the round loop with its hooks, at its first state or at the newest checkpoint's."""
+    common, cls = settings.common, strategy_class(settings.common.method)
+    say = printer(console)
+    chosen = chosen_aggregation(settings, participants)
+    if chosen != common.aggregation:
+        common = dataclasses.replace(common, aggregation=chosen)
+        if chosen != "mean":
+            say(
+                f"aggregation: {chosen}, because the sites are real and the run sets none",
+                style="yellow",
+            )
+    checks.raise_first(checks.SITE_CHECKS, checks.Beginning(common, participants, directory))
+    # The order counts: a hook uses what those before it have recorded of the round, and the
+    # checkpoint comes after all whose states it stores
+    recorder = Recorder(directory)
+    recording: list[Hook] = [recorder]
+    privacy = None
+    if common.is_private():
+        privacy = PrivacyHook(common)
+        recording.append(privacy)
+    method, best = cls(common, settings.own, participants), None
+    if common.early_stopping_metric != "none":
+        best = BestRound(common, directory, recorder, method)
+        recording.append(best)
+    checkpoint = CheckpointHook(
+        directory.checkpoints, settings.decisive(), recording, cls.state_class
+    )
+    title = f"{title_of(common.method)} on {common.dataset}, seed {common.seed}"
+    progress = ProgressHook(directory, common, title, cls.marks, recorder, privacy, say)
+    hooks = [*recording, checkpoint, progress]
+    if common.track != "none":
+        hooks.append(TrackingHook(common, directory.path, recorder, settings.decisive()))
+    loop = RoundLoop(method, hooks, str(directory.path))
+    if common.resume:
+        newest = checkpoint.resume()
+        if newest is not None:
+            loop.state = newest
+    _ = loop.state  # a method that cannot begin fails here, before anything is written
+    return loop, RunHooks(recorder, privacy, progress, best)
+
+
+def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
+    """Raise a RunDirectoryError if the directory holds a run with other decisive settings."""
+    path = directory.path / "config.toml"
+    if not path.is_file():
+        return
+    before = run_settings.resolve_recorded(run_settings.read_run_config(path).settings)
+    other = run_settings.differences(before.decisive(), settings.decisive())
+    if other:
+        raise RunDirectoryError(
+            f"{directory.path} holds a run with other settings: {other}; resume with the same "
+            "settings, or choose another 'run.name'"
+        )
+
+
+def write_beginning(
+    directory: RunDirectory,
+    settings: RunSettings,
+    participants: Participants,
+    launch: Mapping[str, Any],
+) -> None:
+    """Write the files that are known before the first round; a resumed run keeps config.toml."""
+    directory.write_json(SILOS, run_directory.silos_document(participants))
+    if participants.are_simulated():
+        cut = cut_of(settings.common)
+        if cut:
+            directory.write_json(CUT, cut)
+    # config.toml comes last, because a directory without it can be used again
+    config = directory.path / "config.toml"
+    if not config.is_file():
+        write_atomically(config, run_directory.config_document(settings, launch))
