@@ -16,7 +16,7 @@ export PATH := $(BIN):$(PATH)
 export PYTHONDONTWRITEBYTECODE :=
 EXPERIMENT ?= uefl-digits
 
-.PHONY: run test test-kernels test-sse test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker test-gpu lock docs docs-serve docs-version browser dist licences
+.PHONY: run test test-kernels test-sse test-pythons test-soak test-kill fuzz test-deploy lint format setup benchmark test-docker test-gpu lock docs docs-serve docs-version browser dist licences
 
 run: setup  ## train UEFL over nine silos of embedded real digits
 	$(BIN)/python -m fedsilo.cli simulate $(EXPERIMENT)
@@ -32,6 +32,15 @@ test-kernels: test-sse  ## the tests of numbers by two other sets of instruction
 
 test-sse: setup
 	OMP_NUM_THREADS=1 ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=SSE41 MKL_CBWR=COMPATIBLE $(BIN)/python -m pytest --numprocesses auto --dist loadfile $(NUMERICAL)
+
+# Each in an environment of its own. A shim of pyenv may be there without its version, hence the try
+PYTHONS := 3.12 3.13
+test-pythons:  ## the whole suite by Python 3.12 and 3.13; a version that this machine lacks is skipped with a line
+	@for version in $(PYTHONS); do \
+	for python in python$$version $(HOME)/.pyenv/versions/$$version.*/bin/python none; do \
+	$$python -c "" 2> /dev/null && break; done; \
+	if [ $$python = none ]; then echo "SKIPPED: this machine has no Python $$version"; continue; fi; \
+	$(MAKE) test PYTHON=$$python VENV=$(VENV)-py$$version || exit 1; done
 
 test-soak: setup  ## what `make test` tries at one place, at all others: deaths, seeds, engines; a quarter of an hour
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist loadfile -m soak
