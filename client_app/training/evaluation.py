@@ -147,7 +147,7 @@ def metrics_of(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     return values | classification_metrics(probabilities, labels)
 
 
-def of_labels(split: Split, labels: Tensor) -> Split:
+def select_labels(split: Split, labels: Tensor) -> Split:
     """Return the samples whose label is one of ``labels``."""
     chosen = torch.isin(split.labels, labels)
     return Split(split.inputs[chosen], split.labels[chosen])

@@ -174,7 +174,7 @@ class LocalTraining:
     def samples(self) -> int:
         """The number of training samples that the site reports; the real one if not private."""
         if self.private:
-            return self.private.told
+            return self.private.reported
         return len(self.split.labels)
 
     def run(self) -> float:
@@ -302,7 +302,7 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
         )
 
 
-def go_on_from_rounds_before(
+def continue_from_earlier_rounds(
     training: LocalTraining, settings: CommonSettings, rounds: int, aside: tuple[str, ...] = ()
 ) -> None:
     """Let the learning rate and the weight of evidential losses go on from the rounds before.
