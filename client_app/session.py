@@ -148,7 +148,7 @@ class SiteSession(OpenedSite):
         """Return a table's silo as networks take it: standardised, with missing values as 0.
 
         Raises:
-            SettingError: ``standardise`` is 'declared', but the schema declares no mean and
+            SettingError: 'data.standardise' is 'declared', but the schema declares no mean and
                 deviation.
             SiteError: the message lacks the pooled statistics.
         """

@@ -178,7 +178,7 @@ def predict_batches(
 ) -> Tensor:
     """Return the class probabilities of inputs in batches, (n, classes) float64 on the CPU.
 
-    They are the mean over ``mc-passes`` dropout draws keyed by ``key``, or come from one pass
+    They are the mean over 'train.mc-passes' dropout draws keyed by ``key``, or come from one pass
     without dropout if there are 0. A batch is made when it is needed. Batches of ``batch_size``
     give the same result as all inputs at once (``in_batches``), because dropout draws follow one
     another.

@@ -51,8 +51,9 @@ def schedule(
 ) -> Iterator[list[Tensor]]:
     """Yield the passes of a local training over ``count`` samples, each a list of batches.
 
-    A batch has at least ``smallest`` samples if the site has that many. With ``local-steps`` every
-    site takes that many batches, however many samples it has, so its last pass may be cut short.
+    A batch has at least ``smallest`` samples if the site has that many. With 'train.local-steps'
+    every site takes that many batches, however many samples it has, so its last pass may be cut
+    short.
     """
     if not settings.local_steps:
         for _ in range(settings.local_epochs):
