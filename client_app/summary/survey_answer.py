@@ -281,7 +281,7 @@ class AnswerBuilder:
         return suppress(counts, self.floor, self.secret, *table, in_a_row=in_a_row)
 
     def _left_out(self, rows: LeftOutRows) -> LeftOut:
-        """Count the samples in no split, and per column those without a value."""
+        """Count the samples in no split, and per column those without a possible value."""
         missing = {}
         for name, count in rows.missing.items():
             # Both cells of the table, because their total may be known
