@@ -48,15 +48,15 @@ from fedsilo.strategies.wire.secure_keys import (
     LONGEST_KEY,
     LONGEST_SEALED,
     Shares,
-    cut,
+    cut_secret,
     mask_check,
     mask_key,
     new_key_pair,
-    opened,
-    sealed,
-    texts,
-    tokens,
-    whole,
+    open_shares,
+    read_texts,
+    read_tokens,
+    read_whole,
+    seal_shares,
 )
 from fedsilo.strategies.wire.signatures import (
     LONGEST_SIGNATURE,
@@ -68,7 +68,7 @@ from fedsilo.strategies.wire.signatures import (
     is_signed,
     key_words,
     public_text,
-    signed,
+    sign_text,
 )
 
 
@@ -184,7 +184,7 @@ class SecureSite:
                 "weights masked with the keys of this round have already left, but two releases "
                 "under the same masks reveal their difference: begin the round again"
             )
-        partners = texts(self.asked, "sites")
+        partners = read_texts(self.asked, "sites")
         self._refuse_few(partners, secrets, "share their keys")
         self._sums().refuse_without(partners)
         self._sums().refuse_other_question(self._question(received, secrets))
@@ -219,7 +219,7 @@ class SecureSite:
         """
         if self.instruction is None:
             return ""
-        asked = [sorted(texts(self.asked, kind)) for kind in ("metrics", "arrays")]
+        asked = [sorted(read_texts(self.asked, kind)) for kind in ("metrics", "arrays")]
         said = [(key, self.instruction[key]) for key in sorted(self.instruction)]
         # A server's folder changes nothing at a site
         said = [(key, value) for key, value in said if key != "run-dir"]
@@ -242,7 +242,7 @@ class SecureSite:
                 "terms": self.terms,
                 "splits": splits,
                 "samples": self.samples,
-                "signature": signed(self.signer.private, said),
+                "signature": sign_text(self.signer.private, said),
             }
         )
 
@@ -256,7 +256,7 @@ class SecureSite:
         if secrets.keys:
             raise RefusedError("keys of this round are already shared: begin the round again")
         self._take_keys(secrets)
-        secrets.threshold = threshold = whole(self.asked, "threshold")
+        secrets.threshold = threshold = read_whole(self.asked, "threshold")
         self._refuse_threshold(threshold, len(secrets.keys))
         secrets.context = context_of(self.run, self.round, secrets.keys, threshold)
         record = self._seal_shares(secrets)
@@ -265,14 +265,14 @@ class SecureSite:
 
     def _take_keys(self, secrets: RoundSecrets) -> None:
         """Store all sites' keys of the round; each must be signed by a registered site."""
-        sites, splits = texts(self.asked, "sites"), texts(self.asked, "splits")
+        sites, splits = read_texts(self.asked, "sites"), read_texts(self.asked, "splits")
         _refuse_unsorted(sites, sites, "that make keys")
         if self.site not in sites:
             raise SiteError("the server's list of sites that make keys lacks this site")
-        masks = tokens(self.asked, "mask-keys", LONGEST_KEY)
-        seals = tokens(self.asked, "seal-keys", LONGEST_KEY)
-        publics = tokens(self.asked, "publics", LONGEST_KEY)
-        signatures = tokens(self.asked, "signatures", LONGEST_KEY)
+        masks = read_tokens(self.asked, "mask-keys", LONGEST_KEY)
+        seals = read_tokens(self.asked, "seal-keys", LONGEST_KEY)
+        publics = read_tokens(self.asked, "publics", LONGEST_KEY)
+        signatures = read_tokens(self.asked, "signatures", LONGEST_KEY)
         lengths = {len(one) for one in (splits, masks, seals, publics, signatures)}
         if lengths != {len(sites)}:
             raise SiteError("record 'secure' has not one key of each kind for each site")
@@ -306,22 +306,22 @@ class SecureSite:
     def _seal_shares(self, secrets: RoundSecrets) -> ConfigRecord:
         """Split this site's secrets, seal a share for each other site, and keep its own shares."""
         sites, place = secrets.sites, secrets.sites.index(self.site)
-        own_masks = cut(secrets.own_mask, secrets.threshold, len(sites))
-        mask_keys = cut(secrets.masking, secrets.threshold, len(sites))
+        own_masks = cut_secret(secrets.own_mask, secrets.threshold, len(sites))
+        mask_keys = cut_secret(secrets.masking, secrets.threshold, len(sites))
         secrets.own_shares = [own_masks[place], mask_keys[place]]
         parcels = {}
         for number, site in enumerate(sites):
             if number != place:
                 shares = Shares(own_masks[number], mask_keys[number])
                 way = (place, number)  # sender and receiver, so that no share can be redirected
-                parcels[site] = sealed(shares, secrets.seal_key_with(site), way)
+                parcels[site] = seal_shares(shares, secrets.seal_key_with(site), way)
         check = mask_check(secrets.own_mask)
         return self._record({"to": [*parcels], "sealed": [*parcels.values()], "check": check})
 
     def _sign_list(self) -> ConfigRecord:
         """Sign the list of sites whose weights arrived; only one list under the keys of a round."""
         secrets = read_secrets(self.folder, self.round)
-        answered = texts(self.asked, "answered")
+        answered = read_texts(self.asked, "answered")
         self._refuse_few(answered, secrets, "have sent their weights")
         if not set(answered) <= set(secrets.partners):
             raise RefusedError("the list names a site that did not take part in masking")
@@ -333,7 +333,7 @@ class SecureSite:
         secrets.answered = answered
         # Before anything leaves, so that a restart cannot sign another list
         secrets.write(self.folder)
-        return self._record({"signature": signed(self.signer.private, secrets.list_words())})
+        return self._record({"signature": sign_text(self.signer.private, secrets.list_words())})
 
     def _unmask(self) -> ConfigRecord:
         """Return one share for each site, and erase the secrets of the round."""
@@ -358,8 +358,8 @@ class SecureSite:
 
     def _refuse_disagreement(self, secrets: RoundSecrets) -> None:
         """Refuse to return shares until at least the threshold of sites have signed one list."""
-        signers = texts(self.asked, "signers")
-        signatures = tokens(self.asked, "signatures", LONGEST_SIGNATURE)
+        signers = read_texts(self.asked, "signers")
+        signatures = read_tokens(self.asked, "signatures", LONGEST_SIGNATURE)
         _refuse_unsorted(signers, secrets.answered, "that have answered")
         said = secrets.list_words()
         agreeing = 0
@@ -375,8 +375,10 @@ class SecureSite:
 
     def _open_shares(self, secrets: RoundSecrets) -> dict[str, Shares]:
         """Open the received shares; return them by the site whose secrets they belong to."""
-        senders = texts(self.asked, "from")
-        received = dict(zip(senders, tokens(self.asked, "sealed", LONGEST_SEALED), strict=False))
+        senders = read_texts(self.asked, "from")
+        received = dict(
+            zip(senders, read_tokens(self.asked, "sealed", LONGEST_SEALED), strict=False)
+        )
         sites, place = secrets.sites, secrets.sites.index(self.site)
         shares = {self.site: Shares(*secrets.own_shares)}
         for site in secrets.partners:
@@ -384,7 +386,7 @@ class SecureSite:
                 continue
             try:
                 way = sites.index(site), place
-                shares[site] = opened(received[site], secrets.seal_key_with(site), way)
+                shares[site] = open_shares(received[site], secrets.seal_key_with(site), way)
             except SiteError:
                 continue  # the server learns whose shares nobody can open, and names that site
         return shares
