@@ -269,7 +269,7 @@ def _data(setup: SiteSetup) -> Passed:
     sizes = ", ".join(f"{len(split)} {name}" for name, split in silo.splits().items())
     left_out = ""
     if silo.dropped:
-        left_out = f"; {silo.dropped} left out as missing or broken"
+        left_out = f"; {silo.dropped} left out as missing, out of range or broken"
     dataset = setup.required_settings().common.dataset
     cache = own_cache(setup.context) or "the usual cache"
     return Passed(f"{sizes} samples of {dataset}{left_out}, cached in {cache}", tuple(lines))
