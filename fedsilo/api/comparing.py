@@ -75,6 +75,7 @@ def compare(
     names, given = _read_names(experiments), run_sources(sources)
     at_once = read_jobs(str(jobs), several(slurm))
     tested = ",".join(several(tests)) or None
+    # All runs are planned and compared on paper before the first one starts
     planned = []
     for name in names:
         for number in range(seeds):
@@ -87,6 +88,7 @@ def compare(
     if own_splits:
         study.refuse_one_split(planned)
     study.run_all([job for job in planned if not job.is_finished()], at_once, tell)
+    # Steps, bytes and seconds are known only now: a run may have ended early
     budgets = budgets.with_costs(study.runs_of(planned))
     if not unequal:
         budgets.refuse_unequal("all runs are kept; repeat with --unequal to mark the row")

@@ -36,6 +36,8 @@ from fedsilo.core.arguments import (
 from fedsilo.core.errors import SettingError
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 
+_LARGEST_SEED = 2**32 - 1  # scikit-learn takes no larger one
+
 if TYPE_CHECKING:
     from fedsilo.explanations.sample import Explanation
     from fedsilo.reports.clinic import Examination
@@ -191,10 +193,13 @@ def embeddings(
 
     name_plugins(plugin_texts(plugin))
     refuse_below(1, "limit", limit)
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise SettingError(f"--seed must be from 0 to {_LARGEST_SEED}, but is {seed}")
     data, state = path_of(data_dir), path_of(state_dir)
     # All runs are opened first: an unfinished one ends the command before the long computation
-    runs = [FinishedRun.open(folder) for folder in folders_of(run_dirs)]
-    refuse_shared_state(state, [run.path for run in runs], 1)
+    folders = _named_folders(run_dirs)
+    refuse_shared_state(state, folders, 1)
+    runs = [FinishedRun.open(folder) for folder in folders]
     selection = embedding.Selection(several(site), split, layer, limit, seed)
     panels = [embedding.embed_run(run, selection, data, state, tell) for run in runs]
     rows = []
@@ -245,7 +250,7 @@ def gradcam(
     chosen = []
     if rows:
         chosen = [(row, "") for row in parse_rows(rows)]
-    folders, state = folders_of(run_dirs), path_of(state_dir)
+    folders, state = _named_folders(run_dirs), path_of(state_dir)
     refuse_shared_state(state, folders, 1)
     if scenarios and len(folders) < 2:
         raise SettingError("--scenarios compares runs by which is right: name two runs or more")
@@ -308,6 +313,14 @@ def report(
     )
     runs = folders_of(run_dirs)
     return [write_report(runs, Path(out), options, overwrite=overwrite)]
+
+
+def _named_folders(run_dirs: Sequence[AnyRun]) -> list[Path]:
+    """Return the run directories; SettingError if none is named."""
+    folders = folders_of(run_dirs)
+    if not folders:
+        raise SettingError("no run is named: name at least one run directory")
+    return folders
 
 
 def parse_rows(text: str) -> list[int]:

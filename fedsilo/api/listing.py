@@ -143,6 +143,7 @@ def methods(*, plugin: NewPlugin = None) -> Iterator[str]:
     from fedsilo.core.plugins import file_digests, find_plugins, module_of
     from fedsilo.server_app.config.trusted_plugins import remember_plugins
 
+    # The user has named these files, so they may be executed
     entries = plugin_texts(plugin)
     load_plugin_files(", ".join(entries))
     remember_plugins(file_digests(entries))

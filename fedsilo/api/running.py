@@ -102,6 +102,7 @@ def simulate(
     from fedsilo.engines.planning import plan_run, start
     from fedsilo.server_app.records.run_directory import with_free_name
 
+    # The options have the last word over the experiment, --config and --set
     overrides: dict[str, Value] = {} if seed is None else {"seed": seed}
     overrides |= {"run.name": name} if name else {}
     overrides |= {"run.track": track} if track else {}
@@ -142,6 +143,7 @@ def _network_name(network: object) -> str:
     if isinstance(network, str):
         return network
     module, name = (getattr(network, key, "<") for key in ("__module__", "__qualname__"))
+    # Sites are other processes, which import a network by its module and its name
     if module == "__main__":
         raise SettingError(
             f"network '{name}' is defined in the running script, which sites cannot import: move "
