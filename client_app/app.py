@@ -64,26 +64,17 @@ class HospitalApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message of a known kind; refuse any other with a one-line reason."""
-        try:
-            context = _with_current_keys(context)
-        except SettingError as fault:
-            return refuse(message, context, RefusedError(str(fault)))
+        if RENAMED.keys() & context.run_config.keys():  # a server with another app may send them
+            try:
+                current = with_current_keys(context.run_config, quietly=True)
+            except SettingError as fault:  # a setting is given under both names
+                return refuse(message, context, RefusedError(str(fault)))
+            context = replace(context, run_config=current)
         kind = message.metadata.message_type
         if kind in _KINDS:
             return super().__call__(message, context)
         error = RefusedError(f"{quote_value(kind)} is no kind of message that a hospital answers")
         return refuse(message, context, error)
-
-
-def _with_current_keys(context: Context) -> Context:
-    """Replace former names of settings in the run config, which another app's server may use.
-
-    Raises:
-        SettingError: a setting is given under both names.
-    """
-    if not RENAMED.keys() & context.run_config.keys():
-        return context
-    return replace(context, run_config=with_current_keys(context.run_config, quietly=True))
 
 
 _KINDS = (HELLO, SURVEY, TRAIN, EVALUATE)
@@ -164,9 +155,7 @@ def _naming_site(context: Context) -> Iterator[None]:
     try:
         yield
     except FedsiloError as error:
-        from fedsilo.client_app.site.identity import own_name
-
-        raise type(error)(f"{own_name(context)}: {error}") from None
+        raise type(error)(f"{_own_name(context)}: {error}") from None
 
 
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
@@ -244,9 +233,7 @@ def failing_in_the_sum(answering: Answering) -> Iterator[None]:
 
 def refuse(message: Message, context: Context, error: RefusedError) -> Message:
     """Refuse a message before any part of it is opened, and log the refusal."""
-    from fedsilo.client_app.site.identity import own_name
-
-    error = RefusedError(f"site {own_name(context)}: {error}")
+    error = RefusedError(f"site {_own_name(context)}: {error}")
     reply = _failure(message, context, error, Opened())
     if "site-file" not in context.node_config:
         return reply
@@ -275,6 +262,7 @@ def _failure(message: Message, context: Context, error: Exception, opened: Opene
 
 
 def _own_name(context: Context) -> str:
+    """Return the site's name; imported here, because reading settings needs PyTorch."""
     from fedsilo.client_app.site.identity import own_name
 
     return own_name(context)
@@ -298,7 +286,6 @@ def _log(
     own, without the limits of the site file.
     """
     from fedsilo.client_app.site import audit_log
-    from fedsilo.client_app.site.identity import own_name
     from fedsilo.client_app.site.policy import log_path
 
     message, outcome, why = answering.message, audit_log.ANSWERED, answering.opened.why
@@ -306,7 +293,7 @@ def _log(
         outcome = audit_log.FAILED
     if isinstance(error, RefusedError):
         outcome = audit_log.REFUSED
-    site = own_name(context)
+    site = _own_name(context)
     try:
         mark = _ledger_mark(context)
         line = audit_log.entry(site, message, context, reply, outcome, why, mark)
@@ -340,10 +327,8 @@ def _ledger_mark(context: Context) -> "LedgerMark | None":
 def _reason(error: Exception, context: Context) -> str:
     """Return an error's text for the server, without a real site's paths and file names."""
     if isinstance(error, FileNamesError) and not is_simulated(context):
-        from fedsilo.client_app.site.identity import own_name
-
         return (
-            f"site {own_name(context)}: the data cannot be used; the site's own log says why, as "
+            f"site {_own_name(context)}: the data cannot be used; the site's own log says why, as "
             "names of its files may be patients'"
         )
     if isinstance(error, FedsiloError):

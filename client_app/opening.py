@@ -24,12 +24,13 @@ from fedsilo.client_app.site.node import forget_opening, is_simulated, note_open
 from fedsilo.client_app.site.policy import refuse_few
 from fedsilo.client_app.site.trust import tells_single_answers
 from fedsilo.core.errors import DataError, RefusedError, SiteError
+from fedsilo.core.files.locations import find_places
 from fedsilo.core.plugins import with_plugin_settings
 from fedsilo.core.seeding import generator
 from fedsilo.core.settings.common_settings import SUMS, CommonSettings
 from fedsilo.core.settings_schema import Value, as_mapping, defaults, keys_with
 from fedsilo.datasets.registry import data_set, load_silo
-from fedsilo.datasets.silo.silos import Silo
+from fedsilo.datasets.silo.silos import Silo, log_once
 from fedsilo.models.privacy.promises import check_privacy_settings
 
 _CUTS = (*keys_with(CommonSettings, "folds"), *keys_with(CommonSettings, "sampling"))
@@ -121,24 +122,23 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
     # Checked again, whatever the server has checked,
     # before data are opened, so the reason may leave
     check_privacy_settings(settings, data_set(settings.dataset).is_table)
+    declares = not simulated and settings.trust == SUMS
+    if folder is None and (declares or capped.max_epsilon):
+        what = "the ledger of its cap on epsilon"
+        if declares:
+            what = "what it declares of its data"
+        raise RefusedError(
+            f"site {site} keeps {what} in its 'state-dir', but the node config names none: start "
+            "the SuperNode with one"
+        )
     load, stand_in = partial(_load, site, settings, context), None
-    if not simulated and settings.trust == SUMS:
-        if folder is None:
-            raise RefusedError(
-                f"site {site} keeps what it declares of its data in its 'state-dir', but the node "
-                "config names none: start the SuperNode with one"
-            )
+    if folder is not None and declares:
         stand_in = declared_data(folder, settings, load).stand_in(site)
         forget_opening()
     silo = stand_in or load()
     check_privacy_settings(settings, bool(silo.features))
     cap = None
-    if capped.max_epsilon:
-        if folder is None:
-            raise RefusedError(
-                f"site {site} has a cap on epsilon, but no 'state-dir' for its ledger: name one in "
-                "the node config"
-            )
+    if folder is not None and capped.max_epsilon:
         cap = Ledger(folder / LEDGER, capped.max_epsilon, capped.delta, of_all_runs=True)
     limits = limits_of(context)
     opened = OpenedSite(settings, silo, simulated, limits, node, run, cap, stand_in, load)
@@ -185,6 +185,17 @@ def _refuse_without_epsilon(settings: CommonSettings) -> None:
         )
 
 
+def _log_what_is_left_out(silo: Silo, settings: CommonSettings) -> None:
+    """Count in the hospital's log what is not used; in a simulation the server's notices do."""
+    if silo.dropped:
+        logging.getLogger("flwr").warning(
+            "fedsilo: %d samples of this site cannot be used and are left out", silo.dropped
+        )
+    places = find_places(settings.data_dir, settings.cache_dir)
+    for sentence in data_set(settings.dataset).unread_files(settings, places):
+        log_once(sentence)
+
+
 def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
     """Load the silo; a fault of the hospital's whole 'data-dir' is added to an error.
 
@@ -195,10 +206,8 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
     note_opening()
     try:
         silo = load_silo(name, settings)
-        if silo.dropped and not is_simulated(context):
-            logging.getLogger("flwr").warning(
-                "fedsilo: %d samples of this site cannot be used and are left out", silo.dropped
-            )
+        if not is_simulated(context):
+            _log_what_is_left_out(silo, settings)
         return silo
     except DataError as error:
         fault = _folder_fault(context)

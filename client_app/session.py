@@ -16,9 +16,9 @@ from typing import Any, cast
 from flwr.app import Context, RecordDict
 
 from fedsilo.client_app.opening import OpenedSite, open_site
-from fedsilo.client_app.privacy.told_counts import Counts, told_counts
+from fedsilo.client_app.privacy.noisy_counts import Counts, noisy_counts
 from fedsilo.client_app.site.limits import NO_LIMITS
-from fedsilo.client_app.site.node import built, is_simulated, own_folder
+from fedsilo.client_app.site.node import build_settings, is_simulated, own_folder
 from fedsilo.client_app.site.own_file import secret_seed
 from fedsilo.client_app.site.policy import refuse_few
 from fedsilo.client_app.site.private_state import settings_digest_of
@@ -93,7 +93,7 @@ class SiteSession(OpenedSite):
                 or the hospital's own limits forbid the run.
         """
         settings = site.settings
-        own: Any = built(settings_class(settings.method), site.run_config)
+        own: Any = build_settings(settings_class(settings.method), site.run_config)
         session = cls(
             **vars(site),
             reported=reported_counts(site),
@@ -101,7 +101,7 @@ class SiteSession(OpenedSite):
             compute=compute_of(settings),
             sampling=settings,
             # The run's own settings decide it, because a hospital may change its cap during a run
-            digest=settings_digest_of(built(CommonSettings, site.run_config), own),
+            digest=settings_digest_of(build_settings(CommonSettings, site.run_config), own),
             compression=compression_of(settings),
             smallest_batch=1 if site.cap else site.limits.minimum_batch,
         )
@@ -148,7 +148,7 @@ class SiteSession(OpenedSite):
         """Return a table's silo as networks take it: standardised, with missing values as 0.
 
         Raises:
-            SettingError: ``standardise`` is 'declared', but the schema declares no mean and
+            SettingError: 'data.standardise' is 'declared', but the schema declares no mean and
                 deviation.
             SiteError: the message lacks the pooled statistics.
         """
@@ -227,25 +227,28 @@ class SiteSession(OpenedSite):
         A hospital judges by its declaration. After the data are opened it could only fail inside
         the sum, and nobody would know why.
         """
-        settings, limits, name = self.settings, self.limits, self.silo.name
+        settings, limits = self.settings, self.limits
         if settings.epoch_steps:
             steps, size = settings.pace, batch_of(samples, settings)
         else:
             steps = steps_of(samples, settings, limits.minimum_batch)
             size = min(samples, settings.batch_size)
+        fault = ""
         if steps < limits.minimum_steps_per_reply:
-            raise RefusedError(
-                f"site {name}: a round would have {steps} optimiser step(s) over the samples that "
+            fault = (
+                f"a round would have {steps} optimiser step(s) over the samples that "
                 f"this hospital declares, but it needs {limits.minimum_steps_per_reply} "
                 "('minimum-steps-per-reply'): raise 'train.local-epochs' or 'train.local-steps', "
                 "lower 'train.batch-size', or leave the site out"
             )
-        if size < limits.minimum_batch:
-            raise RefusedError(
-                f"site {name}: a step would use fewer than {limits.minimum_batch} of the samples "
+        elif size < limits.minimum_batch:
+            fault = (
+                f"a step would use fewer than {limits.minimum_batch} of the samples "
                 "that this hospital declares ('minimum-batch'): lower 'train.epoch-steps', or "
                 "leave the site out"
             )
+        if fault:
+            raise RefusedError(f"site {self.silo.name}: {fault}")
 
     def _refuse_few_weighed(self) -> None:
         """Reject class weights that let a few samples dominate a step.
@@ -274,7 +277,7 @@ def reported_counts(site: OpenedSite) -> Counts:
     if site.cap is None:
         return (site.stand_in or site.silo).label_counts()
     data = {**site.silo.fingerprints, "data set": site.settings.dataset}
-    return told_counts(site.silo.label_counts(), data, site.limits.counts_noise, site.cap)
+    return noisy_counts(site.silo.label_counts(), data, site.limits.counts_noise, site.cap)
 
 
 _sessions: OrderedDict[Hashable, SiteSession] = OrderedDict()

@@ -16,7 +16,7 @@ from typing import Any
 from flwr.app import Context
 
 from fedsilo.client_app.site.limits import limits_of
-from fedsilo.client_app.site.node import built, is_simulated, own_cache
+from fedsilo.client_app.site.node import build_settings, is_simulated, own_cache
 from fedsilo.core.errors import FedsiloError, RefusedError, SettingError, SiteError
 from fedsilo.core.files.locations import BACKBONES, find_places
 from fedsilo.core.methods import load_plugin_files
@@ -49,7 +49,7 @@ def site_settings(context: Context) -> CommonSettings:
         SettingError: a value has the wrong type or is out of range.
         RefusedError: the run names a file of a real site.
     """
-    settings, node = built(CommonSettings, context.run_config), context.node_config
+    settings, node = build_settings(CommonSettings, context.run_config), context.node_config
     own: dict[str, Any] = {}
     for key, name in NODE_FIELDS.items():
         if key in node:
@@ -99,28 +99,34 @@ def _refuse_other_plugs(settings: CommonSettings) -> None:
 
     A server that could name any module would execute it here.
     """
-    plugs = plugs_of(settings)
+    plugs, fault = plugs_of(settings), ""
     # A module is installed with all modules below it
     installed = tuple(f"{module_of(entry)}." for entry in plugin_entries(settings.plugin))
-    for plug in plugs:
-        if not plug.invited and not f"{plug.module}.".startswith(installed):
-            raise RefusedError(
-                f"the run needs plugin '{plug.module}', but this hospital has not installed it: "
-                "name its file or module in 'plugin' in the node config"
-            )
-    if not plugs:
-        return
-    if not settings.plugin_digests:
-        raise RefusedError(
+    absent = [
+        plug.module
+        for plug in plugs
+        if not plug.invited and not f"{plug.module}.".startswith(installed)
+    ]
+    if absent:
+        fault = (
+            f"the run needs plugin '{absent[0]}', but this hospital has not installed it: name its "
+            "file or module in 'plugin' in the node config"
+        )
+    elif plugs and not settings.plugin_digests:
+        fault = (
             "the run does not name the version of its plugins: 'fedsilo deploy run' fills "
             "in 'plugin-digests'"
         )
-    other = other_plugs(plug_digests(plugs), settings.plugin_digests)
-    if other:
-        raise RefusedError(
-            f"plugin {' and '.join(other)} is not this hospital's version: server and hospital "
-            "must have the same files"
-        )
+    elif plugs:
+        # Read only now: digests of a plugin that is not installed would need its files
+        other = other_plugs(plug_digests(plugs), settings.plugin_digests)
+        if other:
+            fault = (
+                f"plugin {' and '.join(other)} is not this hospital's version: server and hospital "
+                "must have the same files"
+            )
+    if fault:
+        raise RefusedError(fault)
 
 
 def node_cap(context: Context) -> NodeCap:
@@ -130,7 +136,9 @@ def node_cap(context: Context) -> NodeCap:
         SettingError: one of them has the wrong type or is out of range.
     """
     keys = keys_of(NodeCap).values()
-    return built(NodeCap, {k: context.node_config[k] for k in keys if k in context.node_config})
+    return build_settings(
+        NodeCap, {k: context.node_config[k] for k in keys if k in context.node_config}
+    )
 
 
 def _weights_by_name(settings: CommonSettings) -> str:

@@ -51,8 +51,9 @@ def schedule(
 ) -> Iterator[list[Tensor]]:
     """Yield the passes of a local training over ``count`` samples, each a list of batches.
 
-    A batch has at least ``smallest`` samples if the site has that many. With ``local-steps`` every
-    site takes that many batches, however many samples it has, so its last pass may be cut short.
+    A batch has at least ``smallest`` samples if the site has that many. With 'train.local-steps'
+    every site takes that many batches, however many samples it has, so its last pass may be cut
+    short.
     """
     if not settings.local_steps:
         for _ in range(settings.local_epochs):
@@ -174,7 +175,7 @@ class LocalTraining:
     def samples(self) -> int:
         """The number of training samples that the site reports; the real one if not private."""
         if self.private:
-            return self.private.told
+            return self.private.reported
         return len(self.split.labels)
 
     def run(self) -> float:
@@ -300,6 +301,28 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
             "needed ('minimum-steps-per-reply'): raise 'train.local-epochs' or "
             "'train.local-steps', or leave the site out"
         )
+
+
+def continue_from_earlier_rounds(
+    training: LocalTraining, settings: CommonSettings, rounds: int, aside: tuple[str, ...] = ()
+) -> None:
+    """Let the learning rate and the weight of evidential losses go on from the rounds before.
+
+    Sets ``counted`` if the learning rate changes over rounds, and ``before_pass`` if the network
+    has evidential losses.
+
+    Args:
+        training: the training; its private mechanism and its floors must be set.
+        settings: the run's settings, without a number of steps that ``training`` alone has.
+        rounds: the number of finished rounds.
+        aside: names a training besides the site's own; else empty.
+    """
+    if evidences(training.network):
+        training.before_pass = anneal_evidence(training, settings, rounds)
+    # A schedule does not count the steps of a plan
+    has_schedule = settings.schedule != "constant" or settings.warm_up > 0
+    if settings.rate_decay != "none" or (has_schedule and training.plan is None):
+        training.counted = count_steps(round_steps(training, settings, aside), settings, rounds)
 
 
 def round_steps(
