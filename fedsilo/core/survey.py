@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from itertools import pairwise
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
@@ -30,7 +30,7 @@ Text = Annotated[str, Field(max_length=_LENGTH), AfterValidator(_plain)]
 Count = Annotated[int, Field(ge=0, le=_MOST)] | None
 Cells = Annotated[list[Count], Field(max_length=_NAMES)]
 Number = Annotated[float, Field(ge=-1e300, le=1e300, allow_inf_nan=False)]
-SplitName = Literal["train", "val", "test"]
+SplitName = Annotated[str, Field(pattern="^(train|val|test)$")]
 
 
 class Part(BaseModel):
