@@ -163,9 +163,12 @@ class Survey(Part):
         for histograms in (self.histograms or {}).values():
             yield from _cell_problems("histograms", histograms, about.features)
         yield from _cell_problems("files", self.files or {}, about.file_features)
-        named = [(self.file_percentiles or {}, about.file_features)]
-        for by_feature in [*(self.means or {}).values(), *(self.percentiles or {}).values()]:
-            named.append((by_feature, about.features))
+        named: list[tuple[Mapping[str, Any], list[MeasuredFeature]]] = []
+        named.append((self.file_percentiles or {}, about.file_features))
+        for means in (self.means or {}).values():
+            named.append((means, about.features))
+        for percentiles in (self.percentiles or {}).values():
+            named.append((percentiles, about.features))
         for statistics, features in named:
             if not statistics.keys() <= {feature.name for feature in features}:
                 yield "it has a statistic of a feature that 'about' does not name"

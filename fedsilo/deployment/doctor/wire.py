@@ -6,7 +6,6 @@ import ssl
 from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from urllib.request import proxy_bypass_environment
 
 from fedsilo.core.one_line import one_line
 from fedsilo.deployment.doctor.findings import Refused, Skipped
@@ -129,14 +128,17 @@ def _unreachable(address: str, details: str) -> Refused:
     ``handshake`` opens a plain connection, so it passes where a proxy stops gRPC.
     """
     host, _ = parts(address)
+    proxy = next((name for name in _PROXIES if os.environ.get(name)), "")
     direct = next((os.environ[name] for name in _DIRECT if os.environ.get(name)), "")
+    for entry in direct.split(","):
+        domain = entry.strip().lstrip(".")
+        # A domain also stands for the hosts below it
+        if domain == "*" or (domain and f".{host}".endswith(f".{domain}")):
+            proxy = ""
     fault, fix = "", "ask the server's operator whether it runs"
-    for name in _PROXIES:
-        if os.environ.get(name):
-            if not proxy_bypass_environment(host, {"no": direct}):
-                fault = f", through the proxy that ${name} names"
-                fix = f"add {host} to $no_proxy, or have the proxy let gRPC (HTTP/2) through"
-            break
+    if proxy:
+        fault = f", through the proxy that ${proxy} names"
+        fix = f"add {host} to $no_proxy, or have the proxy let gRPC (HTTP/2) through"
     return Refused(f"gRPC does not reach server {address}{fault} ({one_line(details, 200)})", fix)
 
 
