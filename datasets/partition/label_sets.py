@@ -267,8 +267,8 @@ class LabelCut:
         for labels in self.sets:
             for label in labels:
                 demand[label] += common // len(labels)
-        # A label that many silos hold has less for each. What a silo cannot take of a rare label, it
-        # takes of its other labels
+        # A label that many silos hold has less for each of them. What a silo cannot take of a rare
+        # label, it takes of its other labels
         trained = []
         for labels in self.sets:
             need = common // len(labels)
