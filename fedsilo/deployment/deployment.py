@@ -26,6 +26,7 @@ from fedsilo.core.processes import app_folder, process_of, tool
 from fedsilo.core.settings_schema import Value, unknown_name
 from fedsilo.core.versions import git_revision
 from fedsilo.datasets.silo.declared_silos import LONGEST, site_name_fault
+from fedsilo.deployment.worker.hospital import direct_loopback
 from fedsilo.server_app.config.operator_files import REGISTRY
 from fedsilo.server_app.config.trusted_plugins import refuse_unknown_files, remember_files
 
@@ -207,6 +208,7 @@ class Deployment:
         for name, value in os.environ.items():
             if not name.startswith(("FLWR_", "FEDSILO_")):
                 variables[name] = value
+        variables |= direct_loopback(os.environ)
         variables |= {
             "FLWR_HOME": str(self.home(member) / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",

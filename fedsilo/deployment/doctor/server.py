@@ -13,15 +13,8 @@ from pathlib import Path
 
 from fedsilo.core.files.atomic_files import scratch_folder
 from fedsilo.deployment.deployment import FEDERATION, SERVER, Deployment, key_fingerprint
-from fedsilo.deployment.doctor import machine
+from fedsilo.deployment.doctor import credentials, machine
 from fedsilo.deployment.doctor.findings import Check, Passed, Refused, Skipped, require
-from fedsilo.deployment.doctor.secrets import (
-    lasting_certificate,
-    matching_key,
-    signed_by,
-    writable_folder,
-)
-from fedsilo.deployment.doctor.wire import handshake, parts
 from fedsilo.deployment.flower_commands import healthy, node_states, offline, unknown_nodes
 from fedsilo.server_app.config.operator_files import REGISTRY, registered_keys
 
@@ -77,29 +70,29 @@ class ServerSetup:
 
 def _authority(setup: ServerSetup) -> str:
     authority = require(setup.authority, "no --ssl-ca-certfile is named")
-    return lasting_certificate(authority, setup.now(), _DAYS)
+    return credentials.lasting_certificate(authority, setup.now(), _DAYS)
 
 
 def _certificate(setup: ServerSetup) -> str:
     certificate = require(setup.certificate, "no --ssl-certfile is named")
-    said = lasting_certificate(certificate, setup.now(), _DAYS)
+    said = credentials.lasting_certificate(certificate, setup.now(), _DAYS)
     if setup.authority:
-        signed_by(certificate, setup.authority)
+        credentials.signed_by(certificate, setup.authority)
     return said
 
 
 def _key(setup: ServerSetup) -> str:
     key = require(setup.key, "no --ssl-keyfile is named")
     assert setup.certificate is not None, "this check runs only after 'certificate' has passed"
-    return f"{matching_key(key, setup.certificate)} is the certificate's"
+    return f"{credentials.matching_key(key, setup.certificate)} is the certificate's"
 
 
 def _fleet(setup: ServerSetup) -> str:
-    return machine.own_port(*parts(setup.fleet), "the Fleet API", setup.mark)
+    return machine.own_port(*credentials.parts(setup.fleet), "the Fleet API", setup.mark)
 
 
 def _control(setup: ServerSetup) -> str:
-    host, port = parts(setup.control)
+    host, port = credentials.parts(setup.control)
     # Whoever reaches the Control API needs no key, only a connection
     if host not in ("127.0.0.1", "::1", "localhost"):
         fault = f"the Control API would listen on {host}, where anyone could start runs and "
@@ -108,13 +101,13 @@ def _control(setup: ServerSetup) -> str:
 
 
 def _answer(setup: ServerSetup) -> str:
-    host, port = parts(setup.fleet)
+    host, port = credentials.parts(setup.fleet)
     if host == "0.0.0.0":  # all interfaces, of which this machine reaches its own
         host = "127.0.0.1"
     address = f"{host}:{port}"
     if not setup.authority or not machine.runs_on(port, setup.mark):
         raise Skipped("the SuperLink does not run yet")
-    handshake(address, setup.authority)
+    credentials.handshake(address, setup.authority)
     return f"{address} answers with a certificate of {setup.authority}"
 
 
@@ -122,7 +115,7 @@ def _database(setup: ServerSetup) -> str:
     reason = "no --database is named: runs and hospitals are forgotten at each restart"
     database = require(setup.database, reason)
     _refuse_damaged(database)
-    seconds = commit_seconds(writable_folder(database.parent, "the database's folder"))
+    seconds = commit_seconds(machine.writable_folder(database.parent, "the database's folder"))
     # The median: one slow commit may be another program's fault
     median, slowest = statistics.median(seconds), 1000 * max(seconds)
     if median > _SLOW:

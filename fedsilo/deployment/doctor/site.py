@@ -22,17 +22,8 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value, build, unknown_key
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.deployment.deployment import Deployment
-from fedsilo.deployment.doctor import machine
+from fedsilo.deployment.doctor import credentials, machine
 from fedsilo.deployment.doctor.findings import Check, Passed, Refused, require
-from fedsilo.deployment.doctor.secrets import (
-    OPENSSH_KEY,
-    data_folder,
-    lasting_certificate,
-    secret,
-    site_file,
-    writable_folder,
-)
-from fedsilo.deployment.doctor.wire import handshake, is_online, same_clock
 from fedsilo.deployment.worker.installed import refuse_other_flower
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.strategies.methods.registry import strategy_class
@@ -118,8 +109,8 @@ class SiteSetup:
         return self.authority, self.key
 
     def is_online(self) -> bool:
-        """Tell whether the hospital is connected to the server; errors as ``wire.is_online``."""
-        return is_online(self.superlink, *self.secrets(), self.node, self.now())
+        """Tell whether the hospital is connected to the server; errors as ``is_online``."""
+        return credentials.is_online(self.superlink, *self.secrets(), self.node, self.now())
 
     @property
     def own_folder(self) -> Path:
@@ -167,11 +158,11 @@ def _node_config(setup: SiteSetup) -> str:
 def _rules(setup: SiteSetup) -> Passed:
     path, is_named = setup.folder(SITE_FILE), SITE_FILE in setup.node_config
     # A missing file must not pass as "no rules": the hospital meant to limit something
-    if path and not site_file(path):
+    if path and not machine.site_file(path):
         raise Refused(f"site file {path} is missing", "copy it there, or remove 'site-file'")
     rules = setup.rules
     if rules.audit_log:
-        writable_folder(Path(rules.audit_log).parent, "the audit log's folder")
+        machine.writable_folder(Path(rules.audit_log).parent, "the audit log's folder")
     said = "there is none, but floors and quotas still apply"
     if is_named:
         said = f"{path} can be read"
@@ -180,12 +171,13 @@ def _rules(setup: SiteSetup) -> Passed:
 
 def _certificate(setup: SiteSetup) -> str:
     authority = require(setup.authority, "no --root-certificates are named")
-    return lasting_certificate(authority, setup.now(), _DAYS)
+    return credentials.lasting_certificate(authority, setup.now(), _DAYS)
 
 
 def _key(setup: SiteSetup) -> str:
     key = require(setup.key, "no --auth-supernode-private-key is named")
-    return f"only the owner can read {secret(key, OPENSSH_KEY, private=True)}"
+    credentials.secret(key, credentials.OPENSSH_KEY, private=True)
+    return f"only the owner can read {key}"
 
 
 def _signing(setup: SiteSetup) -> Passed:
@@ -211,13 +203,13 @@ def _server(setup: SiteSetup) -> str:
     authority = require(
         setup.authority, "no --root-certificates are named to check the server with"
     )
-    handshake(address, authority)
+    credentials.handshake(address, authority)
     return f"{address} answers with a certificate of {authority}"
 
 
 def _clock(setup: SiteSetup) -> str:
     require(setup.key, "no key is named to ask the server with")
-    return same_clock(setup.superlink, *setup.secrets(), setup.now())
+    return credentials.same_clock(setup.superlink, *setup.secrets(), setup.now())
 
 
 def _admission(setup: SiteSetup) -> str:
@@ -245,7 +237,7 @@ def _disk(setup: SiteSetup) -> str:
         if existing not in folders:
             folders.append(existing)
     for folder in folders:
-        writable_folder(folder, "folder")
+        machine.writable_folder(folder, "folder")
     return machine.room(folders, _DISK)
 
 
@@ -255,7 +247,9 @@ def _memory(setup: SiteSetup) -> str:
 
 def _data_folder(setup: SiteSetup) -> str:
     reason = "the node config names no 'data-dir'; some data sets need none"
-    return f"{data_folder(require(setup.folder('data-dir'), reason))} exists and is not empty"
+    return (
+        f"{machine.data_folder(require(setup.folder('data-dir'), reason))} exists and is not empty"
+    )
 
 
 def _data(setup: SiteSetup) -> Passed:

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
@@ -26,8 +26,8 @@ from fedsilo.core.errors import FedsiloError, SettingError, error_line
 from fedsilo.core.one_line import one_line
 from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.worker.installed import refuse_other_flower
-from fedsilo.deployment.worker.parent import CANNOT
 
+CANNOT = 3  # the exit code of a worker that would fail again
 _LOOK = 0.2  # seconds between checks
 _LONGEST_PAUSE = 30.0  # seconds before a worker that ended at once is started again
 _STEADY = 60.0  # seconds after which a start of the worker counts as a success
@@ -72,6 +72,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:]
     try:
         refuse_other_flower()
+        os.environ |= direct_loopback(os.environ)
         with tempfile.TemporaryDirectory(prefix="fedsilo-") as folder:
             secret = Path(folder) / "secret"
             secret.touch(mode=0o600)
@@ -80,6 +81,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except FedsiloError as error:
         print(error_line(error), file=sys.stderr)
         return 2
+
+
+def direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which calls to this machine use no proxy of ``environment``."""
+    direct = ["127.0.0.1", "localhost"]
+    for name in ("no_proxy", "NO_PROXY"):
+        direct += [host for host in environment.get(name, "").split(",") if host not in direct]
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(filter(None, direct)))
 
 
 def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:
