@@ -17,6 +17,7 @@ import typer
 from fedsilo.api.options import MaybePath, Option
 from fedsilo.core.arguments import AnyPath, path_of
 from fedsilo.core.errors import SettingError
+from fedsilo.core.files.atomic_files import STANDARD_OUTPUT, naming
 from fedsilo.core.one_line import as_word, format_count, terminal_text
 
 if TYPE_CHECKING:
@@ -42,7 +43,8 @@ def line(text: object) -> None:
 
     Control characters are removed first, because the line may quote a run of somebody else.
     """
-    print(terminal_text(str(text)), flush=True)
+    with naming(STANDARD_OUTPUT):
+        print(terminal_text(str(text)), flush=True)
 
 
 def print_result(result: Any) -> None:

@@ -28,6 +28,7 @@ from rich.text import Text
 
 from fedsilo.core import processes
 from fedsilo.core.errors import ProcessError
+from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.settings.common_settings import GPU_SHARE
 from fedsilo.core.settings_schema import Value
 from fedsilo.core.versions import git_revision
@@ -73,7 +74,7 @@ def run_with_ray(
         print(f"fedsilo: {line}", file=sys.stderr)
     with tempfile.TemporaryDirectory(**place) as home:
         config = Path(home) / "run-config.toml"
-        config.write_text(tomli_w.dumps(settings.run_config()))
+        write_atomically(config, tomli_w.dumps(settings.run_config()))
         check_device(settings.common.device, share)
         launch = json.dumps({"engine": "ray", "resources": wanted})
         variables = {processes.LAUNCH: launch, GPU_SHARE: str(wanted["client-resources-num-gpus"])}

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.core.errors import CheckpointError, RunDirectoryError
-from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.atomic_files import FULL, naming, write_atomically
 from fedsilo.core.messages import (
     EVALUATE,
     INCOMING,
@@ -77,7 +77,7 @@ class GrowingCsv:
             if not size:
                 write_atomically(self.path, lines)
             else:
-                with self.path.open("r+b") as file:
+                with naming(self.path), self.path.open("r+b") as file:
                     if file.seek(0, os.SEEK_END) < size:
                         raise OSError(None, "it is shorter than it was")
                     file.seek(size)
@@ -86,6 +86,8 @@ class GrowingCsv:
                     file.flush()
                     os.fsync(file.fileno())
         except OSError as error:
+            if error.errno in FULL:
+                raise  # the holder of the run directory says how to go on
             raise RunDirectoryError(
                 f"cannot append to {self.path} ({error.strerror}): resume the run once the file "
                 "can be written, or start a new run"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Event, Thread
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -16,6 +17,7 @@ from rich.segment import Segment
 from rich.table import Table
 
 from fedsilo.core.errors import FedsiloError
+from fedsilo.core.files.atomic_files import STANDARD_OUTPUT, naming
 from fedsilo.core.one_line import terminal_text
 from fedsilo.server_app.records.progress import Progress
 
@@ -24,6 +26,11 @@ _EVERY = 0.5  # seconds between two readings of the progress
 
 class SafeConsole(Console):
     """A console that replaces control characters, so that no text can command the terminal."""
+
+    def print(self, *texts: Any, **options: Any) -> None:
+        """Print as Rich does; an OSError of a full disk names standard output."""
+        with naming(STANDARD_OUTPUT):
+            super().print(*texts, **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from fedsilo.core.errors import FedsiloError
+from fedsilo.core.errors import FedsiloError, describe_system_error
+from fedsilo.core.files.atomic_files import FULL
 from fedsilo.core.one_line import one_line
 from fedsilo.core.versions import FEDSILO
 
@@ -125,8 +126,10 @@ def _fault_and_fix(error: Exception) -> tuple[str, str]:
     if isinstance(error, FedsiloError):
         return str(error), ""
     if isinstance(error, OSError):
-        fault = f"{error.filename or 'the system'}: {error.strerror or error}"
-        return fault, "let this user read and write there"
+        fix = "let this user read and write there"
+        if error.errno in FULL:
+            fix = "make room on that disk"
+        return describe_system_error(error), fix
     # Any other error is a bug of the check, and its text is no sentence
     fault = f"the check itself failed ({type(error).__name__}: {error})"
     return fault, "report it to fedsilo's makers"

@@ -22,7 +22,8 @@ from types import FrameType
 
 import psutil
 
-from fedsilo.core.errors import FedsiloError, SettingError, error_line
+from fedsilo.core.errors import FedsiloError, SettingError, describe_system_error, error_line
+from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.one_line import one_line
 from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.worker.installed import refuse_other_flower
@@ -75,12 +76,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         os.environ |= direct_loopback(os.environ)
         with tempfile.TemporaryDirectory(prefix="fedsilo-") as folder:
             secret = Path(folder) / "secret"
-            secret.touch(mode=0o600)
-            secret.write_bytes(secrets.token_bytes(32))
+            write_atomically(secret, secrets.token_bytes(32), mode=0o600)
             return _stay(*commands(arguments, secret, os.getpid()))
     except FedsiloError as error:
         print(error_line(error), file=sys.stderr)
-        return 2
+    except OSError as error:  # a full disk, for the secret
+        print(f"fedsilo: error: {describe_system_error(error)}", file=sys.stderr)
+    return 2
 
 
 def direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
