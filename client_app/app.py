@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsilo.client_app.privacy.opened_data import constant_error, tells_single_answers
 from fedsilo.client_app.site.node import (
     Answering,
     Opened,
@@ -29,6 +28,7 @@ from fedsilo.client_app.site.node import (
     owner_only,
     watching,
 )
+from fedsilo.client_app.site.trust import constant_error, tells_single_answers
 from fedsilo.core.errors import (
     ERROR_CODES,
     CheckpointError,
@@ -151,7 +151,7 @@ def _hello(answering: Answering) -> RecordDict:
 
 
 def _summary(answering: Answering) -> RecordDict:
-    from fedsilo.client_app.summary.request import answer_survey
+    from fedsilo.client_app.summary.survey_answer import answer_survey
 
     with _naming_site(answering.context):
         refuse_other_versions(answering.message.content.config_records.get(CONFIG, {}))
@@ -180,7 +180,7 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
         context = for_simulated_site(message, context)
     guards: list[Guard] = []
     if ruled:
-        from fedsilo.client_app.privacy.ledger_log import by_newest_ledger
+        from fedsilo.client_app.privacy.ledger import by_newest_ledger
         from fedsilo.client_app.site.policy import under_site_file
 
         guards += [under_site_file, by_newest_ledger]
@@ -329,7 +329,7 @@ def _ledger_mark(context: Context) -> "LedgerMark | None":
     A damaged ledger already prevents the releases that depend on it, but their refusal must be
     logged.
     """
-    from fedsilo.client_app.privacy.ledger_log import ledger_mark
+    from fedsilo.client_app.privacy.ledger import ledger_mark
 
     try:
         return ledger_mark(context)

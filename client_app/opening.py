@@ -18,11 +18,11 @@ from flwr.app import Context
 from fedsilo.client_app.privacy.declared_data import FILE as DECLARED
 from fedsilo.client_app.privacy.declared_data import declared_data
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
-from fedsilo.client_app.privacy.opened_data import tells_single_answers
 from fedsilo.client_app.site.identity import node_cap, site_name, site_settings
 from fedsilo.client_app.site.limits import Limits, limits_of
 from fedsilo.client_app.site.node import forget_opening, is_simulated, note_opening, own_folder
 from fedsilo.client_app.site.policy import refuse_few
+from fedsilo.client_app.site.trust import tells_single_answers
 from fedsilo.core.errors import DataError, RefusedError, SiteError
 from fedsilo.core.plugins import with_plugin_settings
 from fedsilo.core.seeding import generator

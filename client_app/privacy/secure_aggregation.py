@@ -10,7 +10,7 @@ It never returns both, and never masks twice with one key.
 
 The masks are bound to run, round, the names and keys of all sites, and the received model. So if a
 server tells two sites different things, their masks do not cancel. The secrets of a round are
-erased once its sum is unmasked; ``fedsilo.client_app.privacy.opened_sums`` remembers its sites.
+erased once its sum is unmasked; ``fedsilo.client_app.privacy.unmasked_sums`` remembers its sites.
 """
 
 import os
@@ -22,7 +22,6 @@ from typing import Any
 from flwr.app import ConfigRecord
 from torch import Tensor
 
-from fedsilo.client_app.privacy.opened_sums import OpenedSums
 from fedsilo.client_app.privacy.round_secrets import (
     RoundSecrets,
     drop_secrets,
@@ -31,7 +30,7 @@ from fedsilo.client_app.privacy.round_secrets import (
 )
 from fedsilo.client_app.privacy.signing import SignedKeys, Signer
 from fedsilo.client_app.privacy.summand import Summand
-from fedsilo.client_app.privacy.summed_before import SummedBefore
+from fedsilo.client_app.privacy.unmasked_sums import OpenedSums, SummedBefore
 from fedsilo.core.errors import RefusedError, SiteError
 from fedsilo.core.messages import SECURE_AGREE, SECURE_KEYS, SECURE_SHARES
 from fedsilo.core.settings.common_settings import CommonSettings

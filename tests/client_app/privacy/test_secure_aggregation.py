@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedsilo.client_app.privacy.opened_sums import SUMS, OpenedSums
 from fedsilo.client_app.privacy.round_secrets import SECRETS
+from fedsilo.client_app.privacy.unmasked_sums import SUMS, OpenedSums
 from fedsilo.core.errors import CheckpointError, RefusedError, SiteError
 from fedsilo.core.messages import SECURE_KEYS, SECURE_SHARES
 from tests.support.errors import refuses
