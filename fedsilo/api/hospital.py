@@ -110,7 +110,7 @@ def counts(
     from fedsilo.client_app.site.node import own_folder, owner_only
     from fedsilo.deployment.doctor.hospital_checks import setup_of
     from fedsilo.deployment.kit import read_kit
-    from fedsilo.deployment.rule_sentences import effective
+    from fedsilo.deployment.rules import effective
     from fedsilo.deployment.worker.hospital import parse_node_config
 
     node = parse_node_config(several(node_config))

@@ -25,8 +25,7 @@ from fedsilo.deployment.doctor.credentials import certificate
 from fedsilo.deployment.doctor.findings import Status, examine
 from fedsilo.deployment.doctor.site import CHECKS, SiteSetup
 from fedsilo.deployment.kit import AUTHORITY, CARD, KEY, Kit, KitError, read_kit
-from fedsilo.deployment.rule_sentences import explain_rules
-from fedsilo.deployment.rules import SITE, RuleOptions, check_rules, write_rules
+from fedsilo.deployment.rules import SITE, RuleOptions, check_rules, explain_rules, write_rules
 from fedsilo.deployment.worker.hospital import parse_node_config
 from fedsilo.server_app.config.settings import RunSettings
 

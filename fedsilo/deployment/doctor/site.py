@@ -23,7 +23,7 @@ from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.deployment.deployment import Deployment
 from fedsilo.deployment.doctor import credentials, machine
 from fedsilo.deployment.doctor.findings import Check, Passed, Refused, require
-from fedsilo.deployment.rule_sentences import effective, explain_rules
+from fedsilo.deployment.rules import effective, explain_rules
 from fedsilo.deployment.worker.installed import refuse_other_flower
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.strategies.methods.registry import strategy_class
