@@ -28,7 +28,7 @@ class Status(StrEnum):
 
 
 class Refused(FedsiloError):
-    """A fault with its fix; as text, both are on one line."""
+    """A fault with its fix, where a check calls others; as text, both are on one line."""
 
     def __init__(self, fault: str, fix: str = "") -> None:
         text = fault
@@ -43,7 +43,7 @@ class Skipped(Exception):
 
 
 def require(value: T | None, otherwise: str) -> T:
-    """Return ``value``; raise ``Skipped`` with the reason ``otherwise`` if it is None or empty."""
+    """Return ``value``; raise ``Skipped`` with the reason ``otherwise`` if it is None or false."""
     if not value:
         raise Skipped(otherwise)
     return value
@@ -70,15 +70,26 @@ class Passed:
 
 
 @dataclass(frozen=True)
+class Failed:
+    """The fault that a check found, and the fix."""
+
+    said: str
+    fix: str = ""  # empty if ``said`` already has it
+
+
+Verdict = str | Passed | Failed  # a sentence alone means that the check has passed
+
+
+@dataclass(frozen=True)
 class Check(Generic[S]):
     """One check of a setup of type ``S``.
 
-    ``look`` returns a sentence, or a finding for each site. If it raises ``Skipped``, the check is
+    ``look`` returns its verdict, or a finding for each site. If it raises ``Skipped``, the check is
     skipped; any other error fails the check.
     """
 
     name: str  # a word or two, used by ``needs`` and in JSON
-    look: Callable[[S], str | Passed | Sequence[Finding]]
+    look: Callable[[S], Verdict | Sequence[Finding]]
     needs: tuple[str, ...] = ()  # earlier checks that must have passed
 
 
@@ -113,9 +124,11 @@ def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
         return [Finding(check.name, Status.FAILED, said, fix, about)]
     if isinstance(found, str):
         found = Passed(found)
-    if not isinstance(found, Passed):
+    if not isinstance(found, Passed | Failed):
         return found
     said = one_line(found.said, _MAX_LENGTH)
+    if isinstance(found, Failed):
+        return [Finding(check.name, Status.FAILED, said, one_line(found.fix, _MAX_LENGTH), about)]
     return [Finding(check.name, Status.PASSED, said, about=about, details=found.details)]
 
 
