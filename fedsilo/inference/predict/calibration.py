@@ -31,6 +31,12 @@ SPLIT = "val"
 _MINIMUM = 10  # rows that a temperature is fitted to
 
 
+def check_coverage(coverage: float | None) -> None:
+    """Raise a SettingError if the coverage is not between 0 and 1; None passes."""
+    if coverage is not None and not 0 < coverage < 1:
+        raise SettingError(f"--coverage is {coverage}; it must be above 0 and below 1, such as 0.9")
+
+
 @dataclass(frozen=True)
 class Calibration:
     """A model's calibration on a site's validation rows."""
