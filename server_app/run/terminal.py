@@ -102,7 +102,7 @@ def fit_table(table: Table, width: int) -> list[Table]:
         if len(groups[-1]) > 1 and _total_width(beside) > width:
             groups.append([0])
         groups[-1].append(number)
-    tables = []
+    tables: list[Table] = []
     for group in groups:
         widths = _shrink([natural[one] for one in group], [least[one] for one in group], width)
         title = None if tables else table.title

@@ -199,7 +199,7 @@ def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
     except (OSError, UnicodeDecodeError) as error:
         reason = "it is not UTF-8 text"
         if isinstance(error, OSError):
-            reason = error.strerror
+            reason = str(error.strerror)
         raise KitError(f"site file {path} cannot be read: {reason}") from None
     check_rules(text, kit.card.site, request.rules, trusted_elsewhere)
     return text
