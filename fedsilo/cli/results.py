@@ -17,7 +17,6 @@ import typer
 from fedsilo.api.options import MaybePath, Option
 from fedsilo.core.arguments import AnyPath, path_of
 from fedsilo.core.errors import SettingError
-from fedsilo.core.files.atomic_files import STANDARD_OUTPUT, naming
 from fedsilo.core.one_line import as_word, format_count, terminal_text
 
 if TYPE_CHECKING:
@@ -43,8 +42,7 @@ def line(text: object) -> None:
 
     Control characters are removed first, because the line may quote a run of somebody else.
     """
-    with naming(STANDARD_OUTPUT):
-        print(terminal_text(str(text)), flush=True)
+    print(terminal_text(str(text)), flush=True)
 
 
 def print_result(result: Any) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from fedsilo.core.errors import CheckpointError, RunDirectoryError
-from fedsilo.core.files.atomic_files import FULL, naming, write_atomically
+from fedsilo.core.files.atomic_files import FULL, write_atomically
 from fedsilo.core.messages import (
     EVALUATE,
     INCOMING,
@@ -77,7 +77,7 @@ class GrowingCsv:
             if not size:
                 write_atomically(self.path, lines)
             else:
-                with naming(self.path), self.path.open("r+b") as file:
+                with self.path.open("r+b") as file:
                     if file.seek(0, os.SEEK_END) < size:
                         raise OSError(None, "it is shorter than it was")
                     file.seek(size)
@@ -86,8 +86,10 @@ class GrowingCsv:
                     file.flush()
                     os.fsync(file.fileno())
         except OSError as error:
+            # The holder of the run directory says how to go on
             if error.errno in FULL:
-                raise  # the holder of the run directory says how to go on
+                error.filename = str(self.path)
+                raise
             raise RunDirectoryError(
                 f"cannot append to {self.path} ({error.strerror}): resume the run once the file "
                 "can be written, or start a new run"

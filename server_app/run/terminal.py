@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Event, Thread
-from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -20,7 +19,6 @@ from rich.table import Column, Table
 from rich.text import TextType
 
 from fedsilo.core.errors import FedsiloError
-from fedsilo.core.files.atomic_files import STANDARD_OUTPUT, naming
 from fedsilo.core.one_line import terminal_text
 from fedsilo.server_app.records.progress import Progress
 
@@ -32,11 +30,6 @@ _LEAST_TEXT = 4  # characters; the narrowest column of longer texts
 
 class SafeConsole(Console):
     """A console that replaces control characters, so that no text can command the terminal."""
-
-    def print(self, *texts: Any, **options: Any) -> None:
-        """Print as Rich does; an OSError of a full disk names standard output."""
-        with naming(STANDARD_OUTPUT):
-            super().print(*texts, **options)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -67,11 +67,15 @@ def naming(name: Path | str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        # NumPy raises an OSError without a number if only a part of an array was written
-        is_of_disk = error.errno in _DISK or "requested and" in str(error)
-        if error.filename is None and is_of_disk:
-            error.filename = str(name)
+        _put_name(error, name)
         raise
+
+
+def _put_name(error: OSError, name: Path | str) -> None:
+    # NumPy raises an OSError without a number if only a part of an array was written
+    is_of_disk = error.errno in _DISK or "requested and" in str(error)
+    if error.filename is None and is_of_disk:
+        error.filename = str(name)
 
 
 def write_atomically(
@@ -87,18 +91,23 @@ def write_atomically(
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary, handle = _part_of(path)
-    with naming(path), os.fdopen(handle, "wb") as file:
-        try:
-            file.truncate()
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            if lasting:
-                os.fsync(handle)
-            os.fchmod(handle, mode)
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    try:
+        with os.fdopen(handle, "wb") as file:
+            try:
+                file.truncate()
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                if lasting:
+                    os.fsync(handle)
+                os.fchmod(handle, mode)
+                os.replace(temporary, path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+    # Closing the file writes again what did not fit, so that its error comes last
+    except OSError as error:
+        _put_name(error, path)
+        raise
 
 
 def _part_of(path: Path) -> tuple[Path, int]:
