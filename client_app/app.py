@@ -64,26 +64,17 @@ class HospitalApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message of a known kind; refuse any other with a one-line reason."""
-        try:
-            context = _with_current_keys(context)
-        except SettingError as fault:
-            return refuse(message, context, RefusedError(str(fault)))
+        if RENAMED.keys() & context.run_config.keys():  # a server with another app may send them
+            try:
+                current = with_current_keys(context.run_config, quietly=True)
+            except SettingError as fault:  # a setting is given under both names
+                return refuse(message, context, RefusedError(str(fault)))
+            context = replace(context, run_config=current)
         kind = message.metadata.message_type
         if kind in _KINDS:
             return super().__call__(message, context)
         error = RefusedError(f"{quote_value(kind)} is no kind of message that a hospital answers")
         return refuse(message, context, error)
-
-
-def _with_current_keys(context: Context) -> Context:
-    """Replace former names of settings in the run config, which another app's server may use.
-
-    Raises:
-        SettingError: a setting is given under both names.
-    """
-    if not RENAMED.keys() & context.run_config.keys():
-        return context
-    return replace(context, run_config=with_current_keys(context.run_config, quietly=True))
 
 
 _KINDS = (HELLO, SURVEY, TRAIN, EVALUATE)

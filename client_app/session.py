@@ -227,25 +227,28 @@ class SiteSession(OpenedSite):
         A hospital judges by its declaration. After the data are opened it could only fail inside
         the sum, and nobody would know why.
         """
-        settings, limits, name = self.settings, self.limits, self.silo.name
+        settings, limits = self.settings, self.limits
         if settings.epoch_steps:
             steps, size = settings.pace, batch_of(samples, settings)
         else:
             steps = steps_of(samples, settings, limits.minimum_batch)
             size = min(samples, settings.batch_size)
+        fault = ""
         if steps < limits.minimum_steps_per_reply:
-            raise RefusedError(
-                f"site {name}: a round would have {steps} optimiser step(s) over the samples that "
+            fault = (
+                f"a round would have {steps} optimiser step(s) over the samples that "
                 f"this hospital declares, but it needs {limits.minimum_steps_per_reply} "
                 "('minimum-steps-per-reply'): raise 'train.local-epochs' or 'train.local-steps', "
                 "lower 'train.batch-size', or leave the site out"
             )
-        if size < limits.minimum_batch:
-            raise RefusedError(
-                f"site {name}: a step would use fewer than {limits.minimum_batch} of the samples "
+        elif size < limits.minimum_batch:
+            fault = (
+                f"a step would use fewer than {limits.minimum_batch} of the samples "
                 "that this hospital declares ('minimum-batch'): lower 'train.epoch-steps', or "
                 "leave the site out"
             )
+        if fault:
+            raise RefusedError(f"site {self.silo.name}: {fault}")
 
     def _refuse_few_weighed(self) -> None:
         """Reject class weights that let a few samples dominate a step.

@@ -111,16 +111,19 @@ def watch_usage(seconds: float, megabytes: int) -> Iterator[None]:
     process = psutil.Process()
 
     def look(number: int = 0, frame: FrameType | None = None) -> None:
+        excess = ""
         if time.monotonic() > until:
-            raise RefusedError(
+            excess = (
                 "the run has taken the time that the hospital gives it ('max-seconds'): ask for "
                 "less work, or leave the site out"
             )
-        if process.memory_info().rss > most:
-            raise RefusedError(
+        elif process.memory_info().rss > most:
+            excess = (
                 f"the message takes more than the {most // MEGABYTE} megabytes that the hospital "
                 "gives it ('max-memory'): ask for smaller images, batches or networks"
             )
+        if excess:
+            raise RefusedError(excess)
 
     gradients = _gradients_are_on()
     before = signal.signal(signal.SIGALRM, look)

@@ -59,13 +59,9 @@ class OwnFile(Generic[T]):
             content: T = _adapter(self.kind).validate_json(read_regular(self.path), strict=True)
         except FileNotFoundError:
             return absent
-        except OSError as error:
-            raise CheckpointError(
-                f"{self.what} is damaged ({error.strerror}): {self.lost}"
-            ) from None
-        except ValueError as error:
-            kind = type(error).__name__
-            raise CheckpointError(f"{self.what} is damaged ({kind}): {self.lost}") from None
+        except (OSError, ValueError) as error:
+            fault = getattr(error, "strerror", None) or type(error).__name__
+            raise CheckpointError(f"{self.what} is damaged ({fault}): {self.lost}") from None
         return content
 
     def write(self, content: T) -> None:

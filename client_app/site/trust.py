@@ -33,19 +33,17 @@ def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings
     Raises:
         RefusedError: names the key, and what to set.
     """
-    level = str(node_config.get("trust", ""))
+    level, fault = str(node_config.get("trust", "")), ""
     if level not in MEANINGS:
         choices = "; ".join(f"'trust: {name}': {said}" for name, said in MEANINGS.items())
-        raise RefusedError(
-            f"no line of the site file says whom the site trusts: add one of {choices}"
-        )
-    if level == SERVER:
-        return
-    if settings.trust != level:
-        raise RefusedError(
+        fault = f"no line of the site file says whom the site trusts: add one of {choices}"
+    elif level not in (SERVER, settings.trust):
+        fault = (
             f"the site file says 'trust: {level}' ({MEANINGS[level]}), but the run is made for "
             f"'privacy.trust' '{settings.trust}': set that to '{level}', or leave the site out"
         )
+    if fault:
+        raise RefusedError(fault)
     refuse_uncapped(level, bool(node_config.get("max-epsilon")))
 
 

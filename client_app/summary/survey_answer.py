@@ -7,7 +7,7 @@ that patient. So a data set's first answer stays until the hospital itself remov
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,14 +71,13 @@ def answer_survey(context: Context, rules: SiteFile | None) -> RecordDict:
     """
     if is_simulated(context):
         return _record(_made(context, 0).parts)
-    _refuse_where_noise_is_demanded(context)
+    allowed: set[str] = set()
+    if rules is not None:
+        allowed = rules.survey_parts(name.replace("_", "-") for name in Survey.model_fields)
     folder = own_folder(context, own_name(context))
-    if folder is None:
-        raise RefusedError(
-            "the node config names no 'state-dir', where the first answer to a survey is kept: "
-            "start the SuperNode with one"
-        )
-    allowed = _allowed_parts(rules)
+    reason = next(_reasons_against(context, folder, rules, allowed), "")
+    if reason or folder is None:
+        raise RefusedError(reason)
     dataset = site_settings(context).dataset
     kept, new = _first_answer(folder, dataset, lambda: _made(context, secret_seed(folder)))
     parts = kept.parts
@@ -87,38 +86,46 @@ def answer_survey(context: Context, rules: SiteFile | None) -> RecordDict:
     return _record({name: text for name, text in parts.items() if name in allowed})
 
 
-def _refuse_where_noise_is_demanded(context: Context) -> None:
+def _reasons_against(
+    context: Context, folder: Path | None, rules: SiteFile | None, allowed: Collection[str]
+) -> Iterator[str]:
+    """Yield each reason why a hospital answers no survey, the decisive one first.
+
+    A site file must list the parts of a survey. A pattern for everything is not enough, because
+    such files may be older than surveys.
+
+    Args:
+        context: the node, with the site file's limits.
+        folder: the folder that the hospital keeps over all runs; None without a 'state-dir'.
+        rules: the hospital's site file; None without one.
+        allowed: the parts that the site file lists.
+    """
     trust = str(context.node_config.get("trust", ""))
     if trust != SERVER:
-        raise RefusedError(
+        yield (
             f"the site file says 'trust: {trust}', but a survey's counts are this site's own, "
             "without noise: leave the site out"
         )
     if node_cap(context).max_epsilon:
-        raise RefusedError(
+        yield (
             "the site has a cap on epsilon, but a survey's counts have no noise: leave the site "
             "out, or have the hospital answer without a cap"
         )
-
-
-def _allowed_parts(rules: SiteFile | None) -> set[str]:
-    """Return the parts that the hospital's site file names.
-
-    A pattern for everything is not enough, because such files may be older than surveys.
-    """
+    if folder is None:
+        yield (
+            "the node config names no 'state-dir', where the first answer to a survey is kept: "
+            "start the SuperNode with one"
+        )
     if rules is None:
-        raise RefusedError(
+        yield (
             "the hospital has no site file, but a survey needs one whose 'records' list what may "
             f"leave: '{SURVEYED}/*', or part by part"
         )
-    parts = [name.replace("_", "-") for name in Survey.model_fields]
-    allowed = rules.survey_parts(parts)
     if ABOUT not in allowed:
-        raise RefusedError(
+        yield (
             f"the site file's 'records' do not list '{SURVEYED}/{ABOUT}', but no survey leaves "
             f"without it: '{SURVEYED}/*' is everything of a survey"
         )
-    return allowed
 
 
 def _made(context: Context, secret: int) -> Kept:

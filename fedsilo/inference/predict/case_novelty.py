@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from fedsilo.models.measures.conformal import rows_needed
+from fedsilo.models.measures.calibration import rows_needed
 from fedsilo.models.measures.novelty import Booleans, Familiar, Floats, Novelty
 
 SHARE = 0.05  # share of held-out samples that may count as unusual

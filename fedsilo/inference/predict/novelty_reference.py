@@ -19,7 +19,7 @@ from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.explanations.embeddings import penultimate, single_classifier
 from fedsilo.inference.predict.case_novelty import SHARE, Code, Reference, find_codes
-from fedsilo.models.measures.conformal import rows_needed
+from fedsilo.models.measures.calibration import rows_needed
 from fedsilo.models.measures.novelty import FEWEST, Booleans, Floats, familiar, limit_of
 from fedsilo.runs.trained_model import TrainedModel
 
