@@ -30,9 +30,9 @@ def run() -> None:
     gc.set_threshold(20_000)
     if isinstance(sys.stdout, io.TextIOWrapper):
         usual = sys.stdout
-        form = {"encoding": usual.encoding, "errors": usual.errors}
-        buffered = {"line_buffering": usual.line_buffering, "write_through": usual.write_through}
-        sys.stdout = _NamedOutput(usual.detach(), **form, **buffered)
+        encoding, errors = usual.encoding, usual.errors
+        by_line, at_once = usual.line_buffering, usual.write_through
+        sys.stdout = _NamedOutput(usual.detach(), encoding, errors, None, by_line, at_once)
     try:
         code = main()
     finally:
