@@ -93,13 +93,13 @@ def ready(
     if not home.is_dir() or not any(home.iterdir()):
         rules = _confirm_rules(request, kit, None, home, confirm, look)
         build_folder(home, lambda folder: _write(kit, rules, folder))
-        with _locked(home, kit.card.site):
+        with _lock_during(home, kit.card.site):
             _refuse_faster(kit, rules, home)
             return _finish(request, kit, home)
     before = read_kit(home)
     _refuse_other(kit, before)
     # Locked until everything is written, so that no other start sees half of the files replaced
-    with _locked(home, kit.card.site):
+    with _lock_during(home, kit.card.site):
         rules = _confirm_rules(request, kit, before, home, confirm, look)
         if before.card.seal != kit.card.seal:
             kit.write(home)
@@ -314,7 +314,7 @@ def start_command(setup: SiteSetup, health: str = "", *, is_shown: bool = False)
 
 
 @contextmanager
-def _locked(home: Path, site: str) -> Iterator[None]:
+def _lock_during(home: Path, site: str) -> Iterator[None]:
     """Lock a kit's folder during the block; errors as ``hold``."""
     lock = hold(home, site)
     try:
