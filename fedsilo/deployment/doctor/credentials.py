@@ -102,16 +102,16 @@ def matching_key(path: Path, certificate_path: Path) -> Path:
     from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
     secret(path, PRIVATE_KEY, private=True)
+    certified = read_certificate(certificate_path).public_key()
+    fault, fix = "", ""
     # The server starts by itself, so nobody is there to type a password
     try:
-        key = load_pem_private_key(path.read_bytes(), None)
-    except (TypeError, ValueError) as error:
-        raise Refused(f"secret {path} is not an unencrypted PEM key", "mount such a key") from error
-    if key.public_key() != read_certificate(certificate_path).public_key():
-        raise Refused(
-            f"secret {path} is not the key of {certificate_path}",
-            "mount a key with its certificate",
-        )
+        if load_pem_private_key(path.read_bytes(), None).public_key() != certified:
+            fault, fix = f"the key of {certificate_path}", "mount a key with its certificate"
+    except (TypeError, ValueError):
+        fault, fix = "an unencrypted PEM key", "mount such a key"
+    if fault:
+        raise Refused(f"secret {path} is not {fault}", fix)
     return path
 
 

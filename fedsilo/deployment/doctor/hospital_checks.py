@@ -52,17 +52,20 @@ class HospitalRequest:
 
 def refuse_failing(setup: SiteSetup) -> None:
     """Raise a KitError for the first failed check, or if the hospital is already connected."""
+    fault = ""
     for finding in examine(CHECKS, setup):
         if finding.status is Status.FAILED:
             fault = f"{setup.name}: {finding.check}: {finding.said}"
             if finding.fix:
                 fault += f": {finding.fix}"
-            raise KitError(fault)
-    if setup.is_online():
-        raise KitError(
+            break
+    if not fault and setup.is_online():
+        fault = (
             f"{setup.name} is already connected to {setup.superlink}: end the other process; if it "
             "was killed, wait a minute until the server notices"
         )
+    if fault:
+        raise KitError(fault)
 
 
 Confirm = Callable[[Sequence[str]], None]  # raises a KitError unless the operator says yes

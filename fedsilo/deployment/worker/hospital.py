@@ -44,16 +44,17 @@ def commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str
         SettingError: an argument is reserved for this program, or the node config cannot be read.
     """
     given = _parse(arguments)
+    fault = ""
     for option in ("isolation", "superexec_auth_secret_file", "ssl_certfile"):
         if getattr(given, option):
-            raise SettingError(
+            fault = (
                 f"--{option.replace('_', '-')} is set by fedsilo, because SuperNode and worker "
                 "communicate on the loopback with their own secret: remove it"
             )
     if given.host not in ("127.0.0.1", "::1", "localhost"):
-        raise SettingError(
-            f"--host is {given.host}, but the Runtime API answers only the worker: remove it"
-        )
+        fault = f"--host is {given.host}, but the Runtime API answers only the worker: remove it"
+    if fault:
+        raise SettingError(fault)
     host = given.host
     if ":" in host:  # an IPv6 address
         host = f"[{host}]"
