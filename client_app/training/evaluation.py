@@ -147,7 +147,7 @@ def metrics_of(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     return values | classification_metrics(probabilities, labels)
 
 
-def of_labels(split: Split, labels: Tensor) -> Split:
+def select_labels(split: Split, labels: Tensor) -> Split:
     """Return the samples whose label is one of ``labels``."""
     chosen = torch.isin(split.labels, labels)
     return Split(split.inputs[chosen], split.labels[chosen])
@@ -178,7 +178,7 @@ def predict_batches(
 ) -> Tensor:
     """Return the class probabilities of inputs in batches, (n, classes) float64 on the CPU.
 
-    They are the mean over ``mc-passes`` dropout draws keyed by ``key``, or come from one pass
+    They are the mean over 'train.mc-passes' dropout draws keyed by ``key``, or come from one pass
     without dropout if there are 0. A batch is made when it is needed. Batches of ``batch_size``
     give the same result as all inputs at once (``in_batches``), because dropout draws follow one
     another.

@@ -16,8 +16,9 @@ from fedsilo.core.settings.common_settings import NOBODY
 from fedsilo.core.versions import FEDSILO
 from fedsilo.datasets.images.image_data_set import ImageDataSet
 from fedsilo.datasets.registry import data_set
-from fedsilo.datasets.tables.new_rows import BOOLEANS, read_table
+from fedsilo.datasets.tables.parsing import BOOLEANS
 from fedsilo.datasets.tables.schema import TableSchema
+from fedsilo.datasets.tables.table_files import read_table
 from fedsilo.inference.monitor.checks import (
     CaseCheck,
     accuracy_check,
@@ -41,7 +42,7 @@ from fedsilo.inference.predict.prediction import predict_inputs
 from fedsilo.pages.page import render_page
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.runs.trained_model import TrainedModel
-from fedsilo.server_app.records.many_sites import join_names
+from fedsilo.server_app.records.summary import join_names
 
 ALARM = 3  # exit status
 _OF_IMAGES = ("brightness", "contrast")  # features, in place of a table's
@@ -286,7 +287,7 @@ def _of_table(
     path: Path, schema: TableSchema, classes: Mapping[str, int]
 ) -> Iterator[tuple[str, int]]:
     """Yield the line number, as text, and the class of each row whose label the schema knows."""
-    (_, first), *rows = read_table(path, schema.delimiter)
+    (_, first), *rows = read_table(path, schema.delimiter, guess_delimiter=True)
     names = [name.strip().casefold() for name in first]
     if schema.label.column.casefold() not in names:
         return
