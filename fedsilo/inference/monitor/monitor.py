@@ -127,6 +127,7 @@ def check_new_cases(
             f"{data} has {len(kept)} cases that can be used, but a check needs {floor} "
             "('privacy.sums-min-count'): collect more cases"
         )
+    # Inputs that could not be read have no prediction, but they may have a label
     labels = new.labels[kept]
     checks = [*_drift(model, new, floor)]
     # A label of -1 is unknown
