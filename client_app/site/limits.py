@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.app import Context
 
-from fedsilo.client_app.site.node import built, is_simulated
+from fedsilo.client_app.site.node import build_settings, is_simulated
 from fedsilo.core.errors import RefusedError
 from fedsilo.core.messages import measurements
 from fedsilo.core.settings.common_settings import SUMS, CommonSettings
@@ -122,7 +122,7 @@ class Limits:
             )
 
     def _reasons_against_noise(self, settings: CommonSettings) -> Iterator[str]:
-        """Yield a reason for each bound or noise by which a run learns nothing and only probes."""
+        """Yield a reason for each clip norm and each noise under which a run only probes a site."""
         norms = self.minimum_clip_norm, self.maximum_clip_norm
         noises = self.minimum_noise, self.maximum_noise
         for key, value, (least, largest), limits in (
@@ -179,4 +179,4 @@ def limits_of(context: Context) -> Limits:
     for key in defaults(Limits):
         if key in context.node_config:
             limits[key] = context.node_config[key]
-    return built(Limits, limits)
+    return build_settings(Limits, limits)

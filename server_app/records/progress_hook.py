@@ -19,9 +19,9 @@ from typing import Any
 
 import psutil
 
+from fedsilo.core.files.atomic_files import STANDARD_OUTPUT
 from fedsilo.core.one_line import format_count, one_line
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.server_app.records.many_sites import join_names
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.progress import (
     FILE,
@@ -33,6 +33,7 @@ from fedsilo.server_app.records.progress import (
 )
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.records.summary import join_names
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
@@ -197,12 +198,15 @@ class ProgressHook(Hook):
         self.say("  ".join(parts))
 
     def report(self, error: Exception) -> None:
-        """Log a warning that the progress files are not up to date; only the first time."""
+        """Log a warning about an error that shows or writes the progress; only the first time."""
         if not self.reported:
             self.reported = True
-            line = "fedsilo: %s cannot be kept up to date (%s: %s); the run continues"
-            reason = type(error).__name__, one_line(error, 200)
-            logging.getLogger("flwr").warning(line, FILE, *reason)
+            fault = f"{FILE} cannot be kept up to date"
+            reason = f"{type(error).__name__}: {one_line(error, 200)}"
+            if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
+                fault, reason = STANDARD_OUTPUT, str(error.strerror)
+            line = "fedsilo: %s (%s); the run continues"
+            logging.getLogger("flwr").warning(line, fault, reason)
 
     @_harmless
     def _end(self, state: Status, why: str = "") -> None:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from fedsilo.core.errors import FedsiloError, RunDirectoryError
-from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.atomic_files import FULL, STANDARD_OUTPUT, write_atomically
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.messages import RUN_NAME, RUN_NAME_WORDS
 from fedsilo.core.one_line import as_word, one_line, quote_value
@@ -57,6 +57,10 @@ class RunDirectory:
     def checkpoints(self) -> Path:
         """The folder of the checkpoints."""
         return self.path / "checkpoints"
+
+    def has_checkpoint(self) -> bool:
+        """Tell whether a round has ended, so that the run can be resumed."""
+        return any(self.checkpoints.glob("*"))
 
     def file(self, name: str) -> Path:
         """Return the path of a file, once it is safe to read.
@@ -92,8 +96,9 @@ class RunDirectory:
         try:
             return read_content(path.read_text(encoding="utf-8"), path)
         except (OSError, ValueError, RecursionError) as error:
-            reason = one_line(error, 100)
-            raise RunDirectoryError(f"{path} is damaged ({reason}): start a new run") from None
+            raise RunDirectoryError(
+                f"{path} cannot be read ({one_line(error, 100)}): start a new run"
+            ) from None
 
     def read_csv(self, name: str) -> list[dict[str, str]]:
         """Read a CSV file as one mapping per row; errors as ``read_json``."""
@@ -105,10 +110,10 @@ class RunDirectory:
                 rows = []
                 for cells in reader:
                     rows.append(Content(cells.items(), path))
-        except OSError as error:
-            raise RunDirectoryError(f"{path}: {error.strerror}") from None
-        except (ValueError, csv.Error) as error:
-            raise RunDirectoryError(f"{path} is damaged ({one_line(error, 100)})") from None
+        except (OSError, ValueError, csv.Error) as error:
+            raise RunDirectoryError(
+                f"{path} cannot be read ({one_line(error, 100)}): start a new run"
+            ) from None
         check_table(path, columns, rows)
         return list[dict[str, str]](rows)
 
@@ -199,14 +204,11 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     Raises:
         RunDirectoryError: the directory of a new run exists, or that of a resumed run does not.
     """
+    path, fault = runs_folder(out) / run_name, ""
     # The name comes first: '../x' would lead to another folder
     if not RUN_NAME.fullmatch(run_name):
-        raise RunDirectoryError(
-            f"setting 'run.name' must be {RUN_NAME_WORDS}, but is {quote_value(run_name)}"
-        )
-    path = runs_folder(out) / run_name
-    fault = ""
-    if not resume and _is_taken(path):
+        fault = f"setting 'run.name' must be {RUN_NAME_WORDS}, but is {quote_value(run_name)}"
+    elif not resume and _is_taken(path):
         fault = (
             f"run directory {path} exists: choose another 'run.name', set "
             "'run.resume' to true to continue it, or remove it"
@@ -287,7 +289,8 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
     The directory of a new run is removed if the block fails before the first checkpoint.
 
     Raises:
-        RunDirectoryError: another process writes to it, or ``new`` is True and it holds a run.
+        RunDirectoryError: another process writes to it, ``new`` is True and it holds a run, or the
+            disk is full; then the message says how to go on.
     """
     directory.path.mkdir(parents=True, exist_ok=True)
     # Following a link here would let the sender of a directory choose a file of ours to empty
@@ -303,8 +306,24 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
             raise RunDirectoryError(f"another process has begun a run in {directory.path}")
         # Only for our own errors: after a crash, somebody may want to look at the files
         try:
-            yield
+            with _explaining_full_disk(directory):
+                yield
         except FedsiloError:
-            if new and not any(directory.checkpoints.glob("*")):
+            if new and not directory.has_checkpoint():
                 shutil.rmtree(directory.path)
             raise
+
+
+@contextmanager
+def _explaining_full_disk(directory: RunDirectory) -> Iterator[None]:
+    """Turn a full disk in the block into a RunDirectoryError that says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL or error.filename == STANDARD_OUTPUT:
+            raise
+        again = "start the run again"
+        if directory.has_checkpoint():
+            again = f"run: fedsilo resume {as_word(directory.path)}"
+        full = error.filename or directory.path
+        raise RunDirectoryError(f"{full}: {error.strerror}: make room and {again}") from error

@@ -42,7 +42,7 @@ from fedsilo.inference.predict.prediction import predict_inputs
 from fedsilo.pages.page import render_page
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.runs.trained_model import TrainedModel
-from fedsilo.server_app.records.many_sites import join_names
+from fedsilo.server_app.records.summary import join_names
 
 ALARM = 3  # exit status
 _OF_IMAGES = ("brightness", "contrast")  # features, in place of a table's
@@ -127,6 +127,7 @@ def check_new_cases(
             f"{data} has {len(kept)} cases that can be used, but a check needs {floor} "
             "('privacy.sums-min-count'): collect more cases"
         )
+    # Inputs that could not be read have no prediction, but they may have a label
     labels = new.labels[kept]
     checks = [*_drift(model, new, floor)]
     # A label of -1 is unknown
