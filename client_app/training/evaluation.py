@@ -23,7 +23,7 @@ from fedsilo.models.measures.outcome_counts import outcome_counts
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.models.privacy.noisy_metrics import bounded_parts
-from fedsilo.models.privacy.release import apart
+from fedsilo.models.privacy.release import copy_alone
 
 _BATCH = 500  # the most inputs of a batch
 _NUMBERS = 2**24  # the most numbers in a batch, so that large images use smaller batches
@@ -130,7 +130,9 @@ def measured_parts(
         inputs = one_by_one(split.inputs)
         probabilities = predict_batches(network, inputs, settings, compute, key)
         for number in range(len(split)):
-            found.append(bounded_parts(apart(probabilities, number), apart(split.labels, number)))
+            found.append(
+                bounded_parts(copy_alone(probabilities, number), copy_alone(split.labels, number))
+            )
     return {metric: torch.cat([part[metric] for part in found]) for metric in found[0]}
 
 
@@ -165,7 +167,7 @@ def in_batches(inputs: Tensor) -> Sequence[Tensor]:
 
 def one_by_one(inputs: Tensor) -> Sequence[Tensor]:
     """Split inputs (n, ...) into batches of one sample, for private metrics."""
-    return [apart(inputs, number) for number in range(len(inputs))]
+    return [copy_alone(inputs, number) for number in range(len(inputs))]
 
 
 def predict_batches(

@@ -20,7 +20,7 @@ from fedsilo.core.one_line import one_line, site_reason
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.core.versions import own_versions
 from fedsilo.strategies.meeting.checks import find_hello_fault
-from fedsilo.strategies.wire.messaging import arriving
+from fedsilo.strategies.wire.messaging import send_and_receive
 from fedsilo.strategies.wire.records import record_bytes
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ def ask_nodes(
     asks = ConfigRecord({kind.removeprefix("query."): True, **own_versions()})
     content = RecordDict({CONFIG: asks})
     messages = [Message(content, node, kind) for node in nodes]
-    replies = dict(arriving(grid, messages, _TIMEOUT, away_timeout))
+    replies = dict(send_and_receive(grid, messages, _TIMEOUT, away_timeout))
     heard: list[Heard[T]] = []
     refused: list[str] = []
     for node in sorted(nodes):
@@ -121,5 +121,5 @@ def reading(what: str, content: RecordDict) -> Iterator[None]:
     except Exception as error:  # untrusted data can make a reader fail in any way
         reason = one_line(f"{type(error).__name__}: {error}", 200)
         raise SiteError(
-            f"{what} cannot be read ({reason}): server and site run different versions of fedsilo"
+            f"{what} cannot be read ({reason}): compare the versions of fedsilo at server and site"
         ) from None
