@@ -201,6 +201,12 @@ def unknown_name(what: str, name: str, known: Iterable[str]) -> SettingError:
     return SettingError(f"unknown {what} '{name}'{hint}")
 
 
+def describe_system_error(error: OSError) -> str:
+    """Return the file and the system's reason on one line; "system" stands for an unknown file."""
+    reason = error.strerror or str(error)
+    return one_line(f"{error.filename or 'system'}: {reason}", 1000)
+
+
 def missing_extra(what: str, extra: str, otherwise: str = "") -> str:
     """Build the sentence that says which extra ``what`` needs and how to install the extra.
 
