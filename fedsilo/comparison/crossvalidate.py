@@ -22,7 +22,7 @@ from fedsilo.comparison.budgets import (
     MARK,
     Budgets,
 )
-from fedsilo.comparison.pooled import POOLED
+from fedsilo.comparison.results import POOLED
 from fedsilo.comparison.slurm import Jobs
 from fedsilo.comparison.tables import csv_text, markdown_table, rich_table
 from fedsilo.comparison.trials import Trial, run_groups, trial_settings

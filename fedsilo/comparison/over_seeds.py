@@ -99,7 +99,7 @@ class Comparison:
 
     def draw(self, path: Path) -> None:
         """Draw the mean over seeds for each metric and site, as PNG."""
-        from fedsilo.comparison.picture import draw_comparison
+        from fedsilo.comparison.tables import draw_comparison
         from fedsilo.pictures.learning_curves import write_picture
 
         write_picture(path, draw_comparison(self.results, self.split))

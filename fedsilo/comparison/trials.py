@@ -24,7 +24,7 @@ from typing import Any, Self, TypeVar
 
 from rich.progress import Progress
 
-from fedsilo.comparison.pooled import pooled_metric
+from fedsilo.comparison.results import pooled_metric
 from fedsilo.comparison.slurm import Jobs, Slurm, SlurmPool
 from fedsilo.core.errors import (
     FedsiloError,

@@ -19,7 +19,7 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
-from fedsilo.comparison.pooled import POOLED
+from fedsilo.comparison.results import POOLED
 from fedsilo.comparison.search import (
     Search,
     at_an_edge,

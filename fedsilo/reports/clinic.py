@@ -10,11 +10,9 @@ from fedsilo.comparison.results import SiteMetrics
 from fedsilo.core.metric_names import CERTAINTY, CLASS, CONFIDENCE, UNCERTAINTY
 from fedsilo.models.measures.intervals import Estimate, of_auc, of_share, wilson
 from fedsilo.models.measures.outcome_counts import Bin, bins, merge_bins
-from fedsilo.pages.number_texts import NONE, share, with_interval
-from fedsilo.pages.page import Picture, Table
+from fedsilo.pages.page import NONE, Picture, Table, share, with_interval
 from fedsilo.pages.page_pictures import certainty, estimates
-from fedsilo.reports.headline import head_of
-from fedsilo.reports.runs import taking_part
+from fedsilo.reports.run_facts import head_of, taking_part
 from fedsilo.runs.finished_run import Shown
 
 TITLE = "Not for clinical use"

@@ -13,11 +13,10 @@ from fedsilo.core.messages import ARRAYS, METRICS
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import NOBODY
 from fedsilo.core.settings_schema import Value, key_of, keys_of, rules_of
-from fedsilo.pages.number_texts import at_most
+from fedsilo.pages.page import at_most
 from fedsilo.reports.flows import picture, sentences, shortened
-from fedsilo.reports.headline import head_of
 from fedsilo.reports.hospital_files import AuditLog
-from fedsilo.reports.runs import taking_part
+from fedsilo.reports.run_facts import head_of, taking_part
 from fedsilo.runs.finished_run import Shown
 from fedsilo.runs.shown import rests_on_classes
 from fedsilo.server_app.records.progress import bytes_text

@@ -6,13 +6,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from fedsilo.core.errors import SettingError
-from fedsilo.pages.page import render_page
-from fedsilo.pages.written import write_page
+from fedsilo.pages.page import render_page, write_page
 from fedsilo.reports.clinic import INTERVALS, TITLE, WARNING, Examination, clinic_data
 from fedsilo.reports.dpo import dpo_data, site_file_data
 from fedsilo.reports.hospital_files import read_audit_log, read_own_site_file
 from fedsilo.reports.research import research_data
-from fedsilo.reports.runs import reported_runs
+from fedsilo.reports.run_facts import reported_runs
 from fedsilo.runs.finished_run import Shown
 
 Reader = Literal["research", "clinic", "dpo"]

@@ -10,12 +10,10 @@ from fedsilo.core.methods import settings_class
 from fedsilo.core.settings.common_settings import SUMS, CommonSettings
 from fedsilo.core.settings_schema import Value, defaults
 from fedsilo.datasets.registry import data_set
-from fedsilo.pages.number_texts import NONE
-from fedsilo.pages.page import Picture
+from fedsilo.pages.page import NONE, Picture
 from fedsilo.pages.page_pictures import curves
 from fedsilo.pictures.learning_curves import CURVES, series
 from fedsilo.reports.dpo import value_text
-from fedsilo.reports.headline import head_of
 from fedsilo.reports.research_comparison import (
     NO_COMPARISON,
     Runs,
@@ -23,7 +21,7 @@ from fedsilo.reports.research_comparison import (
     comparison_head,
     summaries_of,
 )
-from fedsilo.reports.runs import experiments_of, taking_part
+from fedsilo.reports.run_facts import experiments_of, head_of, taking_part
 from fedsilo.runs.finished_run import Shown
 from fedsilo.server_app.records.progress import bytes_text
 

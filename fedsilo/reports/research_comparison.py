@@ -13,11 +13,9 @@ from fedsilo.core.drawing.palette import line_styles
 from fedsilo.core.one_line import format_count
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.measures.intervals import Estimate, of_mean
-from fedsilo.pages.number_texts import with_interval
-from fedsilo.pages.page import Picture
+from fedsilo.pages.page import Picture, with_interval
 from fedsilo.pages.page_pictures import estimates, scatter
-from fedsilo.reports.headline import facts
-from fedsilo.reports.runs import experiments_of
+from fedsilo.reports.run_facts import experiments_of, facts
 from fedsilo.runs.finished_run import Shown, same_split
 
 _PAIRS = 15  # most pairs of experiments whose differences are drawn

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from fedsilo.models.measures.intervals import of_share
-from fedsilo.pages.number_texts import edge_names, with_interval
-from fedsilo.pages.page import Picture, Table
+from fedsilo.pages.page import Picture, Table, edge_names, with_interval
 from fedsilo.pages.page_pictures import estimates
 from fedsilo.reports.clinic import Examination
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from fedsilo.core.arguments import refuse_target
 from fedsilo.core.errors import SettingError
-from fedsilo.pages.written import refuse_twice
+from fedsilo.pages.page import refuse_twice
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from fedsilo.comparison.crossvalidate import (
     metric_intervals,
     metric_table,
 )
-from fedsilo.comparison.pooled import POOLED
+from fedsilo.comparison.results import POOLED
 from fedsilo.comparison.tables import csv_text
 
 

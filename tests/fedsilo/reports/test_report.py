@@ -12,7 +12,6 @@ import pytest
 from fedsilo.cli.main import main
 from fedsilo.core.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from fedsilo.reports.dpo import dpo_data
-from fedsilo.reports.headline import result
 from fedsilo.reports.report import (
     READERS,
     Reader,
@@ -22,7 +21,7 @@ from fedsilo.reports.report import (
 )
 from fedsilo.reports.research import _lines, research_data
 from fedsilo.reports.research_comparison import summaries_of
-from fedsilo.reports.runs import reported_runs
+from fedsilo.reports.run_facts import reported_runs, result
 
 
 def _copy(run: Path, to: Path, **changes: Any) -> Path:

@@ -8,7 +8,7 @@ import pytest
 
 from fedsilo.core.errors import RunDirectoryError, SettingError
 from fedsilo.reports.report import ReportOptions, report
-from fedsilo.reports.runs import reported_runs
+from fedsilo.reports.run_facts import reported_runs
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import RUN_FORMAT, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory, config_document

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from fedsilo.core.errors import RunDirectoryError
-from fedsilo.reports.watch.watched import look_at, newest_run
+from fedsilo.reports.watch.view import look_at, newest_run
 from fedsilo.server_app.records.progress import FILE, Progress, SiteProgress, bytes_text, clock
 
 
