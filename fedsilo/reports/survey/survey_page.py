@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.site_facts import SPLITS
 from fedsilo.core.survey import Count, MeasuredFeature, Survey
 from fedsilo.pages.page import Table, render_page
@@ -12,6 +14,7 @@ from fedsilo.reports.survey.document import (
     Distances,
     SurveyDocument,
     cell_names,
+    read_survey_document,
 )
 from fedsilo.reports.survey.survey_pictures import (
     feature_pictures,
@@ -19,6 +22,7 @@ from fedsilo.reports.survey.survey_pictures import (
     label_picture,
     training_counts,
 )
+from fedsilo.server_app.run.survey import SURVEY
 
 Answers = Mapping[str, Survey]  # site -> its answer
 
@@ -38,6 +42,17 @@ _FOOT = (
     "Counts and statistics are those that left the sites. A hospital's are its first answer for "
     "this data set, whatever has been asked since."
 )
+
+
+def write_survey_page(folder: Path) -> Path:
+    """Write survey.html beside the survey.json of a folder, and return its path.
+
+    Raises:
+        RunDirectoryError: survey.json is missing or damaged.
+    """
+    page = folder / "survey.html"
+    write_atomically(page, survey_page(read_survey_document(folder / SURVEY)))
+    return page
 
 
 def survey_page(document: SurveyDocument) -> str:
