@@ -241,7 +241,9 @@ class Budgets:
 
     def mark_unequal(self, results: pd.DataFrame) -> pd.DataFrame:
         """Return tidy results in which ``MARK`` follows the experiments with another budget."""
-        names = {name: f"{name}{MARK}" for name in self.unlike()}
+        names = {}
+        for name in self.unlike():
+            names[name] = f"{name}{MARK}"
         marked = results.copy()
         for column in results.columns.intersection(["experiment", "compared_with"]):
             marked[column] = results[column].replace(names)

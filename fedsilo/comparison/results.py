@@ -26,6 +26,8 @@ Summary = Mapping[str, Any]
 SiteMetrics = Mapping[str, Mapping[str, float]]  # site -> metric -> value
 
 CONSTANT = "always positive (class 1)"
+ALL_SITES = "over sites"  # a mean that leaves out none
+_NAMED = 5  # most sites that a sentence names
 
 
 def of_split(summary: Summary, split: str) -> dict[str, Any]:
@@ -95,7 +97,8 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
     """Return the runs' summaries for a split, with means over the sites of ``shared_metrics``.
 
     A distribution of a single site keeps all metrics of that site. Those for ``test`` also have
-    ``published``, the paper's numbers.
+    ``published``, the paper's numbers. ``lacking`` has the sites that a mean leaves out,
+    metric -> sites without it, and ``site_count`` the number of all sites.
     """
     ends = [run.last_metrics(split) for run in runs]
     summaries = []
@@ -103,6 +106,8 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
         summary = of_split(run.summary, split)
         if split == "test":
             summary["published"] = run.paper.numbers
+        summary["lacking"] = _sites_without(shared, list(run.silos))
+        summary["site_count"] = len(run.silos)
         if shared != own:
             groups = {site: str(facts["distribution"]) for site, facts in run.silos.items()}
             sizes = Counter(groups.values())
@@ -113,6 +118,71 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
             summary["mean"] = means(shared)
             summary["distributions"] = by_distribution(rows, groups)
         summaries.append(summary)
+    return summaries
+
+
+def _sites_without(metrics: SiteMetrics, sites: Sequence[str]) -> dict[str, list[str]]:
+    """Return metric -> the sites without it, for metrics that only some of ``sites`` have."""
+    known: dict[str, None] = {}
+    for site in sites:  # not 'all', the only row of a run at trust 'sums'
+        known |= dict.fromkeys(metrics.get(site, {}))
+    lacking: dict[str, list[str]] = {}
+    for metric in known:
+        without = [site for site in sites if metric not in metrics.get(site, {})]
+        if without:
+            lacking[metric] = without
+    return lacking
+
+
+def over_sites(summaries: Iterable[Summary], metric: str) -> str:
+    """Describe over which sites a mean is: "over sites" or "over 3 of 4 sites, without va".
+
+    ``summaries`` are from ``shared_summaries``, on one data set. A site is left out if any of them
+    lacks its value. More than five such sites are counted, but not named.
+    """
+    without: dict[str, None] = {}
+    most_sites = 0
+    for summary in summaries:
+        without |= dict.fromkeys(summary["lacking"].get(metric, ()))
+        most_sites = max(most_sites, summary["site_count"])
+    if not without:
+        return ALL_SITES
+    text = f"over {most_sites - len(without)} of {most_sites} sites"
+    if len(without) <= _NAMED:
+        text += f", without {', '.join(without)}"
+    return text
+
+
+def describe_partial_means(summaries: Sequence[Summary], metrics: Sequence[str]) -> list[str]:
+    """Describe the metrics whose mean leaves out sites: a sentence for each group of sites.
+
+    A reader would otherwise take the row 'all' for the mean over all hospitals. ``summaries`` are
+    from ``shared_summaries``; each data set has its own sentences.
+    """
+    by_data: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        by_data.setdefault(str(summary["dataset"]), []).append(summary)
+    sentences: dict[str, None] = {}
+    for on_data in by_data.values():
+        metrics_of: dict[str, list[str]] = {}
+        for metric in metrics:
+            metrics_of.setdefault(over_sites(on_data, metric), []).append(metric)
+        for text, partial in metrics_of.items():
+            if text != ALL_SITES:
+                sentences[f"'all' of {', '.join(partial)} is the mean {text}"] = None
+    return list(sentences)
+
+
+def summaries_by_seed(
+    experiments: Sequence[str], runs: Sequence[FinishedRun], split: str
+) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return experiment -> seed -> summary with the metrics of a split that all runs share.
+
+    ``experiments`` has the experiment of each run.
+    """
+    summaries: dict[str, dict[int, dict[str, Any]]] = {}
+    for experiment, summary in zip(experiments, shared_summaries(runs, split), strict=True):
+        summaries.setdefault(experiment, {})[int(summary["seed"])] = summary
     return summaries
 
 

@@ -26,12 +26,7 @@ from rich.progress import Progress
 
 from fedsilo.comparison.results import pooled_metric
 from fedsilo.comparison.slurm import Jobs, Slurm, SlurmPool
-from fedsilo.core.errors import (
-    FedsiloError,
-    RunDirectoryError,
-    RunFailedError,
-    SiteError,
-)
+from fedsilo.core.errors import FedsiloError, RunDirectoryError, RunFailedError, SiteError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.one_line import one_line
@@ -257,9 +252,10 @@ def _begin_worker(command: int) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
     end_with(command, signal.SIGUSR1)
     # The processes that a run starts write to these descriptors too
+    # By number, because a command started with a closed output has no sys.stdout
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.dup2(nowhere, sys.stderr.fileno())
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
 
 
 def _in_worker(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:

@@ -1,4 +1,4 @@
-"""What all reports say of their runs: names, data, method, result, main limit, and the sites."""
+"""The parts that all reports share: the runs with their names, their head, and their sites."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
