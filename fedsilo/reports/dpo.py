@@ -12,11 +12,11 @@ from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import ARRAYS, METRICS
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import NOBODY
-from fedsilo.core.settings_schema import Value, key_of, keys_of, rules_of
+from fedsilo.core.settings_schema import key_of, keys_of, rules_of
 from fedsilo.pages.page import at_most
 from fedsilo.reports.flows import picture, sentences, shortened
 from fedsilo.reports.hospital_files import AuditLog
-from fedsilo.reports.run_facts import head_of, taking_part
+from fedsilo.reports.run_facts import head_of, taking_part, value_text
 from fedsilo.runs.finished_run import Shown
 from fedsilo.runs.shown import rests_on_classes
 from fedsilo.server_app.records.progress import bytes_text
@@ -224,13 +224,6 @@ def site_file_data(file: SiteFile) -> dict[str, Any]:
             value = value_text(getattr(file, name))
             limits.append([key, value, origin, rules[key].help])
     return {"site": file.site or "the site", "lists": lists, "limits": limits}
-
-
-def value_text(value: Value) -> str:
-    """Return a setting's value as pages show it: ``true``, ``0.5``, ``(empty)``."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) or "(empty)"
 
 
 def _log(run: Shown, log: AuditLog) -> dict[str, Any]:

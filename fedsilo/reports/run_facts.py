@@ -8,6 +8,7 @@ from typing import Any
 from fedsilo.core.errors import RunDirectoryError
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
+from fedsilo.core.settings_schema import Value
 from fedsilo.core.versions import FEDSILO
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.measures.intervals import wilson
@@ -96,6 +97,13 @@ def _settings_without_seeds(run: FinishedRun) -> dict[str, Any]:
     for key in _SEEDS:
         settings.pop(key, None)
     return settings
+
+
+def value_text(value: Value) -> str:
+    """Return a setting's value as pages show it: ``true``, ``0.5``, ``(empty)``."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) or "(empty)"
 
 
 def taking_part(run: Shown) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -12,7 +12,7 @@ from pathlib import Path
 from fedsilo.core.drawing.palette import line_styles
 from fedsilo.core.errors import FedsiloError, RunDirectoryError, SettingError
 from fedsilo.models.measures.intervals import Estimate
-from fedsilo.pages.page import Picture, render_page
+from fedsilo.pages.page import Picture, render_page, share
 from fedsilo.pages.page_pictures import curves, estimates
 from fedsilo.reports.watch.view import (
     SITE_COLUMNS,
@@ -183,9 +183,9 @@ def _draw_pictures(folder: Path, written: tuple[int, ...]) -> list[Picture]:
         "from them": _megabytes_by_round(answers, "bytes_up"),
     }
     pictures = [
-        _curve("accuracy", accuracy, "accuracy, mean over hospitals"),
-        _curve("loss", loss, "loss in nats, mean over hospitals"),
-        _curve("bytes", bytes_, "MB in a round"),
+        _curve("accuracy", accuracy, "accuracy, mean over hospitals", share),
+        _curve("loss", loss, "loss in nats, mean over hospitals", share),
+        _curve("bytes", bytes_, "MB in a round", "{:.3g}".format),
         _slowest(answers),
     ]
     return [picture for picture in pictures if picture]
@@ -214,13 +214,16 @@ def _group_values(rows: list[Row], key: str, column: str) -> dict[str, list[floa
     return groups
 
 
-def _curve(name: str, lines: Lines, label: str) -> Picture | None:
-    """Draw the lines that have a value; None if no line has one."""
+def _curve(name: str, lines: Lines, label: str, text_of: Callable[[float], str]) -> Picture | None:
+    """Draw the lines that have a value; None if no line has one.
+
+    ``text_of`` formats the last values for readers who cannot see the picture.
+    """
     drawn, ends = {}, []
     for title, line in lines.items():
         if line:
             drawn[title] = line
-            ends.append(f"{title} {line[max(line)]:.3g}")
+            ends.append(f"{title} {text_of(line[max(line)])}")
     if not drawn:
         return None
     svg = curves(f"watch-{name}", drawn, line_styles(list(drawn)), label)

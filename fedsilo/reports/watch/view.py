@@ -19,6 +19,7 @@ from fedsilo.core.errors import RunDirectoryError
 from fedsilo.core.one_line import as_word, format_count
 from fedsilo.core.processes import process_of
 from fedsilo.deployment.deployment import read_deployment
+from fedsilo.pages.page import at_most
 from fedsilo.server_app.records.progress import (
     FILE,
     Progress,
@@ -188,8 +189,8 @@ def epsilon_text(progress: Progress) -> str:
     if spent is None:
         return ""
     if not progress.max_epsilon:
-        return f"epsilon {spent:.3g}"
-    return f"epsilon {spent:.3g} of {progress.max_epsilon:g}"
+        return f"epsilon {at_most(spent)}"
+    return f"epsilon {at_most(spent)} of {progress.max_epsilon:g}"
 
 
 @dataclass(frozen=True)
@@ -221,7 +222,7 @@ class View:
             if progress.peak_memory_bytes:
                 peak = bytes_text(progress.peak_memory_bytes)
             if progress.epsilon is not None:
-                epsilon = f"{progress.epsilon:.3g}"
+                epsilon = at_most(progress.epsilon)
             row = (
                 site,
                 _doing(site, self.run),

@@ -64,6 +64,13 @@ def test_a_site_without_a_metric_in_some_run_is_no_part_of_its_mean_over_sites()
     assert _means(rows, "auc") == {"x": (0.6, 2), "y": (0.9, 1), "all": (0.6, 2)}
 
 
+def test_a_table_names_the_sites_that_its_means_over_sites_leave_out() -> None:
+    rows = metric_intervals({"a": RUNS, "b": RUNS}, ("accuracy", "auc"), 2)
+    text = markdown_text(rows, ("accuracy", "auc"))
+    assert "**accuracy**, mean and 95 % interval\n" in text
+    assert "interval; 'all' is over 1 of 2 sites, without y\n" in text
+
+
 def test_a_metric_that_no_run_has_gives_no_row() -> None:
     lone = [_run(y={"accuracy": 0.8}), _run(y={"accuracy": 0.9})]
     metrics = metric_intervals({"a": lone}, ("accuracy", "auc"), 2)

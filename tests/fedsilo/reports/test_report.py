@@ -12,6 +12,7 @@ import pytest
 import fedsilo
 from fedsilo.api.options import Reader
 from fedsilo.cli.main import main
+from fedsilo.comparison.results import summaries_by_seed
 from fedsilo.core.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from fedsilo.reports.dpo import dpo_data
 from fedsilo.reports.report import (
@@ -19,7 +20,7 @@ from fedsilo.reports.report import (
     report,
 )
 from fedsilo.reports.research import _lines, research_data
-from fedsilo.reports.research_comparison import summaries_of
+from fedsilo.reports.research_comparison import _best_experiment
 from fedsilo.reports.run_facts import reported_runs, result
 
 
@@ -317,9 +318,43 @@ def test_page_names_data_method_version_and_its_result_first(reader: str, hearts
 
 def test_research_of_several_runs_draws_paired_differences_and_cost(hearts: Path) -> None:
     html = report([hearts])
-    assert "Highest test accuracy: " in html
+    assert re.search(r"test accuracy, mean over 3 of 4 sites, without switzerland: \w+, 0", html)
     assert "Paired differences, points: seeds. local - fedavg: " in html
     assert "accuracy against cost, one point per run." in html
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (((0.9, 0.91), (0.5, 0.52)), r"Highest test accuracy.*: b, 0\.905 .*; the next is a.*p = "),
+        (((0.9, 0.5), (0.52, 0.89)), r"No clear best test accuracy.*which may be chance \(p = "),
+        (((0.9,), (0.5,)), r"Highest test accuracy.*No test can tell whether this is more than"),
+    ],
+)
+def test_an_experiment_is_the_best_only_if_a_test_tells_it_from_the_next(
+    values: tuple[tuple[float, ...], ...], said: str, hearts: Path
+) -> None:
+    summaries: dict[str, dict[int, dict[str, Any]]] = {}
+    for name, of_experiment in zip("ba", values, strict=True):
+        summaries[name] = {}
+        for seed, value in enumerate(of_experiment):
+            summaries[name][seed] = {"mean": {"accuracy": value}, "lacking": {}, "site_count": 4}
+    runs = reported_runs([hearts])
+    assert re.fullmatch(f"{said}.*", _best_experiment(runs, summaries, "test"))
+
+
+def test_the_row_all_names_the_sites_that_it_leaves_out(hearts: Path) -> None:
+    (run,) = reported_runs([hearts / "fedavg-seed0"])
+    (final,) = research_data([run])["final"]
+    assert "over 3 of 4 sites, without switzerland" in final["note"]
+    named = final["note"].partition(" is the mean")[0].removeprefix("'all' of ").split(", ")
+    for place, metric in enumerate(final["columns"][1:], 1):
+        cells = {row[0]: row[place] for row in final["rows"]}
+        hospitals = [row["metric"] for row in run.metric_rows if row["metric"] == metric]
+        assert hospitals
+        assert (cells["switzerland"] == "n/a") == (metric in named)
+        known = [of_site[metric] for of_site in run.summary["sites"].values() if metric in of_site]
+        assert cells["all"] == f"{sum(known) / len(known):.3f}"
 
 
 def _without_last_metrics(run: Path, site: str) -> None:
@@ -361,7 +396,7 @@ def test_a_site_that_took_no_part_in_one_run_is_in_no_mean_and_in_no_round_of_a_
     silos = json.loads(path.read_text())
     path.write_text(json.dumps({site: silos[site] for site in silos if site != "va"}))
     runs = reported_runs([both])
-    found = summaries_of(runs, "test")
+    found = summaries_by_seed([run.experiment for run in runs], runs, "test")
     for run in runs:
         ends = [run.summary["sites"][site]["entropy"] for site in silos if site != "va"]
         mean = found[run.experiment][run.summary["seed"]]["mean"]
@@ -449,13 +484,14 @@ def test_runs_are_compared_over_the_sites_that_every_run_shows(
     shown = [run.name for run in runs if "accuracy" in run.summary["sites"]["switzerland"]]
     assert shown == ["fedavg-seed0"], "the others call all of them ill"
     lines = _lines(runs, "accuracy", "test")
-    for name, by_seed in summaries_of(runs, "test").items():
-        for seed, found in by_seed.items():
+    found = summaries_by_seed([run.experiment for run in runs], runs, "test")
+    for name, by_seed in found.items():
+        for seed, of_seed in by_seed.items():
             own = json.loads((out / f"{name}-seed{seed}" / "summary.json").read_text())["sites"]
             metrics = [own[site]["accuracy"] for site in ("cleveland", "hungary", "va")]
-            assert found["mean"]["accuracy"] == pytest.approx(sum(metrics) / 3)
+            assert of_seed["mean"]["accuracy"] == pytest.approx(sum(metrics) / 3)
             shows = (name, seed) == ("fedavg", 0)
-            assert ("accuracy" in found["distributions"]["switzerland"]) == shows
-            assert "loss" in found["distributions"]["switzerland"], "which all show"
-        ends = [found["mean"]["accuracy"] for found in by_seed.values()]
+            assert ("accuracy" in of_seed["distributions"]["switzerland"]) == shows
+            assert "loss" in of_seed["distributions"]["switzerland"], "which all show"
+        ends = [of_seed["mean"]["accuracy"] for of_seed in by_seed.values()]
         assert lines[name][max(lines[name])] == pytest.approx(sum(ends) / len(ends))

@@ -149,7 +149,7 @@ def test_run_curves_are_means_over_hospitals_and_sums_over_a_round(tmp_path: Pat
     (tmp_path / "traffic.csv").write_text(_TRAFFIC)
     (tmp_path / "metrics.csv").write_text(_METRICS)
     accuracy, bytes_, slow = run_curves(tmp_path)
-    assert accuracy.alt.endswith("Now: test 0.75.")
+    assert accuracy.alt.endswith("Now: test 0.750.")
     assert bytes_.alt.endswith("Now: to the hospitals 1; from them 0.5.")
     assert slow.alt.endswith("south 3.00; north 1.50.")
 
