@@ -56,6 +56,8 @@ def shared_metrics(
     Returns:
         The metrics that remain, in the order of ``runs``.
     """
+    if len(runs) == 1:
+        return list(metrics)
     lacking = _lacking_metrics(runs, metrics)
     kept_of_runs: list[SiteMetrics] = []
     for run, by_site in zip(runs, metrics, strict=True):

@@ -83,7 +83,7 @@ def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
 
 
 def spread_cell(spread: Any, median: bool = False) -> str:
-    """Format mean and standard deviation, or median and range; for one seed, only the value.
+    """Format mean ± standard deviation, or median and range; for one seed, only the value.
 
     ``spread`` is a ``Spread``, or a row of ``over_seeds``.
     """
@@ -176,15 +176,15 @@ def group_lines(
             by_metric[str(spread.metric)] = spread
         line = [str(experiment), str(group)]
         for metric in titles:
-            ours, theirs = missing, ""
-            if metric in by_metric:
-                found = by_metric[metric]
-                ours, theirs = cell(found), published_cell(found)
+            found: Any = by_metric.get(metric)
+            ours = missing
+            if found:
+                ours = cell(found)
                 if found.seeds < most[experiment]:
                     ours += f" ({found.seeds} of {most[experiment]} seeds)"
             line.append(ours)
             if metric in published:
-                line.append(theirs)
+                line.append(published_cell(found) if found else "")
         lines.append(line)
     return lines
 

@@ -137,8 +137,10 @@ def _bytes(run: Shown) -> dict[str, Any]:
         cells.append(_sent_cell(run, sum(sent.values()), hidden))
         cells.append(bytes_text(received[site]))
         rows.append(cells)
-    left = [f"left in '{phase}'" for phase in phases]
-    columns = ["site", "messages", *left, "sent in all", "received in all"]
+    columns = ["site", "messages"]
+    for phase in phases:
+        columns.append(f"left in '{phase}'")
+    columns += ["sent in all", "received in all"]
     return {"byte_columns": columns, "bytes": rows}
 
 
@@ -205,7 +207,9 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
         facts.append((name, f"{guarantee[name]:g}"))
     for name in ("mechanism", "accountant"):
         facts.append((name, guarantee[name]))
-    sites = [[site, at_most(spent)] for site, spent in guarantee["sites"].items()]
+    sites = []
+    for site, spent in guarantee["sites"].items():
+        sites.append([site, at_most(spent)])
     return {"facts": facts, "sites": sites}
 
 
@@ -235,7 +239,9 @@ def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
         outcomes[str(line["outcome"])] += 1
         sent += line["bytes-out"]
         received += line["bytes-in"]
-    by_outcome = [f"{count} {outcome}" for outcome, count in sorted(outcomes.items())]
+    by_outcome = []
+    for outcome, count in sorted(outcomes.items()):
+        by_outcome.append(f"{count} {outcome}")
     return {
         "count": len(lines),
         "first": lines[0]["time"],
@@ -257,7 +263,10 @@ def _record_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             key = (line["site"], line["kind"], record)
             messages[key] += 1
             entries[key] += count
-    return [[*key, str(messages[key]), str(entries[key])] for key in sorted(entries)]
+    rows = []
+    for key in sorted(entries):
+        rows.append([*key, str(messages[key]), str(entries[key])])
+    return rows
 
 
 def _unanswered_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:

@@ -39,8 +39,9 @@ def research_data(runs: Runs) -> dict[str, Any]:
     first = runs[0]
     several = len(runs) > 1
     # Without test samples at any site, the page is about the validation samples
-    has_test_means = any(run.summary["mean"] for run in runs)
-    split = "test" if has_test_means else "val"
+    split = "val"
+    if any(run.summary["mean"] for run in runs):
+        split = "test"
     summaries = summaries_by_seed([run.experiment for run in runs], runs, split)
     head = head_of(first)
     marks = []
@@ -54,8 +55,11 @@ def research_data(runs: Runs) -> dict[str, Any]:
         compared = comparison_data(runs, summaries, split)
     withheld: set[str] = set()
     other_sites, rows, costs = [], [], []
+    pooled = published = False
     for run in runs:
         withheld |= set(run.withheld)
+        pooled |= run.trust == SUMS
+        published |= bool(run.paper.numbers)
         if run.silos != first.silos:
             other_sites.append(run.name)
         rows.append(_row(run))
@@ -64,7 +68,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         "in_short": head,
         "several": several,
         "split": split,
-        "pooled": any(run.trust == SUMS for run in runs),
+        "pooled": pooled,
         "first": taking_part(first),
         "rows": rows,
         "settings": _settings(runs),
@@ -72,7 +76,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         "curves": _draw_curves(runs, split),
         "marks": marks,
         "final": list(_final_tables(summaries)),
-        "published": any(run.paper.numbers for run in runs),
+        "published": published,
         **compared,
         "cost": costs,
         "withheld": sorted(withheld),
@@ -111,10 +115,11 @@ def _settings(runs: Runs) -> dict[str, Any]:
 
     A setting that is the same in all runs is listed only if it is not the default.
     """
-    decisive = [run.settings.decisive() for run in runs]
-    keys: dict[str, None] = {}
-    for values in decisive:
-        keys |= dict.fromkeys(values)
+    decisive, keys, software = [], dict[str, None](), dict[str, None]()
+    for run in runs:
+        decisive.append(run.settings.decisive())
+        keys |= dict.fromkeys(run.settings.decisive())
+        software[_software(run)] = None
     by_experiment = experiments_of(runs)
     # Settings of other methods than the first run's always differ, so their defaults do not matter
     usual = defaults(CommonSettings) | defaults(settings_class(str(runs[0].summary["method"])))
@@ -124,9 +129,10 @@ def _settings(runs: Runs) -> dict[str, Any]:
             if usual.get(key) != decisive[0][key]:
                 changed.append((key, value_text(decisive[0][key])))
         elif key != "seed":
-            cells = [_values(by_seed.values(), key) for by_seed in by_experiment.values()]
-            differing.append([key, *cells])
-    software = dict.fromkeys(_software(run) for run in runs)
+            row = [key]
+            for by_seed in by_experiment.values():
+                row.append(_values(by_seed.values(), key))
+            differing.append(row)
     return {
         "experiments": list(by_experiment),
         "differing": differing,
@@ -222,11 +228,11 @@ def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
         if not sites:
             continue
         for at, value_of in sorted(by_round.items()):
-            line.setdefault(at, []).append(mean(value_of[site] for site in sites))
-    means = {}
+            line.setdefault(at, []).append(mean(map(value_of.__getitem__, sites)))
+    means: dict[str, Line] = {}
     for name, line in lines.items():
-        if line:
-            means[name] = {at: mean(values) for at, values in line.items()}
+        for at, values in line.items():
+            means.setdefault(name, {})[at] = mean(values)
     return means
 
 

@@ -50,7 +50,7 @@ def comparison_data(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
         split: the split of the samples, ``test`` or ``val``.
     """
     experiments = experiments_of(runs)
-    most_seeds = max(len(by_seed) for by_seed in experiments.values())
+    most_seeds = max(map(len, experiments.values()))
     data_sets = {str(run.summary["dataset"]) for run in runs}
     compared: list[dict[str, Any]] = []
     cost_pictures: list[Picture] = []
@@ -142,11 +142,11 @@ def _comparison(
 
 def _reason_for_no_test(tested: Tested) -> str:
     """Explain why there is no p at all; empty if there is one."""
-    has_pair = any(test.p is not None for test in tested.pairs.values())
     # A pair may have a p although the analysis of variance has none, for example if a third
     # experiment has a single seed
-    if has_pair or tested.anova.p is not None:
-        return ""
+    for outcome in (tested.anova, *tested.pairs.values()):
+        if outcome.p is not None:
+            return ""
     return tested.anova.why
 
 
@@ -201,7 +201,8 @@ def _draw_cost(metric: str, summaries: Summaries, split: str) -> list[Picture]:
     svg = scatter("cost", points, line_styles(list(points)), over, label)
     descriptions = []
     for name, places in points.items():
-        descriptions.append(f"{name}: {mean(value for _, value in places):.3f}")
+        _, values = zip(*places, strict=True)
+        descriptions.append(f"{name}: {share(mean(values))}")
     alt = f"{label}, over {over}. {'; '.join(descriptions)}."
     return [Picture(svg, alt, f"{metric} against cost, one point per run.")]
 
@@ -211,7 +212,10 @@ def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
     methods: dict[str, None] = {}
     for run in runs:
         methods[f"{run.summary['title']} ({run.summary['method']})"] = None
-    common = [pair for pair in facts(runs[0]) if pair[0] not in ("method", "trained")]
+    common = []
+    for name, value in facts(runs[0]):
+        if name not in ("method", "trained"):  # those differ between the runs
+            common.append((name, value))
     counts = f"{len(summaries)} experiments, {format_count(len(runs), 'run')}"
     return {
         "facts": [*common, ("methods", ", ".join(methods)), ("runs", counts)],
@@ -226,11 +230,14 @@ def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
 
     It is called the best only if a test tells the two apart, by the p that the page has for them.
     """
-    if len({run.summary["dataset"] for run in runs}) > 1:
+    data = runs[0].summary["dataset"]
+    if any(run.summary["dataset"] != data for run in runs):
         return "The runs are on several data sets and are not compared."
     metric = _headline(runs)[0]
     samples = _known_values(summaries, metric)
-    means = {name: _mean(metric, list(by_seed.values())) for name, by_seed in samples.items()}
+    means = {}
+    for name, by_seed in samples.items():
+        means[name] = _mean(metric, list(by_seed.values()))
     if not means:
         return f"No run has a {split} {metric} that may be shown."
     # Equal means stay in the order of the runs
@@ -258,4 +265,7 @@ def _unequal_budgets(experiments: Mapping[str, Mapping[int, Shown]]) -> list[str
     for name, by_seed in experiments.items():
         runs = list(by_seed.values())
         budgets[name] = budget_of(runs[0].settings).with_costs(runs)
-    return [f"{name}: {'; '.join(parts)}" for name, parts in Budgets(budgets).unlike().items()]
+    lines = []
+    for name, parts in Budgets(budgets).unlike().items():
+        lines.append(f"{name}: {'; '.join(parts)}")
+    return lines

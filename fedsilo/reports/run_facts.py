@@ -58,7 +58,10 @@ def _run_directories(folder: Path) -> list[Path]:
     candidates = [folder]
     if folder.is_dir():
         candidates += sorted(folder.iterdir())
-    found = [path for path in candidates if (path / CONFIG).is_file()]
+    found = []
+    for path in candidates:
+        if (path / CONFIG).is_file():
+            found.append(path)
     if not found:
         raise RunDirectoryError(
             f"{folder} is no run directory and has none in it: name another folder"
@@ -76,20 +79,23 @@ def experiments_of(runs: Sequence[Shown]) -> dict[str, dict[int, Shown]]:
 
 def _unique_names(paths: Sequence[Path]) -> list[str]:
     """Return the folders' names, with as many parents as make them unique."""
-    for depth in range(1, max(len(path.parts) for path in paths)):
+    deepest = max(len(path.parts) for path in paths)
+    for depth in range(1, deepest):
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(names):
             return names
-    return [str(path) for path in paths]
+    return list(map(str, paths))
 
 
 def _differ_by_seed(runs: Sequence[FinishedRun]) -> bool:
     """Tell whether runs of one name have the same settings except for a seed that occurs once."""
-    seeds = {run.summary["seed"] for run in runs}
-    if len(seeds) < len(runs):
-        return False
     first = _settings_without_seeds(runs[0])
-    return all(_settings_without_seeds(run) == first for run in runs)
+    seeds = set()
+    for run in runs:
+        if _settings_without_seeds(run) != first:
+            return False
+        seeds.add(run.summary["seed"])
+    return len(seeds) == len(runs)
 
 
 def _settings_without_seeds(run: FinishedRun) -> dict[str, Any]:
@@ -119,11 +125,15 @@ def taking_part(run: Shown) -> dict[str, Any]:
         columns.append("left out")
     sizes, by_class = [], []
     for site, facts in run.silos.items():
+        # A site without the split has None here too, so its absence is as hidden as a small number
+        numbers = [facts["sizes"].get(split) for split in splits]
+        if reports_dropped:
+            numbers.append(facts["dropped"])
         if splits:
-            sizes.append([site, *_sample_cells(run, facts, splits, reports_dropped)])
+            sizes.append([site, *_hide_small(numbers, run.floor)])
         counts = facts["label_counts"].get("test")
         if counts and "test" in splits and len(run.class_names()) <= _MANY_CLASSES:
-            by_class.append([site, *(hide_small_count(count, run.floor) for count in counts)])
+            by_class.append([site, *_hide_small(counts, run.floor)])
     failed = []
     for failure in run.summary["failures"]:
         round_ = str(failure["round"])
@@ -143,14 +153,9 @@ def taking_part(run: Shown) -> dict[str, Any]:
     }
 
 
-def _sample_cells(
-    run: Shown, facts: Mapping[str, Any], splits: Sequence[str], reports_dropped: bool
-) -> list[str]:
-    """Return a site's number of samples in each split as text, small ones hidden."""
-    cells = [hide_small_count(facts["sizes"].get(split), run.floor) for split in splits]
-    if reports_dropped:
-        cells.append(hide_small_count(facts["dropped"], run.floor))
-    return cells
+def _hide_small(counts: Sequence[int | None], floor: int) -> list[str]:
+    """Return a site's counts of samples as text; None is a hidden one, which is below the floor."""
+    return [hide_small_count(count, floor) for count in counts]
 
 
 _UNTOLD: Mapping[str, str] = {
@@ -255,20 +260,17 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]]) -> st
         right += round(accuracy * n)
     right = min(max(right, 0), samples)  # noise of hospitals may lead out of the range
     interval = wilson(right, samples)
+    noise = ""
+    if run.trust == NOBODY:
+        noise = " It includes the hospitals' noise; the interval does not."
+        if run.is_simulated:
+            noise = " The sites were simulated: hospitals would add noise to it."
     return (
         f"Predictions are right for {right:,} of {samples:,} test {run.noun(samples)} of "
         f"{format_count(len(tested), 'hospital')}: {percent(right / samples)} (95 % interval "
         f"{percent(interval.low)} to {percent(interval.high)})"
-        f"{_beside_guessing(run, list(tested))}.{_noise(run)}"
+        f"{_beside_guessing(run, list(tested))}.{noise}"
     )
-
-
-def _noise(run: Shown) -> str:
-    if run.trust != NOBODY:
-        return ""
-    if run.is_simulated:
-        return " The sites were simulated: hospitals would add noise to it."
-    return " It includes the hospitals' noise; the interval does not."
 
 
 def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
@@ -287,13 +289,16 @@ def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
 
 def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
     """Return the accuracy of always predicting one class at these sites, if it may be shown."""
-    counts = [run.silos[site]["label_counts"].get("test", []) for site in sites]
-    if run.trust == NOBODY or not all(counts):
+    if run.trust == NOBODY:  # label counts have noise
         return ""
-    if any(None in row for row in counts):  # a hidden count
-        return ""
+    counts = []
+    for site in sites:
+        of_site = run.silos[site]["label_counts"].get("test", [])
+        if not of_site or None in of_site:  # not reported, or a hidden count
+            return ""
+        counts.append(of_site)
     # The class that most samples of all these sites have
-    totals = [sum(column) for column in zip(*counts, strict=True)]
+    totals = list(map(sum, zip(*counts, strict=True)))
     most = max(totals)
     name = run.class_names()[totals.index(most)]
     return f"; '{name}' for everybody would be right for {percent(most / sum(totals))}"
