@@ -31,9 +31,8 @@ from fedsilo.datasets.tables import heart
 from fedsilo.engines.experiments import find_experiment
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.inference.predict.answers import Predictions
-from fedsilo.inference.predict.case_novelty import reference_of
-from fedsilo.inference.predict.inputs import open_inputs
-from fedsilo.inference.predict.predict_request import CaseSource
+from fedsilo.inference.predict.inputs import CaseSource, open_inputs
+from fedsilo.inference.predict.novelty_reference import reference_of
 from fedsilo.inference.predict.prediction import predict_inputs
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import resolve

@@ -25,8 +25,7 @@ from fedsilo.client_app.training.evaluation import batch_size
 from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.images.decoding import decode_image
 from fedsilo.engines.inline_engine import run_inline
-from fedsilo.inference.predict.inputs import files_of
-from fedsilo.inference.predict.predict_request import CaseSource
+from fedsilo.inference.predict.inputs import CaseSource, files_of
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.runs.trained_model import TrainedModel

@@ -41,8 +41,9 @@ from fedsilo.models.privacy.noisy_metrics import noisy_metrics, parts_bound
 from fedsilo.strategies.wire.records import ArrayError, NDArray, to_record
 from fedsilo.strategies.wire.secure_keys import SECURE
 
-# FedNova's steps follow from counts that the site has reported, UEFL's codewords from the seed
-_OF_NO_PATIENT = (STEPS, "new-codewords")
+# The steps of FedNova and SCAFFOLD follow from counts that the site has reported, UEFL's codewords
+# from the seed
+_OF_NO_PATIENT = (STEPS, "inverse-steps", "new-codewords")
 
 
 def answer(lab: Lab) -> RecordDict:

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING
 from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from fedsilo.client_app.privacy.opened_data import constant_error, tells_single_answers
 from fedsilo.client_app.site.node import (
     Answering,
     Opened,
@@ -29,6 +28,7 @@ from fedsilo.client_app.site.node import (
     owner_only,
     watching,
 )
+from fedsilo.client_app.site.trust import constant_error, tells_single_answers
 from fedsilo.core.errors import (
     ERROR_CODES,
     CheckpointError,
@@ -64,26 +64,17 @@ class HospitalApp(ClientApp):
 
     def __call__(self, message: Message, context: Context) -> Message:
         """Answer a message of a known kind; refuse any other with a one-line reason."""
-        try:
-            context = _with_current_keys(context)
-        except SettingError as fault:
-            return refuse(message, context, RefusedError(str(fault)))
+        if RENAMED.keys() & context.run_config.keys():  # a server with another app may send them
+            try:
+                current = with_current_keys(context.run_config, quietly=True)
+            except SettingError as fault:  # a setting is given under both names
+                return refuse(message, context, RefusedError(str(fault)))
+            context = replace(context, run_config=current)
         kind = message.metadata.message_type
         if kind in _KINDS:
             return super().__call__(message, context)
         error = RefusedError(f"{quote_value(kind)} is no kind of message that a hospital answers")
         return refuse(message, context, error)
-
-
-def _with_current_keys(context: Context) -> Context:
-    """Replace former names of settings in the run config, which another app's server may use.
-
-    Raises:
-        SettingError: a setting is given under both names.
-    """
-    if not RENAMED.keys() & context.run_config.keys():
-        return context
-    return replace(context, run_config=with_current_keys(context.run_config, quietly=True))
 
 
 _KINDS = (HELLO, SURVEY, TRAIN, EVALUATE)
@@ -151,7 +142,7 @@ def _hello(answering: Answering) -> RecordDict:
 
 
 def _summary(answering: Answering) -> RecordDict:
-    from fedsilo.client_app.summary.request import answer_survey
+    from fedsilo.client_app.summary.survey_answer import answer_survey
 
     with _naming_site(answering.context):
         refuse_other_versions(answering.message.content.config_records.get(CONFIG, {}))
@@ -180,7 +171,7 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
         context = for_simulated_site(message, context)
     guards: list[Guard] = []
     if ruled:
-        from fedsilo.client_app.privacy.ledger_log import by_newest_ledger
+        from fedsilo.client_app.privacy.ledger import by_newest_ledger
         from fedsilo.client_app.site.policy import under_site_file
 
         guards += [under_site_file, by_newest_ledger]
@@ -329,7 +320,7 @@ def _ledger_mark(context: Context) -> "LedgerMark | None":
     A damaged ledger already prevents the releases that depend on it, but their refusal must be
     logged.
     """
-    from fedsilo.client_app.privacy.ledger_log import ledger_mark
+    from fedsilo.client_app.privacy.ledger import ledger_mark
 
     try:
         return ledger_mark(context)

@@ -7,7 +7,7 @@ everything that is trained or averaged.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import cached_property
 from typing import cast
@@ -28,9 +28,7 @@ from fedsilo.client_app.training.loop import (
     LocalTraining,
     Objective,
     Penalty,
-    anneal_evidence,
-    count_steps,
-    round_steps,
+    go_on_from_rounds_before,
 )
 from fedsilo.client_app.training.paced_epochs import PREFIX, train_continued
 from fedsilo.core.array_names import with_prefix
@@ -45,12 +43,7 @@ from fedsilo.core.messages import (
 )
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.models.networks.site_network import (
-    SiteNetwork,
-    TokenClassifier,
-    evidences,
-    load_exchanged,
-)
+from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier, load_exchanged
 from fedsilo.models.privacy.summed_metrics import MEASURED
 from fedsilo.strategies.wire.records import unpack
 
@@ -124,22 +117,28 @@ class Lab:
             torch.cuda.reset_peak_memory_stats(self.compute.device)
 
     def arrays(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return the received arrays whose names begin with ``prefix``, without the prefix."""
+        """Return the received arrays whose names begin with ``prefix``, without the prefix.
+
+        They keep the order in which they were sent; the result is empty if no name has the prefix.
+        """
         if self._arrays is None:
             packed = self.content.array_records.get(ARRAYS, ArrayRecord())
             given = {name: unpack(array) for name, array in packed.items()}
             if self.session.compression:
                 given = self.session.compression.received(given)
             self._arrays = {name: torch.from_numpy(array) for name, array in given.items()}
-        return _without_prefix(prefix, self._arrays)
+        return {n.removeprefix(prefix): a for n, a in self._arrays.items() if n.startswith(prefix)}
 
     def state(self, prefix: str = "") -> dict[str, Tensor]:
         """Return the arrays kept in an earlier phase whose names begin with ``prefix``, without it.
 
         The optimiser's moments are left out, because the lab handles them itself.
         """
-        of_methods = {n: a for n, a in self.stored_state.items() if not n.startswith(PREFIX)}
-        return _without_prefix(prefix, of_methods)
+        kept = {}
+        for name, array in self.stored_state.items():
+            if name.startswith(prefix) and not name.startswith(PREFIX):
+                kept[name.removeprefix(prefix)] = array
+        return kept
 
     def counted_state(self) -> dict[str, Tensor]:
         """Return the arrays that this site kept with its last reply that the server used.
@@ -222,36 +221,22 @@ class Lab:
             RefusedError: a floor on samples or steps, or a cap on epsilon (EpsilonSpentError).
             SiteError: the training diverged.
         """
-        settings = settings or self.sampling
-        own = replace(settings, local_steps=steps or settings.local_steps)
+        settings, round_ = settings or self.sampling, self.instruction.round
         training = LocalTraining(
             network,
             self.silo.train if split is None else split,
-            own,
+            replace(settings, local_steps=steps or settings.local_steps),
             self.compute,
-            (self.instruction.round, self.site, *aside),
+            (round_, self.site, *aside),
             objective=objective,
             penalty=penalty,
             after_step=after_step,
             beside=beside,
             plan=plan,
-            minimum_steps=self.session.limits.minimum_steps_per_reply,
-            minimum_batch=self.session.smallest_batch,
             work=self.work,
         )
-        if own.is_private() and not stays:
-            training.private = self.privacy.training(own, aside)
-        if stays and self.session.cap:
-            training.minimum_steps = 0  # even a refusal could reveal what stays
-        if settings.class_weights != "none":
-            training.weights = class_weights(self.common, self.silo)[training.split.labels]
-        before = self.instruction.round - 1
-        if evidences(network):
-            training.before_pass = anneal_evidence(training, settings, before)
-        # A schedule does not count the steps of a plan
-        scheduled = plan is None and (settings.schedule != "constant" or settings.warm_up > 0)
-        if settings.rate_decay != "none" or scheduled:
-            training.counted = count_steps(round_steps(training, settings, aside), settings, before)
+        self._protect_patients(training, aside, stays)
+        go_on_from_rounds_before(training, settings, round_ - 1, aside)
         if aside:
             training.run()
             return
@@ -260,11 +245,34 @@ class Lab:
         drops_moments = stays and settings.is_private()
         if settings.epoch_steps or (settings.optimiser_state == "run" and not drops_moments):
             loss, self.continued = train_continued(
-                training, self.stored_state, before + 1, self.site, order
+                training, self.stored_state, round_, self.site, order
             )
         else:
-            loss = self.session.trainers.get(training.key, LocalTraining.run)(training)
+            # A site that was trained as one batch with others has its result already
+            run = self.session.trainers.get(training.key, LocalTraining.run)
+            loss = run(training)
         self.metrics[measurement(TRAINED, "train", "loss")] = loss
+
+    def _protect_patients(
+        self, training: LocalTraining, aside: tuple[str, ...], stays: bool
+    ) -> None:
+        """Set the hospital's floors on a training, and DP-SGD in a private run.
+
+        A model that stays here needs no noise, because nothing that is made from it leaves.
+
+        Raises:
+            RefusedError: the private batches are too small, or a cap on epsilon is reached
+                (EpsilonSpentError).
+        """
+        training.minimum_steps = self.session.limits.minimum_steps_per_reply
+        training.minimum_batch = self.session.smallest_batch
+        if stays and self.session.cap:
+            training.minimum_steps = 0  # even a refusal could reveal what stays
+        if training.settings.is_private() and not stays:
+            training.private = self.privacy.training(training.settings, aside)
+        if training.settings.class_weights != "none":
+            # Samples of tiny weights do not hide the others, so a step must not rest on them
+            training.weights = class_weights(self.common, self.silo)[training.split.labels]
 
     def reply(
         self,
@@ -352,8 +360,3 @@ class Lab:
         parts = measured_parts(network, samples, self.sampling, self.compute, place)
         for metric in metrics:
             self.sample_parts[measurement(INCOMING, split, metric)] = parts[metric]
-
-
-def _without_prefix(prefix: str, arrays: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Select arrays by the beginning of their names, in the same order, and remove it."""
-    return {n.removeprefix(prefix): a for n, a in arrays.items() if n.startswith(prefix)}

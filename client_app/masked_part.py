@@ -13,7 +13,7 @@ from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
 from fedsilo.client_app.privacy.secure_aggregation import SecureSite
 from fedsilo.client_app.privacy.signing import signer_of
 from fedsilo.client_app.privacy.summand import Summand
-from fedsilo.client_app.privacy.summed_before import SummedBefore
+from fedsilo.client_app.privacy.unmasked_sums import SummedBefore
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.node import OWN
 from fedsilo.core.errors import FedsiloError, RefusedError, SiteError

@@ -18,11 +18,11 @@ from flwr.app import Context
 from fedsilo.client_app.privacy.declared_data import FILE as DECLARED
 from fedsilo.client_app.privacy.declared_data import declared_data
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
-from fedsilo.client_app.privacy.opened_data import tells_single_answers
 from fedsilo.client_app.site.identity import node_cap, site_name, site_settings
 from fedsilo.client_app.site.limits import Limits, limits_of
 from fedsilo.client_app.site.node import forget_opening, is_simulated, note_opening, own_folder
 from fedsilo.client_app.site.policy import refuse_few
+from fedsilo.client_app.site.trust import tells_single_answers
 from fedsilo.core.errors import DataError, RefusedError, SiteError
 from fedsilo.core.plugins import with_plugin_settings
 from fedsilo.core.seeding import generator
@@ -121,24 +121,23 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
     # Checked again, whatever the server has checked,
     # before data are opened, so the reason may leave
     check_privacy_settings(settings, data_set(settings.dataset).is_table)
+    declares = not simulated and settings.trust == SUMS
+    if folder is None and (declares or capped.max_epsilon):
+        what = "the ledger of its cap on epsilon"
+        if declares:
+            what = "what it declares of its data"
+        raise RefusedError(
+            f"site {site} keeps {what} in its 'state-dir', but the node config names none: start "
+            "the SuperNode with one"
+        )
     load, stand_in = partial(_load, site, settings, context), None
-    if not simulated and settings.trust == SUMS:
-        if folder is None:
-            raise RefusedError(
-                f"site {site} keeps what it declares of its data in its 'state-dir', but the node "
-                "config names none: start the SuperNode with one"
-            )
+    if folder is not None and declares:
         stand_in = declared_data(folder, settings, load).stand_in(site)
         forget_opening()
     silo = stand_in or load()
     check_privacy_settings(settings, bool(silo.features))
     cap = None
-    if capped.max_epsilon:
-        if folder is None:
-            raise RefusedError(
-                f"site {site} has a cap on epsilon, but no 'state-dir' for its ledger: name one in "
-                "the node config"
-            )
+    if folder is not None and capped.max_epsilon:
         cap = Ledger(folder / LEDGER, capped.max_epsilon, capped.delta, of_all_runs=True)
     limits = limits_of(context)
     opened = OpenedSite(settings, silo, simulated, limits, node, run, cap, stand_in, load)

@@ -19,9 +19,9 @@ from fedsilo.client_app.opening import OpenedSite, open_site
 from fedsilo.client_app.privacy.told_counts import Counts, told_counts
 from fedsilo.client_app.site.limits import NO_LIMITS
 from fedsilo.client_app.site.node import built, is_simulated, own_folder
+from fedsilo.client_app.site.own_file import secret_seed
 from fedsilo.client_app.site.policy import refuse_few
 from fedsilo.client_app.site.private_state import settings_digest_of
-from fedsilo.client_app.site.secret_seed import secret_seed
 from fedsilo.client_app.training.augmentation import check_images
 from fedsilo.client_app.training.compute import Compute, compute_of
 from fedsilo.client_app.training.initial_network import class_weights, effective_samples
@@ -36,7 +36,6 @@ from fedsilo.datasets.silo.silos import SPLITS, Silo
 from fedsilo.models.maths.pacing import batch_of
 from fedsilo.strategies.wire.compressed import Compression, compression_of
 
-_NO_PHASES = frozenset({"admit", "open", "measured"})  # functions of a method that are not phases
 _OTHERS = 256 * 2**20  # the bytes of other sites' samples that a process keeps
 
 
@@ -161,23 +160,25 @@ class SiteSession(OpenedSite):
         return self._standardised[key]
 
     def phase(self, phase: str) -> Callable[[Any], Any]:
-        """Return the method's function for ``phase``.
+        """Return the method's function for a phase that a message names.
+
+        Only a declared phase is found. A server could otherwise call any function of the method by
+        its name, such as a helper that returns samples.
+
+        Args:
+            phase: the name in the message, with dashes.
 
         Raises:
-            SiteError: the method has no such phase.
+            SiteError: the method's class declares no such phase, or lacks the function for it.
         """
         name = phase.replace("-", "_")
-        is_phase = not name.startswith("_") and name not in _NO_PHASES
-        handler = None
-        if is_phase:
-            handler = getattr(self.method, name, None)
-        if not callable(handler):
+        if phase not in self.method.phases or not hasattr(self.method, name):
             raise SiteError(
                 f"site {self.silo.name}: method '{self.settings.method}' has no phase '{phase}': "
-                f"write that function in '{type(self.method).__name__}', or install the server's "
-                "version of fedsilo"
+                f"list it in 'phases' of '{type(self.method).__name__}' and write the function "
+                f"'{name}', or install the server's version of fedsilo"
             )
-        return cast(Callable[[Any], Any], handler)
+        return cast(Callable[[Any], Any], getattr(self.method, name))
 
     def state_folder(self, instruction: Instruction) -> Path:
         """Return the folder of this site's private state in the run of a message.
@@ -226,25 +227,28 @@ class SiteSession(OpenedSite):
         A hospital judges by its declaration. After the data are opened it could only fail inside
         the sum, and nobody would know why.
         """
-        settings, limits, name = self.settings, self.limits, self.silo.name
+        settings, limits = self.settings, self.limits
         if settings.epoch_steps:
             steps, size = settings.pace, batch_of(samples, settings)
         else:
             steps = steps_of(samples, settings, limits.minimum_batch)
             size = min(samples, settings.batch_size)
+        fault = ""
         if steps < limits.minimum_steps_per_reply:
-            raise RefusedError(
-                f"site {name}: a round would have {steps} optimiser step(s) over the samples that "
+            fault = (
+                f"a round would have {steps} optimiser step(s) over the samples that "
                 f"this hospital declares, but it needs {limits.minimum_steps_per_reply} "
                 "('minimum-steps-per-reply'): raise 'train.local-epochs' or 'train.local-steps', "
                 "lower 'train.batch-size', or leave the site out"
             )
-        if size < limits.minimum_batch:
-            raise RefusedError(
-                f"site {name}: a step would use fewer than {limits.minimum_batch} of the samples "
+        elif size < limits.minimum_batch:
+            fault = (
+                f"a step would use fewer than {limits.minimum_batch} of the samples "
                 "that this hospital declares ('minimum-batch'): lower 'train.epoch-steps', or "
                 "leave the site out"
             )
+        if fault:
+            raise RefusedError(f"site {self.silo.name}: {fault}")
 
     def _refuse_few_weighed(self) -> None:
         """Reject class weights that let a few samples dominate a step.

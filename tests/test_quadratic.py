@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.support import quadratic
 from tests.support.identity import flower_names  # noqa: F401
 from tests.support.quadratic import HESSIANS, RATE, SAMPLES, SITES, SLOPES, START, rounds_of
 
@@ -28,11 +29,11 @@ def gradient(site: int, w: Vector) -> Vector:
 
 
 def scaffold(eta_g: float) -> list[Vector]:
-    """Algorithm 1, option II, with sites weighted by samples."""
+    """Algorithm 1, option II: control variates weighted by samples, models by samples per step."""
     x, c, own, found = np.array(START), np.zeros(2), np.zeros((3, 2)), []
     for number in range(1, 11):
         here = asked(number)
-        weights = P[here] / P[here].sum()
+        weights, per_step = P[here] / P[here].sum(), P[here] / np.array(STEPS)[here]
         moved, turned = [], []
         for i in here:
             y = x
@@ -42,7 +43,7 @@ def scaffold(eta_g: float) -> list[Vector]:
             moved.append(y - x)
             turned.append(after - own[i])
             own[i] = after
-        x = x + eta_g * weights @ np.array(moved)
+        x = x + eta_g * per_step / per_step.sum() @ np.array(moved)
         c = c + P[here].sum() * weights @ np.array(turned)
         found.append(x)
     return found
@@ -150,6 +151,22 @@ def test_scaffold_goes_to_the_minimum_of_the_weighted_losses_and_fedavg_beside_i
     }
     assert np.linalg.norm(ends["scaffold"] - best) < 1e-4
     assert np.linalg.norm(ends["fedavg"] - best) > 1e-2
+
+
+def test_scaffold_converges_where_a_site_of_many_steps_has_a_flat_loss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Weighted by samples alone, the model moves away 1.39 times as far each round: site c, of 59
+    # steps, walks along w[0], in which its own loss is flat
+    samples = (14, 8, 118)
+    hessians = np.array([np.diag([8.0, 1.0]), np.diag([8.0, 0.1]), np.diag([0.0, 8.0])])
+    slopes = np.array([[1.0, -1.0], [-2.0, 1.0], [0.0, 2.0]])
+    for name, value in {"SAMPLES": samples, "HESSIANS": hessians, "SLOPES": slopes}.items():
+        monkeypatch.setattr(quadratic, name, value)
+    weights = np.array(samples) / sum(samples)
+    best = np.linalg.solve(np.tensordot(weights, hessians, 1), weights @ slopes)
+    found = rounds_of("scaffold", tmp_path, monkeypatch, {}, rounds=60)
+    assert np.linalg.norm(found[-1] - best) < 1e-3
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """The hospital's side of a method: it opens the network and defines the steps of each phase.
 
 A method is a class with one function per phase, named like the phase with underscores for dashes. A
-phase gets the ``Lab`` and returns ``Outgoing``. An author needs eight names. Of the class: ``open``
+phase gets the ``Lab`` and returns ``Outgoing``. A message can ask only for the phases in the class
+attribute ``phases``; a class that has other phases than ``train`` lists all of them there, and no
+message can call its further functions. An author needs eight names. Of the class: ``open``
 and ``train``. Of the lab: ``arrays`` (received), ``state`` (kept by this site), ``classifier`` (the
 run's network), ``measure`` and ``fit``. And ``Outgoing``.
 
@@ -19,8 +21,7 @@ import torch
 
 from fedsilo.client_app.lab import Lab, Outgoing
 from fedsilo.client_app.session import SiteSession
-from fedsilo.client_app.training.evaluation import Measured
-from fedsilo.client_app.training.evidence_probe import EvidenceProbe, vacuity_of
+from fedsilo.client_app.training.evaluation import EvidenceProbe, Measured, vacuity_of
 from fedsilo.core.messages import EVALUATE
 from fedsilo.datasets.partition.cuts import UNSEEN
 from fedsilo.models.networks.site_network import (
@@ -48,6 +49,7 @@ class SiteMethod(ABC):
 
     Attributes:
         settings: the method's own settings.
+        phases: the phases that a message may ask for, by their names in messages.
         measures_what_stays: whether it measures a model that ``lab.fit(stays=True)`` trained. The
             metrics of such a model have no noise for other patients, so with a cap on epsilon they
             stay too.
@@ -55,6 +57,7 @@ class SiteMethod(ABC):
             further arguments. Simulated sites can then be trained as one batch.
     """
 
+    phases: ClassVar[tuple[str, ...]] = ("train",)
     measures_what_stays: ClassVar[bool] = False
     trains_plainly: ClassVar[bool] = False
 

@@ -30,6 +30,7 @@ class FedEFMSite(DecentralisedSite):
     """Hosts its neighbours' models, and learns from its own model as neighbours trained it."""
 
     settings: FedEFMSettings
+    phases = ("train", "overseas", "distil")
 
     def overseas(self, lab: Lab) -> Outgoing:
         """Train each visiting model on this silo's data (eq. 1) and send it back."""

@@ -3,17 +3,20 @@
 import torch
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, exchanged_arrays
-from fedsilo.core.array_names import with_prefix
+from fedsilo.core.array_names import is_statistic, with_prefix
 from fedsilo.models.methods.fedprox import linear_term
-from fedsilo.models.methods.scaffold import CONTROL
+from fedsilo.models.methods.scaffold import CONTROL, INVERSE_STEPS
 
 
 class SCAFFOLDSite(SiteMethod):
     """Adds c - c_i to each gradient."""
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train with the correction; the mean gradient becomes the new control variate."""
-        network, rate = lab.open(), lab.common.learning_rate
+        """Train with the correction; the mean gradient becomes the new control variate.
+
+        The weights that are sent have moved by the mean update of one step.
+        """
+        network, rate, received = lab.open(), lab.common.learning_rate, lab.arrays()
         lab.measure(network)
         control, before = lab.arrays(CONTROL), lab.counted_state()
         correction = {name: c - before.get(name, 0) for name, c in control.items()}
@@ -39,5 +42,10 @@ class SCAFFOLDSite(SiteMethod):
             own[name] = rate * total.cpu() / steps - correction[name]
         for name, c in control.items():
             moved[name] = c + own[name] - before.get(name, 0)
-        sent = exchanged_arrays(network) | with_prefix(CONTROL, moved)
+        sent = with_prefix(CONTROL, moved)
+        for name, array in exchanged_arrays(network).items():
+            sent[name] = array
+            if not is_statistic(name):
+                sent[name] = received[name] + (array.cpu() - received[name]) / steps
+        lab.metrics[INVERSE_STEPS] = 1 / steps
         return Outgoing(network, send=sent, keep=own)

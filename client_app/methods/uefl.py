@@ -34,6 +34,7 @@ class UEFLSite(SiteMethod):
     """Sends the network and the books that it may use; it never sees any other book."""
 
     settings: UEFLSettings
+    phases = ("train", "uncertainty", "centroids")
 
     def admit(self, session: SiteSession) -> None:
         """Refuse private runs that would need centroids, because centroids have no noise."""

@@ -4,14 +4,15 @@ They are in the folder of the site's state, readable only by their owner, and ar
 round's sum is unmasked.
 """
 
-from contextlib import AbstractContextManager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.core.errors import SiteError
-from fedsilo.strategies.wire.secure_keys import seal_key
+from fedsilo.strategies.wire.secure_keys import Shares, cut, mask_key, opened, seal_key, sealed
 from fedsilo.strategies.wire.signatures import words
 
 SECRETS = "secure-round.json"
@@ -58,6 +59,67 @@ class RoundSecrets:
     def seal_key_with(self, other: str) -> bytes:
         """Return the key that seals shares between this site and another."""
         return seal_key(self.sealing, self.keys[other][1], self.context)
+
+    def masks(self, site: str, bound: bytes) -> tuple[list[bytes], list[bytes]]:
+        """Return the keys of the masks that ``site`` adds to its numbers, and that it subtracts.
+
+        One site of a pair adds the common mask and the other subtracts it, so it cancels in the
+        sum. The site's own mask is among the added ones.
+
+        Args:
+            site: this site.
+            bound: binds the masks to the received model and the names of what is masked.
+        """
+        added, subtracted = [self.own_mask], []
+        for other in self.partners:
+            if other == site:
+                continue
+            key = mask_key(self.masking, self.keys[other][0], bound)
+            if site < other:
+                added.append(key)
+            else:
+                subtracted.append(key)
+        return added, subtracted
+
+    def seal_shares(self, site: str) -> dict[str, bytes]:
+        """Split the secrets of ``site``, seal a share for each other site, and keep its own shares.
+
+        Returns:
+            The sealed shares, by the site that can open them.
+        """
+        sites, place = self.sites, self.sites.index(site)
+        own_masks = cut(self.own_mask, self.threshold, len(sites))
+        mask_keys = cut(self.masking, self.threshold, len(sites))
+        self.own_shares = [own_masks[place], mask_keys[place]]
+        sealed_shares = {}
+        for number, other in enumerate(sites):
+            if number != place:
+                shares = Shares(own_masks[number], mask_keys[number])
+                way = (place, number)  # sender and receiver, so that no share can be redirected
+                sealed_shares[other] = sealed(shares, self.seal_key_with(other), way)
+        return sealed_shares
+
+    def open_shares(self, site: str, received: Mapping[str, bytes]) -> dict[str, Shares]:
+        """Open the received shares of the secrets of all sites with which ``site`` masks.
+
+        Args:
+            site: this site.
+            received: the sealed shares, by the site that sealed them.
+
+        Returns:
+            The shares by the site whose secrets they belong to, with this site's own. A share that
+            cannot be opened is missing: the server learns whose shares nobody can open, and names
+            that site.
+        """
+        sites, place = self.sites, self.sites.index(site)
+        shares = {site: Shares(*self.own_shares)}
+        for other in self.partners:
+            if other == site or other not in received:
+                continue
+            way = (sites.index(other), place)
+            with suppress(SiteError):
+                shares[other] = opened(received[other], self.seal_key_with(other), way)
+        return shares
 
     def list_words(self) -> bytes:
         """Encode the list of sites whose weights arrived, for signing under the round's keys."""

@@ -10,7 +10,7 @@ It never returns both, and never masks twice with one key.
 
 The masks are bound to run, round, the names and keys of all sites, and the received model. So if a
 server tells two sites different things, their masks do not cancel. The secrets of a round are
-erased once its sum is unmasked; ``fedsilo.client_app.privacy.opened_sums`` remembers its sites.
+erased once its sum is unmasked; ``fedsilo.client_app.privacy.unmasked_sums`` remembers its sites.
 """
 
 import os
@@ -22,7 +22,6 @@ from typing import Any
 from flwr.app import ConfigRecord
 from torch import Tensor
 
-from fedsilo.client_app.privacy.opened_sums import OpenedSums
 from fedsilo.client_app.privacy.round_secrets import (
     RoundSecrets,
     drop_secrets,
@@ -31,7 +30,7 @@ from fedsilo.client_app.privacy.round_secrets import (
 )
 from fedsilo.client_app.privacy.signing import SignedKeys, Signer
 from fedsilo.client_app.privacy.summand import Summand
-from fedsilo.client_app.privacy.summed_before import SummedBefore
+from fedsilo.client_app.privacy.unmasked_sums import OpenedSums, SummedBefore
 from fedsilo.core.errors import RefusedError, SiteError
 from fedsilo.core.messages import SECURE_AGREE, SECURE_KEYS, SECURE_SHARES
 from fedsilo.core.settings.common_settings import CommonSettings
@@ -48,13 +47,8 @@ from fedsilo.models.privacy.summed_metrics import split_of
 from fedsilo.strategies.wire.secure_keys import (
     LONGEST_KEY,
     LONGEST_SEALED,
-    Shares,
-    cut,
     mask_check,
-    mask_key,
     new_key_pair,
-    opened,
-    sealed,
     texts,
     tokens,
     whole,
@@ -143,16 +137,8 @@ class SecureSite:
             if self.book and secrets.failed:
                 self.book.note_failure(secrets.received)
         bound = bound_to(secrets.context, received, [*numbers, *portions])
-        plus, minus = [secrets.own_mask], list[bytes]()
-        for other in partners:
-            if other != self.site:
-                key = mask_key(secrets.masking, secrets.keys[other][0], bound)
-                # One site of a pair adds the mask and the other subtracts it, so it cancels
-                if self.site < other:
-                    plus.append(key)
-                else:
-                    minus.append(key)
-        return mask_arrays(numbers, plus, minus)
+        added, subtracted = secrets.masks(self.site, bound)
+        return mask_arrays(numbers, added, subtracted)
 
     def ready(
         self, received: Mapping[str, Any], metrics: Sequence[str]
@@ -260,16 +246,20 @@ class SecureSite:
         secrets.threshold = threshold = whole(self.asked, "threshold")
         self._refuse_threshold(threshold, len(secrets.keys))
         secrets.context = context_of(self.run, self.round, secrets.keys, threshold)
-        record = self._seal_shares(secrets)
+        sealed_shares = secrets.seal_shares(self.site)
         secrets.write(self.folder)
-        return record
+        return self._record(
+            {
+                "to": list(sealed_shares),
+                "sealed": list(sealed_shares.values()),
+                "check": mask_check(secrets.own_mask),
+            }
+        )
 
     def _take_keys(self, secrets: RoundSecrets) -> None:
         """Store all sites' keys of the round; each must be signed by a registered site."""
         sites, splits = texts(self.asked, "sites"), texts(self.asked, "splits")
-        _refuse_unsorted(sites, sites, "that make keys")
-        if self.site not in sites:
-            raise SiteError("the server's list of sites that make keys lacks this site")
+        self._refuse_list(sites, sites, "make keys")
         masks = tokens(self.asked, "mask-keys", LONGEST_KEY)
         seals = tokens(self.asked, "seal-keys", LONGEST_KEY)
         publics = tokens(self.asked, "publics", LONGEST_KEY)
@@ -304,21 +294,6 @@ class SecureSite:
                 "sites take part"
             )
 
-    def _seal_shares(self, secrets: RoundSecrets) -> ConfigRecord:
-        """Split this site's secrets, seal a share for each other site, and keep its own shares."""
-        sites, place = secrets.sites, secrets.sites.index(self.site)
-        own_masks = cut(secrets.own_mask, secrets.threshold, len(sites))
-        mask_keys = cut(secrets.masking, secrets.threshold, len(sites))
-        secrets.own_shares = [own_masks[place], mask_keys[place]]
-        parcels = {}
-        for number, site in enumerate(sites):
-            if number != place:
-                shares = Shares(own_masks[number], mask_keys[number])
-                way = (place, number)  # sender and receiver, so that no share can be redirected
-                parcels[site] = sealed(shares, secrets.seal_key_with(site), way)
-        check = mask_check(secrets.own_mask)
-        return self._record({"to": [*parcels], "sealed": [*parcels.values()], "check": check})
-
     def _sign_list(self) -> ConfigRecord:
         """Sign the list of sites whose weights arrived; only one list under the keys of a round."""
         secrets = read_secrets(self.folder, self.round)
@@ -342,8 +317,13 @@ class SecureSite:
         if not secrets.answered:
             raise RefusedError("this site has signed no list of sites yet: begin the round again")
         self._refuse_disagreement(secrets)
+        senders = texts(self.asked, "from")
+        sealed_shares = tokens(self.asked, "sealed", LONGEST_SEALED)
+        opened_shares = secrets.open_shares(
+            self.site, dict(zip(senders, sealed_shares, strict=False))
+        )
         of, shares = list[str](), list[bytes]()
-        for site, both in self._open_shares(secrets).items():
+        for site, both in opened_shares.items():
             of.append(site)
             # Never both: together they would unmask this site's weights
             if site in secrets.answered:
@@ -361,7 +341,7 @@ class SecureSite:
         """Refuse to return shares until at least the threshold of sites have signed one list."""
         signers = texts(self.asked, "signers")
         signatures = tokens(self.asked, "signatures", LONGEST_SIGNATURE)
-        _refuse_unsorted(signers, secrets.answered, "that have answered")
+        self._refuse_list(signers, secrets.answered, "have signed", with_own=False)
         said = secrets.list_words()
         agreeing = 0
         for site, signature in zip(signers, signatures, strict=False):
@@ -374,46 +354,39 @@ class SecureSite:
                 "would reveal single sites' weights"
             )
 
-    def _open_shares(self, secrets: RoundSecrets) -> dict[str, Shares]:
-        """Open the received shares; return them by the site whose secrets they belong to."""
-        senders = texts(self.asked, "from")
-        received = dict(zip(senders, tokens(self.asked, "sealed", LONGEST_SEALED), strict=False))
-        sites, place = secrets.sites, secrets.sites.index(self.site)
-        shares = {self.site: Shares(*secrets.own_shares)}
-        for site in secrets.partners:
-            if site == self.site or site not in received:
-                continue
-            try:
-                way = sites.index(site), place
-                shares[site] = opened(received[site], secrets.seal_key_with(site), way)
-            except SiteError:
-                continue  # the server learns whose shares nobody can open, and names that site
-        return shares
-
     def _refuse_few(self, sites: list[str], secrets: RoundSecrets, what: str) -> None:
         """Refuse a list of sites that is malformed, below the threshold or without this site."""
         if not secrets.keys:
             raise SiteError("the keys of this round were not shared with this site yet")
-        _refuse_unsorted(sites, secrets.keys, "that have keys")
+        self._refuse_list(sites, secrets.keys, what)
         if len(sites) < secrets.threshold:
             raise RefusedError(
                 f"{len(sites)} sites {what}, but {secrets.threshold} are needed "
                 "('secure.threshold'): a sum over fewer would reveal individual updates"
             )
-        if self.site not in sites:
-            raise SiteError(f"the server's list of sites that {what} lacks this site")
+
+    def _refuse_list(
+        self, sites: list[str], known: Iterable[str], what: str, with_own: bool = True
+    ) -> None:
+        """Refuse a list that is unsorted, repeats a site, or has a site that is not known.
+
+        Signatures cover the list as a text, so every site must write it the same way.
+
+        Args:
+            sites: the server's list.
+            known: the sites that it may have.
+            what: what its sites do, for the error.
+            with_own: whether it must have this site.
+        """
+        must = "be sorted, with each site once and no unknown one"
+        if with_own:
+            must += ", and have this site"
+        is_sorted = sites == sorted(set(sites) & set(known))
+        if not is_sorted or (with_own and self.site not in sites):
+            raise SiteError(f"the server's list of sites that {what} must {must}")
 
     def _record(self, values: Mapping[str, Any]) -> ConfigRecord:
         return ConfigRecord({"round": self.round, **values})
 
     def _sums(self) -> OpenedSums:
         return OpenedSums(self.folder, self.round)
-
-
-def _refuse_unsorted(sites: Sequence[str], known: Iterable[str], which: str) -> None:
-    """Refuse a list of sites that repeats a site, is unsorted or has a site that is not known.
-
-    Signatures cover the list as a text, so every site must write it the same way.
-    """
-    if list(sites) != sorted(set(sites) & set(known)):
-        raise SiteError(f"record 'secure' names no sorted list of sites {which}")

@@ -1,15 +1,19 @@
-"""A guard for a real site's own bounds: paths, floors, quotas and its own seed.
+"""The guard of a real site's own bounds: floors, quotas, and limits on time and memory.
 
-They hold with or without a site file, before the method sees the message.
+They hold with or without a site file, before the method sees the message, and while it works.
 """
 
 import re
+import signal
+import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from types import FrameType
 
-from flwr.app import Context
+import psutil
+from flwr.app import ConfigRecord, Context
 
 from fedsilo.client_app.site.identity import own_name, refusing_as
 from fedsilo.client_app.site.limits import MEGABYTE, limits_of
@@ -17,7 +21,7 @@ from fedsilo.client_app.site.node import Answering, built, own_cache, own_folder
 from fedsilo.client_app.site.private_state import drop_old_states
 from fedsilo.client_app.site.run_book import RunBook
 from fedsilo.client_app.site.trust import refuse_distrusted
-from fedsilo.client_app.site.watch import watch_usage
+from fedsilo.core.errors import RefusedError
 from fedsilo.core.files.locations import find_places
 from fedsilo.core.messages import CONFIG, EVALUATE, HELLO, SURVEY, Instruction
 from fedsilo.core.settings.common_settings import CommonSettings
@@ -26,6 +30,8 @@ from fedsilo.datasets.silo.retention import prune_cache
 # A web address has ':' or a word before its '/'
 _PATH = re.compile(r"(?<![\w.~:/)])~?/[^\s'\":;,)]+")
 _PLACES = ("data-dir", "cache-dir", "state-dir", "site-file")
+_LOOK = 0.5  # seconds between checks of time and memory
+_SHARE = 0.9  # the share of the machine's memory that is allowed by default
 
 
 @contextmanager
@@ -54,10 +60,10 @@ def within_bounds(answering: Answering) -> Iterator[None]:
         with watch_usage(limits.max_seconds, limits.max_memory):
             yield
         return
-    instruction = Instruction.from_config(message.content.config_records.get(CONFIG, {}))
-    # The answer to an evaluation does not depend on the phase
-    if message.metadata.message_type == EVALUATE:
-        instruction = replace(instruction, phase=EVALUATE)
+    # The answer to an evaluation does not depend on the phase, so the phase must not split a quota
+    final = message.metadata.message_type == EVALUATE
+    config = message.content.config_records.get(CONFIG, ConfigRecord())
+    instruction = Instruction.from_config(config, final)
     with refusing_as(site):
         seconds = book.enter(instruction, settings.rounds, limits)
     drop_old_states(folder.parent.parent, site, instruction.run_name, limits.max_state * MEGABYTE)
@@ -79,3 +85,69 @@ def without_paths(text: str, context: Context) -> str:
         if folder:
             text = text.replace(folder, f"({key})")
     return _PATH.sub("(a path of the site)", text)
+
+
+@contextmanager
+def watch_usage(seconds: float, megabytes: int) -> Iterator[None]:
+    """Run a block, and stop it once it exceeds ``seconds``, or the process ``megabytes``.
+
+    A timer's signal checks the limits, so that decoding, training and measuring need not. They are
+    checked again at the end, for blocks shorter than the timer's period. Python delivers signals
+    only to the main thread, in which a SuperNode's process answers; in another thread nothing is
+    checked.
+
+    Args:
+        seconds: the time limit.
+        megabytes: the memory limit of the process; 0 for nine tenths of the machine's memory.
+
+    Raises:
+        RefusedError: names the exceeded limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    until = time.monotonic() + seconds
+    most = megabytes * MEGABYTE or int(_SHARE * psutil.virtual_memory().total)
+    process = psutil.Process()
+
+    def look(number: int = 0, frame: FrameType | None = None) -> None:
+        excess = ""
+        if time.monotonic() > until:
+            excess = (
+                "the run has taken the time that the hospital gives it ('max-seconds'): ask for "
+                "less work, or leave the site out"
+            )
+        elif process.memory_info().rss > most:
+            excess = (
+                f"the message takes more than the {most // MEGABYTE} megabytes that the hospital "
+                "gives it ('max-memory'): ask for smaller images, batches or networks"
+            )
+        if excess:
+            raise RefusedError(excess)
+
+    gradients = _gradients_are_on()
+    before = signal.signal(signal.SIGALRM, look)
+    signal.setitimer(signal.ITIMER_REAL, min(_LOOK, max(seconds, 0.001)), _LOOK)
+    try:
+        yield
+        look()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+        signal.signal(signal.SIGALRM, before)
+        _turn_gradients(gradients)
+
+
+def _gradients_are_on() -> bool:
+    torch = sys.modules.get("torch")
+    return torch is None or bool(torch.is_grad_enabled())
+
+
+def _turn_gradients(on: bool) -> None:
+    """Turn PyTorch's gradients on or off, if the block has imported PyTorch.
+
+    The signal may come inside ``torch.no_grad``'s own exit. Gradients then stay off, and the
+    process could train in no later run.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.set_grad_enabled(on)

@@ -99,28 +99,34 @@ def _refuse_other_plugs(settings: CommonSettings) -> None:
 
     A server that could name any module would execute it here.
     """
-    plugs = plugs_of(settings)
+    plugs, fault = plugs_of(settings), ""
     # A module is installed with all modules below it
     installed = tuple(f"{module_of(entry)}." for entry in plugin_entries(settings.plugin))
-    for plug in plugs:
-        if not plug.invited and not f"{plug.module}.".startswith(installed):
-            raise RefusedError(
-                f"the run needs plugin '{plug.module}', but this hospital has not installed it: "
-                "name its file or module in 'plugin' in the node config"
-            )
-    if not plugs:
-        return
-    if not settings.plugin_digests:
-        raise RefusedError(
+    absent = [
+        plug.module
+        for plug in plugs
+        if not plug.invited and not f"{plug.module}.".startswith(installed)
+    ]
+    if absent:
+        fault = (
+            f"the run needs plugin '{absent[0]}', but this hospital has not installed it: name its "
+            "file or module in 'plugin' in the node config"
+        )
+    elif plugs and not settings.plugin_digests:
+        fault = (
             "the run does not name the version of its plugins: 'fedsilo deploy run' fills "
             "in 'plugin-digests'"
         )
-    other = other_plugs(plug_digests(plugs), settings.plugin_digests)
-    if other:
-        raise RefusedError(
-            f"plugin {' and '.join(other)} is not this hospital's version: server and hospital "
-            "must have the same files"
-        )
+    elif plugs:
+        # Read only now: digests of a plugin that is not installed would need its files
+        other = other_plugs(plug_digests(plugs), settings.plugin_digests)
+        if other:
+            fault = (
+                f"plugin {' and '.join(other)} is not this hospital's version: server and hospital "
+                "must have the same files"
+            )
+    if fault:
+        raise RefusedError(fault)
 
 
 def node_cap(context: Context) -> NodeCap:

@@ -5,7 +5,7 @@ file change them; no run and no message can. A simulated site has none.
 """
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -85,18 +85,24 @@ class Limits:
         Raises:
             RefusedError: names the run's key, its value, and the limit.
         """
+        reason = next(self._reasons_against(settings), "")
+        if reason:
+            raise RefusedError(reason)
+
+    def _reasons_against(self, settings: CommonSettings) -> Iterator[str]:
+        """Yield each reason why such a run gets no answer, the decisive one first."""
         sizes = {"train.batch-size": settings.batch_size, "train.micro-batch": settings.micro_batch}
         for key, size in sizes.items():
             if size and size < self.minimum_batch:
-                raise RefusedError(
+                yield (
                     f"the run's '{key}' is {size}, but this hospital requires at least "
                     f"{self.minimum_batch} samples per step ('minimum-batch'): raise it, or leave "
                     "the site out"
                 )
         if settings.is_private():
-            self._refuse_noise(settings)
+            yield from self._reasons_against_noise(settings)
         if settings.trust == SUMS and settings.clip_norm != self.clip_norm:
-            raise RefusedError(
+            yield (
                 f"the run's 'secure.clip-norm' is {settings.clip_norm:g}, but this hospital adds "
                 f"its part to sums only with {self.clip_norm:g}, because different ones would "
                 f"reveal it: set the run's 'secure.clip-norm' to {self.clip_norm:g}, or ask the "
@@ -110,13 +116,13 @@ class Limits:
             rounds = f"{settings.rounds} rounds"
             if phases > 1:
                 rounds += f" of {phases} messages"
-            raise RefusedError(
+            yield (
                 f"the run has {rounds}, but only {self.max_messages} messages "
                 "of a run are answered ('max-messages'): ask for fewer, or leave the site out"
             )
 
-    def _refuse_noise(self, settings: CommonSettings) -> None:
-        """Refuse bounds and noise under which a run learns nothing and only probes a site."""
+    def _reasons_against_noise(self, settings: CommonSettings) -> Iterator[str]:
+        """Yield a reason for each bound or noise by which a run learns nothing and only probes."""
         norms = self.minimum_clip_norm, self.maximum_clip_norm
         noises = self.minimum_noise, self.maximum_noise
         for key, value, (least, largest), limits in (
@@ -126,7 +132,7 @@ class Limits:
             ("privacy.statistics-noise", statistics_noise(settings), noises, "noise"),
         ):
             if not least <= value <= largest:
-                raise RefusedError(
+                yield (
                     f"the run's '{key}' is {value:g}, but here it must be between {least:g} "
                     f"('minimum-{limits}') and {largest:g} ('maximum-{limits}'): change it, or "
                     "leave the site out"

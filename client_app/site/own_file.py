@@ -1,7 +1,8 @@
-"""A JSON file that a hospital keeps between messages, such as its run book or a ledger."""
+"""The JSON files that a hospital keeps between messages: run book, ledgers and its own seed."""
 
 import fcntl  # only on Linux and macOS, where hospitals' containers run
 import os
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -9,12 +10,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pydantic import TypeAdapter
+from pydantic import NonNegativeInt, TypeAdapter
 
 from fedsilo.core.errors import CheckpointError
 from fedsilo.core.files.atomic_files import open_regular, read_regular, write_atomically
 
 T = TypeVar("T")
+_SEED_BITS = 62
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,9 @@ class OwnFile(Generic[T]):
             content: T = _adapter(self.kind).validate_json(read_regular(self.path), strict=True)
         except FileNotFoundError:
             return absent
-        except OSError as error:
-            raise CheckpointError(
-                f"{self.what} is damaged ({error.strerror}): {self.lost}"
-            ) from None
-        except ValueError as error:
-            kind = type(error).__name__
-            raise CheckpointError(f"{self.what} is damaged ({kind}): {self.lost}") from None
+        except (OSError, ValueError) as error:
+            fault = getattr(error, "strerror", None) or type(error).__name__
+            raise CheckpointError(f"{self.what} is damaged ({fault}): {self.lost}") from None
         return content
 
     def write(self, content: T) -> None:
@@ -84,3 +82,29 @@ class OwnFile(Generic[T]):
 @cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
+
+
+def secret_seed(folder: Path) -> int:
+    """Return the hospital's own seed in ``folder``; the first call draws it, and it never changes.
+
+    It orders the samples and drives dropout. A server that knew it would know which patients are in
+    each step. A simulation uses the run's seed instead, so that runs repeat.
+
+    Returns:
+        An integer from 0 to 2**62 - 1.
+
+    Raises:
+        CheckpointError: its file is damaged, or cannot be written.
+    """
+    file: OwnFile[int | None] = OwnFile(
+        folder / "seed",
+        NonNegativeInt,
+        "the hospital's own seed 'seed'",
+        "bring it back, or remove the file: a new one is drawn, and running runs lose their order",
+    )
+    with file.lock():  # two messages at once must not both draw
+        seed = file.read(None)
+        if seed is None:
+            seed = secrets.randbits(_SEED_BITS)
+            file.write(seed)
+    return seed

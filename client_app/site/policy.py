@@ -28,13 +28,7 @@ from fedsilo.core.files.atomic_files import read_regular
 from fedsilo.core.messages import CONFIG, SURVEYED
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings_schema import (
-    Value,
-    as_mapping,
-    build,
-    keys_with,
-    setting,
-)
+from fedsilo.core.settings_schema import Value, as_mapping, build, keys_with, setting
 
 SITE_FILE = "site-file"
 _SHOWN_GROUPS = 5  # groups of names in an error; the others are counted
@@ -94,23 +88,27 @@ class SiteFile(Limits):
         Raises:
             RefusedError: names the key, what it allows and what was asked.
         """
+        reason = next(self._reasons_against_request(settings, round_), "")
+        if reason:
+            raise RefusedError(reason)
+
+    def _reasons_against_request(self, settings: CommonSettings, round_: int) -> Iterator[str]:
+        """Yield each reason why the file does not allow a request, the decisive one first."""
         for what, key, name, allowed in (
             ("method", "methods", settings.method, self.methods),
             ("data set", "datasets", settings.dataset, self.datasets),
         ):
             if not matches(name, allowed):
                 listed = ", ".join(allowed) or "none"
-                raise RefusedError(
-                    f"the site file does not allow {what} '{name}' ('{key}': {listed})"
-                )
+                yield f"the site file does not allow {what} '{name}' ('{key}': {listed})"
         if self.max_rounds and max(settings.rounds, round_) > self.max_rounds:
             most = format_count(self.max_rounds, "round")
-            raise RefusedError(
+            yield (
                 f"the site file allows runs of at most {most} ('max-rounds'), but "
                 f"{max(settings.rounds, round_)} are asked for"
             )
         if self.secure_aggregation == "required" and settings.secure_aggregation == "none":
-            raise RefusedError(
+            yield (
                 "the site file demands secure aggregation ('secure-aggregation': required), but "
                 "the run has none: set its 'secure.aggregation' to 'secagg'"
             )
@@ -188,20 +186,21 @@ def read_site_file(context: Context) -> SiteFile:
     path = Path(str(context.node_config[SITE_FILE]))
     if not path.is_absolute():
         raise RefusedError("'site-file' in the node config must be an absolute path")
+    fault, site_file = "", SiteFile()
     try:
         text = read_regular(Path(os.path.realpath(path))).decode("utf-8")
         site_file = parsed_site_file(text)
     except OSError as error:
-        raise RefusedError(f"the site file cannot be read: {error.strerror}") from None
+        fault = f"the site file cannot be read: {error.strerror}"
     except UnicodeDecodeError:
-        raise RefusedError("the site file cannot be read: it is not UTF-8 text") from None
+        fault = "the site file cannot be read: it is not UTF-8 text"
     except SettingError as error:
-        raise RefusedError(f"the site file cannot be used: {error}") from None
-    if site_file.site:
-        named = own_name(context)
-        if site_file.site != named:
-            other = " ".join(site_file.site.split())
-            raise RefusedError(f"the site file's 'site' is '{other}', but this is site '{named}'")
+        fault = f"the site file cannot be used: {error}"
+    if site_file.site and site_file.site != own_name(context):
+        other = " ".join(site_file.site.split())
+        fault = f"the site file's 'site' is '{other}', but this is site '{own_name(context)}'"
+    if fault:
+        raise RefusedError(fault)
     return site_file
 
 
@@ -292,16 +291,18 @@ def refuse_few(site: str, counts: Sequence[int], node_config: Mapping[str, Value
     keys = ("minimum-train-samples", "minimum-per-label")
     # Only these two: another wrong value of the node config has its own error elsewhere
     limits = build(SiteFile, {key: node_config[key] for key in keys if key in node_config})
+    lacking = ""
     if sum(counts) < limits.minimum_train_samples:
-        raise RefusedError(
-            f"site {site} has fewer than {limits.minimum_train_samples} training samples "
-            "('minimum-train-samples'): it takes no part"
+        lacking = (
+            f"fewer than {limits.minimum_train_samples} training samples ('minimum-train-samples')"
         )
-    if any(0 < count < limits.minimum_per_label for count in counts):
-        raise RefusedError(
-            f"site {site} has a label of fewer than {limits.minimum_per_label} training "
-            "samples ('minimum-per-label'): it takes no part"
+    elif any(0 < count < limits.minimum_per_label for count in counts):
+        lacking = (
+            f"a label of fewer than {limits.minimum_per_label} training samples "
+            "('minimum-per-label')"
         )
+    if lacking:
+        raise RefusedError(f"site {site} has {lacking}: it takes no part")
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:

@@ -46,26 +46,12 @@ class SiteState:
             CheckpointError: the state is gone, cut short or altered; it is older than the one that
                 the server knows; or the server goes back further than this site remembers.
         """
-        keys, older = self._keys(), self._older_keys(instruction)
-        if not older and _is_forgotten(keys, instruction):
-            raise CheckpointError(
-                f"{self._name}: round {instruction.round} is asked for, but the oldest state in "
-                f"{self.folder} is from round {keys[0][0]}; resume from a newer checkpoint or "
-                "start a new run"
-            )
-        if not older and instruction.expects_state:
-            raise CheckpointError(
-                f"{self._name} is gone from {self.folder}: bring it back, or start a new run"
-            )
+        older = self._older_keys(instruction)
+        missing = self._missing_state(instruction, older)
+        if missing:
+            raise CheckpointError(f"{self._name}{missing}")
         if not older:  # this is the site's first round, or the method keeps nothing
             return None
-        if state_key(*older[-1]) < instruction.expects_state:
-            expected = instruction.expects_state // ROUND_KEYS
-            raise CheckpointError(
-                f"{self._name}, round {instruction.round}: the site kept one from round "
-                f"{expected}, but the newest in {self.folder} is from round {older[-1][0]}: bring "
-                "the newer one back, or start a new run"
-            )
         try:
             arrays, facts = load_state(self._path(*older[-1]))
         except CheckpointError as error:
@@ -78,6 +64,32 @@ class SiteState:
                 "shared, network or seed): choose another 'run.name'"
             )
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+    def _missing_state(self, instruction: Instruction, older: list[tuple[int, int]]) -> str:
+        """Say which state is missing before ``instruction``, and what to do; empty if none is.
+
+        Args:
+            instruction: the message's instruction.
+            older: the (round, step) of each state from before it, sorted.
+        """
+        keys, newest = self._keys(), 0
+        if older:
+            newest = state_key(*older[-1])
+        elif _is_forgotten(keys, instruction):
+            return (
+                f": round {instruction.round} is asked for, but the oldest state in {self.folder} "
+                f"is from round {keys[0][0]}; resume from a newer checkpoint or start a new run"
+            )
+        elif instruction.expects_state:
+            return f" is gone from {self.folder}: bring it back, or start a new run"
+        if newest < instruction.expects_state:
+            expected = instruction.expects_state // ROUND_KEYS
+            return (
+                f", round {instruction.round}: the site kept one from round {expected}, but the "
+                f"newest in {self.folder} is from round {older[-1][0]}: bring the newer one back, "
+                "or start a new run"
+            )
+        return ""
 
     def is_counted(self, instruction: Instruction) -> bool:
         """Tell whether the server has used the reply with which ``before``'s state was stored."""

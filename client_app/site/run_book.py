@@ -46,30 +46,36 @@ class RunRecord:
         Raises:
             RefusedError: names the quota.
         """
+        reason = next(self._reasons_against(message, rounds, limits), "")
+        if reason:
+            raise RefusedError(reason)
+
+    def _reasons_against(self, message: Instruction, rounds: int, limits: Limits) -> Iterator[str]:
+        """Yield each reason why a message gets no answer, the decisive one first."""
         name, round_, step = message.run_name, message.round, message.step
         named = _PHASE.fullmatch(message.phase)
         if not named or not 1 <= round_ <= rounds + 1 or not 0 <= step < ROUND_KEYS:
-            raise RefusedError(
+            yield (
                 f"{quote_value(message.phase)} of round {round_}, step {step} is asked for: run "
                 f"'{name}' has {rounds} rounds, and phases have plain names"
             )
         if round_ < self.round - 1:
-            raise RefusedError(
+            yield (
                 f"run '{name}' asks for round {round_}, but was in round {self.round} here: rounds "
                 "only go up; resume it from its newest checkpoint, or choose another 'run.name'"
             )
         if self.asked.get(_key(message), 0) >= limits.max_repeats:
-            raise RefusedError(
+            yield (
                 f"run '{name}' has had '{message.phase}' of round {round_} answered "
                 f"{limits.max_repeats} times ('max-repeats'): go on, or choose another 'run.name'"
             )
         if self.messages >= limits.max_messages:
-            raise RefusedError(
+            yield (
                 f"run '{name}' has had {self.messages} messages answered, all that the hospital "
                 "gives a run ('max-messages')"
             )
         if self.seconds >= limits.max_seconds:
-            raise RefusedError(
+            yield (
                 f"run '{name}' has taken all the seconds that the hospital gives a run "
                 "('max-seconds')"
             )

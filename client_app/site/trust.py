@@ -3,11 +3,16 @@
 A run states in its setting 'trust' which promise it makes. A hospital answers only a run whose
 promise fits its own line. docs/threat-model.md explains what each level promises, and what it does
 not.
+
+The level also decides which errors may leave. Before the data are opened, an error depends only on
+the run's settings and the hospital's rules, and is sent unchanged. Afterwards even the kind of an
+error can reveal something about one patient. So a hospital that does not trust the server with
+single answers then sends a constant text, and the whole text stays in its own logs.
 """
 
 from collections.abc import Mapping
 
-from fedsilo.core.errors import RefusedError
+from fedsilo.core.errors import EpsilonSpentError, FedsiloError, RefusedError, WithheldError
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS, CommonSettings
 from fedsilo.core.settings_schema import Value
 
@@ -28,19 +33,17 @@ def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings
     Raises:
         RefusedError: names the key, and what to set.
     """
-    level = str(node_config.get("trust", ""))
+    level, fault = str(node_config.get("trust", "")), ""
     if level not in MEANINGS:
         choices = "; ".join(f"'trust: {name}': {said}" for name, said in MEANINGS.items())
-        raise RefusedError(
-            f"no line of the site file says whom the site trusts: add one of {choices}"
-        )
-    if level == SERVER:
-        return
-    if settings.trust != level:
-        raise RefusedError(
+        fault = f"no line of the site file says whom the site trusts: add one of {choices}"
+    elif level not in (SERVER, settings.trust):
+        fault = (
             f"the site file says 'trust: {level}' ({MEANINGS[level]}), but the run is made for "
             f"'privacy.trust' '{settings.trust}': set that to '{level}', or leave the site out"
         )
+    if fault:
+        raise RefusedError(fault)
     refuse_uncapped(level, bool(node_config.get("max-epsilon")))
 
 
@@ -55,3 +58,26 @@ def refuse_uncapped(level: str, capped: bool) -> None:
             "the site file says 'trust: nobody', but has no 'max-epsilon': without a cap the run "
             "would decide how private the answers are; add 'max-epsilon' and 'delta'"
         )
+
+
+def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Value]) -> bool:
+    """Tell whether the server may see this site's own answers, including its errors.
+
+    Args:
+        node_config: the node's, overridden by the site file's lines.
+        run: the run's settings.
+    """
+    capped = bool(node_config.get("max-epsilon"))
+    levels = {str(node_config.get("trust", SERVER)), str(run.get("privacy.trust", SERVER))}
+    return levels == {SERVER} and not capped
+
+
+def constant_error(error: Exception) -> FedsiloError:
+    """Return the error to send in place of one that may depend on a patient.
+
+    An error of the ledger depends only on the request and on noisy counts, so its text is sent
+    unchanged, because a server plans with it.
+    """
+    if isinstance(error, EpsilonSpentError):
+        return EpsilonSpentError(str(error))
+    return WithheldError("this site could not answer; its own log says why")

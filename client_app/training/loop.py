@@ -302,6 +302,28 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
         )
 
 
+def go_on_from_rounds_before(
+    training: LocalTraining, settings: CommonSettings, rounds: int, aside: tuple[str, ...] = ()
+) -> None:
+    """Let the learning rate and the weight of evidential losses go on from the rounds before.
+
+    Sets ``counted`` if the learning rate changes over rounds, and ``before_pass`` if the network
+    has evidential losses.
+
+    Args:
+        training: the training; its private mechanism and its floors must be set.
+        settings: the run's settings, without a number of steps that ``training`` alone has.
+        rounds: the number of finished rounds.
+        aside: names a training besides the site's own; else empty.
+    """
+    if evidences(training.network):
+        training.before_pass = anneal_evidence(training, settings, rounds)
+    # A schedule does not count the steps of a plan
+    has_schedule = settings.schedule != "constant" or settings.warm_up > 0
+    if settings.rate_decay != "none" or (has_schedule and training.plan is None):
+        training.counted = count_steps(round_steps(training, settings, aside), settings, rounds)
+
+
 def round_steps(
     training: LocalTraining, settings: CommonSettings, aside: tuple[str, ...] = ()
 ) -> int:

@@ -143,26 +143,32 @@ def check_schedule(settings: CommonSettings) -> None:
         SettingError: names the setting.
     """
     arguments = _arguments(settings.schedule, settings.schedule_arguments)
-    if not is_scheduled(settings):
-        return
+    if is_scheduled(settings):
+        reason = next(_reasons_against(settings, arguments), "")
+        if reason:
+            raise SettingError(reason)
+
+
+def _reasons_against(settings: CommonSettings, arguments: dict[str, Any]) -> Iterator[str]:
+    """Yield each reason why a schedule is impossible, the decisive one first."""
     if settings.rate_decay != "none":
-        raise SettingError(
+        yield (
             "'train.rate-decay' and a schedule both set the learning rate: set 'train.rate-decay' "
             "to 'none', or remove 'train.schedule' and 'train.warm-up'"
         )
     if settings.schedule == "one-cycle" and settings.warm_up:
-        raise SettingError(
+        yield (
             "schedule 'one-cycle' warms up by itself: remove 'train.warm-up', or set pct_start, "
             "its share, in 'train.schedule-arguments'"
         )
     if settings.warm_up >= settings.rounds:
-        raise SettingError(
+        yield (
             f"setting 'train.warm-up' is {settings.warm_up:g}, but there are {settings.rounds} "
             "rounds: lower it below 'rounds'"
         )
     size = arguments.get("step_size", 0)
     if settings.schedule == "step" and isinstance(size, int | float) and size <= 0:
-        raise SettingError(
+        yield (
             "schedule 'step' needs the rounds of a step, above 0: set 'train.schedule-arguments' "
             f"to {_EXAMPLES['step']}"
         )
@@ -174,7 +180,7 @@ def check_schedule(settings: CommonSettings) -> None:
     else:
         reason = "a learning rate would be negative or infinite"
     if not usable:
-        raise SettingError(
+        yield (
             f"schedule '{settings.schedule}' cannot be made ({reason}): change "
             "'train.schedule-arguments'"
         )

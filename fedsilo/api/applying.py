@@ -33,6 +33,7 @@ from fedsilo.core.arguments import (
     silent,
     texts_of,
 )
+from fedsilo.core.errors import DataError
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 
 if TYPE_CHECKING:
@@ -44,36 +45,59 @@ if TYPE_CHECKING:
     from fedsilo.inference.predict.predicted_masks import MaskPredictions
 
 
+# Parameters with a long help; those that several commands have are in ``options``
+StartingPoints = Annotated[
+    Sequence[str],
+    "a starting point: a run directory, scratch, a ViT's file, or timm:NAME; may be repeated for "
+    "a table with a row for each",
+]
+TrainedNetwork = Annotated[
+    str | None,
+    "segmentation: unet, vit, swin, transunet, swinunet; classification: conv, vgg16-bn, "
+    "resnet22, vit (default: the one that takes the run's weights)",
+]
+TrainingSettings = Annotated[
+    Settings | None,
+    Option(
+        "a setting of data, network or training that replaces the run's",
+        name="--set",
+        value="KEY=VALUE",
+    ),
+]
+
+PredictionsFile = Annotated[
+    MaybePath,
+    Option("CSV file to write, with a JSON file next to it; must not exist", required=True),
+]
+CasesTable = Annotated[
+    MaybePath, "predict the rows of a CSV, Excel or Parquet file; columns by name, in any order"
+]
+SetCoverage = Annotated[
+    float | None, "also give prediction sets of this coverage; needs 'calibrate'"
+]
+CasesPage = Annotated[
+    MaybePath, "also write a page of the cases, the most doubtful first; must not exist"
+]
+BestRound = Annotated[
+    bool, "use the model of the best round ('server.early-stopping-metric'), not of the last"
+]
+
+
 @command
 def finetune(
     *,
     task: Annotated[Literal["classification", "segmentation"], "the task to learn"],
-    weights: Annotated[
-        Sequence[str],
-        "a starting point: a run directory, scratch, a ViT's file, or timm:NAME; may be "
-        "repeated for a table with a row for each",
-    ],
+    weights: StartingPoints,
     out: Annotated[AnyPath, "folder to write; must not exist"],
     dataset: Annotated[str | None, "the data set (default: the first run's)"] = None,
     site: Sites = (),
-    network: Annotated[
-        str | None,
-        "segmentation: unet, vit, swin, transunet, swinunet; classification: conv, vgg16-bn, "
-        "resnet22, vit (default: the one that takes the run's weights)",
-    ] = None,
+    network: TrainedNetwork = None,
     epochs: Annotated[int, "passes over the training data"] = 20,
     seeds: Annotated[int, "number of seeds"] = 3,
     distil_epochs: Annotated[
         int, "epochs in which unet, swin or swinunet first learns the tokens of a run's ViT"
     ] = 0,
-    settings: Annotated[
-        Settings | None,
-        Option(
-            "a setting of data, network or training that replaces the run's",
-            name="--set",
-            value="KEY=VALUE",
-        ),
-    ] = None,
+    settings: TrainingSettings = None,
     device: Annotated[str | None, "auto, cpu, cuda or cuda:N (default: auto)"] = None,
     data_dir: DataDir = None,
     from_site: Annotated[
@@ -88,29 +112,21 @@ def finetune(
 
     Each of ``weights`` is trained over the seeds. If one fails, nothing is written.
     """
-    from fedsilo.finetuning import finetune_request as request
-    from fedsilo.finetuning.finetune import (
-        open_study,
-        refuse_equal_labels,
-        train_starts,
-    )
+    from fedsilo.finetuning.finetune import open_study, train_starts
+    from fedsilo.finetuning.finetune_request import check_starts, open_starts
     from fedsilo.finetuning.finetune_settings import network_of, read_changes, settings_of
 
     name_plugins(plugin_texts(plugin))
     for option, number in {"seeds": seeds, "epochs": epochs, "images": images}.items():
         refuse_below(1, option, number)
     refuse_below(0, "distil-epochs", distil_epochs)
-    names = several(weights)
-    request.check_starts(names, from_site)
-    folder, data, state = Path(out), path_of(data_dir), path_of(state_dir)
+    names, folder, data = several(weights), Path(out), path_of(data_dir)
+    check_starts(names, from_site)
     refuse_target(folder, "another --out")
-    starts = [request.open_start(name, data, from_site, state) for name in names]
-    sources = [source for source in starts if source is not None]
-    refuse_equal_labels(sources)
-    chosen = network_of(task, network, sources, distil=distil_epochs > 0)
+    starts = open_starts(names, data, from_site, path_of(state_dir))
+    chosen = network_of(task, network, starts.sources, distil=distil_epochs > 0)
     changes = read_changes(texts_of(settings), device, data)
-    run_models = [source for source in sources if isinstance(source, request.RunModel)]
-    common = settings_of(task, chosen, run_models, dataset, changes)
+    common = settings_of(task, chosen, starts.run_models, dataset, changes)
     study = open_study(task, chosen, common, several(site), seeds, epochs, distil_epochs)
     return train_starts(study, starts, folder, images, tell)
 
@@ -119,31 +135,20 @@ def finetune(
 def predict(
     run_dir: RunDir,
     *,
-    out: Annotated[
-        MaybePath,
-        Option("CSV file to write, with a JSON file next to it; must not exist", required=True),
-    ] = None,
+    out: PredictionsFile = None,
     site: ModelSite = None,
     images: Annotated[MaybePath, "predict the image files in this folder"] = None,
     manifest: Annotated[MaybePath, "predict the files in the column 'path' of this table"] = None,
-    table: Annotated[
-        MaybePath, "predict the rows of a CSV, Excel or Parquet file; columns by name, in any order"
-    ] = None,
+    table: CasesTable = None,
     id: Annotated[str | None, "the table's column with the patients' ids"] = None,
     split: Annotated[Split | None, "predict this split of the site"] = None,
-    coverage: Annotated[
-        float | None, "also give prediction sets of this coverage; needs 'calibrate'"
-    ] = None,
+    coverage: SetCoverage = None,
     calibration: CalibrationFile = None,
     answer_all: Annotated[bool, "also answer cases that are unlike the training samples"] = False,
-    html: Annotated[
-        MaybePath, "also write a page of the cases, the most doubtful first; must not exist"
-    ] = None,
+    html: CasesPage = None,
     data_dir: DataDir = None,
     state_dir: StateDir = None,
-    best: Annotated[
-        bool, "use the model of the best round ('server.early-stopping-metric'), not of the last"
-    ] = False,
+    best: BestRound = False,
     plugin: OwnPlugin = None,
     watch: Watch = lambda done, total: None,
 ) -> Predictions | MaskPredictions:
@@ -153,34 +158,34 @@ def predict(
     ``frame()`` of the result has the rows of the CSV file: ``predicted``, ``p.<class>``,
     ``entropy`` and so on.
     """
-    from fedsilo.inference.predict import predict_request as request
     from fedsilo.inference.predict import predicted_masks as masks
     from fedsilo.inference.predict import prediction
-    from fedsilo.inference.predict.calibration import open_calibration
-    from fedsilo.inference.predict.case_novelty import reference_of
-    from fedsilo.inference.predict.inputs import open_inputs
+    from fedsilo.inference.predict.calibration import check_coverage, open_calibration
+    from fedsilo.inference.predict.inputs import choose_source, open_inputs
+    from fedsilo.inference.predict.novelty_reference import reference_of
     from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
-    run, data = folder_of(run_dir), path_of(data_dir)
-    written, page = path_of(out), path_of(html)
+    folder, written, page = folder_of(run_dir), path_of(out), path_of(html)
     files = {"images": path_of(images), "manifest": path_of(manifest), "table": path_of(table)}
-    source = request.choose_source(id, **files, split=split)
-    if masks.is_finetuned(run):
-        return masks.predict_masks(run, source, written, data, watch)
-    request.check_coverage(coverage)
-    request.check_outputs(written, page)
-    finished = FinishedRun.open(run)
-    model = finished.model(site, data_dir=data, state_dir=state_dir, best=best)
+    source = choose_source(id, **files, split=split)
+    if masks.is_finetuned(folder):
+        others = {"site": site, "coverage": coverage, "calibration": calibration, "html": html}
+        others |= {"state-dir": state_dir, "answer-all": answer_all, "best": best}
+        masks.refuse_options(folder, others)
+        return masks.predict_masks(folder, source, written, path_of(data_dir), watch)
+    check_coverage(coverage)
+    prediction.check_outputs(written, page)
+    run = FinishedRun.open(folder)
+    model = run.model(site, data_dir=data_dir, state_dir=state_dir, best=best)
     calibrated = None
     if coverage is not None or calibration is not None:
         calibrated = open_calibration(model, path_of(calibration))
-    inputs = open_inputs(model, source)
-    reference = reference_of(model, site)
+    inputs, reference = open_inputs(model, source), reference_of(model, site)
     found = prediction.predict_inputs(
         model, inputs, calibrated, coverage, reference, answer_all, watch
     )
-    prediction.write_predictions(finished, model, found, written, page)
+    prediction.write_predictions(run, model, found, written, page)
     return found
 
 
@@ -203,9 +208,9 @@ def calibrate(
     from fedsilo.inference.predict.calibration import (
         calibrate_model,
         calibration_path,
+        check_coverage,
         write_calibration,
     )
-    from fedsilo.inference.predict.predict_request import check_coverage
     from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
@@ -240,17 +245,18 @@ def monitor(
 
     ``alarms`` of the result lists the checks that are beyond their limit.
     """
-    from fedsilo.inference.monitor.monitor import monitor
+    from fedsilo.inference.monitor.monitor import check_new_cases
+    from fedsilo.inference.predict.calibration import check_coverage
+    from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
-    return monitor(
-        folder_of(run_dir),
-        Path(data),
-        site,
-        coverage=coverage,
-        calibration=path_of(calibration),
-        data_dir=path_of(data_dir),
-    )
+    check_coverage(coverage)
+    cases = Path(data)
+    if not cases.exists():
+        raise DataError(f"{cases} does not exist: name new cases by --data")
+    run = FinishedRun.open(folder_of(run_dir))
+    model = run.model(site, data_dir=data_dir)
+    return check_new_cases(run, model, cases, coverage, path_of(calibration))
 
 
 @command
@@ -267,11 +273,17 @@ def export(
     plugin: OwnPlugin = None,
 ) -> Export:
     """Write a run's model as a program that needs no fedsilo."""
-    from fedsilo.inference.export.export import export
+    from fedsilo.inference.export.export import export_model
+    from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
-    folders = (path_of(out), path_of(data_dir), path_of(state_dir))
-    return export(folder_of(run_dir), form, site, *folders)
+    folder = folder_of(run_dir)
+    of_site = f"-{site}" if site else ""
+    target = path_of(out) or folder / f"export-{form}{of_site}"
+    refuse_target(target, "another --out")
+    run = FinishedRun.open(folder)
+    model = run.model(site, data_dir=data_dir, state_dir=state_dir)
+    return export_model(run, model, form, target)
 
 
 @command
@@ -283,9 +295,15 @@ def card(
     plugin: OwnPlugin = None,
 ) -> Path:
     """Write the model card of a run; return its path."""
-    from fedsilo.inference.export.card import card
+    from fedsilo.core.files.atomic_files import write_atomically
+    from fedsilo.inference.export.card import card_text
+    from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
-    path = path_of(out) or folder_of(run_dir) / "model-card.md"
-    card(folder_of(run_dir), site, path)
-    return path
+    run = FinishedRun.open(folder_of(run_dir))
+    if site is not None:
+        run.chosen_sites([site])  # raises its error if there is no such site
+    target = path_of(out) or run.path / "model-card.md"
+    refuse_target(target, "another --out")
+    write_atomically(target, card_text(run, site))
+    return target

@@ -73,14 +73,19 @@ def explain(
     from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
-    run, folders = folder_of(run_dir), (path_of(data_dir), path_of(state_dir))
-    if table is not None or image is not None:
-        from fedsilo.inference.predict.explain_new import explain_new
-
-        explanation = explain_new(run, site, path_of(table), row, path_of(image), *folders)
-    else:
-        lab = FinishedRun.open(run).lab(site, *folders, split=split)
+    if table is not None and image is not None:
+        raise SettingError(
+            "an explanation is for one case, but --table and --image are given: remove one"
+        )
+    run = FinishedRun.open(folder_of(run_dir))
+    if table is None and image is None:
+        lab = run.lab(site, path_of(data_dir), path_of(state_dir), split=split)
         explanation = explain_sample(lab, split, row)
+    else:
+        from fedsilo.inference.predict.case_details import explain_new_case
+
+        model = run.model(site, data_dir=data_dir, state_dir=state_dir)
+        explanation = explain_new_case(model, path_of(table), row, path_of(image))
     if json_file:
         write_atomically(Path(json_file), json.dumps(explanation.document(), indent=2) + "\n")
     if picture:
@@ -105,12 +110,23 @@ def attention(
     Returns:
         The path of each sheet, or a line about a site that has no images.
     """
-    from fedsilo.explanations.attention import attention
+    from fedsilo.explanations.attention import attention_sheet
+    from fedsilo.pictures.learning_curves import write_picture
+    from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
     refuse_below(1, "images", images)
-    folders = (path_of(data_dir), path_of(state_dir), path_of(pictures))
-    yield from attention(folder_of(run_dir), several(site), split, images, *folders)
+    run = FinishedRun.open(folder_of(run_dir))
+    folder, data, state = path_of(pictures) or run.path, path_of(data_dir), path_of(state_dir)
+    for name in several(site) or run.silos:
+        lab = run.lab(name, data, state, split=split)
+        sheet = attention_sheet(lab, split, images)
+        if sheet is None:
+            yield f"site {name} has no {split} images"
+            continue
+        path = folder / f"attention-{name}.png"
+        write_picture(path, sheet)
+        yield path
 
 
 @command
@@ -127,12 +143,17 @@ def histograms(
     """Draw the brightness of images at each site."""
     from fedsilo.explanations import intensity_histograms as intensity
     from fedsilo.pictures.learning_curves import write_picture
+    from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
-    measured = intensity.histograms(
-        folder_of(run_dir), several(site), split, path_of(data_dir), tell
-    )
-    path = path_of(picture) or folder_of(run_dir) / "histograms.png"
+    run = FinishedRun.open(folder_of(run_dir))
+    common = run.local_settings(path_of(data_dir)).common
+    silos = intensity.open_silos(run, common, run.chosen_sites(several(site)), split)
+    for name, silo in silos.items():
+        if not len(silo.splits()[split]):
+            tell(f"site {name} has no {split} images")
+    measured = intensity.site_histograms(common.dataset, silos, split)
+    path = path_of(picture) or run.path / "histograms.png"
     write_picture(path, intensity.draw_histograms(measured))
     return path
 
@@ -164,21 +185,28 @@ def embeddings(
     from fedsilo.core.files.atomic_files import write_atomically
     from fedsilo.explanations import embedding_pictures as embedding
     from fedsilo.pictures.learning_curves import write_picture
+    from fedsilo.pictures.panel_grids import refuse_shared_state
+    from fedsilo.runs.finished_run import FinishedRun
     from fedsilo.server_app.records.run_directory import RunDirectory
 
     name_plugins(plugin_texts(plugin))
     refuse_below(1, "limit", limit)
-    runs = folders_of(run_dirs)
+    data, state = path_of(data_dir), path_of(state_dir)
+    # All runs are opened first: an unfinished one ends the command before the long computation
+    runs = [FinishedRun.open(folder) for folder in folders_of(run_dirs)]
+    refuse_shared_state(state, [run.path for run in runs], 1)
     selection = embedding.Selection(several(site), split, layer, limit, seed)
-    panels = embedding.embeddings(runs, selection, path_of(data_dir), path_of(state_dir), tell)
+    panels = [embedding.embed_run(run, selection, data, state, tell) for run in runs]
+    rows = []
     for run, panel in zip(runs, panels, strict=True):
-        RunDirectory(run).write_json("embeddings.json", embedding.document(panel, selection))
-        yield "\n  ".join([str(run / "embeddings.json"), *panel.lines()])
-    path = path_of(picture) or runs[0] / "embeddings.png"
+        document = embedding.document(panel, selection)
+        RunDirectory(run.path).write_json("embeddings.json", document)
+        yield "\n  ".join([str(run.path / "embeddings.json"), *panel.lines()])
+        rows.append({"run": run.path.name} | panel.numbers)
+    path = path_of(picture) or runs[0].path / "embeddings.png"
     write_picture(path, embedding.draw_panels(panels, f"{split} samples, {layer} layer"))
     yield path
     if csv:
-        rows = [{"run": run.name} | panel.numbers for run, panel in zip(runs, panels, strict=True)]
         write_atomically(Path(csv), csv_text(pd.DataFrame(rows)))
         yield Path(csv)
 
@@ -207,15 +235,27 @@ def gradcam(
     """Draw the image regions by which convolutional networks find a class (Grad-CAM)."""
     from fedsilo.explanations import gradcam_pictures as grad_cam
     from fedsilo.pictures.learning_curves import write_picture
+    from fedsilo.pictures.panel_grids import refuse_shared_state
+    from fedsilo.runs.finished_run import FinishedRun
 
     name_plugins(plugin_texts(plugin))
     if bool(rows) == (scenarios is not None):
         raise SettingError("choose images either by --rows or by --scenarios")
     refuse_below(1, "scenarios", scenarios)
-    wanted = [] if scenarios else parse_rows(rows)
-    runs, folders = folders_of(run_dirs), (path_of(data_dir), path_of(state_dir))
-    sheet = grad_cam.gradcam(runs, site, wanted, scenarios or 0, split, label, *folders)
-    path = path_of(picture) or runs[0] / f"gradcam-{site}.png"
+    chosen = []
+    if rows:
+        chosen = [(row, "") for row in parse_rows(rows)]
+    folders, state = folders_of(run_dirs), path_of(state_dir)
+    refuse_shared_state(state, folders, 1)
+    if scenarios and len(folders) < 2:
+        raise SettingError("--scenarios compares runs by which is right: name two runs or more")
+    # All runs are opened first: an unfinished one ends the command before the long computation
+    runs = [FinishedRun.open(folder) for folder in folders]
+    opened = grad_cam.open_networks(runs, site, split, path_of(data_dir), state)
+    if scenarios:
+        chosen = grad_cam.choose_by_scenario(opened, scenarios, split)
+    sheet = grad_cam.gradcam_sheet(opened, chosen, split, label)
+    path = path_of(picture) or folders[0] / f"gradcam-{site}.png"
     write_picture(path, grad_cam.draw_sheet(sheet))
     return path
 

@@ -109,9 +109,9 @@ def counts(
     from fedsilo.client_app.privacy.told_counts import draw_again as pay_for_another
     from fedsilo.client_app.privacy.told_counts import kept_counts
     from fedsilo.client_app.site.node import own_folder, owner_only
-    from fedsilo.client_app.site.sentences import effective
     from fedsilo.deployment.doctor.hospital_checks import setup_of
     from fedsilo.deployment.kit import read_kit
+    from fedsilo.deployment.rule_sentences import effective
     from fedsilo.deployment.worker.hospital import parse_node_config
 
     node = parse_node_config(several(node_config))

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fedsilo.api.own_silos import ALONE, write_silos
+from fedsilo.api.own_silos import ALONE, image_columns, write_silos
 from fedsilo.core.errors import DataError, missing_extra
 from fedsilo.core.files.atomic_files import build_folder
 from fedsilo.core.one_line import format_count, one_line
@@ -33,9 +33,12 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
             already exists.
     """
     loaded = _load_parts(name)
-    parts = {
-        called: own for called, part in loaded.items() if len(own := _keep_labelled(part, label))
-    }
+    parts, lost = {}, 0
+    for called, part in loaded.items():
+        labelled = _keep_labelled(part, label)
+        lost += len(part) - len(labelled)
+        if len(labelled):
+            parts[called] = labelled
     if not parts:
         raise DataError(f"data set '{name}' has no sample with a label")
     target = data_dir / name.strip("/").replace("/", "--")
@@ -44,24 +47,27 @@ def fetch_named(name: str, data_dir: Path, label: str = "label") -> Iterator[str
     info = next(iter(parts.values())).info
     yield f"licence: {one_line(info.license or 'not stated', 100)}"
     yield f"source: {one_line(info.homepage or name, 200)}"
-    if lost := sum(map(len, loaded.values())) - sum(map(len, parts.values())):
+    if lost:
         yield f"left out: {format_count(lost, 'sample')} without a label"
     kinds: list[str] = []
-    build_folder(target, lambda work: kinds.append(_write(work, parts, label)))
+    build_folder(target, lambda work: kinds.append(_write_parts(work, parts, label)))
     dataset = {"images": "folder"}.get(kinds[0], kinds[0])
     counts = ", ".join(f"{len(part)} {called}" for called, part in parts.items())
     yield f"{target}: {counts}"
     yield f"--set dataset={dataset} --set data.dir={target} --set split.partition=dirichlet"
 
 
-def _write(folder: Path, parts: dict[str, Any], label: str) -> str:
-    features = next(iter(parts.values())).features
-    if not any(type(kind).__name__ == "Image" for kind in features.values()):
+def _write_parts(folder: Path, parts: dict[str, Any], label: str) -> str:
+    """Write rows as one table, or pictures into a folder for each part; return the data set."""
+    if not image_columns(next(iter(parts.values())).features):
         rows = _library().concatenate_datasets(list(parts.values()))
         return write_silos(folder, {ALONE: rows}, label, "drop")
-    if unknown := [called for called in parts if called not in _PARTS]:
-        raise DataError(f"part '{unknown[0]}' must be one of {', '.join(_PARTS)}")
-    return write_silos(folder, {_PARTS[one]: own for one, own in parts.items()}, label, "drop")
+    by_split = {}
+    for called, part in parts.items():
+        if called not in _PARTS:
+            raise DataError(f"part '{called}' must be one of {', '.join(_PARTS)}")
+        by_split[_PARTS[called]] = part
+    return write_silos(folder, by_split, label, "drop")
 
 
 def _keep_labelled(part: Any, label: str) -> Any:
@@ -69,20 +75,28 @@ def _keep_labelled(part: Any, label: str) -> Any:
     if label not in part.features:  # the writer of the silo reports a missing column
         return part
     names = getattr(part.features[label], "names", None)
-    unknown = [one is None or bool(names and one < 0) for one in part[label]]
-    kept = [place for place, without in enumerate(unknown) if not without]
-    return part.select(kept) if len(kept) < len(unknown) else part
+    kept = []
+    for place, value in enumerate(part[label]):
+        if value is not None and not (names and value < 0):
+            kept.append(place)
+    if len(kept) == len(part):
+        return part
+    return part.select(kept)
 
 
 def _load_parts(name: str) -> dict[str, Any]:
     """Load the parts of a data set, by name; a data set without parts is all ``train``."""
     library = _library()
-    load = library.load_from_disk if Path(name).is_dir() else library.load_dataset
+    load = library.load_dataset
+    if Path(name).is_dir():
+        load = library.load_from_disk
     try:
         loaded = load(name)
     except Exception as error:  # the Hub, the network and damaged files raise errors of many types
         raise DataError(f"data set '{name}' cannot be loaded ({one_line(error, 200)})") from None
-    return dict(loaded) if isinstance(loaded, dict) else {"train": loaded}
+    if isinstance(loaded, dict):
+        return dict(loaded)
+    return {"train": loaded}
 
 
 def _library() -> Any:

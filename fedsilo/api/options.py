@@ -185,8 +185,12 @@ def command(function: Callable[P, Any]) -> Callable[P, Any]:
 
     @wraps(function)
     def check_and_call(*args: P.args, **kwargs: P.kwargs) -> Any:
-        bound = inspect.signature(function).bind(*args, **kwargs)
-        check_arguments(function, bound.arguments)
+        signature = inspect.signature(function)
+        given = signature.bind(*args, **kwargs).arguments
+        for parameter in signature.parameters.values():
+            if parameter.kind is parameter.VAR_KEYWORD:
+                given |= given.pop(parameter.name, {})
+        check_arguments(function, given)
         result = function(*args, **kwargs)
         if inspect.isgenerator(result):
             return _collect(result)
@@ -262,16 +266,20 @@ _WORDS = {int: "a whole number", float: "a number", bool: "True or False", str: 
 
 
 def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
-    """Check numbers, texts and choices against the types of a function's parameters.
+    """Check names, numbers, texts and choices against a function's parameters.
 
     Paths, runs and settings are checked where they are read.
 
     Raises:
         SettingError: an argument has another type, or is none of its choices.
+        TypeError: the function has no parameter of an argument's name.
     """
-    for name, parameter in parameters_of(function).items():
-        if name in given:
-            _check_argument(name, members_of(parameter.annotation), given[name])
+    known = parameters_of(function)
+    for name, value in given.items():
+        if name not in known:
+            # ``**sources`` takes any name, so that Python would not refuse a misspelt one
+            raise TypeError(f"{function.__name__}() got an unexpected keyword argument {name!r}")
+        _check_argument(name, members_of(known[name].annotation), value)
 
 
 def _check_argument(name: str, members: list[Any], value: object) -> None:

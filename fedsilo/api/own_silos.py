@@ -47,8 +47,10 @@ def write_to_cache(silos: object, label: str, missing: str, cache: Path) -> tupl
         work = scratch / "files"
         work.mkdir(mode=0o700)
         dataset = write_silos(work, silos, label, missing)
-        files = [path for path in sorted(work.rglob("*")) if path.is_file()]
-        parts = [[str(path.relative_to(work)), file_sha256(path)] for path in files]
+        parts = []
+        for path in sorted(work.rglob("*")):
+            if path.is_file():
+                parts.append([str(path.relative_to(work)), file_sha256(path)])
         target = folder / json_digest(parts)[:_DIGITS]
         try:
             work.rename(target)
@@ -63,27 +65,22 @@ def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
 
     Arguments and errors are those of ``write_to_cache``.
     """
-    given = silos if isinstance(silos, Mapping) else {ALONE: silos}
-    named = {str(site): data for site, data in given.items()}
     if missing not in ("drop", "impute"):
         raise SettingError(f"missing must be 'drop' or 'impute', but is '{missing}'")
-    if not named:
-        raise SettingError(f"silos is empty: give at least one silo, each {_TAKEN}")
-    if fault := next(filter(None, map(site_name_fault, named)), None):
-        raise SettingError(fault)
-    if len(named) < len(given):
-        raise SettingError("silos has a name twice, as a number and as a text: rename one")
-    read = {site: _plain(site, data, label) for site, data in named.items()}
-    kinds = {kind: site for site, (kind, _) in read.items()}
+    plain: dict[str, Any] = {}
+    kinds: dict[str, str] = {}  # kind -> the last site whose data have it
+    for site, data in _name_silos(silos).items():
+        kind, plain[site] = _plain(site, data, label)
+        kinds[kind] = site
     if len(kinds) > 1:
         (one, first), (two, second) = list(kinds.items())[:2]
         raise SettingError(f"silo '{first}' is {one} and '{second}' is {two}: give all in one form")
-    if kinds.keys() != {"pictures"} and set(read) <= set(SPLITS):  # pictures may come in parts
+    # Only pictures may come in the parts of a data set
+    if "pictures" not in kinds and plain.keys() <= set(SPLITS):
         raise SettingError(
-            f"silos are named {', '.join(read)}, but these are parts of a data set and no "
+            f"silos are named {', '.join(plain)}, but these are parts of a data set and no "
             "hospitals: join the parts of each hospital, and fedsilo splits them again"
         )
-    plain = {site: data for site, (_, data) in read.items()}
     if "tables" in kinds:
         from fedsilo.datasets.tables.frames import write_frames
 
@@ -98,20 +95,46 @@ def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
     return "images"
 
 
+def _name_silos(silos: object) -> dict[str, Any]:
+    """Return the data of each silo by its name; data without names are one silo.
+
+    Raises:
+        SettingError: there is no silo, or a name is no site's name or stands there twice.
+    """
+    if not isinstance(silos, Mapping):
+        return {ALONE: silos}
+    named = {}
+    for name, data in silos.items():
+        fault = site_name_fault(str(name))
+        if fault:
+            raise SettingError(fault)
+        named[str(name)] = data
+    if not named:
+        raise SettingError(f"silos is empty: give at least one silo, each {_TAKEN}")
+    if len(named) < len(silos):
+        raise SettingError("silos has a name twice, as a number and as a text: rename one")
+    return named
+
+
 def _write_pictures(folder: Path, silos: Mapping[str, Any]) -> None:
     from fedsilo.datasets.images.folders import write_folder_manifests
 
+    classes = set()
     for site, pictures in silos.items():
         if not pictures:
             raise DataError(f"silo '{site}' is empty: leave it out")
+        own = folder
+        if site != ALONE:
+            own = folder / site
         for number, (picture, name) in enumerate(pictures):
             odd = "/" in name or name.startswith(".") or not name.isprintable()
             if odd or not 0 < len(name.encode()) <= _LONGEST_NAME:
                 raise DataError(f"class {quote_value(name)} is not a folder's name: rename it")
-            own = folder / ("" if site == ALONE else site) / name
-            own.mkdir(parents=True, exist_ok=True)
-            _make_upright(picture, f"silo '{site}', sample {number}").save(own / f"{number:06}.png")
-    if len(classes := {name for pictures in silos.values() for _, name in pictures}) == 1:
+            classes.add(name)
+            (own / name).mkdir(parents=True, exist_ok=True)
+            upright = _make_upright(picture, f"silo '{site}', sample {number}")
+            upright.save(own / name / f"{number:06}.png")
+    if len(classes) == 1:
         raise DataError(f"silos have one class, {quote_value(*classes)}: a classifier needs two")
     write_folder_manifests(folder)
 
@@ -151,29 +174,36 @@ def _plain(site: str, data: Any, label: str) -> tuple[str, Any]:
 
 def _of_torch(site: str, data: Any, label: str) -> tuple[str, Any]:
     """Convert a PyTorch ``Dataset`` of (sample, label) pairs to pictures, arrays or a frame."""
-    items = [data[place] for place in range(len(data))]
-    if not items or not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
-        raise SettingError(
-            f"silo '{site}' must have pairs of a sample and its label, but is empty or has other "
-            "items"
-        )
-    samples, labels = zip(*items, strict=True)
+    samples, labels = [], []
+    for place in range(len(data)):
+        item = data[place]
+        if not isinstance(item, tuple | list) or len(item) != 2:
+            raise SettingError(
+                f"silo '{site}', item {place} must be a pair of a sample and its label, but is of "
+                f"type {type(item).__name__}: give pairs"
+            )
+        samples.append(item[0])
+        labels.append(item[1])
+    if not samples:
+        raise SettingError(f"silo '{site}' is empty: leave it out")
     if not hasattr(samples[0], "save"):  # no picture of Pillow
-        return _pair(site, samples, labels, label)
+        return _pair(site, tuple(samples), labels, label)
     called = _class_names(site, labels, getattr(data, "classes", None))
     return "pictures", list(zip(samples, called, strict=True))
 
 
 def _class_names(site: str, labels: Iterable[Any], names: Any) -> list[str]:
     """Return the class name of each label; DataError if a sample has no label."""
-    called = [_class_name(label, names) for label in labels]
-    found = [name for name in called if name is not None]
-    if len(found) < len(called):
-        place = called.index(None)
-        raise DataError(
-            f"silo '{site}', sample {place} must have a label of one class: leave the sample out"
-        )
-    return found
+    called = []
+    for place, label in enumerate(labels):
+        name = _class_name(label, names)
+        if name is None:
+            raise DataError(
+                f"silo '{site}', sample {place} must have a label of one class: leave the sample "
+                "out"
+            )
+        called.append(name)
+    return called
 
 
 def _class_name(label: Any, names: Any) -> str | None:
@@ -188,7 +218,9 @@ def _class_name(label: Any, names: Any) -> str | None:
         # NaN differs from itself; on the Hub, -1 means an unknown label
         if value is None or value != value or (names and value < 0):
             return None
-        return str(names[int(value)]).strip() if names else str(value)
+        if names:
+            return str(names[int(value)]).strip()
+        return str(value)
     except (ValueError, IndexError, RuntimeError):  # several labels, or a number without a name
         return None
 
@@ -201,12 +233,17 @@ def _pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
     import pandas as pd
 
     try:
-        x = list(map(np.asarray, x)) if isinstance(x, tuple) else x
-        samples = x if isinstance(x, pd.DataFrame) else np.asarray(x)
+        if isinstance(x, tuple):
+            x = list(map(np.asarray, x))
+        samples = x
+        if not isinstance(x, pd.DataFrame):
+            samples = np.asarray(x)
         labels = np.atleast_1d(np.asarray(y))
     except (ValueError, TypeError, RuntimeError) as error:  # rows differ in length, for example
         raise SettingError(f"silo '{site}' is not an array ({one_line(error, 200)})") from None
-    labels = labels.reshape(-1) if labels.size == len(labels) else labels
+    # A column of labels, (n, 1), is taken as (n,)
+    if labels.size == len(labels):
+        labels = labels.reshape(-1)
     if len(samples) != len(labels) or samples.ndim not in (2, 3, 4) or labels.ndim != 1:
         raise SettingError(
             f"silo '{site}' has samples {samples.shape} and labels {labels.shape}: samples are "
@@ -214,9 +251,11 @@ def _pair(site: str, x: Any, y: Any, label: str) -> tuple[str, Any]:
         )
     if samples.ndim > 2:
         _class_names(site, labels, None)  # raises an error if a label is missing
-        return "arrays", (samples, labels.astype(str) if labels.dtype == object else labels)
+        if labels.dtype == object:
+            labels = labels.astype(str)
+        return "arrays", (samples, labels)
     if not isinstance(samples, pd.DataFrame):
-        samples = pd.DataFrame(samples, columns=[f"x{at}" for at in range(samples.shape[1])])
+        samples = pd.DataFrame(samples).add_prefix("x")
     return "tables", samples.assign(**{label: labels})
 
 
@@ -229,14 +268,20 @@ def _of_hugging_face(site: str, data: Any, label: str) -> tuple[str, Any]:
             f"silo '{site}' has no column '{label}' of labels, but {shown}: name it by label="
         )
     names = getattr(features[label], "names", None)
-    images = [name for name, kind in features.items() if type(kind).__name__ == "Image"]
+    images = image_columns(features)
     if images:
-        rows = [(row[images[0]], row[label]) for row in data]
-        called = _class_names(site, (one for _, one in rows), names)
-        return "pictures", [
-            (picture, name) for (picture, _), name in zip(rows, called, strict=True)
-        ]
+        pictures, labels = [], []
+        for row in data:
+            pictures.append(row[images[0]])
+            labels.append(row[label])
+        called = _class_names(site, labels, names)
+        return "pictures", list(zip(pictures, called, strict=True))
     frame: DataFrame = data.to_pandas()
     if names:
-        frame[label] = [_class_name(one, names) for one in frame[label]]
+        frame[label] = [_class_name(number, names) for number in frame[label]]
     return "tables", frame
+
+
+def image_columns(features: Mapping[str, Any]) -> list[str]:
+    """Return the columns of images of a data set of Hugging Face, without importing its package."""
+    return [name for name, kind in features.items() if type(kind).__name__ == "Image"]

@@ -32,6 +32,7 @@ from fedsilo.core.arguments import (
     folder_of,
     path_of,
     plugin_texts,
+    refuse_target,
     silent,
     texts_of,
 )
@@ -211,12 +212,16 @@ def pretrain(
     experiment: ExperimentName,
     *,
     save_as: Annotated[
-        MaybePath, "file to write (default: the file of the setting backbone-weights)"
+        MaybePath, "file to write (default: the file of the setting 'vit.backbone-weights')"
     ] = None,
     tell: Tell = silent,
     **sources: Unpack[Sources],
 ) -> Path:
     """Train an experiment's ViT on public images; return the file of its weights."""
-    from fedsilo.finetuning.pretrain import pretrain
+    from fedsilo.finetuning.pretrain import named_file, plan_pretraining, train_backbone
 
-    return pretrain(experiment, run_sources(sources), path_of(save_as), tell)
+    common, recipe = plan_pretraining(experiment, run_sources(sources))
+    target = path_of(save_as) or named_file(common)
+    refuse_target(target, "--save-as FILE")
+    train_backbone(common, recipe, target, tell)
+    return target

@@ -5,12 +5,12 @@ Everything here runs at the hospital that has the images; nothing is sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, cast
 
 from torch import Tensor
 
+from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.compute import Compute
 from fedsilo.client_app.training.evaluation import over_batches
 from fedsilo.core.drawing.palette import BLACK, WRONG
@@ -26,51 +26,38 @@ from fedsilo.explanations.image_explanation import (
 from fedsilo.models.maths.dirichlet import vacuity
 from fedsilo.models.methods.fedevprompt import most_certain
 from fedsilo.models.networks.prompted_vit import PromptedViT
-from fedsilo.pictures.learning_curves import write_picture
 from fedsilo.pictures.panel_grids import new_figure
-from fedsilo.runs.finished_run import FinishedRun
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-def attention(
-    run_dir: Path,
-    sites: Sequence[str] = (),
-    split: str = "test",
-    images: int = 5,
-    data_dir: Path | None = None,
-    state_dir: Path | None = None,
-    out: Path | None = None,
-) -> Iterator[Path | str]:
-    """Draw for each site the model's attention on its most certain images of each class.
+def attention_sheet(lab: Lab, split: str, images: int) -> Figure | None:
+    """Draw a site's most certain images of each class, with the attention of its model.
 
-    All sites are drawn if ``sites`` is empty, with at most ``images`` images per class.
+    Args:
+        lab: the site, opened after the run.
+        split: train, val or test.
+        images: the most images of a class.
 
-    Yields:
-        The path of each sheet, or a line about a site that has no images in the split.
+    Returns:
+        The sheet; None if the site has no images in the split.
 
     Raises:
-        FedsiloError: the run has not ended, or its network is no ViT.
+        SettingError: the network is no ViT.
     """
-    run = FinishedRun.open(run_dir)
-    for name in sites or run.silos:
-        lab = run.lab(name, data_dir, state_dir, split=split)
-        if lab.common.network != "vit":
-            raise SettingError(
-                f"{run_dir} has network '{lab.common.network}', but only a ViT has attention to "
-                "draw: name a run of network 'vit'"
-            )
-        network = cast(PromptedViT, lab.open())  # the only network named 'vit'
-        held, classes = lab.silo.splits()[split], lab.silo.class_names()
-        if not len(held):
-            yield f"site {name} has no {split} images"
-            continue
-        sheet = most_certain_explanations(network, held, lab.compute, classes, images)
-        title = f"{name}: most certain {split} images of each class, with the model's attention"
-        path = (out or run_dir) / f"attention-{name}.png"
-        write_picture(path, draw_sheet(sheet, classes, title, images))
-        yield path
+    if lab.common.network != "vit":
+        raise SettingError(
+            f"the run has network '{lab.common.network}', but only a ViT has attention to draw: "
+            "name a run of network 'vit'"
+        )
+    network = cast(PromptedViT, lab.open())  # the only network named 'vit'
+    held, classes = lab.silo.splits()[split], lab.silo.class_names()
+    if not len(held):
+        return None
+    sheet = most_certain_explanations(network, held, lab.compute, classes, images)
+    title = f"{lab.silo.name}: most certain {split} images of each class, with the model's "
+    return draw_sheet(sheet, classes, f"{title}attention", images)
 
 
 def draw_sheet(

@@ -21,7 +21,7 @@ from fedsilo.client_app.lab import Lab
 from fedsilo.core.drawing.palette import GREY, colours
 from fedsilo.core.errors import DataError
 from fedsilo.core.seeding import generator
-from fedsilo.explanations.embeddings import EMBEDDING, embed
+from fedsilo.explanations.embeddings import embed
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.pictures.panel_grids import (
     naming,
@@ -59,11 +59,11 @@ class Cloud:
 class Selection:
     """The samples to embed, and the layer that embeds them."""
 
-    sites: Sequence[str] = ()  # empty for all sites of a run
-    split: str = "test"
-    layer: str = EMBEDDING  # the network's layer, one of ``LAYERS``
-    limit: int | None = None  # samples per site; None for all
-    seed: int = 0  # seed for the choice of samples, for t-SNE and for the folds
+    sites: Sequence[str]  # empty for all sites of a run
+    split: str  # train, val or test
+    layer: str  # the network's layer, one of ``LAYERS``
+    limit: int | None  # samples per site; None for all
+    seed: int  # seed for the choice of samples, for t-SNE and for the folds
 
 
 @dataclass(frozen=True)
@@ -89,33 +89,28 @@ class Panel:
         return lines
 
 
-def embeddings(
-    run_dirs: Sequence[Path],
+def embed_run(
+    run: FinishedRun,
     selection: Selection,
-    data_dir: Path | None = None,
-    state_dir: Path | None = None,
-    tell: Callable[[str], None] = print,
-) -> list[Panel]:
-    """Embed all sites' samples by the models of one or several runs; return a panel per run.
+    data_dir: Path | None,
+    state_dir: Path | None,
+    tell: Callable[[str], None],
+) -> Panel:
+    """Embed the samples of a run's sites by the models of the sites.
 
     ``tell`` takes a line for each site without samples in the split.
 
     Raises:
-        FedsiloError: a run has not ended, mixes several networks, or has too few samples.
+        FedsiloError: a model mixes several networks, or there are too few samples. The error names
+            the run directory, because a command may draw several runs.
     """
-    # Raises an error for an unfinished run before the long computation begins
-    runs = [FinishedRun.open(run_dir) for run_dir in run_dirs]
-    panels = []
-    for run in runs:
-        with naming(run.path):
-            names = run.chosen_sites(selection.sites)
-            refuse_shared_state(state_dir, run_dirs, len(names))
-            sites = _open_sites(run, names, selection, data_dir, state_dir)
-            cloud = gather(sites, selection, tell)
-            points = on_plane(cloud.values, selection.seed)
-        numbers = separability(cloud, selection.seed)
-        panels.append(Panel(run_title(run), cloud, points, numbers))
-    return panels
+    with naming(run.path):
+        names = run.chosen_sites(selection.sites)
+        refuse_shared_state(state_dir, [run.path], len(names))
+        sites = _open_sites(run, names, selection, data_dir, state_dir)
+        cloud = gather(sites, selection, tell)
+        points = on_plane(cloud.values, selection.seed)
+    return Panel(run_title(run), cloud, points, separability(cloud, selection.seed))
 
 
 def _open_sites(

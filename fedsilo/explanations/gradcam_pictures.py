@@ -19,14 +19,13 @@ from fedsilo.core.drawing.palette import BLACK, WRONG
 from fedsilo.core.drawing.panels import without_frame
 from fedsilo.core.errors import SettingError
 from fedsilo.datasets.silo.silos import Silo
-from fedsilo.explanations.gradcam import explain_by_grad_cam, last_maps
 from fedsilo.explanations.image_explanation import ImageExplanation, draw_image, draw_map
+from fedsilo.explanations.saliency_maps import explain_by_grad_cam, last_maps
 from fedsilo.explanations.sample import refuse_row
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.pictures.panel_grids import (
     naming,
     new_figure,
-    refuse_shared_state,
     run_title,
 )
 from fedsilo.runs.finished_run import FinishedRun
@@ -86,71 +85,83 @@ def by_scenario(truths: Tensor, answers: Sequence[Tensor], each: int) -> list[tu
     return chosen
 
 
-def gradcam(
-    run_dirs: Sequence[Path],
-    site: str,
-    rows: Sequence[int],
-    scenarios: int = 0,
-    split: str = "test",
-    label: str | None = None,
-    data_dir: Path | None = None,
-    state_dir: Path | None = None,
-) -> GradCamSheet:
-    """Explain by Grad-CAM how the networks of one or several runs find a class in images.
+@dataclass(frozen=True)
+class OpenedRun:
+    """A run with the network that a site has after it."""
 
-    All runs must have the same data, and the site's data must be on this machine. ``rows`` are rows
-    of the split, counted from 0; instead, ``scenarios`` gives the number of images per scenario and
-    class. Without a ``label``, the class is each network's prediction for each image.
+    run: FinishedRun
+    lab: Lab
+    network: SiteNetwork
+
+
+def open_networks(
+    runs: Sequence[FinishedRun],
+    site: str,
+    split: str,
+    data_dir: Path | None,
+    state_dir: Path | None,
+) -> list[OpenedRun]:
+    """Open the networks of runs at a site, whose data must be on this machine.
 
     Raises:
-        FedsiloError: a run has not ended, has no convolutional network or other images, or there is
-            no such row or class, no image of any scenario, or one run to choose by.
+        FedsiloError: a run has no convolutional network, or other images than the first.
     """
-    refuse_shared_state(state_dir, run_dirs, 1)
-    if scenarios and len(run_dirs) < 2:
-        raise SettingError("--scenarios compares runs by which is right: name two runs or more")
-    # Raises an error for an unfinished run before the long computation begins
-    opened = [FinishedRun.open(run_dir) for run_dir in run_dirs]
-    runs: list[tuple[Lab, SiteNetwork]] = []
-    for run in opened:
+    opened: list[OpenedRun] = []
+    for run in runs:
         with naming(run.path):
             lab = run.lab(site, data_dir, state_dir, split=split)
             network = lab.open()
-            runs.append((lab, network))
-            _refuse_other_images(runs[0][0].silo, lab.silo, split)
+            opened.append(OpenedRun(run, lab, network))
+            _refuse_other_images(opened[0].lab.silo, lab.silo, split)
             last_maps(network)  # refuses other networks before the first run is explained
-    if scenarios:
-        chosen = _choose_by_scenario(runs, scenarios, split)
-    else:
-        chosen = [(row, "") for row in rows]
-    columns: list[RunColumn] = []
-    for run, (lab, network) in zip(opened, runs, strict=True):
-        with naming(run.path):
-            shown = _explanations(lab, network, split, [row for row, _ in chosen], label)
-            columns.append(RunColumn(run_title(run), shown))
+    return opened
+
+
+def choose_by_scenario(runs: Sequence[OpenedRun], each: int, split: str) -> list[tuple[int, str]]:
+    """Choose rows by which runs predict them correctly; returns and chooses as ``by_scenario``.
+
+    Raises:
+        SettingError: no image fits a scenario.
+    """
+    silo = runs[0].lab.silo
+    held = silo.splits()[split]
+    answers = []
+    for one in runs:
+        exact = one.lab.compute.exact()
+        answers.append(over_batches(one.network, held.inputs, exact, one.network).argmax(dim=1))
+    chosen = by_scenario(held.labels, answers, each)
+    if not chosen:
+        raise SettingError(f"site {silo.name} has no {split} images that fit a scenario")
+    return chosen
+
+
+def gradcam_sheet(
+    runs: Sequence[OpenedRun], chosen: Sequence[tuple[int, str]], split: str, label: str | None
+) -> GradCamSheet:
+    """Explain by Grad-CAM how the networks of runs find a class in images of a split.
+
+    Args:
+        runs: the runs, a column for each.
+        chosen: row and scenario of each image; an empty scenario for rows that the user named.
+        split: train, val or test.
+        label: the name of the class; None for the prediction of each network for each image.
+
+    Raises:
+        FedsiloError: there is no such row or class.
+    """
+    columns, rows = [], [row for row, _ in chosen]
+    for one in runs:
+        with naming(one.run.path):
+            shown = _explanations(one.lab, one.network, split, rows, label)
+            columns.append(RunColumn(run_title(one.run), shown))
     subject = "Grad-CAM of what each network says"
     if label:
         subject = f"Grad-CAM of class {label}"
-    labels = runs[0][0].silo.splits()[split].labels
-    truths, reasons = [], []
-    for row, reason in chosen:
-        truths.append(int(labels[row]))
-        reasons.append(reason)
-    return GradCamSheet(f"{site}: {subject}", columns, truths, reasons)
-
-
-def _choose_by_scenario(
-    runs: Sequence[tuple[Lab, SiteNetwork]], each: int, split: str
-) -> list[tuple[int, str]]:
-    held = runs[0][0].silo.splits()[split]
-    answers = []
-    for lab, network in runs:
-        exact = lab.compute.exact()
-        answers.append(over_batches(network, held.inputs, exact, network).argmax(dim=1))
-    chosen = by_scenario(held.labels, answers, each)
-    if not chosen:
-        raise SettingError(f"site {runs[0][0].silo.name} has no {split} images that fit a scenario")
-    return chosen
+    silo = runs[0].lab.silo
+    labels = silo.splits()[split].labels
+    truths = [int(labels[row]) for row in rows]
+    reasons = [reason for _, reason in chosen]
+    return GradCamSheet(f"{silo.name}: {subject}", columns, truths, reasons)
 
 
 def _explanations(

@@ -8,9 +8,8 @@ out: all pixels that equal their image's least value, as padding does.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -20,6 +19,7 @@ from fedsilo.client_app.training.evaluation import in_batches
 from fedsilo.core.drawing.palette import LineStyle, line_styles
 from fedsilo.core.drawing.panels import line_legend
 from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import load_silo
 from fedsilo.datasets.silo.silos import Silo, Split
 from fedsilo.models.networks.encoders import float_inputs
@@ -59,41 +59,41 @@ class SiteHistograms:
     labels: dict[str, str]  # site -> its name in the legend
 
 
-def histograms(
-    run_dir: Path,
-    sites: Sequence[str] = (),
-    split: str = "train",
-    data_dir: Path | None = None,
-    tell: Callable[[str], None] = print,
-) -> SiteHistograms:
-    """Return the intensity histograms of a run's sites, all or those named.
-
-    ``tell`` is called with a line for each site without images of the split.
+def open_silos(
+    run: FinishedRun, common: CommonSettings, sites: Sequence[str], split: str
+) -> dict[str, Silo]:
+    """Load the images of a run's sites; ``common`` are the run's settings on this machine.
 
     Raises:
-        FedsiloError: the run has not ended, its data are a table, or no site has images.
+        SettingError: the run's data are a table.
+        DataError: the split is not that of the run.
     """
-    run = FinishedRun.open(run_dir)
-    common = run.local_settings(data_dir).common
-    held: dict[str, Silo] = {}
-    for site in run.chosen_sites(sites):
+    silos = {}
+    for site in sites:
         silo = load_silo(site, common)
-        check_same_samples(run_dir, run.silos[site], silo, split)
+        check_same_samples(run.path, run.silos[site], silo, split)
         if silo.features:
             raise SettingError(
-                f"data set '{common.dataset}' of {run_dir} is a table, which has no pixels "
+                f"data set '{common.dataset}' of {run.path} is a table, which has no pixels "
                 "to draw histograms of: name a run on images"
             )
-        if len(silo.splits()[split]):
-            held[site] = silo
-        else:
-            tell(f"site {site} has no {split} images")
+        silos[site] = silo
+    return silos
+
+
+def site_histograms(dataset: str, silos: Mapping[str, Silo], split: str) -> SiteHistograms:
+    """Compute the intensity histograms of the silos that have images in the split.
+
+    Raises:
+        DataError: no silo has images, or all of them show only background.
+    """
     splits, labels = {}, {}
-    for site, silo in held.items():
-        splits[site] = silo.splits()[split]
-        labels[site] = _label(silo, split)
+    for site, silo in silos.items():
+        if len(silo.splits()[split]):
+            splits[site] = silo.splits()[split]
+            labels[site] = _label(silo, split)
     stored, seen = measure_pixels(splits)
-    return SiteHistograms(f"{split} images of {run.summary['dataset']}", stored, seen, labels)
+    return SiteHistograms(f"{split} images of {dataset}", stored, seen, labels)
 
 
 def measure_pixels(splits: Mapping[str, Split]) -> tuple[Histograms, Histograms]:

@@ -59,11 +59,11 @@ def explain_case(lab: Lab, network: SiteNetwork, cases: Split, row: int, title: 
 
         return explain_columns(network, cases.inputs[row], features, names, title)
     if lab.common.network != "vit":
-        from fedsilo.explanations.gradcam import explain_by_grad_cam, has_maps
+        from fedsilo.explanations.saliency_maps import explain_by_grad_cam, has_maps
 
         if has_maps(network):
             return explain_by_grad_cam(network, cases, lab.compute, row, title, names)
-        from fedsilo.explanations.occlusion import explain_by_occlusion
+        from fedsilo.explanations.saliency_maps import explain_by_occlusion
 
         return explain_by_occlusion(network, cases, row, title, names, lab.compute)
     from fedsilo.explanations.attention import explain_by_attention

@@ -14,11 +14,11 @@ from typing import cast
 from torch import nn
 
 from fedsilo.client_app.training.compute import choose_compute, noted_operations
-from fedsilo.core.errors import SettingError, SiteError
+from fedsilo.core.errors import SiteError
 from fedsilo.core.files.atomic_files import build_folder
 from fedsilo.core.seeding import derive_seed
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.finetuning.finetune_request import SCRATCH, SEGMENTATION, RunModel, Source
+from fedsilo.finetuning.finetune_request import SCRATCH, SEGMENTATION, RunModel, Source, Starts
 from fedsilo.finetuning.finetune_results import FinetuneResult, StartResult, write_results
 from fedsilo.finetuning.finetune_settings import takes
 from fedsilo.finetuning.tasks import (
@@ -55,25 +55,12 @@ def open_study(
     return Study(downstream, settings, data, compute, seeds, epochs, distil_epochs)
 
 
-def refuse_equal_labels(sources: Sequence[Source]) -> None:
-    """Raise a SettingError if two starts have the same label, because their rows look alike."""
-    labels = [source.label for source in sources]
-    for label in sorted(labels):
-        if labels.count(label) > 1:
-            raise SettingError(
-                f"two of --weights are named '{label}', so their rows would look alike: rename one "
-                "of the folders"
-            )
-
-
-def train_starts(
-    study: Study, sources: Sequence[Source | None], out: Path, images: int, say: Say
-) -> FinetuneResult:
+def train_starts(study: Study, starts: Starts, out: Path, images: int, say: Say) -> FinetuneResult:
     """Train each start over the seeds and write the folder; ``say`` gets each line of progress.
 
     Args:
         study: the data and settings, which are the same for all starts.
-        sources: the starts; None for a start from the seed's weights.
+        starts: the starting points.
         out: the folder to write.
         images: the number of test images to draw.
         say: takes a line.
@@ -84,9 +71,9 @@ def train_starts(
     sizes = ", ".join(f"{count} {name}" for name, count in study.data.sizes().items())
     say(f"{study.settings.dataset}, {', '.join(study.data.sites)}: {sizes} images")
     with noted_operations(say):
-        starts = tuple(_train_start(study, source, say) for source in sources)
-    build_folder(out, lambda folder: write_results(folder, study, starts, images))
-    return FinetuneResult(study, starts)
+        results = tuple(_train_start(study, source, say) for source in starts.named)
+    build_folder(out, lambda folder: write_results(folder, study, results, images))
+    return FinetuneResult(study, results)
 
 
 def _train_start(study: Study, source: Source | None, say: Say) -> StartResult:

@@ -69,6 +69,42 @@ class PretrainedWeights:
 Source: TypeAlias = RunModel | PretrainedWeights
 
 
+@dataclass(frozen=True)
+class Starts:
+    """The starting points, in the user's order; None for a start from the seed's weights."""
+
+    named: Sequence[Source | None]
+
+    @property
+    def sources(self) -> list[Source]:
+        """The starts with weights."""
+        return [source for source in self.named if source is not None]
+
+    @property
+    def run_models(self) -> list[RunModel]:
+        """The starts from a run."""
+        return [source for source in self.named if isinstance(source, RunModel)]
+
+
+def open_starts(
+    weights: Sequence[str], data_dir: Path | None, from_site: str | None, state_dir: Path | None
+) -> Starts:
+    """Open all that ``--weights`` names; arguments and errors are those of ``open_start``.
+
+    Raises:
+        SettingError: two starts have the same label, so that their rows would look alike.
+    """
+    starts = Starts([open_start(name, data_dir, from_site, state_dir) for name in weights])
+    labels = [source.label for source in starts.sources]
+    for label in sorted(labels):
+        if labels.count(label) > 1:
+            raise SettingError(
+                f"two of --weights are named '{label}', so their rows would look alike: rename one "
+                "of the folders"
+            )
+    return starts
+
+
 def open_start(
     weights: str, data_dir: Path | None, from_site: str | None, state_dir: Path | None
 ) -> Source | None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.training.compute import compute_of, noted_operations
 from fedsilo.client_app.training.evaluation import in_batches
-from fedsilo.core.arguments import RunSources, refuse_target
+from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.locations import BACKBONES, find_places
 from fedsilo.core.files.state_files import save_state
@@ -56,16 +56,11 @@ class Pretraining:
     seed: int = setting(0, "seed of every random number", ge=0)
 
 
-def pretrain(
-    experiment: str, sources: RunSources, weights: Path | None, say: Callable[[str], None]
-) -> Path:
-    """Train an experiment's ViT, write the weights, and return their file.
-
-    The file is ``weights``, or the one that 'vit.backbone-weights' names. ``say`` gets a line about
-    the images, and one after each tenth of the epochs.
+def plan_pretraining(experiment: str, sources: RunSources) -> tuple[CommonSettings, Pretraining]:
+    """Read an experiment's settings, and the recipe in its simulation file.
 
     Raises:
-        FedsiloError: the experiment has no ViT or no public part, or training diverged.
+        SettingError: there is no such experiment, or it has no ViT or no public images.
     """
     common = plan_run(experiment, sources)[0].common
     recipe = read_section(simulation_file(sources.file), "pretraining", Pretraining)
@@ -74,8 +69,20 @@ def pretrain(
             f"experiment '{experiment}' has network '{common.network}' on data set "
             f"'{common.dataset}', but pretraining needs a ViT and public images: name another"
         )
-    target = weights or _named_file(common)
-    refuse_target(target, "--save-as FILE")
+    return common, recipe
+
+
+def train_backbone(
+    common: CommonSettings, recipe: Pretraining, target: Path, say: Callable[[str], None]
+) -> None:
+    """Train a ViT on the public images, and write its weights to ``target``.
+
+    ``say`` gets a line about the images, and one after each tenth of the epochs.
+
+    Raises:
+        DataError: there are too few public images.
+        SettingError: training diverged.
+    """
     public, classes = _public(common, recipe)
     counts = torch.bincount(public.labels, minlength=classes).tolist()
     say(f"{len(public)} public images, classes {counts}, of which one in {_HELD_OUT} is held out")
@@ -92,7 +99,6 @@ def pretrain(
     }
     arrays = {name: tensor.cpu().numpy() for name, tensor in trainer.vit.state_dict().items()}
     save_state(target, arrays, facts)
-    return target
 
 
 def _public(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
@@ -110,7 +116,7 @@ def _public(common: CommonSettings, recipe: Pretraining) -> tuple[Split, int]:
     return public, len(chosen.classes(common, places))
 
 
-def _named_file(common: CommonSettings) -> Path:
+def named_file(common: CommonSettings) -> Path:
     """Return the file that 'vit.backbone-weights' names; SettingError if it names none."""
     named = common.backbone_weights
     if named in ("", "timm", "random"):

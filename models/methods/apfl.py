@@ -20,7 +20,7 @@ class APFLSettings(OwnSettings):
     """Settings of APFL; alpha is the same for all silos and rounds."""
 
     title = "APFL"
-    server = "fedsilo.strategies.methods.ditto:Ditto"
+    server = "fedsilo.strategies.methods.personal_models:Ditto"
     site = "fedsilo.client_app.methods.apfl:APFLSite"
     sums_suffice = True
     why_not_private = "trains a second model by the same batches, whose gradients are not bounded"

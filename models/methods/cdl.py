@@ -23,7 +23,7 @@ class CDLSettings(MatchaSettings):
     """Settings of CDL; with beta 0 the support model would change nothing that is exchanged."""
 
     title = "CDL"
-    server = "fedsilo.strategies.methods.cdl:CDL"
+    server = "fedsilo.strategies.methods.decentralised:CDL"
     site = "fedsilo.client_app.methods.cdl:CDLSite"
     why_not_private = "trains a second model by the same batches, whose gradients are not bounded"
 

@@ -24,5 +24,5 @@ class CrossSettings(OwnSettings):
     """Cross has no settings of its own."""
 
     title = "Cross"
-    server = "fedsilo.strategies.methods.cross:Cross"
+    server = "fedsilo.strategies.methods.local:Cross"
     site = "fedsilo.client_app.methods.cross:CrossSite"

@@ -64,7 +64,7 @@ class StarSettings(LinkSettings):
     """Star has only the settings of links."""
 
     title = "Star"
-    server = "fedsilo.strategies.methods.star:Star"
+    server = "fedsilo.strategies.methods.decentralised:Star"
     site = "fedsilo.client_app.methods.star:StarSite"
 
 

@@ -16,7 +16,7 @@ class DittoSettings(OwnSettings):
     """Settings of Ditto; lambda 0, which is ``local`` next to FedAvg, is not allowed."""
 
     title = "Ditto"
-    server = "fedsilo.strategies.methods.ditto:Ditto"
+    server = "fedsilo.strategies.methods.personal_models:Ditto"
     site = "fedsilo.client_app.methods.ditto:DittoSite"
     sums_suffice = True
 

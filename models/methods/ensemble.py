@@ -10,5 +10,5 @@ class EnsembleSettings(OwnSettings):
     """Ensemble has no settings of its own."""
 
     title = "Ensemble"
-    server = "fedsilo.strategies.methods.ensemble:Ensemble"
+    server = "fedsilo.strategies.methods.local:Ensemble"
     site = "fedsilo.client_app.methods.ensemble:EnsembleSite"

@@ -7,7 +7,7 @@ FedBABU (Oh, Kim and Yun 2022): the head stays as it began until the silos fine-
 
 Equations (arXiv:2106.06042):
   (algorithm 1, body update) head's rate 0 -> client_app.methods.fedbabu.FedBABUSite.train
-  (section 5, fine-tuning) at the end -> strategies.methods.fedavg_ft.FedAvgFT.round
+  (section 5, fine-tuning) at the end -> strategies.methods.personal_models.FedAvgFT.round
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ class FedAvgFTSettings(OwnSettings):
     """How long and how fast each site trains the global model on its own data at the end."""
 
     title = "FedAvg+FT"
-    server = "fedsilo.strategies.methods.fedavg_ft:FedAvgFT"
+    server = "fedsilo.strategies.methods.personal_models:FedAvgFT"
     site = "fedsilo.client_app.methods.fedavg_ft:FedAvgFTSite"
 
     finetune_rounds: int = setting(5, "last rounds, in which each site trains alone", ge=1)
@@ -43,5 +43,5 @@ class FedBABUSettings(FedAvgFTSettings):
     """FedBABU has the settings of FedAvg+FT."""
 
     title = "FedBABU"
-    server = "fedsilo.strategies.methods.fedbabu:FedBABU"
+    server = "fedsilo.strategies.methods.personal_models:FedBABU"
     site = "fedsilo.client_app.methods.fedbabu:FedBABUSite"

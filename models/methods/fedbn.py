@@ -17,7 +17,7 @@ class FedBNSettings(OwnSettings):
     """FedBN has no settings."""
 
     title = "FedBN"
-    server = "fedsilo.strategies.methods.fedbn:FedBN"
+    server = "fedsilo.strategies.methods.fedper:FedBN"
     site = "fedsilo.client_app.methods.fedper:FedPerSite"
     sums_suffice = True
     why_not_private = "keeps each site's batch norms, and private training has none"

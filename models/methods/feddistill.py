@@ -5,7 +5,7 @@ under the same name; the server keeps ``logits/<site>/<class>``.
 
 Equations (arXiv:2011.02367, after arXiv:1811.11479):
   (mean logits) sums behind a class's mean -> models.maths.class_means.class_sums
-  (others' mean) what a site learns from -> strategies.methods.feddistill.FedDistill.round
+  (others' mean) what a site learns from -> strategies.methods.class_means.FedDistill.round
   (objective) distance to the others' mean -> models.maths.class_means.matching_loss
 """
 
@@ -22,7 +22,7 @@ class FedDistillSettings(OwnSettings):
     """Settings of FedDistill; lambda 0, which is ``local``, is not allowed."""
 
     title = "FedDistill"
-    server = "fedsilo.strategies.methods.feddistill:FedDistill"
+    server = "fedsilo.strategies.methods.class_means:FedDistill"
     site = "fedsilo.client_app.methods.feddistill:FedDistillSite"
 
     logit_weight: float = setting(

@@ -7,7 +7,7 @@ Equations (arXiv:2111.04263):
   (1, first term) the local gradient, as a slope -> models.methods.fedprox.linear_term
   (1, second term) alpha / 2 ||w - w_global||^2 -> models.methods.fedprox.proximal_term
   (2) the local gradient after the round -> client_app.methods.feddyn.FedDynSite.train
-  (algorithm 1, h and theta) server step -> strategies.methods.feddyn.FedDyn.round
+  (algorithm 1, h and theta) server step -> strategies.methods.drift_correction.FedDyn.round
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ class FedDynSettings(OwnSettings):
     """Settings of FedDyn."""
 
     title = "FedDyn"
-    server = "fedsilo.strategies.methods.feddyn:FedDyn"
+    server = "fedsilo.strategies.methods.drift_correction:FedDyn"
     site = "fedsilo.client_app.methods.feddyn:FedDynSite"
     sums_suffice = True
 

@@ -5,7 +5,7 @@ for SGD without momentum.
 
 Equations (arXiv:2007.07481):
   (6, d_i) normalised update -> client_app.methods.fednova.FedNovaSite.train
-  (6, tau_eff) mean of the sites' steps -> strategies.methods.fednova.FedNova.round
+  (6, tau_eff) mean of the sites' steps -> strategies.methods.drift_correction.FedNova.round
 """
 
 from dataclasses import dataclass
@@ -20,6 +20,6 @@ class FedNovaSettings(OwnSettings):
     """FedNova has no settings of its own."""
 
     title = "FedNova"
-    server = "fedsilo.strategies.methods.fednova:FedNova"
+    server = "fedsilo.strategies.methods.drift_correction:FedNova"
     site = "fedsilo.client_app.methods.fednova:FedNovaSite"
     sums_suffice = True

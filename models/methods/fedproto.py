@@ -6,7 +6,7 @@ sample, flattened: (l * c,). On the wire: ``prototype/<class>``.
 
 Equations (arXiv:2105.00243):
   (3) sums behind a site's prototypes -> models.maths.class_means.class_sums
-  (6) global prototypes -> strategies.methods.fedproto.FedProto.round
+  (6) global prototypes -> strategies.methods.class_means.FedProto.round
   (7) distance to the prototypes -> models.maths.class_means.matching_loss
   (inference) nearest prototype -> models.methods.fedproto.nearest_logits
 """
@@ -30,7 +30,7 @@ class FedProtoSettings(OwnSettings):
     """Settings of FedProto; lambda 0, which is ``local``, is not allowed."""
 
     title = "FedProto"
-    server = "fedsilo.strategies.methods.fedproto:FedProto"
+    server = "fedsilo.strategies.methods.class_means:FedProto"
     site = "fedsilo.client_app.methods.fedproto:FedProtoSite"
 
     prototype_weight: float = setting(

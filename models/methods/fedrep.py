@@ -18,7 +18,7 @@ class FedRepSettings(FedPerSettings):
     """Settings of FedRep."""
 
     title = "FedRep"
-    server = "fedsilo.strategies.methods.fedrep:FedRep"
+    server = "fedsilo.strategies.methods.fedper:FedRep"
     site = "fedsilo.client_app.methods.fedrep:FedRepSite"
     sums_suffice = True
 

@@ -20,7 +20,7 @@ class FedSWASettings(OwnSettings):
     """Settings of FedSWA."""
 
     title = "FedSWA"
-    server = "fedsilo.strategies.methods.fedswa:FedSWA"
+    server = "fedsilo.strategies.methods.fedavgm:FedSWA"
     site = "fedsilo.client_app.methods.fedavg:FedAvgSite"
     sums_suffice = True
 

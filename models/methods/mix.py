@@ -18,6 +18,6 @@ class MixSettings(OwnSettings):
     """Mix has no settings of its own."""
 
     title = "Mix (oracle)"
-    server = "fedsilo.strategies.methods.mix:Mix"
+    server = "fedsilo.strategies.methods.fedavg:Mix"
     site = "fedsilo.client_app.methods.mix:MixSite"
     why_not_private = "pools the data of all sites, whose parts nothing bounds"

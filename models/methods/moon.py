@@ -28,7 +28,7 @@ class MoonSettings(OwnSettings):
     """Settings of MOON; mu 0, which is ``fedavg``, is not allowed."""
 
     title = "MOON"
-    server = "fedsilo.strategies.methods.moon:Moon"
+    server = "fedsilo.strategies.methods.drift_correction:Moon"
     site = "fedsilo.client_app.methods.moon:MoonSite"
     sums_suffice = True
 

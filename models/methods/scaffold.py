@@ -1,14 +1,22 @@
 """SCAFFOLD (Karimireddy et al. 2020): control variates take the sites' own drift out of each step.
 
 Site i steps by g_i(y) - c_i + c, where c_i is its mean gradient of its last round and c the sites'
-mean of these, by samples as the mean of weights is. Option II of the paper, c_i - c + (x - y) /
-(K eta), is for plain SGD the mean of the K steps' gradients; that mean is what is computed here,
-so that any optimiser can take the steps.
+mean of these, weighted by samples. Option II of the paper, c_i - c + (x - y) / (K eta), is for
+plain SGD the mean of the K steps' gradients; that mean is what is computed here, so that any
+optimiser can take the steps.
+
+In the paper all sites take the same number of steps K, and count alike. Here site i has n_i samples
+and takes K_i steps. The model moves by the mean of y_i - x with the weights n_i / K_i. To first
+order y_i - x is K_i steps of -eta (g_i - c_i + c), so with these weights the corrections of all
+sites add up to 0, as in the paper, and the model moves by the mean gradient over all samples. With
+the weights n_i a rest of the corrections stays: a site with many steps and a flat loss walks along
+its correction of the last round, the other sites' control variates answer a round later, and the
+two may rock each other up until the run diverges.
 
 Equations (arXiv:1910.06378):
   (3) local step -> models.methods.fedprox.linear_term
   (4, option II) the site's control variate -> client_app.methods.scaffold.SCAFFOLDSite.train
-  (5) server step -> strategies.methods.scaffold.SCAFFOLD.round
+  (5) server step, for unequal steps -> strategies.methods.drift_correction.SCAFFOLD.round
 """
 
 from dataclasses import dataclass
@@ -19,6 +27,7 @@ from fedsilo.core.settings_schema import setting
 # Wire names are control/<array>. eta c is sent instead of c, because it has the size of a step, as
 # updates have
 CONTROL = "control/"
+INVERSE_STEPS = "inverse-steps"  # metric: 1 / (the site's optimiser steps in the round)
 
 
 @dataclass(frozen=True)
@@ -26,7 +35,7 @@ class SCAFFOLDSettings(OwnSettings):
     """Settings of SCAFFOLD."""
 
     title = "SCAFFOLD"
-    server = "fedsilo.strategies.methods.scaffold:SCAFFOLD"
+    server = "fedsilo.strategies.methods.drift_correction:SCAFFOLD"
     site = "fedsilo.client_app.methods.scaffold:SCAFFOLDSite"
     sums_suffice = True
 

@@ -20,7 +20,7 @@ from fedsilo.models.networks.kinds import (
 )
 from fedsilo.models.networks.resnet22 import build_radiograph_classifier
 from fedsilo.models.networks.site_network import TokenClassifier
-from fedsilo.models.privacy.group_norm import with_group_norm
+from fedsilo.models.privacy.dp_sgd import with_group_norm
 
 
 def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:

@@ -19,7 +19,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.maths.dirichlet import Evidence
 from fedsilo.models.networks.kinds import OWN_NETWORKS, TIMM, Task
 from fedsilo.models.networks.site_network import TokenClassifier
-from fedsilo.models.privacy.group_norm import with_group_norm
+from fedsilo.models.privacy.dp_sgd import with_group_norm
 
 _DROPOUT = nn.Dropout | nn.Dropout1d | nn.Dropout2d | nn.Dropout3d
 # Samples that a new network is tried with; two show whether the batch keeps its place
@@ -66,15 +66,21 @@ def _call_builder(name: str, builder: Any, task: Task) -> nn.Module:
         module = builder(task.input_shape, task.classes)
     except Exception as error:  # foreign code may raise anything
         raise SettingError(f"network '{name}' cannot be built ({reason_of(error)})") from None
+    fault = _find_module_fault(module)
+    if fault:
+        raise SettingError(f"network '{name}' {fault}")
+    return cast(nn.Module, module)
+
+
+def _find_module_fault(module: Any) -> str | None:
+    """Say why what a builder returned cannot be trained, after the network's name; else None."""
     if not isinstance(module, nn.Module):
-        raise SettingError(
-            f"network '{name}' must be an nn.Module, but is a '{type(module).__name__}'"
-        )
+        return f"must be an nn.Module, but is a '{type(module).__name__}'"
     if not any(parameter.requires_grad for parameter in module.parameters()):
-        raise SettingError(f"network '{name}' has no parameters to train")
+        return "has no parameters to train"
     if any(map(nn.parameter.is_lazy, [*module.parameters(), *module.buffers()])):
-        raise SettingError(f"network '{name}' has lazy layers: give them their sizes")
-    return module
+        return "has lazy layers: give them their sizes"
+    return None
 
 
 def _timm_module(name: str, task: Task) -> nn.Module:

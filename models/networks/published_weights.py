@@ -116,7 +116,7 @@ def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str,
     """Return the wanted part of a file by the names of our encoder, whatever prefix it uses.
 
     Raises:
-        SettingError: with no known prefix the file has the first convolution.
+        SettingError: the file does not have the first convolution under any known prefix.
     """
     stored: Mapping[str, Any] = {}
     if isinstance(content, Mapping):

@@ -5,9 +5,12 @@ Equations:
   (clipping) g(x) / max(1, ||g(x)||_2 / C), summed over the batch -> clipped_gradients
   (noise) (sum + N(0, (zC)^2 I)) / L, L the batch's expected size -> noisy_mean
 
-Clipping and noise use whole numbers, see ``models.privacy.release``.
+Clipping and noise use whole numbers, see ``models.privacy.release``. Batch norm is replaced by
+group norm (``with_group_norm``): the output of batch norm for one sample depends on all samples of
+the batch, so that no bound on one patient's influence would hold.
 """
 
+import math
 from collections.abc import Callable, Mapping
 
 import torch
@@ -181,3 +184,22 @@ def noisy_mean(sums: Mapping[str, Tensor], release: Release, expected: float) ->
         Mean gradients by parameter, float64, on the CPU.
     """
     return {name: value / expected for name, value in release.with_noise(sums).items()}
+
+
+# Channels per group. A map of one place with one channel per group would have no variance
+_CHANNELS = 8
+
+
+def with_group_norm(module: nn.Module) -> None:
+    """Replace every batch norm in ``module``, in place, by a group norm of the same channels.
+
+    Group norm (Wu and He 2018) normalises within a sample and has no running statistics.
+    """
+    for name, part in module.named_children():
+        if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):
+            channels = part.num_features
+            # The groups must divide the channels, and the greatest common divisor does
+            groups = math.gcd(channels, max(1, channels // _CHANNELS))
+            setattr(module, name, nn.GroupNorm(groups, channels, eps=part.eps))
+        else:
+            with_group_norm(part)

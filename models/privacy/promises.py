@@ -1,5 +1,7 @@
 """Check that the settings keep the promise of a run's level of trust."""
 
+from collections.abc import Iterator
+
 from fedsilo.core.errors import SettingError
 from fedsilo.core.methods import needs_sums_only, why_not_private
 from fedsilo.core.settings.common_settings import AUTO, NOBODY, SUMS, CommonSettings
@@ -18,120 +20,128 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
     deviations, which may be computed from patients.
 
     Raises:
-        SettingError: two settings contradict each other.
+        SettingError: two settings contradict each other; only the first contradiction is named.
     """
-    _check_trust(common, table)
+    contradictions = [*_find_broken_trust(common, table)]
     if common.secure_aggregation != "none":
-        _check_secure_settings(common)
+        contradictions += _find_unsummable(common)
+    contradictions += _find_not_private(common, table)
+    if contradictions:
+        raise SettingError(contradictions[0])
+
+
+def _find_not_private(common: CommonSettings, table: bool) -> Iterator[str]:
+    """Yield what keeps training from being private, or private settings that have no effect."""
     clip, noise = common.sample_clip_norm, common.noise_multiplier
     if bool(clip) != bool(noise):
-        raise SettingError(
+        yield (
             f"setting 'privacy.sample-clip-norm' is {clip:g} and 'privacy.noise-multiplier' is "
             f"{noise:g}: differential privacy needs both above 0; set both, or neither"
         )
     if not clip:
-        _refuse_without_effect(common)
+        yield from _find_without_effect(common)
         return
     reason = why_not_private(common.method)
     if reason:
-        raise SettingError(
+        yield (
             f"method '{common.method}' {reason}: set 'privacy.sample-clip-norm' and "
             "'privacy.noise-multiplier' to 0, or choose another method"
         )
     if table and common.standardise != "declared":
-        raise SettingError(
+        yield (
             "setting 'data.standardise' must be 'declared' with 'privacy.sample-clip-norm', but "
             f"is '{common.standardise}': means and deviations of a site's rows have no noise; set "
             "'data.standardise' to 'declared'"
         )
     if common.class_weights == "balanced":
-        raise SettingError(
+        yield (
             f"setting 'privacy.sample-clip-norm' is {clip:g}, but 'train.class-weights' is "
             "'balanced': these weights come from counts of patients without noise; set "
             "'train.class-weights' to numbers, or to 'none'"
         )
     if common.compresses():
-        raise SettingError(
+        yield (
             f"setting 'privacy.sample-clip-norm' is {clip:g}, but updates travel in fewer bytes, "
             "which has not been tested with noise: set 'server.wire-precision' and "
             "'server.wire-down' to 'fp32'"
         )
     if common.precision == "fp16":
-        raise SettingError(
+        yield (
             f"setting 'privacy.sample-clip-norm' is {clip:g}, but 'machine.precision' is 'fp16': "
             "gradients of single samples are not scaled and would become 0; set "
             "'machine.precision' to 'bf16', or to 'fp32'"
         )
     if common.epoch_steps or common.gradient_checkpointing:
         key = "train.epoch-steps" if common.epoch_steps else "network.gradient-checkpointing"
-        raise SettingError(
+        yield (
             f"setting 'privacy.sample-clip-norm' is {clip:g}, but '{key}' is set: private batches "
             f"are drawn anew for each step, a gradient at a time; leave '{key}' as it is by default"
         )
 
 
-def _refuse_without_effect(common: CommonSettings) -> None:
-    """Refuse changed privacy settings that have no effect without private training."""
+def _find_without_effect(common: CommonSettings) -> Iterator[str]:
+    """Yield changed privacy settings that have no effect without private training."""
     values, usual = as_mapping(common), defaults(CommonSettings)
     for key in ("privacy.max-epsilon", "privacy.delta", "privacy.statistics-noise"):
         if values[key] != usual[key]:
-            raise SettingError(
+            yield (
                 f"setting '{key}' is {values[key]:g}, but there is no epsilon without "
                 "'privacy.sample-clip-norm' and 'privacy.noise-multiplier': set both, or remove "
                 f"'{key}'"
             )
 
 
-def _check_trust(common: CommonSettings, table: bool) -> None:
-    """Refuse settings that break the promise of 'privacy.trust'."""
+def _find_broken_trust(common: CommonSettings, table: bool) -> Iterator[str]:
+    """Yield settings that break the promise of 'privacy.trust'."""
     if common.trust == SUMS and common.secure_aggregation == "none":
-        raise SettingError(
+        yield (
             "setting 'privacy.trust' is 'sums', but 'secure.aggregation' is 'none': the server "
             "would see replies of single sites; set it to 'secagg'"
         )
     if common.trust == SUMS and common.is_private():
-        raise SettingError(
+        yield (
             "setting 'privacy.trust' is 'sums', but 'privacy.sample-clip-norm' is set: each site "
             "reports its own epsilon; set 'privacy.trust' to 'nobody', or "
             "'privacy.sample-clip-norm' to 0"
         )
     if common.trust == NOBODY and not common.is_private():
-        raise SettingError(
+        yield (
             "setting 'privacy.trust' is 'nobody', but 'privacy.sample-clip-norm' is 0: nothing "
             "that leaves is differentially private; set 'privacy.sample-clip-norm' and "
             "'privacy.noise-multiplier'"
         )
     if common.trust == SUMS and table and common.standardise == "pooled":
-        raise SettingError(
+        yield (
             "setting 'privacy.trust' is 'sums', but 'data.standardise' is 'pooled': a site would "
             "send exact sums of its own rows; set it to 'declared' or 'site'"
         )
 
 
-def _check_secure_settings(common: CommonSettings) -> None:
+def _find_unsummable(common: CommonSettings) -> Iterator[str]:
+    """Yield settings by which secure aggregation cannot add up the sites' updates."""
     if not needs_sums_only(common.method):
-        raise SettingError(
+        yield (
             f"method '{common.method}' needs more than the sum of the sites' arrays: set "
             "'secure.aggregation' to 'none', or choose another method"
         )
     if not common.clip_norm:
-        raise SettingError(
+        yield (
             "setting 'secure.clip-norm' must be above 0 with 'secure.aggregation' 'secagg', but is "
             "0: a sum has room only for numbers of a known size; set 'secure.clip-norm'"
         )
     if common.aggregation not in (AUTO, "mean"):
-        raise SettingError(
+        yield (
             f"setting 'server.aggregation' is '{common.aggregation}', but 'secure.aggregation' is "
             "'secagg': a sum gives the mean only; set one of the two back"
         )
     if common.compresses():
-        raise SettingError(
+        yield (
             "setting 'secure.aggregation' is 'secagg', but updates travel in fewer bytes: masks "
             "cancel only in sums of whole updates; set 'server.wire-precision' and "
             "'server.wire-down' to 'fp32'"
         )
     if common.site_weights:
-        raise SettingError(
+        yield (
             "setting 'secure.aggregation' is 'secagg', but 'run.site-weights' names a file: sites "
             "weigh themselves by their own samples, which nobody else knows; leave "
             "'run.site-weights' empty"

@@ -14,6 +14,7 @@ from fedsilo.core.messages import INCOMING, TRAINED, measurement
 LARGEST_LOSS = 10.0  # nats; a larger mean loss of a site counts as this one
 _STEPS = "steps"  # optimiser steps of a round, which FedNova averages
 _MOST_STEPS = 2.0**16  # more steps count as this many
+_INVERSE_STEPS = "inverse-steps"  # 1 / (optimiser steps of a round), which SCAFFOLD averages
 MEASURED = ("accuracy", "entropy", "loss")
 TRAIN_LOSS = measurement(TRAINED, "train", "loss")
 
@@ -46,13 +47,15 @@ def split_of(name: str) -> str:
 def bounds(name: str, classes: int) -> tuple[float, float] | None:
     """Return the least and the largest value of a metric; None if the metric cannot be summed."""
     metric = name.rpartition(".")[2]
-    if name not in (_STEPS, TRAIN_LOSS) and name not in summed_metrics(True, True, ("val", "test")):
+    known = (_STEPS, _INVERSE_STEPS, TRAIN_LOSS)
+    if name not in known and name not in summed_metrics(True, True, ("val", "test")):
         return None
     return {
         "accuracy": (0.0, 1.0),
         "entropy": (0.0, math.log(classes)),
         "loss": (-LARGEST_LOSS, LARGEST_LOSS),
         _STEPS: (0.0, _MOST_STEPS),
+        _INVERSE_STEPS: (0.0, 1.0),
     }[metric]
 
 

@@ -67,6 +67,7 @@ _OWN = {
     SECONDS: Range(0, 1e9),
     PEAK_MEMORY: Range(0, 2.0**50),
     STEPS: _COUNT,
+    "inverse-steps": _SHARE,
     SAMPLES: _COUNT,
     KEPT_STATE: Range(0, 1, whole=True),
     DP_EPSILON: Range(0, _LARGEST),

@@ -122,6 +122,8 @@ def check_sums(facts: SiteFacts) -> str | None:
     sums = facts.sums
     if sums is None:
         return None
+    if not facts.features:  # images have none, and statistics over no column would fail
+        return "it sends 'sums-count' but names no 'features'"
     rows = facts.sizes().get("train", 0)
     if (sums.count != np.floor(sums.count)).any() or (sums.count > rows).any():
         return f"'sums-count' are not whole numbers of at most its {rows} training rows"

@@ -1,11 +1,25 @@
-"""Base of methods whose sites keep their networks and send one mean per large enough class."""
+"""Methods whose sites keep their networks and send one mean per large enough class.
+
+FedProto sends mean embeddings (prototypes), and FedDistill mean logits; no weights leave a site.
+All arrays are float32. A site sends the mean of a class if it has enough training samples of it
+(``ClassMeans.held``), and the server expects exactly these means.
+"""
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import ClassVar
 
+import numpy as np
+
+from fedsilo.core.messages import TRAIN
+from fedsilo.core.settings_schema import keys_of
 from fedsilo.models.maths.class_means import large_classes
-from fedsilo.strategies.loop.method import ArraySpec, Capabilities, Disclosures
+from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
+from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings
+from fedsilo.models.networks.build import network_kind
+from fedsilo.strategies.loop.method import Arrays, ArraySpec, Ask, Capabilities, Disclosures, State
 from fedsilo.strategies.methods.local import Local
+from fedsilo.strategies.wire.reply import Specs
 
 
 class ClassMeans(Local):
@@ -26,6 +40,19 @@ class ClassMeans(Local):
         """
         counts = self.participants.facts[site].label_counts["train"]
         return large_classes(counts, self._floor(site))
+
+    def notices(self) -> list[str]:
+        """Say that 'class-min-count' has no effect, if the floor of every site is higher."""
+        least = int(self.settings.class_min_count)
+        floor = min(facts.floor for facts in self.participants.facts.values())
+        if least >= floor:
+            return []
+        key = keys_of(type(self.settings))["class_min_count"]
+        return [
+            f"setting '{key}' is {least}, which has no effect: no "
+            f"mean over fewer than {floor} training samples leaves a site "
+            "('privacy.sums-min-count'); raise the first or lower the second"
+        ]
 
     def specs(self, site: str) -> dict[str, ArraySpec]:
         """Return the specs of the means that ``site`` sends."""
@@ -71,3 +98,146 @@ class ClassMeans(Local):
 
     def _floor(self, site: str) -> int:
         return max(int(self.settings.class_min_count), self.participants.facts[site].floor)
+
+
+class FedProto(ClassMeans):
+    """Stores the global prototypes (Tan et al. 2022).
+
+    ``train`` sends ``prototype/<class>`` (d,) for every class with a global prototype; none in
+    round 1. The reply holds ``prototype/<class>`` (d,) for each class of ``held``. ``evaluate``
+    sends prototypes only if they classify (``inference``). A site that sends none receives none. d
+    is the tokens times the channels of the network.
+
+    A global prototype is the mean of the prototypes received in the last round, weighted by the
+    sites' counts of the class (eq. 6). Its further division by the number of sites is left out,
+    because it would shrink prototypes as sites join. A class that nobody sent keeps its prototype.
+    """
+
+    settings: FedProtoSettings
+    kind = PROTOTYPE
+
+    def means_that_leave(self) -> list[str]:
+        """Describe the prototypes and their smallest number of samples."""
+        sentences = [
+            f"each round: for each class that {self.enough()}, the mean "
+            f"embedding of those samples, {self.fewest()}; the mean over "
+            "sites goes to all sites that send one, and where one site alone sends a class that is "
+            "this site's own"
+        ]
+        if network_kind(self.common, self.task) == "logistic":
+            sentences.append(
+                "of network 'logistic' an embedding is the row itself: what leaves is the exact "
+                "mean of each such class's standardised rows; unless 'data.standardise' is "
+                "'declared' the mean of the site's other rows follows from it, however few they are"
+            )
+        return sentences
+
+    def round(self, state: State, ask: Ask) -> State:
+        """Let sites train near the global prototypes, and average those that they send (eq. 6)."""
+        send: dict[str, Arrays] = {}
+        expect: dict[str, Specs] = {}
+        before: dict[str, Arrays] = {}
+        for site in ask.sites:
+            send[site] = {**self._prototypes_for(site, state), **self.start(site, ask)}
+            expect[site] = self.specs(site)
+            # A class's first prototype is an update of nothing
+            known = expect[site].keys() & state.arrays.keys()
+            before[site] = {name: state.arrays[name] for name in sorted(known)}
+        replies = ask(TRAIN, send, expect=expect, reference=before)
+        arrays = dict(state.arrays)
+        for label in range(self.task.classes):
+            name = f"{PROTOTYPE}{label}"
+            sent, weights = [], []
+            for site, reply in sorted(replies.items()):
+                weight = self._prototype_weight(site, label)
+                if weight:
+                    sent.append(reply.arrays[name].astype(np.float64))
+                    weights.append(weight)
+            if sent:  # a class that nobody sent keeps its prototype
+                arrays[name] = np.average(sent, axis=0, weights=weights).astype(np.float32)
+        return replace(state, arrays=arrays)
+
+    def model_for(self, site: str, state: State) -> Arrays:
+        """Return the prototypes if they classify; else empty, as sites measure their own models."""
+        if self.settings.inference == "head":
+            return {}
+        return self._prototypes_for(site, state)
+
+    def _prototypes_for(self, site: str, state: State) -> Arrays:
+        """Return the global prototypes; empty for a site that cannot send any itself."""
+        if not self.held(site):
+            return {}
+        return state.arrays
+
+    def _prototype_weight(self, site: str, label: int) -> float:
+        """Return the weight of a site's prototype: its count of the class.
+
+        If 'run.site-weights' has an agreed number for the site, the count is scaled to it, so that
+        a site cannot raise its weight.
+        """
+        count, agreed = self.held(site).get(label, 0), self.participants.agreed_samples()
+        if site not in agreed:
+            return count
+        return count * agreed[site] / self.participants.facts[site].sizes()["train"]
+
+    @property
+    def size(self) -> int:
+        """The number of values in all tokens of a sample."""
+        return self.blueprint.tokens * self.blueprint.channels
+
+
+class FedDistill(ClassMeans):
+    """Stores each site's mean logits and sends every site the other sites' mean.
+
+    This is Seo et al. 2022, after Jeong et al. 2018. ``train`` sends ``logits/<class>`` (classes,),
+    the unweighted mean over all other sites that send the class; none in round 1. The reply holds
+    ``logits/<class>`` (classes,) for each class of ``held``. ``evaluate`` sends nothing.
+
+    The state holds each site's logits as ``logits/<site>/<class>`` until the site sends newer ones,
+    so a site that misses a round still counts for the others.
+    """
+
+    settings: FedDistillSettings
+    kind = LOGITS
+
+    def means_that_leave(self) -> list[str]:
+        """Describe the logits, their smallest number of samples, and their recipients."""
+        recipients = {1: "nobody gets them", 2: "the other site gets them as they are"}
+        means = (
+            f"each round: for each class that {self.enough()}, the mean "
+            f"logits of those samples, {self.fewest()}; "
+        )
+        everybody = "each site gets the mean over the other sites that send the class"
+        return [means + recipients.get(len(self.participants.sites()), everybody)]
+
+    def round(self, state: State, ask: Ask) -> State:
+        """Let sites train on the others' mean logits, and store the logits that they send."""
+        send: dict[str, Arrays] = {}
+        expect: dict[str, Specs] = {}
+        for site in ask.sites:
+            send[site] = {**self._logits_for(site, state), **self.start(site, ask)}
+            expect[site] = self.specs(site)
+        replies = ask(TRAIN, send, expect=expect)
+        arrays = dict(state.arrays)
+        for site, reply in replies.items():
+            for label in self.held(site):
+                arrays[f"{LOGITS}{site}/{label}"] = reply.arrays[f"{LOGITS}{label}"]
+        return replace(state, arrays=arrays)
+
+    def _logits_for(self, site: str, state: State) -> Arrays:
+        """Return the others' mean logits for each class that ``site`` sends itself."""
+        mean_logits = {}
+        for label in self.held(site):
+            logits = []
+            for other in self.participants.sites():
+                name = f"{LOGITS}{other}/{label}"
+                if other != site and name in state.arrays:
+                    logits.append(state.arrays[name].astype(np.float64))
+            if logits:
+                mean_logits[f"{LOGITS}{label}"] = np.mean(logits, axis=0).astype(np.float32)
+        return mean_logits
+
+    @property
+    def size(self) -> int:
+        """The number of classes, because a mean consists of logits."""
+        return self.task.classes

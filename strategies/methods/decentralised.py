@@ -8,6 +8,9 @@ Messages down: ``model/<array>`` (the consensus model Theta, if it is measured o
 of the mixing matrix as JSON. Messages up: the silo's own trained arrays by state-dict name. Theta
 is the mean of theta_i over the silos that finished the round (vartheta_i of FedEFM, part 3), all
 with the same weight.
+
+``CDL`` mixes main models in this way; its support models stay at home, and the silos compute the
+contrastive divergence (``client_app/methods/cdl.py``). ``Star`` is the client-server baseline.
 """
 
 from collections.abc import Mapping
@@ -17,7 +20,9 @@ from typing import Any
 
 from fedsilo.core.array_names import arrays_below, with_prefix
 from fedsilo.core.messages import SECONDS, TRAIN
+from fedsilo.core.settings.common_settings import AGGREGATIONS
 from fedsilo.datasets.partition.silo_sets import SiloSet, open_silo_set
+from fedsilo.models.methods.cdl import CDLSettings
 from fedsilo.models.methods.decentralised import MODEL, NEIGHBOUR, LinkSettings, MixingNotes
 from fedsilo.strategies.loop.ask import Replies
 from fedsilo.strategies.loop.method import (
@@ -169,3 +174,49 @@ def among_silos(kind: str) -> str:
 def silo_model(site: str, state: State) -> Arrays:
     """Return the newest model of ``site``; empty until it has sent one."""
     return arrays_below(f"{SILO}{site}/", state.arrays)
+
+
+class CDL(Decentralised):
+    """Mixes main models on a ring or on another topology (Do, Nguyen et al. 2023)."""
+
+    settings: CDLSettings
+
+    def kind(self) -> str:
+        """Return the kind of the topology."""
+        return among_silos(self.settings.divergence_topology)
+
+
+class Star(Decentralised):
+    """Averages the models of all silos, and sends the mean to all: FedEFM's client-server baseline.
+
+    Messages down: ``model/<array>``, Theta, in every round; up: the silo's trained arrays. It is
+    FedAvg with equal weights, for comparison with the topologies: its mixing matrix is J, all
+    1 / n, and its cycle time has its two hops. The topology ``hub`` is different: there a silo is
+    in the middle, and models are mixed by Metropolis weights.
+    """
+
+    settings: LinkSettings
+    capabilities = Capabilities(initial_weights=True, aggregations=AGGREGATIONS)
+
+    def kind(self) -> str:
+        """Return "star", the topology with the server in the middle."""
+        return "star"
+
+    def round(self, state: State, ask: Ask) -> State:
+        """Let all silos train Theta, and take the mean with equal weights."""
+        theta = self.model(state)
+        trained = ask(
+            TRAIN,
+            dict.fromkeys(ask.sites, with_prefix(MODEL, theta)),
+            reference=dict.fromkeys(ask.sites, theta),
+        )
+        self.time(trained)
+        mean = self.average(trained, theta, equal=True)
+        return replace(state, arrays=with_prefix(MODEL, mean))
+
+    def disclosures(self) -> Disclosures:
+        """Describe the weights; no silo sees another silo's."""
+        return Disclosures(
+            "all weights and batch-norm statistics of the silo's own model, each round; "
+            "their mean over all silos goes to all silos"
+        )

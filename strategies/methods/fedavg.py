@@ -1,7 +1,7 @@
 """FedAvg (McMahan et al. 2017): the mean of weights and float buffers, weighted by samples.
 
 Messages, both ways: ``arrays`` holds every parameter and float buffer of the network by its
-state-dict name, float32.
+state-dict name, float32. ``Cyclic`` and ``Mix`` send the same arrays, but do not average.
 """
 
 from dataclasses import replace
@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from fedsilo.core.array_names import is_statistic
+from fedsilo.core.errors import SettingError
 from fedsilo.core.messages import TRAIN
+from fedsilo.core.seeding import derive_seed
 from fedsilo.core.settings.common_settings import AGGREGATIONS
+from fedsilo.models.methods.mix import PoolNotes
 from fedsilo.strategies.loop.ask import Replies
-from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Disclosures, Method
+from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Disclosures, Method, State
 
 
 class FedAvg(Method):
@@ -58,4 +61,77 @@ class FedAvg(Method):
         return Disclosures(
             f"{what}, clipped and masked: of them the server learns the mean over all sites alone",
             "keys for masks and shares of keys that others can open, each round",
+        )
+
+
+class Cyclic(FedAvg):
+    """Passes the model from silo to silo (cyclic weight transfer).
+
+    A round is a lap that visits each silo once, in an order drawn from the seed and the round.
+    """
+
+    capabilities = Capabilities(paced_epochs=True, initial_weights=True, some_sites=True)
+
+    def round(self, state: State, ask: Ask) -> State:
+        """Let each silo train the model that the silo before it returned."""
+        seed = derive_seed(self.common.seed, "cycle", state.round + 1)
+        for site in np.random.default_rng(seed).permutation(ask.sites).tolist():
+            trained = ask(TRAIN, {site: state.arrays})
+            state = replace(state, arrays=dict(trained[site].arrays))
+        return state
+
+    def disclosures(self) -> Disclosures:
+        """Describe the weights, which the next silo receives unchanged."""
+        return Disclosures(
+            "all weights and batch-norm statistics of the network as this site trained it, each "
+            "round, to the server and one other site"
+        )
+
+
+class Mix(FedAvg):
+    """Lets the first site of a simulation, the trainer, train on the data of all sites: an oracle.
+
+    ``note.sites`` names the sites whose data the trainer pools; only the trainer returns weights. A
+    deployment refuses this method, because no hospital could do it.
+    """
+
+    capabilities = Capabilities(
+        # No 'server.aggregation' but the mean and no bounds per site,
+        # because one update comes from all patients
+        paced_epochs=True,
+        initial_weights=True,
+    )
+
+    def initial_state(self) -> State:
+        """Return the initial weights.
+
+        Raises:
+            SettingError: a site is not simulated.
+        """
+        real = []
+        for site, facts in self.participants.facts.items():
+            if not facts.simulated:
+                real.append(site)
+        if real:
+            raise SettingError(
+                f"method 'mix' pools the data of all sites, and {', '.join(real)} are not "
+                "simulated sites: choose a federated method"
+            )
+        return State(self.starting_weights())
+
+    def round(self, state: State, ask: Ask) -> State:
+        """Let the trainer train on all data; if it fails, the state is unchanged."""
+        trainer, sites = self.participants.sites()[0], self.participants.sites()
+        replies = ask(
+            TRAIN,
+            dict.fromkeys(ask.sites, state.arrays),
+            reference={trainer: state.arrays},
+            notes=PoolNotes(tuple(sites)),
+        )
+        return replace(state, arrays=self.average(replies.of([trainer]), state.arrays))
+
+    def disclosures(self) -> Disclosures:
+        """State that this is not a federated method."""
+        return Disclosures(
+            "everything: the oracle reads the training data of all sites (simulation only)"
         )

@@ -1,19 +1,27 @@
-"""FedAvgM at the server (Hsu et al. 2019): messages are FedAvg's; moments are never sent."""
+"""Methods whose server goes on from FedAvg's mean: FedAvgM, the adaptive ones, and FedSWA.
+
+Messages are FedAvg's. What the server keeps, moments or a mean of models, is never sent.
+"""
 
 from dataclasses import replace
 
 import numpy as np
 
-from fedsilo.core.array_names import is_statistic
+from fedsilo.core.array_names import arrays_below, is_statistic
 from fedsilo.core.messages import TRAIN
-from fedsilo.strategies.loop.method import Ask, State
+from fedsilo.models.methods.fedswa import FedSWASettings, running_mean
+from fedsilo.strategies.loop.method import Arrays, Ask, State
 from fedsilo.strategies.methods.fedavg import FedAvg
 
 _MOMENTS = "moments/"  # the prefix of moments in the state, which the checkpoint stores
 
 
 class FedAvgM(FedAvg):
-    """Steps towards the mean with momentum; batch norm's statistics become the mean itself."""
+    """Steps towards the mean with momentum; batch norm's statistics become the mean itself.
+
+    The settings decide the step: that of Hsu et al. 2019, or an adaptive one
+    (``models.methods.fedadam``).
+    """
 
     beside = (_MOMENTS,)
 
@@ -32,3 +40,34 @@ class FedAvgM(FedAvg):
             after[name] = np.asarray(old + step, np.float32)
             after[f"{_MOMENTS}{name}"] = np.asarray(moment, np.float32)
         return replace(state, arrays=after)
+
+
+_MEAN = "mean/"  # the prefix of the mean in the state, which the checkpoint stores
+
+
+class FedSWA(FedAvg):
+    """Averages sites, and in the last rounds also its own models; their mean is measured."""
+
+    settings: FedSWASettings
+    beside = (_MEAN,)
+
+    def round(self, state: State, ask: Ask) -> State:
+        """Average like FedAvg from the last model; in the last rounds update a mean of models."""
+        last, mean = super().model(state), arrays_below(_MEAN, state.arrays)
+        after: State = super().round(replace(state, arrays=last), ask)
+        # The number of models in the mean so far; below 0 while averaging has not begun
+        before = state.round - self.common.rounds + self.settings.averaged_rounds
+        if before < 0:
+            return after
+        arrays = dict(after.arrays)
+        for name, array in after.arrays.items():
+            new_mean = running_mean(mean.get(name, 0.0), array, before)
+            arrays[f"{_MEAN}{name}"] = np.asarray(new_mean, np.float32)
+        return replace(after, arrays=arrays)
+
+    def model(self, state: State) -> Arrays:
+        """Return the mean of models after the last round; before it, the last model."""
+        mean = arrays_below(_MEAN, state.arrays)
+        if mean and state.round >= self.common.rounds:
+            return mean
+        return super().model(state)

@@ -1,4 +1,7 @@
-"""FedPer at the server: messages are FedAvg's without the arrays that stay at the silos."""
+"""FedPer, FedRep and FedBN at the server: messages are FedAvg's without the arrays that stay.
+
+The settings' ``personal`` names these arrays: the last layers, or with FedBN the batch norms.
+"""
 
 from dataclasses import replace
 from functools import cached_property
@@ -53,3 +56,15 @@ class FedPer(FedAvg):
     @cached_property
     def _personal(self) -> list[str]:
         return list(self.settings.personal(self.blueprint))
+
+
+class FedRep(FedPer):
+    """Averages the representation; heads stay at the silos."""
+
+    capabilities = replace(FedPer.capabilities, paced_epochs=False)
+
+
+class FedBN(FedPer):
+    """Averages everything but batch norms; networks for tables and ViTs have none."""
+
+    capabilities = replace(FedPer.capabilities, vit=False, tables=False)

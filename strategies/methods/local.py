@@ -1,16 +1,25 @@
-"""Each silo trains alone: the baseline of every federated method.
+"""Methods whose sites train alone: Local, Ensemble and Cross.
 
-Messages: an instruction to each site, and metrics back. No array leaves a site. Each site starts
-from the seed's initial weights, or from ``initial-weights``, which its first message holds as
-``start/<name>``, and keeps its model on its own disk.
+Messages: an instruction to each site, and metrics back. Each site starts from the seed's initial
+weights, or from 'train.initial-weights', which its first message holds as ``start/<name>``, and
+keeps its model on its own disk. With Local no array leaves a site. With Ensemble and Cross the
+reply of the last round holds the site's weights by state-dict name, and the final evaluation sends
+all of them, ``expert/<site>/<array>``, to all sites.
 """
 
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from fedsilo.core.array_names import with_prefix
 from fedsilo.core.messages import TRAIN
+from fedsilo.models.methods.cross import CROSSED, metric_from
+from fedsilo.models.networks.mixture import expert_array
 from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Disclosures, Method, State
 
 
 class Local(Method):
-    """Lets each site train alone and collects metrics."""
+    """Lets each site train alone and collects metrics: the baseline of every federated method."""
 
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 
@@ -27,3 +36,76 @@ class Local(Method):
     def disclosures(self) -> Disclosures:
         """Return no sentences, because nothing leaves a site."""
         return Disclosures()
+
+
+class Ensemble(Method):
+    """Collects the sites' own models once; their probabilities are averaged."""
+
+    # A mixture of probabilities has no evidence alpha
+    capabilities = Capabilities(vit=False, paced_epochs=True, evidence=False, initial_weights=True)
+
+    def round(self, state: State, ask: Ask) -> State:
+        """Let each site train alone; collect the models in the last round."""
+        send = {site: self.start(site, ask) for site in ask.sites}
+        if state.round + 1 != self.common.rounds:
+            ask(TRAIN, send, expect={})
+            return state
+        trained = ask(TRAIN, send, expect=dict.fromkeys(ask.sites, self.weight_specs()))
+        experts: dict[str, Any] = {}
+        for site, reply in trained.items():
+            experts |= with_prefix(expert_array(site, ""), reply.arrays)
+        return replace(state, arrays=experts)
+
+    def disclosures(self) -> Disclosures:
+        """Describe the weights."""
+        return Disclosures(
+            "once, after the last round: all weights and batch-norm statistics of the site's own "
+            "model, which go to all other sites"
+        )
+
+
+_DOCUMENT = "cross.json"
+
+
+class Cross(Ensemble):
+    """Collects the sites' own models once, and sends all of them to all sites for testing.
+
+    This is table III of Fed-Align-CL. The reply to the final evaluation has the metrics of the
+    site's own model, and ``<metric>-from-<site>`` for every received model
+    (``models.methods.cross``). The diagonal of the matrix is method ``local``, "Single" in the
+    paper.
+    """
+
+    # Sites have the frozen backbone, so only trained weights are sent
+    capabilities = Capabilities(paced_epochs=True, initial_weights=True)
+
+    def disclosures(self) -> Disclosures:
+        """Describe the weights and the metrics of other sites' models."""
+        return Disclosures(
+            "once, after the last round: all trained weights and batch-norm statistics of the "
+            "site's own model, which go to all other sites once",
+            f"at the end: {', '.join(CROSSED)} of every site's model on this site's validation and "
+            "test data",
+        )
+
+    def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+        """Return cross.json: for each metric the matrix of test values.
+
+        Rows are training sites, columns are testing sites. A value is None if the testing site's
+        labels leave the metric undefined, or if a site failed: the training site in the last round,
+        or the testing site in the final evaluation. A metric without any value is left out.
+        """
+        sites = self.participants.sites()
+        document = {}
+        for metric in CROSSED:
+            matrix: list[list[float | None]] = []
+            has_values = False
+            for trained in sites:
+                key = metric_from(metric, trained)
+                matrix.append([values.get(tested, {}).get(key) for tested in sites])
+                has_values = has_values or matrix[-1] != [None] * len(sites)
+            if has_values:
+                document[metric] = {"trained": sites, "tested": sites, "values": matrix}
+        if not document:
+            return {}
+        return {_DOCUMENT: document}

@@ -1,16 +1,27 @@
-"""The sites with a personal model, for methods that send the shared model until then.
+"""Methods that average one model and leave another at each site: FedAvg+FT, FedBABU and Ditto.
+
+Messages are FedAvg's. FedAvg+FT and FedBABU fine-tune in the last ``finetune-rounds``: the first of
+these sends the global weights once more, and after that no array crosses the wire. The personal
+models stay at the sites, and are the ones that are measured.
 
 A site reports only that it keeps state. If its optimiser continues over the run, this is true after
 the first round already. So the server notes the sites that replied while personal models were
-trained.
+trained (``PersonalState``; PICSR uses it too).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
-from fedsilo.strategies.loop.method import Reply, State
+from fedsilo.core.errors import SettingError
+from fedsilo.core.messages import TRAIN
+from fedsilo.core.settings.common_settings import AGGREGATIONS
+from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
+from fedsilo.models.networks.site_network import last_layers
+from fedsilo.strategies.loop.method import Arrays, Ask, Capabilities, Disclosures, Reply, State
+from fedsilo.strategies.methods.fedavg import FedAvg
 
 
 @dataclass(frozen=True)
@@ -26,3 +37,92 @@ class PersonalState(State):
             if reply.keeps_state:
                 personal.add(site)
         return replace(self, personal=sorted(personal))
+
+
+class FedAvgFT(FedAvg):
+    """Averages first, then lets each site fine-tune the average."""
+
+    settings: FedAvgFTSettings
+    # No paced epochs, because the server knows from a site's kept state that it fine-tunes
+    capabilities = Capabilities(initial_weights=True, aggregations=AGGREGATIONS, updates=True)
+    state_class = PersonalState
+
+    def round(self, state: PersonalState, ask: Ask) -> State:
+        """Average like FedAvg; in the last rounds let each site fine-tune its own model."""
+        if self._finetunes(state):
+            send = {site: self.model_for(site, state) for site in ask.sites}
+            alone = ask(TRAIN, send, expect={})
+            return state.with_keepers(alone)
+        after: State = super().round(state, ask)
+        return after
+
+    def model_for(self, site: str, state: PersonalState) -> Arrays:
+        """Return the global weights for a site without a personal model; else empty."""
+        if site in state.personal:
+            return {}
+        return state.arrays
+
+    def disclosures(self) -> Disclosures:
+        """Describe the weights that leave in the rounds of FedAvg."""
+        averaged = self.common.rounds - self.settings.finetune_rounds
+        return Disclosures(
+            f"all weights and batch-norm statistics of the network, each of the first {averaged} "
+            "rounds; the fine-tuned model stays at the site"
+        )
+
+    def _finetunes(self, state: State) -> bool:
+        return state.round >= self.common.rounds - self.settings.finetune_rounds
+
+
+class FedBABU(FedAvgFT):
+    """Averages bodies, then lets each site fine-tune.
+
+    Sites receive the fixed head but never return it, so neither differential privacy's noise nor a
+    site's reply can change it.
+    """
+
+    def initial_state(self) -> Any:
+        """Return the network's initial weights.
+
+        Raises:
+            SettingError: the network has no trained layer besides its head.
+        """
+        head = last_layers(self.blueprint, 1)
+        trained = set()
+        for name, parameter in self.blueprint.named_parameters():
+            if parameter.requires_grad:
+                trained.add(name)
+        if trained <= set(head):
+            raise SettingError(
+                "fedbabu trains all but the last layer, and this network has no other: choose "
+                "another 'network.name'"
+            )
+        return super().initial_state()
+
+    def round(self, state: PersonalState, ask: Ask) -> State:
+        """Average bodies; in the last rounds let each site fine-tune its own model."""
+        if self._finetunes(state):
+            return super().round(state, ask)
+        body = dict(state.arrays)
+        for name in last_layers(self.blueprint, 1):
+            body.pop(name, None)
+        send = dict.fromkeys(ask.sites, state.arrays)
+        trained = ask(TRAIN, send, reference=dict.fromkeys(ask.sites, body))
+        return replace(state, arrays={**state.arrays, **self.average(trained, body)})
+
+    def disclosures(self) -> Disclosures:
+        """Describe the weights without the head."""
+        (said,) = super().disclosures().leaves
+        head = f"of the network but for {', '.join(last_layers(self.blueprint, 1))}"
+        return Disclosures(said.replace("of the network", head))
+
+
+class Ditto(FedAvg):
+    """Averages the sites' updates of the global model; each site measures its own model."""
+
+    capabilities = replace(FedAvg.capabilities, paced_epochs=False)
+
+    def disclosures(self) -> Disclosures:
+        """Describe the weights of the global model."""
+        shared, *more = super().disclosures().leaves
+        return Disclosures(f"{shared}; the site's own model stays", *more)

@@ -5,6 +5,8 @@ Batch norm's running statistics, whole numbers and arrays of other names travel 
 is an array of bytes under the array's name: its numbers in order, float32 or bfloat16,
 little-endian. The settings and the shape fix the number of bytes, so a reply can never decompress
 to more than expected.
+
+A bfloat16 is the upper half of a float32 (arXiv:1905.12322), rounded to nearest, ties to even.
 """
 
 from collections.abc import Mapping
@@ -12,15 +14,33 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 from flwr.app import Array, RecordDict
 
 from fedsilo.core.array_names import is_statistic
 from fedsilo.core.errors import SiteError
 from fedsilo.core.one_line import one_line
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.models.maths.compression import Floats, from_bf16, to_bf16
 from fedsilo.strategies.wire.records import ArrayError, NDArray, Packed
 from fedsilo.strategies.wire.reply import Arrays, ArraySpec, Reply, Specs, decode
+
+Floats = npt.NDArray[np.float32]
+Bits = npt.NDArray[np.uint16]
+
+
+def to_bf16(values: Floats) -> Bits:
+    """Round ``values``, which must be finite, to bfloat16 and return the bits."""
+    # Adding just below half a unit, and one more if the kept part is odd, carries exactly when
+    # "nearest, ties to even" rounds up. A NaN could become infinite here
+    bits = values.view(np.uint32)
+    half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
+    return ((bits + half) >> np.uint32(16)).astype(np.uint16)
+
+
+def from_bf16(bits: Bits) -> Floats:
+    """Convert the bits of bfloat16 to float32, which is exact."""
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
 
 _VALUES: Mapping[str, np.dtype[Any]] = {"fp32": np.dtype("<f4"), "bf16": np.dtype("<u2")}
 

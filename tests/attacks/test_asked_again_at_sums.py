@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.client_app.privacy.opened_sums import OpenedSums
+from fedsilo.client_app.privacy.unmasked_sums import OpenedSums
 from fedsilo.core.errors import RefusedError
 from fedsilo.server_app.config.settings import resolve
 from tests.support.two_worlds import RUN, SITES, VICTIM, Federation, known_randomness, table

@@ -15,8 +15,8 @@ from flwr.app import Array, RecordDict
 from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import ARRAYS
 from fedsilo.core.settings_schema import Value
-from fedsilo.models.maths.compression import from_bf16, to_bf16
 from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.strategies.wire.compressed import from_bf16, to_bf16
 
 LIAR = "s3a"
 Alter = Callable[[RecordDict], None]

@@ -23,9 +23,10 @@ from fedsilo.core.errors import ERROR_CODES, EpsilonSpentError
 from fedsilo.core.messages import CONFIG, EVALUATE, METRICS
 from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import flower_identity
-from fedsilo.inference.export.card import card
+from fedsilo.inference.export.card import card_text
 from fedsilo.pictures.learning_curves import draw_pictures
 from fedsilo.reports.report import READERS, report
+from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.runner import run
 from tests.fuzz.mutations import hostile_text
@@ -107,7 +108,7 @@ def read_everywhere(directory: RunDirectory) -> None:
     draw_pictures(directory, pytest.fail)
     for reader in READERS:
         assert "</html>" in report([directory.path], reader)
-    assert card(directory.path)
+    assert card_text(FinishedRun.open(directory.path), None)
     summary = directory.read_json("summary.json")
     metrics = ["accuracy", "auc", "loss"]
     results = experiment_results("one", {7: summary}, metrics)

@@ -21,12 +21,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from fedsilo.core.messages import (
-    SECURE_AGREE,
-    SECURE_KEYS,
-    SECURE_SHARES,
-    SECURE_UNMASK,
-)
+from fedsilo.core.messages import SECURE_AGREE, SECURE_KEYS, SECURE_SHARES, SECURE_UNMASK
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import as_mapping, rule_of
 from fedsilo.server_app.config.settings import resolve

@@ -17,11 +17,11 @@ from flwr.app import ConfigRecord, Message, RecordDict
 
 from fedsilo.client_app.app import app
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
-from fedsilo.client_app.privacy.opened_sums import SUMS, OpenedSums
 from fedsilo.client_app.privacy.round_secrets import SECRETS, read_secrets
+from fedsilo.client_app.privacy.unmasked_sums import SUMS, OpenedSums
 from fedsilo.client_app.site.limits import Limits
+from fedsilo.client_app.site.own_file import secret_seed
 from fedsilo.client_app.site.run_book import RunBook
-from fedsilo.client_app.site.secret_seed import secret_seed
 from fedsilo.core.errors import CheckpointError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.state_files import load_state

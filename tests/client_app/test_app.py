@@ -218,9 +218,8 @@ def test_the_app_is_loaded_without_the_methods_and_torch() -> None:
     assert [m for m in loaded if m.startswith("fedsilo.client_app")] == [
         "fedsilo.client_app",
         "fedsilo.client_app.app",
-        "fedsilo.client_app.privacy",
-        "fedsilo.client_app.privacy.opened_data",
         "fedsilo.client_app.site",
         "fedsilo.client_app.site.node",
+        "fedsilo.client_app.site.trust",
     ]
     assert "torch" not in loaded

@@ -1,6 +1,7 @@
 """A site's round, whatever the method: what it measures, when, and what leaves by it."""
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -29,6 +30,7 @@ from fedsilo.core.messages import (
     STEPS,
     Instruction,
 )
+from fedsilo.core.methods import METHODS, site_class
 from fedsilo.datasets.silo.silos import Split
 from fedsilo.models.networks.site_network import SiteNetwork
 from tests.support.errors import refuses
@@ -193,6 +195,7 @@ def test_a_phase_of_the_methods_own_is_kept_and_told_and_leaves_by_the_same_door
         return Outgoing(send={"a": torch.zeros(3)}, keep={"w": torch.ones(2)})
 
     method = opened("fedavg", own=PRIVATE, phase="day-dream")
+    monkeypatch.setattr(method.session.method, "phases", ("day-dream",), raising=False)
     monkeypatch.setattr(method.session.method, "day_dream", dream, raising=False)
     reply = answer(method)
     metrics = reply[METRICS]
@@ -211,11 +214,38 @@ def test_a_phase_that_is_named_as_something_else_of_a_method_is_refused(
         answer(opened("fedavg", phase=phase))
 
 
+@pytest.mark.parametrize("phase", ["training-images", "training_images"])
+def test_a_helper_of_a_method_is_no_phase_that_a_message_can_ask_for(
+    opened: Opened, weights: dict[str, Any], monkeypatch: pytest.MonkeyPatch, phase: str
+) -> None:
+    called = []
+
+    def training_images(lab: Lab) -> Outgoing:
+        called.append(lab.site)
+        return Outgoing(send={"images": lab.silo.train.inputs})
+
+    method = opened("fedavg", weights, phase=phase)
+    monkeypatch.setattr(method.session.method, "training_images", training_images, raising=False)
+    with refuses(SiteError, phase):
+        answer(method)
+    assert not called
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_phases_of_a_method_are_functions_of_a_lab(method: str) -> None:
+    cls = site_class(method)
+    assert "train" in cls.phases
+    for phase in cls.phases:
+        parameters = inspect.signature(getattr(cls, phase.replace("-", "_"))).parameters
+        assert list(parameters) == ["self", "lab"]
+
+
 @pytest.mark.parametrize("returned", [None, RecordDict({ARRAYS: ArrayRecord()})])
 def test_a_phase_that_returns_something_else_than_outgoing_sends_nothing(
     opened: Opened, monkeypatch: pytest.MonkeyPatch, returned: RecordDict | None
 ) -> None:
     method = opened("fedavg", phase="dream")
+    monkeypatch.setattr(method.session.method, "phases", ("dream",), raising=False)
     monkeypatch.setattr(method.session.method, "dream", lambda lab: returned, raising=False)
     kind = type(returned).__name__
     with refuses(SiteError, kind):
@@ -229,6 +259,7 @@ def test_a_plugin_of_version_0_1_may_still_end_with_lab_reply(
         return lab.reply(send={"a": torch.zeros(3)})
 
     method = opened("fedavg", phase="dream")
+    monkeypatch.setattr(method.session.method, "phases", ("dream",), raising=False)
     monkeypatch.setattr(method.session.method, "dream", dream, raising=False)
     assert list(answer(method)[ARRAYS]) == ["a"]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fedsilo.client_app.privacy.ledger import LEDGER
-from fedsilo.client_app.privacy.opened_sums import SUMS
+from fedsilo.client_app.privacy.unmasked_sums import SUMS
 from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve

@@ -7,8 +7,7 @@ import torch
 
 from fedsilo.cli.main import main
 from fedsilo.client_app.training import compute
-from fedsilo.client_app.training.compute import Compute, choose_compute
-from fedsilo.client_app.training.streamed import Streamed
+from fedsilo.client_app.training.compute import Compute, Streamed, choose_compute
 from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve

@@ -26,8 +26,7 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import TokenClassifier, exchanged_arrays, load_exchanged
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.methods.cdl import CDL
-from fedsilo.strategies.methods.decentralised import Decentralised
+from fedsilo.strategies.methods.decentralised import CDL, Decentralised
 from tests.support.errors import refuses
 from tests.support.lab import answer, evaluate, fitted, steps_of
 from tests.support.methods import Opened, Tiny, arrays_of

@@ -34,7 +34,7 @@ from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.loop.method import State, initial_weights
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.methods.cross import Cross
+from fedsilo.strategies.methods.local import Cross
 from fedsilo.strategies.wire.reply import ArraySpec
 from tests.support.asking import arrays_expected
 from tests.support.errors import refuses

@@ -7,7 +7,7 @@ from fedsilo.core.settings.own_settings import NoSettings
 from fedsilo.strategies.loop.ask import Ask, Question, Replies
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.methods.cyclic import Cyclic
+from fedsilo.strategies.methods.fedavg import Cyclic
 from tests.support.asking import make_reply
 
 # At the server

@@ -19,7 +19,7 @@ from fedsilo.models.networks.site_network import TokenClassifier, load_exchanged
 from fedsilo.strategies.loop.method import State, initial_weights
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.methods.ensemble import Ensemble
+from fedsilo.strategies.methods.local import Ensemble
 from fedsilo.strategies.wire.reply import ArraySpec
 from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, state_after
 from tests.support.errors import refuses

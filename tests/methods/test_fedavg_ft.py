@@ -12,8 +12,7 @@ from fedsilo.core.messages import ARRAYS, EVALUATE, METRICS, TRAIN, Instruction
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.methods.fedavg_ft import FedAvgFT
-from fedsilo.strategies.methods.personal_models import PersonalState
+from fedsilo.strategies.methods.personal_models import FedAvgFT, PersonalState
 from fedsilo.strategies.wire.reply import ArraySpec, Reply
 from tests.support.asking import arrays_expected, arrays_sent, state_after
 from tests.support.errors import refuses

@@ -18,7 +18,7 @@ from fedsilo.models.methods.feddistill import FedDistillSettings
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.methods.feddistill import FedDistill
+from fedsilo.strategies.methods.class_means import FedDistill
 from fedsilo.strategies.wire.reply import ArraySpec
 from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, state_after
 from tests.support.errors import refuses

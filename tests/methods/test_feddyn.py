@@ -12,7 +12,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.methods.feddyn import FedDynSettings
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.methods.feddyn import FedDyn
+from fedsilo.strategies.methods.drift_correction import FedDyn
 from fedsilo.strategies.wire.reply import Reply
 from tests.strategies.conftest import sized
 from tests.support.asking import arrays_sent, state_after

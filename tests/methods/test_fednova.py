@@ -13,7 +13,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.own_settings import NoSettings
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.methods.fednova import FedNova
+from fedsilo.strategies.methods.drift_correction import FedNova
 from tests.support.asking import fault_of, question_of, state_after
 from tests.support.lab import answer
 from tests.support.methods import SiteReply

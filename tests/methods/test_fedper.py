@@ -22,10 +22,8 @@ from fedsilo.models.networks.site_network import batch_norms, last_layers
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.methods.fedbabu import FedBABU
-from fedsilo.strategies.methods.fedbn import FedBN
-from fedsilo.strategies.methods.fedper import FedPer
-from fedsilo.strategies.methods.personal_models import PersonalState
+from fedsilo.strategies.methods.fedper import FedBN, FedPer
+from fedsilo.strategies.methods.personal_models import FedBABU, PersonalState
 from fedsilo.strategies.wire.reply import Reply
 from tests.support.asking import question_of, state_after
 from tests.support.errors import refuses

@@ -40,7 +40,7 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants, meet_sites
-from fedsilo.strategies.methods.fedproto import FedProto
+from fedsilo.strategies.methods.class_means import FedProto
 from fedsilo.strategies.wire.reply import ArraySpec
 from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, state_after
 from tests.support.errors import refuses
@@ -572,6 +572,26 @@ def test_only_classes_of_enough_samples_are_asked_for_and_a_hospital_may_want_mo
     for site, labels in classes.items():
         assert list(proto.held(site)) == labels
         assert set(arrays_expected(proto, START)[site]) == {f"prototype/{n}" for n in labels}
+
+
+@pytest.mark.parametrize(
+    ("least", "floors", "notices"),
+    [
+        (4, {}, 1),  # the run's 'privacy.sums-min-count', 10, is every site's floor
+        (10, {}, 0),
+        (4, {"s2a": 4}, 0),
+        (4, {"s1a": 5, "s2a": 6, "s3a": 7}, 1),
+    ],
+)
+def test_a_class_min_count_below_every_sites_floor_is_said_to_have_no_effect(
+    proto: FedProto, least: int, floors: dict[str, int], notices: int
+) -> None:
+    proto.settings = FedProtoSettings(class_min_count=least)
+    every = dict.fromkeys(proto.participants.sites(), 10)
+    proto.participants = floored(proto.participants, **every | floors)
+    told = proto.notices()
+    assert len(told) == notices
+    assert all("'fedproto.class-min-count' is 4" in line for line in told)
 
 
 @pytest.mark.parametrize("inference", ["head", "prototype"])

@@ -10,7 +10,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.methods.fedswa import FedSWASettings
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.methods.fedswa import FedSWA
+from fedsilo.strategies.methods.fedavgm import FedSWA
 from fedsilo.strategies.wire.reply import Reply
 from tests.support.asking import arrays_sent, evaluation_of, state_after
 from tests.support.errors import refuses

@@ -25,7 +25,7 @@ from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.site_network import exchanged_arrays
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.methods.mix import Mix
+from fedsilo.strategies.methods.fedavg import Mix
 from fedsilo.strategies.wire.records import to_record
 from fedsilo.strategies.wire.reply import ArraySpec
 from tests.support.asking import (

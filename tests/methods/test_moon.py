@@ -34,8 +34,8 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.loop.round_loop import RoundLoop
 from fedsilo.strategies.meeting.participants import Participants
+from fedsilo.strategies.methods.drift_correction import Moon
 from fedsilo.strategies.methods.fedavg import FedAvg
-from fedsilo.strategies.methods.moon import Moon
 from tests.support.asking import arrays_expected, arrays_sent, evaluation_of, state_after
 from tests.support.errors import refuses
 from tests.support.lab import answer, evaluate, fitted, steps_of

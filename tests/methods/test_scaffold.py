@@ -9,14 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.core.array_names import arrays_below, with_prefix
+from fedsilo.core.array_names import arrays_below, is_statistic, with_prefix
 from fedsilo.core.messages import ARRAYS, ROUND_KEYS
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.methods.scaffold import SCAFFOLDSettings
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.checks import AgreedWeights, Terms
 from fedsilo.strategies.meeting.participants import Participants
-from fedsilo.strategies.methods.scaffold import SCAFFOLD
+from fedsilo.strategies.methods.drift_correction import SCAFFOLD
 from fedsilo.strategies.wire.reply import Reply
 from tests.strategies.conftest import sized
 from tests.support.asking import question_of, state_after
@@ -33,15 +33,23 @@ def controls_of(opened: Opened, weights: dict[str, Any], value: float) -> dict[s
     return with_prefix("control/", {n: np.full_like(weights[n], value) for n in trained})
 
 
+def whole(sent: Any, weights: dict[str, Any], name: str, steps: int) -> Any:
+    """Return the array to which a site has trained, from the one with a step's mean update."""
+    array = sent[name].numpy()
+    if is_statistic(name):
+        return array
+    return weights[name] + steps * (array - weights[name])
+
+
 def test_without_controls_the_first_round_is_fedavgs_and_sends_the_mean_gradient(
     opened: Opened, weights: dict[str, Any]
 ) -> None:
     zeros = controls_of(opened, weights, 0.0)
     found = answer(opened("scaffold", weights | zeros, own=SGD))[ARRAYS]
     fedavg = answer(opened("fedavg", weights, own=SGD))[ARRAYS]
-    for name, array in fedavg.items():
-        np.testing.assert_allclose(found[name].numpy(), array.numpy(), atol=1e-6)
     steps = 3  # 36 samples in batches of 16: eta c_i = (x - y) / K
+    for name, array in fedavg.items():
+        np.testing.assert_allclose(whole(found, weights, name, steps), array.numpy(), atol=1e-6)
     for name in arrays_below("control/", zeros):
         moved = (weights[name] - fedavg[name].numpy()) / steps
         np.testing.assert_allclose(found[f"control/{name}"].numpy(), moved, atol=1e-6)
@@ -57,7 +65,7 @@ def test_a_control_that_the_site_has_itself_corrects_nothing(
     second = answer(opened("scaffold", weights | own, own=SGD, **told))[ARRAYS]
     fedavg = answer(opened("fedavg", weights, own=SGD, round=2))[ARRAYS]
     for name, array in fedavg.items():
-        np.testing.assert_allclose(second[name].numpy(), array.numpy(), atol=1e-5)
+        np.testing.assert_allclose(whole(second, weights, name, 3), array.numpy(), atol=1e-5)
 
 
 def test_a_control_of_eta_c_moves_each_weight_by_it_in_each_step(
@@ -81,14 +89,17 @@ def method(participants: Participants, rate: float = 1.0, **common: Any) -> SCAF
     return SCAFFOLD(CommonSettings(silos=3, **common), SCAFFOLDSettings(rate), known)
 
 
-def answers(site_reply: SiteReply) -> dict[str, Reply]:
+def answers(site_reply: SiteReply, steps: tuple[int, int] = (1, 1)) -> dict[str, Reply]:
     """Return what two of three sites answer, with 1 and 3 of all 8 samples."""
-    return {
-        site: site_reply(
-            site, {"w": np.float32([w]), "control/w": np.float32([c])}, num_examples=count
-        )
-        for site, w, c, count in (("s1a", 2.0, 0.0, 1), ("s2a", 6.0, 4.0, 3))
-    }
+    replies = {}
+    for site, w, c, count, taken in (
+        ("s1a", 2.0, 0.0, 1, steps[0]),
+        ("s2a", 6.0, 4.0, 3, steps[1]),
+    ):
+        arrays = {"w": np.float32([w]), "control/w": np.float32([c])}
+        metrics = {"inverse-steps": 1 / taken, "num_examples": count}
+        replies[site] = site_reply(site, arrays, **metrics)
+    return replies
 
 
 def test_weights_are_averaged_and_controls_move_by_the_share_that_answered(
@@ -98,6 +109,36 @@ def test_weights_are_averaged_and_controls_move_by_the_share_that_answered(
     # the mean is (2 + 3 * 6) / 4 = 5, half the way from 1 is 3; of the controls it is 3, and half
     # of the samples answered: 2 + (3 - 2) / 2
     assert {n: a.tolist() for n, a in after.arrays.items()} == {"w": [3.0], "control/w": [2.5]}
+
+
+def test_a_model_counts_by_samples_per_step_and_a_control_by_samples(
+    participants: Participants, site_reply: SiteReply
+) -> None:
+    after = state_after(method(participants), START, answers(site_reply, (1, 3)))
+    # each step moved w by 1 and by 5; with samples per step 1 / 1 and 3 / 3 the models 2 and
+    # 1 + 3 * 5 = 16 count alike
+    assert after.arrays["w"].tolist() == pytest.approx([9.0])
+    assert after.arrays["control/w"].tolist() == [2.5]
+
+
+@pytest.mark.parametrize(
+    ("share", "steps", "is_usable"),
+    [
+        (1.0, 3, True),
+        (1 / 3, 3, True),
+        (1 / 4, 3, False),
+        (0.0, 3, False),
+        (1e-320, 3, False),
+        (1 / 4, 0, True),  # 49 samples in batches of 16
+        (1 / 5, 0, False),
+    ],
+)
+def test_a_reply_of_impossible_steps_is_refused(
+    participants: Participants, site_reply: SiteReply, share: float, steps: int, is_usable: bool
+) -> None:
+    server = method(participants, local_steps=steps, local_epochs=1, batch_size=16)
+    reply = replace(site_reply("s1a", {}, **{"inverse-steps": share}), examples=49)
+    assert (server.implausible_steps(reply) is None) == is_usable
 
 
 def test_controls_move_by_the_share_of_the_samples_that_were_agreed(
@@ -125,9 +166,10 @@ def test_long_controls_put_no_site_out_of_the_round(
 
 
 def test_what_leaves_names_weights_and_gradient(participants: Participants) -> None:
-    weights, gradient = method(participants).disclosures().leaves
+    weights, gradient, steps = method(participants).disclosures().leaves
     assert "all weights" in weights
     assert "mean gradient" in gradient
+    assert "number of optimiser steps" in steps
 
 
 def test_a_secret_sum_gives_the_weights_and_controls_of_an_open_one(

@@ -16,7 +16,6 @@ from pathlib import Path
 from fedsilo.client_app.privacy.signing import own_code, signing_key
 from fedsilo.client_app.site.node import OWN, owner_only
 from fedsilo.client_app.site.own_file import OwnFile
-from fedsilo.client_app.site.sentences import explain_rules
 from fedsilo.core.errors import FedsiloError
 from fedsilo.core.files.atomic_files import build_folder, read_regular, write_atomically
 from fedsilo.core.processes import free_ports
@@ -26,6 +25,7 @@ from fedsilo.deployment.doctor.findings import Status, examine
 from fedsilo.deployment.doctor.secrets import certificate
 from fedsilo.deployment.doctor.site import CHECKS, SiteSetup
 from fedsilo.deployment.kit import AUTHORITY, CARD, KEY, Kit, KitError, read_kit
+from fedsilo.deployment.rule_sentences import explain_rules
 from fedsilo.deployment.rules import SITE, RuleOptions, check_rules, write_rules
 from fedsilo.deployment.worker.hospital import parse_node_config
 from fedsilo.server_app.config.settings import RunSettings

@@ -16,7 +16,6 @@ from fedsilo.client_app.site.identity import NODE_FIELDS, refusing_as
 from fedsilo.client_app.site.limits import MEGABYTE, limits_of
 from fedsilo.client_app.site.node import own_cache, own_folder_of
 from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile
-from fedsilo.client_app.site.sentences import effective, explain_rules
 from fedsilo.core.messages import ARRAYS, CONFIG, KEPT_STATE, METRICS, NUM_EXAMPLES, SECONDS
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value, build, unknown_key
@@ -33,6 +32,7 @@ from fedsilo.deployment.doctor.secrets import (
     writable_folder,
 )
 from fedsilo.deployment.doctor.wire import handshake, is_online, same_clock
+from fedsilo.deployment.rule_sentences import effective, explain_rules
 from fedsilo.deployment.worker.installed import refuse_other_flower
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.strategies.methods.registry import strategy_class

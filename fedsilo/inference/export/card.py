@@ -13,8 +13,6 @@ from typing import Any
 
 import yaml
 
-from fedsilo.core.arguments import refuse_target
-from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.one_line import (
     Markdown,
     as_markdown,
@@ -36,25 +34,6 @@ _USAGE = Path(__file__).parent / "templates" / "usage.yaml"  # instructions for 
 _FEW = 100  # test samples; with fewer, the card warns that intervals are wide
 _SPLITS = ("train", "val", "test")
 _SHOWN = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error", "loss")
-
-
-def card(run_dir: Path, site: str | None = None, out: Path | None = None) -> str:
-    """Build the card of a finished run's model from the run directory.
-
-    The card describes the model of ``site``; if None, the shared model or every site's model. If
-    ``out`` is given, the card is also written to that file, which must not exist.
-
-    Raises:
-        FedsiloError: the run has not ended, the run has no such site, or the file exists.
-    """
-    run = FinishedRun.open(run_dir)
-    if site:
-        run.chosen_sites([site])  # raises its error if there is no such site
-    text = card_text(run, site)
-    if out is not None:
-        refuse_target(out, "another --out")
-        write_atomically(out, text)
-    return text
 
 
 def card_text(

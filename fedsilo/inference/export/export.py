@@ -1,34 +1,241 @@
-"""``fedsilo export``: writes a finished run's model as a program, with test vectors and a card.
+"""Exports a finished run's model as a program that needs no fedsilo: ``fedsilo export``.
 
-The folder appears complete or not at all, and only if the program's answers equal fedsilo's.
+A written program is read back, and its answers are compared with fedsilo's. The folder appears
+complete or not at all, and only if the answers are equal. Test vectors are made up, so that no
+patient's row or image leaves with a model.
 """
 
+import copy
 import json
-from collections.abc import Callable, Mapping
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors.torch import save_file
+from torch import Tensor
+from torch.export import Dim, ExportedProgram
 
-from fedsilo.core.arguments import refuse_target
-from fedsilo.core.errors import SettingError
+from fedsilo.client_app.training.compute import Compute
+from fedsilo.client_app.training.evaluation import over_batches
+from fedsilo.core.errors import ExportError, needs_extra
 from fedsilo.core.files.atomic_files import build_folder
+from fedsilo.core.seeding import generator
 from fedsilo.core.versions import installed_software
 from fedsilo.inference.export.card import card_text
-from fedsilo.inference.export.formats import (
-    INPUTS,
-    PROBABILITIES,
-    TOLERANCE,
-    Program,
-    open_program,
-    write_onnx,
-    write_pt2,
-)
+from fedsilo.models.maths.standardisation import standardise
+from fedsilo.models.networks.probability_model import ProbabilityModel
 from fedsilo.runs.finished_run import FinishedRun
+from fedsilo.runs.trained_model import TrainedModel
 
 CARD = "model-card.md"
 VECTORS_FILE = "test-vectors.safetensors"
+VECTORS = 8
+_SIZES = (VECTORS, 1, 3)  # batch sizes with which a program is tested
+TOLERANCE = 1e-4  # largest allowed difference of a probability
+INPUTS, PROBABILITIES = "inputs", "probabilities"
+_CPU = Compute(torch.device("cpu"), bf16=False)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A model ready to be exported, on the CPU."""
+
+    model: TrainedModel
+    module: ProbabilityModel  # maps inputs to class probabilities
+    vectors: Tensor  # (8, *input_shape), made-up inputs
+    answers: Tensor  # (8, classes), fedsilo's own predictions for them, without dropout
+
+    def difference(self, answers: Tensor, of: int = VECTORS) -> float:
+        """Return the largest difference of ``answers`` from ours on the first ``of`` vectors.
+
+        Args:
+            answers: probabilities of shape (of, classes).
+            of: the number of vectors.
+
+        Raises:
+            ExportError: the difference exceeds the tolerance.
+        """
+        most = (answers.double() - self.answers[:of].double()).abs().max().item()
+        # Written so that a difference of NaN is refused too
+        if not most <= TOLERANCE:
+            raise ExportError(
+                f"the exported program's probabilities differ by {most:.2g} from fedsilo's, but "
+                f"only {TOLERANCE:g} is allowed: nothing was written; report it with the versions "
+                "of 'fedsilo settings'"
+            )
+        return most
+
+    def interface(self) -> dict[str, Any]:
+        """Describe the inputs and outputs, for JSON."""
+        silo, pixels = self.model.silo, self.model.pixel_standardisation()
+        inputs = {
+            "name": INPUTS,
+            "type": str(self.vectors.dtype).removeprefix("torch."),
+            "shape": ["batch", *self.vectors.shape[1:]],
+            "meaning": _meaning(self.vectors, pixels is not None),
+        }
+        if silo.features:
+            inputs["features"] = list(silo.features)
+        return {
+            "inputs": inputs,
+            "outputs": {
+                "name": PROBABILITIES,
+                "type": "float32",
+                "shape": ["batch", len(self.model.classes)],
+                "classes": list(self.model.classes),
+                "meaning": "class probabilities of one pass without dropout",
+            },
+        }
+
+
+def open_program(model: TrainedModel) -> Program:
+    """Build a model's program; the model itself is not changed."""
+    # A copy, because the caller may go on with the model on its own device
+    network = copy.deepcopy(model.network).cpu()
+    module = ProbabilityModel(network, model.silo.standardisation, model.pixel_standardisation())
+    module.requires_grad_(False)
+    vectors = made_up_inputs(model)
+    # Prepared as by the silo and not by the module, because the answers of the two are compared
+    logits = over_batches(network, _prepare(model, vectors), _CPU, network)
+    return Program(model, module, vectors, torch.softmax(logits, dim=1))
+
+
+def made_up_inputs(model: TrainedModel) -> Tensor:
+    """Make eight synthetic inputs: noise, or numbers around a table's means with one missing."""
+    rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
+    shape = (VECTORS, *model.silo.task.input_shape)
+    standardisation = model.silo.standardisation
+    if standardisation:
+        spread = torch.randn(shape, generator=rng, dtype=torch.float64)
+        mean = torch.from_numpy(standardisation.mean)
+        rows = (mean + spread * torch.from_numpy(standardisation.std)).float()
+        # One missing value, so that the comparison covers the replacement by the mean
+        rows[0, 0] = torch.nan
+        return rows
+    if inputs.dtype in (torch.uint8, torch.int16):
+        kinds = torch.iinfo(inputs.dtype)
+        return torch.randint(kinds.min, kinds.max + 1, shape, generator=rng).to(inputs.dtype)
+    return 255 * torch.rand(shape, generator=rng)
+
+
+def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
+    """Prepare raw inputs as a silo of the run does: standardise a table, or normalise pixels."""
+    if model.silo.standardisation:
+        return standardise(vectors, model.silo.standardisation)
+    pixels = model.pixel_standardisation()
+    if pixels:
+        mean, scale = pixels
+        return (vectors / 255 - mean) / scale
+    return vectors
+
+
+def _meaning(vectors: Tensor, is_standardised: bool) -> str:
+    """Describe what the inputs are, for the reader of program.json."""
+    if vectors.ndim == 2:
+        return "a table's features in this order as they are read; a missing value is NaN"
+    if vectors.dtype == torch.uint8:
+        return "pixels 0 to 255, decoded and of this size"
+    if vectors.dtype == torch.int16:
+        return "pixels of 16 bits less 32768, decoded and of this size"
+    if is_standardised:
+        return "pixels 0 to 255, of this size"
+    return "pixels 0 to 255, of this size, as they are read"
+
+
+def trace_program(program: Program) -> ExportedProgram:
+    """Trace the program with torch.export, for batches of any size.
+
+    Raises:
+        ExportError: a part of the network cannot be exported.
+    """
+    batch = {INPUTS: {0: Dim("batch", min=1)}}
+    try:
+        with torch.no_grad(), _quiet():
+            return torch.export.export(program.module, (program.vectors,), dynamic_shapes=batch)
+    # The tracer raises errors of nearly any type
+    except Exception as error:
+        raise ExportError(_cannot("pt2", error)) from error
+
+
+def write_pt2(program: Program, path: Path) -> float:
+    """Write the program for PyTorch, and return the largest difference of its answers from ours.
+
+    Raises:
+        ExportError: the program cannot be exported, or the difference is too large.
+    """
+    with _quiet():
+        torch.export.save(trace_program(program), path)
+        read: Any = torch.export.load(path).module()
+    differences = []
+    with torch.no_grad():
+        for size in _SIZES:
+            differences.append(program.difference(read(program.vectors[:size]), size))
+    return max(differences)
+
+
+def write_onnx(program: Program, path: Path) -> float:
+    """Write the program for ONNX runtimes; returns and raises as ``write_pt2``.
+
+    Raises:
+        SettingError: the extra 'onnx' is not installed.
+        ExportError: as ``write_pt2``.
+    """
+    with needs_extra("format 'onnx'", "onnx"):
+        import onnxruntime
+        import onnxscript  # noqa: F401  # torch's ONNX exporter needs it
+    traced = trace_program(program)
+    try:
+        with torch.no_grad(), _quiet():
+            torch.onnx.export(
+                traced,
+                (program.vectors,),
+                path,
+                input_names=[INPUTS],
+                output_names=[PROBABILITIES],
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+        answers = []
+        for size in _SIZES:
+            inputs = {INPUTS: program.vectors[:size].numpy()}
+            answers.append(session.run([PROBABILITIES], inputs)[0])
+    # Converter and runtime raise errors of nearly any type
+    except Exception as error:
+        raise ExportError(_cannot("onnx", error)) from error
+    differences = []
+    for answer, size in zip(answers, _SIZES, strict=True):
+        differences.append(program.difference(torch.from_numpy(answer), size))
+    return max(differences)
+
+
+def _cannot(name: str, error: Exception) -> str:
+    text = " ".join(str(error).split())[:200]
+    return f"this model cannot be written as '{name}' ({text}): choose another --format"
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide the exporters' messages, because they are meant for the exporters' authors."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
+    before = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, before, strict=True):
+            logger.setLevel(level)
+
+
 # Format -> function that writes the program
 _WRITERS: Mapping[str, Callable[[Program, Path], float]] = {"pt2": write_pt2, "onnx": write_onnx}
 FORMATS = tuple(_WRITERS)
@@ -53,37 +260,18 @@ class Export:
         ]
 
 
-def export(
-    run_dir: Path,
-    form: str = "pt2",
-    site: str | None = None,
-    out: Path | None = None,
-    data_dir: Path | None = None,
-    state_dir: Path | None = None,
-) -> Export:
-    """Export the model that ``FinishedRun.model`` opens.
+def export_model(run: FinishedRun, model: TrainedModel, form: str, folder: Path) -> Export:
+    """Write a model as a program to a new folder, with test vectors and a model card.
 
     Args:
-        run_dir: the run directory.
+        run: the run of the model.
+        model: the model.
         form: the format, one of ``FORMATS``.
-        site: the site whose model is used; None for the model of all sites.
-        out: the folder to write, which must not exist; None for one in the run directory.
-        data_dir: the data directory; None for the run's.
-        state_dir: the folder of the site's private state; None for the one in the run directory.
+        folder: the folder to write, which must not exist.
 
     Raises:
-        FedsiloError: the model cannot be opened or written in this format, the program's answers
-            differ, or the folder exists.
+        ExportError: the model cannot be written in this format, or the program's answers differ.
     """
-    if form not in FORMATS:
-        raise SettingError(f"--format must be one of {', '.join(FORMATS)}, but is '{form}'")
-    name = f"export-{form}"
-    if site:
-        name = f"{name}-{site}"
-    folder = out or run_dir / name
-    refuse_target(folder, "another --out")
-    run = FinishedRun.open(run_dir)
-    model = run.model(site, data_dir=data_dir, state_dir=state_dir)
     # A shared model is every site's, so its card and program name no site
     own_site = None
     if model.own:

@@ -1,24 +1,291 @@
-"""Adds groups of patients and the decision curve to the clinic report; needs the sites' data."""
+"""Metrics by group of patients, and the decision curve, for the clinic report.
+
+Both predict the test samples again, so they need the sites' data. A group has enough patients in
+each class, and so has the range between two thresholds of the curve.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from fedsilo.core.drawing.palette import line_styles
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import SERVER
-from fedsilo.inference.monitor.decisions import examine_decisions
-from fedsilo.inference.monitor.groups import Examined, GroupColumn, examine_groups
-from fedsilo.inference.predict.inputs import open_inputs, table_schema
-from fedsilo.inference.predict.predict_request import CaseSource
+from fedsilo.inference.predict.inputs import CaseSource, open_inputs, table_schema
 from fedsilo.inference.predict.prediction import predict_inputs
+from fedsilo.models.measures.decision_curve import net_benefit
+from fedsilo.models.measures.intervals import of_share
+from fedsilo.pages.page import Picture, Table, edge_names, with_interval
+from fedsilo.pages.page_pictures import curves, estimates
 from fedsilo.reports.clinic import Examination
 from fedsilo.runs.finished_run import Shown
 from fedsilo.runs.trained_model import TrainedModel
 
 _TITLE = "Groups of patients, and decisions"
+_BENEFIT = "Benefit of acting on the model"
+_THRESHOLDS = [percent / 100 for percent in range(5, 100, 5)]
+_EVEN = 0.5  # the second class is the prediction if its probability is at least this
+_LOWEST = -0.15  # the curve for acting on all falls without limit, so it is cut off here
+
+
+@dataclass(frozen=True)
+class Examined:
+    """Test samples of all sites whose metrics may be shown, together."""
+
+    sites: Sequence[str]  # their names
+    classes: Sequence[str]
+    floor: int
+    probabilities: Tensor  # (n, classes) of the sites' models
+    labels: Tensor  # (n,) int64
+    # (n, features) as they were read, NaN where a value is missing; None for images
+    rows: Tensor | None
+
+
+@dataclass(frozen=True)
+class GroupColumn:
+    """A column by which patients are grouped."""
+
+    name: str  # name of the column
+    places: Sequence[int]  # indices of its features: one, or one per level except the first
+    levels: Sequence[str]  # levels of a categorical column, otherwise empty
+    edges: Sequence[float]  # edges between the groups of a numeric column, otherwise empty
+
+    def groups(self, rows: Tensor) -> tuple[Tensor, list[str]]:
+        """Return the group number of each row (n,), and the names of the groups.
+
+        Rows with a missing value are a group of their own, the last one.
+        """
+        values = rows[:, list(self.places)]
+        if self.levels:
+            names = list(self.levels)
+            # The first level has no feature: all features of its rows are 0
+            found = torch.where(values.max(dim=1).values > 0.5, values.argmax(dim=1) + 1, 0)
+        else:
+            names = ["all"]
+            if self.edges:
+                names = edge_names(self.edges)
+            edges = torch.tensor(self.edges, dtype=values.dtype)
+            found = torch.bucketize(values[:, 0].contiguous(), edges, right=True)
+        unknown = values[:, 0].isnan()
+        found = found.masked_fill(unknown, len(names))
+        if unknown.any():
+            names = [*names, "not known"]
+        return found, names
+
+
+@dataclass(frozen=True)
+class Group:
+    """Patients of a group: counts and right answers by class."""
+
+    name: str
+    counts: tuple[int, ...]
+    right: tuple[int, ...]
+
+    def is_enough(self, floor: int) -> bool:
+        """Tell whether the group's metrics may be shown without revealing a smaller count."""
+        if len(self.counts) == 2:
+            return min(self.counts) >= floor
+        # An accuracy with at most one right, or wrong, answer would reveal single patients
+        samples, right = sum(self.counts), sum(self.right)
+        return samples >= floor and 2 <= right <= samples - 2
+
+    def with_(self, other: Group) -> Group:
+        """Merge this group with its neighbour ``other``."""
+        counts = _add(self.counts, other.counts)
+        return Group(_join_names(self.name, other.name), counts, _add(self.right, other.right))
+
+
+def _add(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
+    return tuple(map(operator.add, one, other))
+
+
+def _join_names(one: str, other: str) -> str:
+    """Name two neighbours together: ``30 to 40`` and ``40 to 50`` are ``30 to 50``."""
+    start, _, end = one.rpartition(" ")
+    if other == f"from {end}":
+        return f"from {start.removesuffix(' to')}"
+    if other.startswith(f"{end} to "):
+        return f"{start} {other.removeprefix(f'{end} to ')}"
+    return f"{one} or {other}"
+
+
+def group_patients(found: Examined, column: GroupColumn) -> list[Group]:
+    """Group patients by a column; a group that is too small or empty is merged with the next."""
+    assert found.rows is not None, "a column is of a table"
+    place_of, names = column.groups(found.rows)
+    hits = found.probabilities.argmax(dim=1) == found.labels
+    groups = []
+    for place, name in enumerate(names):
+        labels = found.labels[place_of == place]
+        right_labels = found.labels[(place_of == place) & hits]
+        counts = torch.bincount(labels, minlength=len(found.classes)).tolist()
+        right = torch.bincount(right_labels, minlength=len(found.classes)).tolist()
+        groups.append(Group(name, tuple(counts), tuple(right)))
+    return merge_small_groups(groups, found.floor)
+
+
+def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
+    """Merge each group that is too small with the next one, and the last with the one before.
+
+    Returns:
+        Groups that are all large enough; none if even all patients together are too few.
+    """
+    kept: list[Group] = []
+    for group in groups:
+        if kept and not kept[-1].is_enough(floor):
+            kept.append(kept.pop().with_(group))
+        else:
+            kept.append(group)
+    # The last group has no next one. Merged with the one before, it may still be too small.
+    while len(kept) > 1 and not kept[-1].is_enough(floor):
+        last = kept.pop()
+        kept.append(kept.pop().with_(last))
+    if not kept or not kept[-1].is_enough(floor):
+        return []
+    return kept
+
+
+def examine_groups(found: Examined, column: GroupColumn) -> Examination:
+    """Compute the metrics by group of a column."""
+    groups, title = group_patients(found, column), f"By {column.name}"
+    if len(groups) < 2:
+        why = f"There are no two groups with {found.floor} patients of each class."
+        return Examination(title, [why])
+    drawn = {}
+    texts = []
+    for group in groups:
+        accuracy = of_share(sum(group.right), sum(group.counts))
+        drawn[group.name] = accuracy
+        texts.append(f"{group.name}: {with_interval(accuracy)}")
+    said = "; ".join(texts)
+    label = "share of test patients predicted correctly"
+    svg = estimates(f"by-{column.name}", {"accuracy": drawn}, label)
+    picture = Picture(svg, f"Accuracy by {column.name}. {said}.", f"Accuracy by {column.name}.")
+    return Examination(title, picture=picture, tables=[_group_table(found, column, groups)])
+
+
+def _group_table(found: Examined, column: GroupColumn, groups: Sequence[Group]) -> Table:
+    binary = len(found.classes) == 2
+    names = []
+    if binary:
+        names = ["specificity", "sensitivity"]
+    rows = []
+    for group in groups:
+        samples, right = sum(group.counts), sum(group.right)
+        cells = [_cell(right, samples)]
+        if binary:
+            # Specificity and sensitivity are the shares of right answers in the two classes
+            cells += map(_cell, group.right, group.counts)
+        rows.append([group.name, str(samples), *cells])
+    note = (
+        f"Test patients of {', '.join(found.sites)}; in brackets 95 % intervals (Wilson). A group "
+        f"with fewer than {found.floor} patients in a class is merged with its neighbour. Many "
+        "groups are compared, so a single difference may be due to chance."
+    )
+    if binary:
+        note += f" Sensitivity is for class '{found.classes[1]}'."
+    return Table(f"By {column.name}", (column.name, "patients", "accuracy", *names), rows, note)
+
+
+def _cell(right: int, samples: int) -> str:
+    return with_interval(of_share(right, samples))
+
+
+def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
+    """Yield thresholds of scores (n,), with at least ``floor`` patients between two of them.
+
+    Closer thresholds would reveal the model's predictions for the few patients between them. 0.5
+    counts as a threshold, because sensitivity and specificity are shown for it.
+    """
+    before = 0.0
+    for threshold in _THRESHOLDS:
+        # Patients between the threshold and its neighbours on both sides; 0.5 is always one
+        start, end = before, math.inf
+        if threshold > _EVEN:
+            start = max(before, _EVEN)
+        if threshold < _EVEN:
+            end = _EVEN
+        below = (scores >= start) & (scores < threshold)
+        above = (scores >= threshold) & (scores < end)
+        if min(int(below.sum()), int(above.sum())) >= floor:
+            yield threshold
+            before = threshold
+
+
+def examine_decisions(found: Examined) -> Examination:
+    """Compute the decision curve and its table, or say why there is none."""
+    if len(found.classes) != 2:
+        return Examination(_BENEFIT, ["A decision curve needs two classes, but this run has more."])
+    benefits = _net_benefits(found)
+    if not benefits:
+        return Examination(_BENEFIT, ["There are too few test patients for a decision curve."])
+    explained = (
+        f"A threshold is the probability of '{found.classes[1]}' from which somebody acts. It "
+        "states how bad a miss is compared with a false alarm: 9 times as bad at 0.1, equally bad "
+        "at 0.5. Net benefit is the number of true positives per patient, minus the false alarms "
+        "weighted by the threshold's odds. The model is useful at a threshold if its net benefit "
+        "is above that of acting on everybody and above 0, that of acting on nobody."
+    )
+    picture = _draw_benefits(benefits, found.classes[1])
+    return Examination(_BENEFIT, [explained], picture, [_benefit_table(found, benefits)])
+
+
+@dataclass(frozen=True)
+class _Benefit:
+    """The net benefits per patient at a threshold."""
+
+    threshold: float
+    of_model: float  # acting on the patients whose score reaches the threshold
+    of_all: float  # acting on everybody
+
+
+def _net_benefits(found: Examined) -> list[_Benefit]:
+    scores, ill = found.probabilities[:, 1], found.labels == 1
+    patients, benefits = len(scores), list[_Benefit]()
+    for threshold in thresholds(scores, found.floor):
+        acted = scores >= threshold
+        hits, false_alarms = int((acted & ill).sum()), int((acted & ~ill).sum())
+        of_model = net_benefit(hits, false_alarms, patients, threshold)
+        of_all = net_benefit(int(ill.sum()), int((~ill).sum()), patients, threshold)
+        benefits.append(_Benefit(threshold, of_model, of_all))
+    return benefits
+
+
+def _draw_benefits(benefits: Sequence[_Benefit], ill: str) -> Picture:
+    """Draw the curves of the model, of acting on all, and of acting on nobody."""
+    model, everybody, nobody = dict[int, float](), dict[int, float](), dict[int, float]()
+    best = []
+    for one in benefits:
+        percent = round(100 * one.threshold)
+        model[percent], nobody[percent] = one.of_model, 0.0
+        # The curve ends where it leaves the picture
+        if one.of_all > _LOWEST:
+            everybody[percent] = one.of_all
+        if one.of_model > max(0.0, one.of_all):
+            best.append(f"{one.threshold:g}")
+    lines = {"the model": model, f"all are '{ill}'": everybody, "nobody": nobody}
+    said = f"Thresholds at which the model is above both: {', '.join(best) or 'none'}."
+    svg = curves("decision", lines, line_styles(list(lines)), "net benefit", "threshold in percent")
+    return Picture(svg, f"Net benefit by threshold. {said}", said)
+
+
+def _benefit_table(found: Examined, benefits: Sequence[_Benefit]) -> Table:
+    rows = []
+    for benefit in benefits:
+        cells = [f"{benefit.of_model:.3f}", f"{benefit.of_all:.3f}"]
+        rows.append([f"{benefit.threshold:g}", *cells])
+    note = (
+        f"Vickers and Elkin 2006; {len(found.labels)} test patients of {', '.join(found.sites)}. "
+        f"At least {found.floor} patients lie between two thresholds."
+    )
+    return Table("Net benefit", ("threshold", "the model", "acting on all"), rows, note)
 
 
 def examine(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,8 +10,14 @@ import torch
 from torch import Tensor
 
 from fedsilo.core.errors import DataError
+from fedsilo.core.files.locations import find_places
+from fedsilo.core.files.text_files import read_rows, same_text
 from fedsilo.core.settings.common_settings import NOBODY
 from fedsilo.core.versions import FEDSILO
+from fedsilo.datasets.images.image_data_set import ImageDataSet
+from fedsilo.datasets.registry import data_set
+from fedsilo.datasets.tables.new_rows import BOOLEANS, read_table
+from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.inference.monitor.checks import (
     CaseCheck,
     accuracy_check,
@@ -19,11 +25,17 @@ from fedsilo.inference.monitor.checks import (
     coverage_check,
     drift_checks,
 )
-from fedsilo.inference.monitor.new_data import NewData, open_new_data
 from fedsilo.inference.predict.calibration import (
     Calibration,
     calibration_path,
     open_calibration,
+)
+from fedsilo.inference.predict.inputs import (
+    CaseSource,
+    Inputs,
+    as_cell,
+    open_inputs,
+    table_schema,
 )
 from fedsilo.inference.predict.prediction import predict_inputs
 from fedsilo.pages.page import render_page
@@ -86,34 +98,26 @@ class Monitored:
         )
 
 
-def monitor(
-    run_dir: Path,
+def check_new_cases(
+    run: FinishedRun,
+    model: TrainedModel,
     data: Path,
-    site: str | None = None,
-    *,
     coverage: float = 0.9,
     calibration: Path | None = None,
-    data_dir: Path | None = None,
 ) -> Monitored:
-    """Check new cases against a finished run.
+    """Check new cases against the model of a finished run and the training data of its site.
 
     Args:
-        run_dir: the run directory.
+        run: the run of the model.
+        model: the model.
         data: the new cases: a table, a manifest of images or a folder of images, with labels or
             without.
-        site: the site with the model and the training data. None for the model of all sites and
-            the training data of the first site that is on this machine.
         coverage: the coverage that prediction sets promise, between 0 and 1.
         calibration: the file that ``calibrate`` wrote; None for the one in the run directory.
-        data_dir: the data directory; None for the run's.
 
     Raises:
-        FedsiloError: the model or the cases cannot be opened, or there are too few cases.
+        FedsiloError: the cases cannot be opened, or there are too few cases.
     """
-    if not data.exists():
-        raise DataError(f"{data} does not exist: name new cases by --data")
-    run = FinishedRun.open(run_dir)
-    model = run.model(site, data_dir=data_dir)
     new, floor = open_new_data(model, data), run.floor
     found = predict_inputs(model, new.inputs)
     kept = new.inputs.kept()
@@ -226,3 +230,79 @@ def _facts(model: TrainedModel, data: Path, cases: int, unread: int) -> list[tup
         ("new cases", f"{cases} of {data.name}{skipped}"),
         ("version", f"fedsilo {FEDSILO}"),
     ]
+
+
+@dataclass(frozen=True)
+class NewData:
+    """New cases, and the class of each that could be read, -1 where it is not known."""
+
+    inputs: Inputs
+    labels: Tensor  # (k,) int64, of the readable inputs
+
+    def features(self) -> Tensor:
+        """Return the readable inputs as they were read; images are decoded again."""
+        if self.inputs.read is not None:
+            return self.inputs.read
+        return torch.cat(list(self.inputs.batches()))
+
+
+def open_new_data(model: TrainedModel, data: Path) -> NewData:
+    """Open the cases of a folder, a table or a manifest of images; errors as ``open_inputs``."""
+    by_name: dict[str, int] = {}
+    if data.is_dir():
+        inputs = open_inputs(model, CaseSource("images", data))
+    elif model.silo.features:
+        inputs = open_inputs(model, CaseSource("table", data))
+        schema = table_schema(model)
+        by_name = dict(_of_table(data, schema, _by_label(schema.classes)))
+    else:
+        inputs = open_inputs(model, CaseSource("manifest", data))
+        by_name = dict(_of_manifest(data, _by_label(_read_class_labels(model))))
+    labels = [by_name.get(name, -1) for name in inputs.names]
+    return NewData(inputs, torch.tensor(labels))
+
+
+def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
+    """Return the labels that the data set declares for each class of images."""
+    data, common = data_set(model.common.dataset), model.common
+    if isinstance(data, ImageDataSet):
+        return data.classes(common, find_places(common.data_dir, common.cache_dir))
+    return dict.fromkeys(model.classes, ())
+
+
+def _by_label(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Map each text that a label may have to its class number: a class's name, or a value of it."""
+    numbers = {}
+    for number, name in enumerate(classes):
+        numbers[same_text(name)] = number
+    # After all names, because a value counts even if it is the name of another class
+    for number, values in enumerate(classes.values()):
+        for value in values:
+            numbers[same_text(value)] = number
+    return numbers
+
+
+def _of_table(
+    path: Path, schema: TableSchema, classes: Mapping[str, int]
+) -> Iterator[tuple[str, int]]:
+    """Yield the line number, as text, and the class of each row whose label the schema knows."""
+    (_, first), *rows = read_table(path, schema.delimiter)
+    names = [name.strip().casefold() for name in first]
+    if schema.label.column.casefold() not in names:
+        return
+    # A row may be shorter than the header, and so end before the label
+    place = names.index(schema.label.column.casefold())
+    for number, cells in rows:
+        text = ""
+        if place < len(cells):
+            text = same_text(cells[place])
+        label = classes.get(text, classes.get(BOOLEANS.get(text.lower(), "")))
+        if label is not None:
+            yield str(number), label
+
+
+def _of_manifest(path: Path, classes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+    for _, row in read_rows(path, ("path",), ("label", "split", "patient", "mask")):
+        label = classes.get(same_text(row.get("label", "")))
+        if label is not None:
+            yield as_cell(row["path"]), label

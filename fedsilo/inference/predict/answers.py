@@ -30,6 +30,7 @@ COLUMNS = {
     "imputed": "columns of the table whose missing value was replaced by the mean",
     "novelty": "distance of the case from the training samples; above 1 it is unusual",
     "unusual": "the reason why it is unusual, and so not answered unless --answer-all is given",
+    "doubtful": "the reason why an answer needs a look although the case is not unusual",
     "truth": "the true class, if it is known",
     "fault": "the reason why nothing was predicted",
 }
@@ -118,6 +119,9 @@ class Predictions:
         if not isinstance(self.novelty, str):
             marks["novelty"] = self.novelty.scores().tolist()
             marks["unusual"] = self.novelty.reasons(self.features)
+            doubts = self.novelty.doubts(self.features)
+            if any(doubts):
+                marks["doubtful"] = doubts
         return marks
 
     def text(self) -> str:
@@ -153,6 +157,9 @@ class Predictions:
             lines.append(
                 f"{count} unlike the training samples{back}; column 'unusual' has the reasons"
             )
+        doubtful = sum(map(bool, self.novelty.doubts(self.features)))
+        if doubtful:
+            lines.append(f"{doubtful} need a look; column 'doubtful' has the reasons")
         return [*lines, *self.novelty.reference.lines()]
 
     def _faults(self) -> list[str]:

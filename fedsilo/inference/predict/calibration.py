@@ -16,19 +16,27 @@ from torch import Tensor
 from fedsilo.client_app.training.evaluation import in_batches
 from fedsilo.core.errors import CheckpointError, DataError, SettingError
 from fedsilo.core.files.atomic_files import write_atomically
-from fedsilo.models.measures.conformal import (
+from fedsilo.models.measures.calibration import (
+    apply_temperature,
     conformity_scores,
     coverage_range,
+    fit_temperature,
+    mean_loss,
     prediction_sets,
     rows_needed,
     threshold,
 )
-from fedsilo.models.measures.temperature import apply_temperature, fit_temperature, mean_loss
 from fedsilo.runs.trained_model import TrainedModel, refuse_other_rows
 from fedsilo.server_app.records.run_directory import RunDirectory
 
 SPLIT = "val"
 _MINIMUM = 10  # rows that a temperature is fitted to
+
+
+def check_coverage(coverage: float | None) -> None:
+    """Raise a SettingError if the coverage is not between 0 and 1; None passes."""
+    if coverage is not None and not 0 < coverage < 1:
+        raise SettingError(f"--coverage is {coverage}; it must be above 0 and below 1, such as 0.9")
 
 
 @dataclass(frozen=True)

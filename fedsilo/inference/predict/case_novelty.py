@@ -3,46 +3,82 @@
 It is computed where predictions are made, and nothing of it leaves. A table's rows are compared as
 the network gets them, images by the network's penultimate features. A case is unusual if its score
 is beyond a limit, which held-out samples decide. With 45 of them or more, at most 5 % of such
-samples are unusual, nine times in ten.
+samples are unusual, nine times in ten. A code, such as a cholesterol of 0 where none was measured,
+does not make all values between it and the measured ones usual.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import compress
 from typing import Any
 
 import numpy as np
-import torch
 from torch import Tensor
 
-from fedsilo.client_app.training.evaluation import over_batches
-from fedsilo.client_app.training.standardised import standardise_silo
-from fedsilo.core.errors import FedsiloError, SettingError
-from fedsilo.core.one_line import format_count
-from fedsilo.core.site_facts import FeatureStatistics
-from fedsilo.datasets.registry import load_silo
-from fedsilo.datasets.silo.silos import Silo, Split
-from fedsilo.explanations.embeddings import penultimate, single_classifier
-from fedsilo.models.measures.conformal import rows_needed
-from fedsilo.models.measures.novelty import (
-    FEWEST,
-    Booleans,
-    Familiar,
-    Floats,
-    Novelty,
-    familiar,
-    limit_of,
-)
-from fedsilo.runs.trained_model import TrainedModel
+from fedsilo.models.measures.calibration import rows_needed
+from fedsilo.models.measures.novelty import Booleans, Familiar, Floats, Novelty
 
 SHARE = 0.05  # share of held-out samples that may count as unusual
 # Held-out samples from which the share holds nine times in ten, because 0.95^45 is below 0.1
 _SURE = 45
-# The most images whose features are computed, for training and for held-out samples each
-_IMAGES = 300
-_SITES = 50  # most sites whose samples are read
+_FEW = 10  # a feature with at most this many different values is compared value by value
+_CODED = 10  # fewest training samples that share a code
+_APART = 0.5  # smallest distance between a code and all other values, in standard deviations
+_TIMES = 5  # and as a multiple of the usual distance between two neighbouring values
+
+
+@dataclass(frozen=True)
+class Code:
+    """A number that many training samples have, far from all others, such as a cholesterol of 0.
+
+    It may stand for "not measured". Both numbers are standardised.
+
+    Attributes:
+        value: the number itself, the lowest or highest of its feature.
+        nearest: the nearest other training value.
+    """
+
+    value: float
+    nearest: float
+
+    def equal(self, values: Floats) -> Booleans:
+        """Mark the values (k,) that are the code."""
+        marks: Booleans = np.isclose(values, self.value, rtol=1e-5, atol=1e-5)
+        return marks
+
+    def gap(self, values: Floats) -> Floats:
+        """Return the distance (k,) to ``nearest`` of values between it and the code, others 0."""
+        low, high = sorted((self.value, self.nearest))
+        between = (values > low) & (values < high) & ~self.equal(values)
+        distances: Floats = np.where(between, np.abs(values - self.nearest), 0.0)
+        return distances
+
+
+def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
+    """Find the codes among the training values of a table: place of the feature -> code.
+
+    A code is the lowest or highest value, which at least ten samples share. Measured values lie
+    close to each other, so a code is also much farther from its neighbour than they are.
+
+    Args:
+        values: (n, f), standardised.
+        missing: (n, f), which values are imputed.
+    """
+    codes: dict[int, Code] = {}
+    for place in range(values.shape[1]):
+        known = values[~missing[:, place], place]
+        numbers, counts = np.unique(known, return_counts=True)
+        if len(numbers) <= _FEW:
+            continue
+        steps = np.diff(numbers)
+        apart = max(_APART, _TIMES * float(np.median(steps)))
+        if counts[0] >= _CODED and steps[0] > apart:
+            codes[place] = Code(float(numbers[0]), float(numbers[1]))
+        elif counts[-1] >= _CODED and steps[-1] > apart:
+            codes[place] = Code(float(numbers[-1]), float(numbers[-2]))
+    return codes
 
 
 @dataclass(frozen=True)
@@ -56,6 +92,7 @@ class Reference:
     split: str  # split of the held-out samples
     rows: Floats  # (n, f), a table's training rows as they were read, NaN where one is missing
     others: str  # a sentence on sites whose training data are unknown here, or empty
+    codes: Mapping[int, Code] = field(default_factory=dict)  # place of a table's feature -> code
 
     def lines(self) -> list[str]:
         """Describe the reference and its gaps, a sentence each."""
@@ -70,8 +107,8 @@ class Reference:
         """Describe how the limit was set, or why there is none."""
         if self.limit is None:
             return (
-                f"every case is answered, since a limit takes {rows_needed(1 - SHARE)} held-out "
-                f"samples and here are {self.held}"
+                f"no case counts as unusual by its score, since a limit takes "
+                f"{rows_needed(1 - SHARE)} held-out samples and here are {self.held}"
             )
         if self.held < _SURE:
             return (
@@ -92,7 +129,11 @@ class Reference:
         lacking = np.zeros(values.shape, bool)
         if missing is not None:
             lacking = missing.numpy()
-        return CaseNovelty(self, self.known.novelty(values, lacking))
+        coded, gaps = np.zeros(values.shape, bool), np.zeros(values.shape)
+        for place, code in self.codes.items():
+            coded[:, place] = code.equal(values[:, place]) & ~lacking[:, place]
+            gaps[:, place] = np.where(lacking[:, place], 0.0, code.gap(values[:, place]))
+        return CaseNovelty(self, self.known.novelty(values, lacking), coded, gaps)
 
     def document(self) -> dict[str, Any]:
         """Describe the reference for JSON; no number comes from a single sample."""
@@ -109,34 +150,68 @@ class Reference:
 
 @dataclass(frozen=True)
 class CaseNovelty:
-    """The novelty of k cases, measured against a reference."""
+    """The novelty of k cases, measured against a reference.
+
+    Attributes:
+        reference: the training samples, the limit and the codes.
+        found: the scores of the cases.
+        coded: (k, f), whether a value is its feature's code.
+        gaps: (k, f), the distance to measured training values if a value lies between these and
+            its feature's code, such as a cholesterol of 6.1 between 0 and 85; otherwise 0.
+    """
 
     reference: Reference
     found: Novelty
+    coded: Booleans
+    gaps: Floats
 
     def scores(self) -> Floats:
-        """Return the scores (k,), divided by the limit if there is one: above 1 is unusual."""
-        return self.found.score / (self.reference.limit or 1.0)
+        """Return the scores (k,), divided by the limit if there is one.
+
+        Above 1 a case is unusual, or at least doubtful if there is no limit.
+        """
+        scores: Floats = self.found.score / (self.reference.limit or 1.0)
+        gaps = self.gaps.max(axis=1, initial=0.0)
+        # No limit excuses a value in a gap: a unit such as mmol/L for mg/dL puts it there
+        return np.where(gaps > 0, np.maximum(scores, 1.0 + gaps), scores)
 
     def unusual(self) -> Booleans:
-        """Mark the cases beyond the limit, bool (k,); without a limit, none."""
-        limit = self.reference.limit
-        if limit is None:
-            limit = np.inf
-        beyond: Booleans = self.found.score > limit
-        return beyond
+        """Mark the cases beyond the limit or with a value in a gap, bool (k,)."""
+        unusual: Booleans = self.gaps.max(axis=1, initial=0.0) > 0
+        if self.reference.limit is not None:
+            unusual |= self.found.score > self.reference.limit
+        return unusual
 
     def columns(self, features: Sequence[str]) -> list[tuple[str, ...]]:
-        """List for each case the columns of a table whose value is beyond all training values."""
-        limit = max(self.reference.limit or 1.0, 0.0)
-        names = [name.partition("=")[0] for name in features]
-        beyond = self.found.values[:, : len(names)] > limit
-        # A column of levels has several features, but is named once
-        return [tuple(dict.fromkeys(compress(names, row))) for row in beyond]
+        """List for each case the columns of a table with a value unlike all training values."""
+        count = len(features)
+        beyond = self.found.values[:, :count] > (self.reference.limit or 1.0)
+        return _column_names(beyond | (self.gaps[:, :count] > 0), features)
 
     def reasons(self, features: Sequence[str]) -> list[str]:
         """Explain for each case why it is unusual; empty if it is not."""
-        limit, unusual = self.reference.limit or np.inf, self.unusual()
+        return self._explain(self.unusual(), features)
+
+    def doubts(self, features: Sequence[str]) -> list[str]:
+        """Explain for each case that is not unusual why it needs a look; empty if it does not.
+
+        Its values may be codes. And without a limit, no score can tell whether a case is unusual.
+        """
+        unusual = self.unusual()
+        beyond = np.zeros(len(unusual), bool)
+        if self.reference.limit is None:
+            beyond = (self.found.score > 1) & ~unusual
+        doubts = self._explain(beyond, features)
+        codes = _column_names(self.coded[:, : len(features)], features)
+        for place, columns in enumerate(codes):
+            if columns and not unusual[place]:
+                said = f"may mean 'not measured', far from all other values: {', '.join(columns)}"
+                doubts[place] = "; ".join(filter(None, (said, doubts[place])))
+        return doubts
+
+    def _explain(self, marked: Booleans, features: Sequence[str]) -> list[str]:
+        """Give the reasons of the cases in ``marked`` (k,) by their scores, others are empty."""
+        limit = self.reference.limit or 1.0
         texts = []
         for place, columns in enumerate(self.columns(features)):
             parts = []
@@ -146,147 +221,14 @@ class CaseNovelty:
                 parts.append("unlike any training sample")
             if self.found.missing[place] > limit:
                 parts.append("lacks unusual values")
-            if not unusual[place]:
+            if not marked[place]:
                 parts = []
             texts.append("; ".join(parts))
         return texts
 
 
-def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
-    """Read the training samples of a model that are on this machine, or say why it is impossible.
-
-    ``site`` names the site whose own model it is; None for the shared model, which was trained by
-    all sites.
-    """
-    try:
-        if not model.silo.features:
-            single_classifier(model.network)
-        silos = _silos_here(model, site)
-    except SettingError as error:
-        return str(error)
-    # Validation samples if they are enough, so that test samples decide nothing
-    split = "val"
-    if sum(len(silo.splits()["val"]) for silo in silos) < rows_needed(1 - SHARE):
-        split = "test"
-    total = sum(len(silo.train) for silo in silos)
-    if total < FEWEST:
-        return f"{total} training samples are here, but {FEWEST} are needed"
-    training = _samples(model, silos, "train")
-    held = _samples(model, silos, split)
-    known = familiar(training.values, training.missing, training.groups)
-    scores = known.novelty(held.values, held.missing).score
-    limit: float | None = limit_of(scores, SHARE)
-    if limit == np.inf:  # too few held-out samples for any limit
-        limit = None
-    names = [silo.name for silo in silos]
-    return Reference(
-        sites=tuple(names),
-        known=known,
-        limit=limit,
-        held=len(scores),
-        split=split,
-        rows=training.read,
-        others=_others(model, names),
-    )
-
-
-@dataclass(frozen=True)
-class _Samples:
-    """Samples of all sites here, in the form in which novelty compares them."""
-
-    values: Floats  # (n, f) standardised rows of a table, or features of images
-    missing: Booleans  # (n, f) whether a value was missing
-    groups: np.ndarray[Any, np.dtype[np.int64]] | None  # (n,) classes of images; None for a table
-    read: Floats  # (n, f) rows of a table as they were read, with NaN; (n, 0) for images
-
-
-def _silos_here(model: TrainedModel, site: str | None) -> list[Silo]:
-    """Read the data of the sites that trained the model, as far as they are on this machine."""
-    sites = [model.site]
-    if not site and not model.own:
-        sites = list(model.sites)[:_SITES]
-    silos = []
-    for name in sites:
-        silo = _silo(model, name)
-        if silo:
-            silos.append(silo)
-    return silos
-
-
-def _silo(model: TrainedModel, site: str) -> Silo | None:
-    """Read a site's samples; None if they are not here, or were changed since the run."""
-    try:
-        silo = model.lab.session.silo
-        if site != model.site:
-            silo = load_silo(site, model.common)
-    except FedsiloError:
-        return None
-    # Samples that were added since the run are not what the model was trained on
-    then = model.sites[site].get("fingerprints", {})
-    for part, digest in then.items():
-        if silo.fingerprints[part] != digest:
-            return None
-    return silo
-
-
-def _samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _Samples:
-    """Return the samples of a split of all silos."""
-    if model.silo.standardisation is not None:
-        return _table_samples(silos, model.silo.standardisation, split)
-    return _image_samples(model, silos, split)
-
-
-def _table_samples(
-    silos: Sequence[Silo], standardisation: FeatureStatistics, split: str
-) -> _Samples:
-    read, ready = [], []
-    for silo in silos:
-        read.append(silo.splits()[split].inputs)
-        ready.append(standardise_silo(silo, standardisation).splits()[split].inputs)
-    values = torch.cat(ready).numpy().astype(np.float64)
-    raw = torch.cat(read).numpy().astype(np.float64)
-    return _Samples(values, np.isnan(raw), None, raw)
-
-
-def _image_samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _Samples:
-    network = model.network
-    # The run's precision may be 16 bits, but distances need fp32
-    exact = model.lab.compute.exact()
-    each = max(1, _IMAGES // len(silos))
-
-    def penultimate_features(images: Tensor) -> Tensor:
-        return penultimate(network, network.encode(images))
-
-    labels, parts = [], []
-    for silo in silos:
-        chosen = _spread(silo.splits()[split], each)
-        labels.append(chosen.labels)
-        if len(chosen):
-            parts.append(over_batches(network, chosen.inputs, exact, penultimate_features))
-    features = np.zeros((0, 1))
-    if parts:
-        features = torch.cat(parts).numpy().astype(np.float64)
-    groups = torch.cat(labels).numpy()
-    return _Samples(features, np.zeros(features.shape, bool), groups, features[:, :0])
-
-
-def _spread(split: Split, count: int) -> Split:
-    """Choose at most ``count`` samples of a split, evenly spread over it."""
-    chosen = torch.linspace(0, len(split) - 1, min(count, len(split))).long()
-    return Split(split.inputs[chosen], split.labels[chosen])
-
-
-def _others(model: TrainedModel, sites: Sequence[str]) -> str:
-    """Describe the sites whose training data are unknown here; empty if there are none."""
-    others = [site for site in model.sites if site not in sites]
-    # No other site has trained a site's own model
-    if not others or model.own:
-        return ""
-    level = model.common.trust
-    kept = "nothing of theirs"
-    if model.silo.features and model.common.standardise == "pooled":
-        kept = "of theirs only the mean and standard deviation of all sites together"
-    return (
-        f"not known here is what {format_count(len(others), 'other site')} trained on: the run, "
-        f"made for trust {level}, keeps {kept}"
-    )
+def _column_names(marks: Booleans, features: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the columns of the marked features, for each row of ``marks`` (k, f)."""
+    names = [name.partition("=")[0] for name in features]
+    # A column of levels has several features, but is named once
+    return [tuple(dict.fromkeys(compress(names, row))) for row in marks]

@@ -18,9 +18,8 @@ from fedsilo.core.metric_names import CONFIDENCE
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import NOBODY
 from fedsilo.inference.predict.answers import Predictions
+from fedsilo.inference.predict.case_details import Reasons, ValueTexts, reasons_of
 from fedsilo.inference.predict.inputs import table_schema
-from fedsilo.inference.predict.reasons import Reasons, reasons_of
-from fedsilo.inference.predict.values import ValueTexts
 from fedsilo.models.measures.intervals import wilson
 from fedsilo.models.measures.outcome_counts import Bin, bins, merge_bins
 from fedsilo.pages.page import render_page
@@ -33,6 +32,7 @@ _UNSURE = 0.8  # a case whose answer has a lower probability needs a look
 _STATES = {
     "refused": "refused: no prediction",
     "unusual": "unlike the training samples",
+    "doubtful": "answered, but something needs a look",
     "unsure": "the model is not sure",
     "usual": "nothing unusual",
 }
@@ -48,11 +48,20 @@ _LIMITS = (
 
 
 @dataclass(frozen=True)
+class _State:
+    """The state of a case, a key of ``_STATES``, and the sentence that explains it, or empty."""
+
+    key: str
+    why: str = ""
+
+
+@dataclass(frozen=True)
 class _Context:
     """The data that all cases of a page share."""
 
     model: TrainedModel
     found: Predictions
+    states: Sequence[_State]  # the state of each input
     kept: Mapping[int, int]  # place of an input -> its index among the readable inputs
     reasons: Reasons
     reliability: Sequence[Bin]
@@ -62,10 +71,11 @@ class _Context:
 def cases_page(run: Shown, model: TrainedModel, found: Predictions) -> str:
     """Build the HTML page of a prediction's cases; ``run`` is the run of the model."""
     kept = {place: index for index, place in enumerate(found.inputs.kept())}
-    order = sorted(range(len(found.inputs.names)), key=lambda place: _order(found, place, kept))
+    states = _states(found, kept)
+    order = _order(found, states, kept)
     shown = order[:MOST]
     reasons, texts = reasons_of(model, found, shown), _texts(model, found)
-    context = _Context(model, found, kept, reasons, _reliability(run), texts)
+    context = _Context(model, found, states, kept, reasons, _reliability(run), texts)
     cases = [_case(context, place) for place in shown]
     left_out = ""
     if len(order) > len(shown):
@@ -80,7 +90,7 @@ def cases_page(run: Shown, model: TrainedModel, found: Predictions) -> str:
             "facts": _facts(model, found, document),
             "overview": [case["row"] for case in cases],
             "overview_note": "Refused cases come first, then those unlike the training samples, "
-            "then those of which the model is least sure.",
+            "then doubtful ones, then those of which the model is least sure.",
             "cases": cases,
             "left_out": left_out,
             "limits": [*_LIMITS, *context.reasons.limits, *_missing(context)],
@@ -90,36 +100,57 @@ def cases_page(run: Shown, model: TrainedModel, found: Predictions) -> str:
     )
 
 
-def _order(found: Predictions, place: int, kept: Mapping[int, int]) -> tuple[int, float, int]:
-    """Return the sort key of an input: its state, then novelty or certainty, then its place."""
-    state = _state(found, kept.get(place))
-    first = 0.0
-    if state == "unusual":
-        # The most unusual case first
-        first = -_novelty(found, kept[place])
-    elif place in kept:
-        first = float(found.probabilities[kept[place]].max())
-    return [*_STATES].index(state), first, place
-
-
-def _state(found: Predictions, index: int | None) -> str:
-    """Return a case's key in ``_STATES``; the first that applies, in their order."""
-    if index is None:
-        return "refused"
-    if not isinstance(found.novelty, str) and found.novelty.unusual()[index]:
-        return "unusual"
-    if found.sets is not None and int(found.sets[index].sum()) != 1:
-        return "unsure"
-    if found.probabilities[index].max() < _UNSURE:
-        return "unsure"
-    return "usual"
-
-
-def _novelty(found: Predictions, index: int) -> float:
-    """Return a case's novelty in units of the limit; 0 if novelty is unknown."""
+def _states(found: Predictions, kept: Mapping[int, int]) -> list[_State]:
+    """Return the state of each input: the first that applies, in the order of ``_STATES``."""
+    count = len(found.own)
+    unusual, reasons = [False] * count, [""] * count
     if isinstance(found.novelty, str):
-        return 0.0
-    return float(found.novelty.scores()[index])
+        # A case that could not be compared never has "nothing unusual"
+        doubts = [f"It was not compared with training samples: {found.novelty}."] * count
+    else:
+        unusual = found.novelty.unusual().tolist()
+        reasons = found.novelty.reasons(found.features)
+        doubts = found.novelty.doubts(found.features)
+    states = []
+    for place in range(len(found.inputs.names)):
+        if place not in kept:
+            states.append(_State("refused", found.inputs.faults[place]))
+            continue
+        index = kept[place]
+        if unusual[index]:
+            states.append(_State("unusual", reasons[index]))
+        elif doubts[index]:
+            states.append(_State("doubtful", doubts[index]))
+        elif _is_unsure(found, index):
+            states.append(_State("unsure"))
+        else:
+            states.append(_State("usual"))
+    return states
+
+
+def _is_unsure(found: Predictions, index: int) -> bool:
+    """Tell whether a prediction set has not exactly one class, or the answer is improbable."""
+    if found.sets is not None and int(found.sets[index].sum()) != 1:
+        return True
+    return bool(found.probabilities[index].max() < _UNSURE)
+
+
+def _order(found: Predictions, states: Sequence[_State], kept: Mapping[int, int]) -> list[int]:
+    """Sort the places of all inputs by state, then the most novel or least sure one first."""
+    novelty = np.zeros(len(found.own))
+    if not isinstance(found.novelty, str):
+        novelty = found.novelty.scores()
+    keys = list(_STATES)
+
+    def sort_key(place: int) -> tuple[int, float, int]:
+        state, first = states[place].key, 0.0
+        if state == "unusual":
+            first = -float(novelty[kept[place]])
+        elif place in kept:
+            first = float(found.probabilities[kept[place]].max())
+        return keys.index(state), first, place
+
+    return sorted(range(len(states)), key=sort_key)
 
 
 def _name(found: Predictions, place: int) -> str:
@@ -133,20 +164,16 @@ def _name(found: Predictions, place: int) -> str:
 def _case(context: _Context, place: int) -> dict[str, Any]:
     """Build the template variables for a case."""
     found, name = context.found, _name(context.found, place)
-    index = context.kept.get(place)
-    state = _state(found, index)
-    case: dict[str, Any] = {"name": name, "state": state, "headline": _STATES[state]}
-    case |= {"why": "", "probabilities": [], "notes": [], "inputs": [], "image": ""}
+    index, state = context.kept.get(place), context.states[place]
+    headline = _STATES[state.key]
+    case: dict[str, Any] = {"name": name, "state": state.key, "headline": headline}
+    case |= {"why": state.why, "probabilities": [], "notes": [], "inputs": [], "image": ""}
     if index is None:
-        case["why"] = found.inputs.faults[place]
-        return case | {"row": [name, _STATES[state], "none", "-", "-"]}
+        return case | {"row": [name, headline, "none", "-", "-"]}
     answer = found.predicted()[index]
     answered = found.answered()[index]
     case |= {"answer": answer, "explained": index in context.reasons.adds}
     case |= context.reasons.picture(index)
-    if state == "unusual":
-        assert not isinstance(found.novelty, str)
-        case["why"] = found.novelty.reasons(found.features)[index]
     shown_answer, share, novelty = "none", "-", "-"
     if answered:
         shown_answer = answer
@@ -157,8 +184,8 @@ def _case(context: _Context, place: int) -> dict[str, Any]:
         case["notes"].append("No answer is given for such a case; --answer-all gives one.")
     case["inputs"] = _values(context, index)
     if not isinstance(found.novelty, str):
-        novelty = f"{_novelty(found, index):.2f}"
-    case["row"] = [name, _STATES[state], shown_answer, share, novelty]
+        novelty = f"{found.novelty.scores()[index]:.2f}"
+    case["row"] = [name, headline, shown_answer, share, novelty]
     return case
 
 

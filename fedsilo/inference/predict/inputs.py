@@ -24,7 +24,6 @@ from fedsilo.datasets.silo.silos import ImageReader
 from fedsilo.datasets.tables.new_rows import parse_new_rows, read_table
 from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.datasets.tables.table_data_set import TableDataSet
-from fedsilo.inference.predict.predict_request import CaseSource
 from fedsilo.models.maths.standardisation import standardise
 from fedsilo.runs.trained_model import (
     TrainedModel,
@@ -36,6 +35,54 @@ Watch = Callable[[int, int], None]  # gets the number of inputs read so far, and
 
 _MANIFEST = ("label", "split", "patient", "mask")  # columns that a manifest may have beside "path"
 _AHEAD = 64  # files that are decoded while the network computes
+
+
+@dataclass(frozen=True)
+class CaseSource:
+    """The source of the cases to predict.
+
+    Attributes:
+        kind: ``images``, a folder of image files; ``manifest``, a CSV file whose column "path"
+            names image files; ``table``, a CSV, Excel or Parquet file of rows, with or without
+            labels; or ``split``, train, val or test of the site's own data.
+        where: the folder, the file, or the name of the split.
+        id_column: the column of the table with the patients' ids, or None.
+    """
+
+    kind: str
+    where: Path | str
+    id_column: str | None = None
+
+    @property
+    def path(self) -> Path:
+        """The folder or the file."""
+        return Path(self.where)
+
+
+def choose_source(id_column: str | None, **named: Path | str | None) -> CaseSource:
+    """Return the source of cases that is named; there must be exactly one.
+
+    Args:
+        id_column: the column of the table with the patients' ids, or None.
+        named: kind of source -> folder, file or split; None for a kind that is not named.
+
+    Raises:
+        SettingError: no source or several are named, or a column of ids without a table.
+    """
+    given = []
+    for kind, where in named.items():
+        if where is not None:
+            given.append(CaseSource(kind, where))
+    if len(given) != 1:
+        names = " and ".join(f"--{source.kind}" for source in given)
+        raise SettingError(
+            f"{names or 'nothing'} is named to predict: give one of --images, --manifest, --table "
+            "and --split"
+        )
+    (source,) = given
+    if id_column is not None and source.kind != "table":
+        raise SettingError(f"--id '{id_column}' is a column of a table: give --table too")
+    return CaseSource(source.kind, source.where, id_column)
 
 
 @dataclass(kw_only=True)

@@ -30,8 +30,7 @@ from fedsilo.core.versions import installed_software
 from fedsilo.datasets.registry import image_reader, plugin_modules
 from fedsilo.finetuning.finetune_request import SEGMENTATION
 from fedsilo.finetuning.tasks import predicted_masks
-from fedsilo.inference.predict.inputs import FileInputs, Watch, file_inputs
-from fedsilo.inference.predict.predict_request import CaseSource
+from fedsilo.inference.predict.inputs import CaseSource, FileInputs, Watch, file_inputs
 from fedsilo.models.networks.kinds import Task
 from fedsilo.models.networks.segmentation.build_segmentation import build_segmentation
 from fedsilo.pages.notebook import html_of_lines
@@ -69,6 +68,19 @@ class MaskPredictions:
 def is_finetuned(folder: Path) -> bool:
     """Tell whether a folder is what ``fedsilo finetune`` writes."""
     return (folder / _DOCUMENT).is_file()
+
+
+def refuse_options(folder: Path, options: Mapping[str, object]) -> None:
+    """Raise a SettingError for an option of ``predict`` that has no effect on masks.
+
+    ``options`` are names -> values; None or False for an option that is not given.
+    """
+    for name, value in options.items():
+        if value is not None and value is not False:
+            raise SettingError(
+                f"--{name} has no effect on masks, and {folder} is a fine-tuned network that "
+                f"predicts masks: remove --{name}"
+            )
 
 
 def predict_masks(

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fedsilo.client_app.training.evaluation import metrics_of
+from fedsilo.core.arguments import refuse_target
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.settings_schema import as_mapping
 from fedsilo.core.versions import installed_software
@@ -22,7 +23,7 @@ from fedsilo.inference.predict.answers import COLUMNS, Predictions
 from fedsilo.inference.predict.calibration import Calibration
 from fedsilo.inference.predict.case_novelty import CaseNovelty, Reference
 from fedsilo.inference.predict.inputs import Inputs, RowInputs, Watch
-from fedsilo.inference.predict.predict_request import document_path
+from fedsilo.pages.page import refuse_twice
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.runs.trained_model import TrainedModel
 from fedsilo.server_app.config.settings import CIRCUMSTANCES
@@ -52,6 +53,31 @@ class _Collected:
             for name in self._parts[0]:
                 columns[name] = torch.cat([part[name] for part in self._parts])
         return columns
+
+
+def check_outputs(out: Path | None, html: Path | None) -> None:
+    """Check that the files of a prediction can be written: table, its JSON, and page.
+
+    Raises:
+        SettingError: a file exists, its folder cannot be written, or two files are one.
+    """
+    tables = []
+    if out:
+        tables = [out, document_path(out)]
+    pages = []
+    if html:
+        pages = [html]
+    # Before the check of each file, because both could be free but the same
+    refuse_twice([*tables, *pages], "--html")
+    for path in tables:
+        refuse_target(path, "another --out")
+    for path in pages:
+        refuse_target(path, "another --html")
+
+
+def document_path(out: Path) -> Path:
+    """Return the path of the JSON next to a file of predictions."""
+    return out.with_name(f"{out.name}.json")
 
 
 def write_predictions(
@@ -174,6 +200,7 @@ def _novelty_document(found: Predictions) -> dict[str, Any]:
         return {"novelty": {"not known": found.novelty}}
     own = found.novelty.reference.document()
     own["beyond the limit"] = int(found.novelty.unusual().sum())
+    own["doubtful"] = sum(map(bool, found.novelty.doubts(found.features)))
     own["not answered"] = found.answered().count(False)
     return {"novelty": own}
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
-from fedsilo.client_app.privacy.opened_sums import SUMS, OpenedSums
 from fedsilo.client_app.privacy.round_secrets import SECRETS
+from fedsilo.client_app.privacy.unmasked_sums import SUMS, OpenedSums
 from fedsilo.core.errors import CheckpointError, RefusedError, SiteError
 from fedsilo.core.messages import SECURE_KEYS, SECURE_SHARES
 from tests.support.errors import refuses
@@ -76,7 +76,7 @@ def test_unmask_refuses_before_enough_sites_have_signed_the_same_list(ready: Rou
     said = {"signers": THREE, "signatures": [*of_three.values(), of_four["c"]]}
     with refuses(RefusedError, 2, 3):
         ready.unmask("a", said)
-    with pytest.raises(SiteError, match="no sorted list of sites that have answered"):
+    with pytest.raises(SiteError, match="sites that have signed must be sorted"):
         ready.unmask("a", {"signers": NAMES, "signatures": [*said["signatures"], of_four["d"]]})
 
 
@@ -131,8 +131,8 @@ def test_sums_of_few_sites_are_refused(ready: Round) -> None:
     [
         ({"threshold": 2}, "threshold 2 is not the one of the run's settings"),
         ({"sites": ["a", "b"]}, "not one key of each kind for each site"),
-        ({"sites": ["b", "c", "d", "e"]}, "list of sites that make keys lacks this site"),
-        ({"sites": ["b", "a", "c", "d"]}, "no sorted list of sites"),
+        ({"sites": ["b", "c", "d", "e"]}, "sites that make keys must be sorted.* have this site"),
+        ({"sites": ["b", "a", "c", "d"]}, "sites that make keys must be sorted"),
         ({"sites": 3}, "no list of texts 'sites'"),
         ({"mask-keys": [b"x" * 2000] * 4}, "no list 'mask-keys' of at most 1024 bytes"),
         ({"mask-keys": [b"x"] * 4}, "two sites have the same key"),

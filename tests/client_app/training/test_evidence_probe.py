@@ -10,8 +10,7 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.training.compute import Compute
-from fedsilo.client_app.training.evaluation import measure
-from fedsilo.client_app.training.evidence_probe import EvidenceProbe
+from fedsilo.client_app.training.evaluation import EvidenceProbe, measure
 from fedsilo.core.messages import METRICS
 from fedsilo.core.metric_names import BINS
 from fedsilo.core.settings.common_settings import CommonSettings

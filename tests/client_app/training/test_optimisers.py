@@ -7,11 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from fedsilo.client_app.training.optimisers import (
-    check_optimiser,
-    open_optimiser,
-    refuse_forgetful,
-)
+from fedsilo.client_app.training.optimisers import check_optimiser, open_optimiser, refuse_forgetful
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from tests.support.errors import refuses

@@ -128,6 +128,21 @@ def test_a_mistake_of_the_user_is_one_line(
     assert error.value.code == "setting"
 
 
+@pytest.mark.parametrize(
+    ("function", "given"),
+    [
+        ("simulate", {"experiment": "nothing", "setings": {"rounds": 1}}),
+        ("privacy_plan", {"experiment": "nothing", "samples": [9], "out": "runs"}),
+        ("experiments", {"methods": "uefl"}),
+    ],
+)
+def test_an_argument_that_a_function_does_not_have_is_refused(
+    function: str, given: Mapping[str, object]
+) -> None:
+    with pytest.raises(TypeError, match=f"unexpected keyword argument '{list(given)[-1]}'"):
+        getattr(fedsilo, function)(**given)
+
+
 def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     with pytest.raises(fedsilo.FedsiloError, match="unknown experiment 'nothing'"):
         fedsilo.simulate("nothing", seed=int(np.int64(3)), out=tmp_path)

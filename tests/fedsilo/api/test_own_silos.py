@@ -357,7 +357,7 @@ def test_own_data_are_surveyed_examined_and_predicted_as_any(form: str, tmp_path
         ({"a": Pairs(*[(Image.new("L", (9, 9)), "x\ny")] * 2)}, "is not a folder's name: rename"),
         ({"a": Pairs(*[(Image.new("L", (9, 9)), "x")] * 2)}, "^silos have one class, 'x': a clas"),
         ({"a": EMPTY, "b": Pictures(8)}, "^silo 'a' is empty: leave it out$"),
-        ({"a": Pictures(0)}, "silo 'a' must have pairs of a sample and its label"),
+        ({"a": Pictures(0)}, "silo 'a' is empty"),
     ],
 )
 def test_data_that_cannot_be_used_are_refused_in_a_line_before_a_run_begins(

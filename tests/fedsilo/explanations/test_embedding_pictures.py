@@ -104,7 +104,9 @@ def hand_made() -> Panel:
 
 
 def test_the_document_holds_a_point_per_sample() -> None:
-    found = json.loads(json.dumps(document(hand_made(), Selection(split="test"))))
+    found = json.loads(
+        json.dumps(document(hand_made(), Selection((), "test", "embedding", None, 0)))
+    )
     assert found["split"] == "test"
     assert found["dimensions"] == 2
     assert found["points"][3] == {"site": "site-1", "row": 3, "label": 1, "x": 6.0, "y": 7.1235}

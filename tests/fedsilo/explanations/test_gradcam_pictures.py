@@ -7,15 +7,18 @@ import torch
 
 from fedsilo.cli.main import main
 from fedsilo.core.drawing.palette import BLACK, WRONG
-from fedsilo.explanations.gradcam import cam_map
 from fedsilo.explanations.gradcam_pictures import (
     GradCamSheet,
     RunColumn,
     by_scenario,
+    choose_by_scenario,
     draw_sheet,
-    gradcam,
+    gradcam_sheet,
+    open_networks,
 )
 from fedsilo.explanations.image_explanation import ImageExplanation
+from fedsilo.explanations.saliency_maps import cam_map
+from fedsilo.runs.finished_run import FinishedRun
 
 
 def explained(probabilities: list[float], label: int, cam: torch.Tensor) -> ImageExplanation:
@@ -88,7 +91,9 @@ def test_the_command_draws_images_of_the_four_scenarios(
     told = ("--scenarios", "1", "--split", "train", "--picture", str(picture))
     assert _gradcam(finished, ["fedavg", "local"], *told) == 0
     assert capsys.readouterr().out == f"{picture}\n"
-    sheet = gradcam([finished / "fedavg", finished / "local"], "s2a", [], 1, "train")
+    runs = [FinishedRun.open(finished / name) for name in ("fedavg", "local")]
+    opened = open_networks(runs, "s2a", "train", None, None)
+    sheet = gradcam_sheet(opened, choose_by_scenario(opened, 1, "train"), "train", None)
     assert len(sheet.reasons) == len(sheet.truths) == len(sheet.columns[0].explanations) > 1
     for place, (truth, reason) in enumerate(zip(sheet.truths, sheet.reasons, strict=True)):
         right = [column.explanations[place].answer() == truth for column in sheet.columns]

@@ -10,7 +10,6 @@ import torch
 from matplotlib.figure import Figure
 
 from fedsilo.explanations.attention import rollout_map
-from fedsilo.explanations.gradcam import cam_map
 from fedsilo.explanations.image_explanation import (
     ImageExplanation,
     SaliencyMap,
@@ -18,6 +17,7 @@ from fedsilo.explanations.image_explanation import (
     draw_map,
     explain_logits,
 )
+from fedsilo.explanations.saliency_maps import cam_map
 
 NAMES = ["zero", "one"]
 

@@ -136,6 +136,14 @@ def test_sums_are_those_that_rows_can_have(
     assert bool(fault) == bool(said)
 
 
+def test_sums_of_no_feature_are_refused() -> None:
+    nothing = Sums(np.zeros(0), np.zeros(0), np.zeros(0))
+    images = replace(FACTS, input_shape=(3, 32, 32), features=(), sums=nothing)
+    fault = check_sums(images)
+    assert fault is not None
+    assert "'features'" in fault
+
+
 @settings(max_examples=100)
 @given(
     rows=st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=36),

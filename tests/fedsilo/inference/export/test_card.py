@@ -12,9 +12,14 @@ from markdown_it import MarkdownIt
 
 from fedsilo.cli.main import main
 from fedsilo.core.settings_schema import Value
-from fedsilo.inference.export.card import card
+from fedsilo.inference.export.card import card_text
 from fedsilo.models.measures.intervals import wilson
+from fedsilo.runs.finished_run import FinishedRun
 from tests.fedsilo.inference.predict.test_data_sets import run_of
+
+
+def card(run: Path, site: str | None = None) -> str:
+    return card_text(FinishedRun.open(run), site)
 
 
 def test_a_card_is_filled_from_the_run(finished: Path) -> None:

@@ -13,12 +13,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from fedsilo import predict
+from fedsilo import export, predict
 from fedsilo.cli.main import main
 from fedsilo.core.errors import ExportError
 from fedsilo.core.settings_schema import Value
-from fedsilo.inference.export.export import FORMATS, export
-from fedsilo.inference.export.formats import VECTORS, open_program, write_pt2
+from fedsilo.inference.export.export import FORMATS, VECTORS, open_program, write_pt2
 from fedsilo.runs.finished_run import FinishedRun
 from tests.fedsilo.inference.predict.test_data_sets import SHIFTED, run_of
 from tests.support.soak import in_soak
@@ -92,7 +91,7 @@ def written(runs: Mapping[str, Path], tmp_path_factory: pytest.TempPathFactory) 
     @functools.cache
     def export_of(name: str) -> Path:
         site = next(iter(json.loads((runs[name] / "silos.json").read_text())))
-        export(runs[name], "pt2", site, folder / name)
+        export(runs[name], "pt2", site=site, out=folder / name)
         return folder / name
 
     return export_of
@@ -157,7 +156,7 @@ def test_an_onnx_program_answers_the_same(
         pytest.importorskip(package, reason="the extra 'onnx' is not installed")
     runtime: ModuleType = pytest.importorskip("onnxruntime", reason="nor is 'onnxruntime'")
     site = next(iter(json.loads((runs[name] / "silos.json").read_text())))
-    found = export(runs[name], "onnx", site, tmp_path / "out")
+    found = export(runs[name], "onnx", site=site, out=tmp_path / "out")
     assert found.difference <= 1e-4
     session = runtime.InferenceSession(str(tmp_path / "out" / "model.onnx"))
     vectors = load_file(tmp_path / "out" / "test-vectors.safetensors")

@@ -10,14 +10,16 @@ import torch
 from fedsilo import report
 from fedsilo.core.errors import SettingError
 from fedsilo.datasets.registry import load_silo
-from fedsilo.inference.monitor.decisions import examine_decisions, thresholds
-from fedsilo.inference.monitor.examined import _column, _pool_predictions
-from fedsilo.inference.monitor.groups import (
+from fedsilo.inference.monitor.examined import (
     Examined,
     Group,
     GroupColumn,
+    _column,
+    _pool_predictions,
+    examine_decisions,
     group_patients,
     merge_small_groups,
+    thresholds,
 )
 from fedsilo.runs.finished_run import FinishedRun
 from tests.support.printed import printed_text

@@ -12,7 +12,7 @@ from fedsilo import simulate
 from fedsilo.cli.main import main
 from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.tables.heart import synthetic_text
-from fedsilo.inference.monitor.new_data import open_new_data
+from fedsilo.inference.monitor.monitor import open_new_data
 from fedsilo.runs.finished_run import FinishedRun
 from tests.support.data_folders import write_images
 
@@ -87,6 +87,15 @@ def test_monitor_of_too_few_cases_is_refused(
     data = _new(tmp_path, "cleveland", rows=9)
     assert _run(hearts / "fedavg-seed0", "--data", data) == 1
     assert "9 cases that can be used, but a check needs 10" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("coverage", [1.5, 0.0, -1.0, float("nan")])
+def test_a_coverage_that_is_no_share_is_refused(
+    coverage: float, hearts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = _new(tmp_path, "cleveland")
+    assert _run(hearts / "fedavg-seed0", "--data", data, "--coverage", coverage) == 1
+    assert "--coverage is" in capsys.readouterr().err
 
 
 def test_labels_of_a_manifest_are_found_also_for_names_like_formulas(

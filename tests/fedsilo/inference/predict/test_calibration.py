@@ -8,7 +8,7 @@ import torch
 
 from fedsilo import calibrate, predict
 from fedsilo.cli.main import main
-from fedsilo.models.measures.temperature import apply_temperature
+from fedsilo.models.measures.calibration import apply_temperature
 from tests.fedsilo.inference.predict.test_data_sets import run_of
 
 

@@ -1,6 +1,7 @@
 """Whether a case is like the training samples: what is marked, refused, held back, and said."""
 
 import csv
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,9 +14,9 @@ from fedsilo import predict
 from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.tables.heart import HEART
 from fedsilo.datasets.tables.schema import Column
-from fedsilo.inference.predict.case_novelty import CaseNovelty, Reference, reference_of
-from fedsilo.inference.predict.inputs import open_inputs
-from fedsilo.inference.predict.predict_request import CaseSource
+from fedsilo.inference.predict.case_novelty import CaseNovelty, Reference
+from fedsilo.inference.predict.inputs import CaseSource, open_inputs
+from fedsilo.inference.predict.novelty_reference import reference_of
 from fedsilo.inference.predict.prediction import predict_inputs
 from fedsilo.runs.finished_run import FinishedRun
 from tests.fedsilo.inference.predict.test_data_sets import run_of
@@ -115,6 +116,35 @@ def test_an_unusual_case_is_answered_and_still_marked_if_all_are_asked_for(
     assert answered.frame()["predicted"].notna().all()
     assert "beyond the training values: age" in answered.frame()["unusual"][0]
     assert answered.frame()["novelty"][0] > 1
+
+
+def test_a_value_between_a_code_and_all_measured_values_has_no_answer_and_a_code_is_marked(
+    hearts: Path, tmp_path: Path
+) -> None:
+    """Switzerland's cholesterol is 0 in every row; the lowest other one is 100."""
+    page, table = tmp_path / "cases.html", tmp_path / "new.csv"
+    rows = [",".join((USUAL | {"chol": chol}).values()) for chol in ("240", "0", "6.1")]
+    table.write_text("\n".join([",".join(USUAL), *rows]) + "\n")
+    found = predict(hearts, table=table, html=page)
+    frame = found.frame()
+    assert frame["predicted"].isna().tolist() == [False, False, True]
+    assert frame["unusual"].tolist() == ["", "", "beyond the training values: chol"]
+    assert ["chol" in reason for reason in frame["doubtful"]] == [False, True, False]
+    assert (frame["novelty"] > 1).tolist() == [False, False, True]
+    assert found.document["novelty"]["doubtful"] == 1
+    states = re.findall('class="case ([a-z]+)"', page.read_text())
+    assert states[:2] == ["unusual", "doubtful"]
+
+
+def test_a_site_of_codes_only_and_without_a_limit_marks_a_measured_value(
+    hearts: Path, tmp_path: Path
+) -> None:
+    table = tmp_path / "new.csv"
+    table.write_text("\n".join([",".join(USUAL), ",".join(USUAL.values())]) + "\n")
+    found = predict(hearts, table=table, site="switzerland")
+    assert isinstance(found.novelty, CaseNovelty)
+    assert found.novelty.reference.limit is None
+    assert "beyond the training values: chol" in found.frame()["doubtful"][0]
 
 
 def test_which_cases_are_unusual_is_computed_once_for_all_of_them(

@@ -15,8 +15,8 @@ from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.tables.schema import Column
 from fedsilo.explanations.columns import column_contributions, explain_columns
 from fedsilo.inference.predict import cases
-from fedsilo.inference.predict.predict_request import check_outputs
-from fedsilo.inference.predict.values import ValueTexts
+from fedsilo.inference.predict.case_details import ValueTexts
+from fedsilo.inference.predict.prediction import check_outputs
 from fedsilo.models.measures.outcome_counts import bins, merge_bins
 from fedsilo.reports.clinic import final_metrics
 from fedsilo.runs.finished_run import FinishedRun

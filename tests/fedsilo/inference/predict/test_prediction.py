@@ -11,14 +11,13 @@ import pytest
 import torch
 from PIL import Image
 
-from fedsilo import explain, predict
+from fedsilo import embeddings, explain, predict
 from fedsilo.cli.main import main
 from fedsilo.client_app.training.evaluation import metrics_of
 from fedsilo.core.errors import DataError, RunDirectoryError, SettingError
 from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import image_reader
-from fedsilo.explanations.embedding_pictures import Selection, embeddings
-from fedsilo.inference.predict.predict_request import choose_source
+from fedsilo.inference.predict.inputs import choose_source
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.records.run_directory import RunDirectory
 from tests.fedsilo.inference.predict.test_data_sets import run_of
@@ -323,7 +322,7 @@ def test_no_command_shows_another_patient_under_a_row_of_the_run(tmp_path: Path)
         explain(directory.path, site="south")
     assert explained.value.code == "data"
     with pytest.raises(DataError) as drawn:
-        list(embeddings([directory.path], Selection(sites=("south",))))
+        embeddings([directory.path], site="south")
     assert drawn.value.code == "data"
     assert explain(directory.path, site="north").document()
 

@@ -1,9 +1,14 @@
-"""Split conformal prediction: sets of classes that contain the true one with a chosen frequency.
+"""Calibration of probabilities after training: split conformal prediction, temperature scaling.
 
+Split conformal prediction gives sets of classes that contain the true one with a chosen frequency.
 The score of a sample is one minus the probability of its class. A set contains the classes whose
 score is at most the threshold (Sadinle, Lei and Wasserman 2019). If calibration samples and new
 samples come from one distribution, the set of a new sample contains its class with at least the
 chosen frequency, the coverage, on average over calibrations.
+
+Temperature scaling (Guo et al. 2017) makes probabilities more or less certain by one number T:
+probabilities p become p^(1/T), normalised, which divides the logits of a softmax by T. The most
+probable class stays the same.
 """
 
 import math
@@ -66,3 +71,39 @@ def prediction_sets(probabilities: Tensor, limit: float) -> Tensor:
     A class is in the set if 1 minus its probability (n, classes) is at most ``limit``.
     """
     return torch.le(1 - probabilities, limit)
+
+
+_LEAST, _MOST = 1 / 20, 20.0  # bounds of a fitted temperature
+_SMALLEST = 1e-12  # least probability, as in the reported losses
+
+
+def apply_temperature(probabilities: Tensor, temperature: float) -> Tensor:
+    """Scale probabilities (n, classes) by a temperature above 0; the result is float64.
+
+    Above 1 probabilities become less certain, below 1 more certain.
+    """
+    logits = probabilities.double().clamp_min(_SMALLEST).log() / temperature
+    return torch.softmax(logits, dim=1)
+
+
+def fit_temperature(probabilities: Tensor, labels: Tensor) -> float:
+    """Fit the temperature, 1/20 to 20, under which the labels (n,) int64 are most likely.
+
+    ``probabilities`` are (n, classes).
+    """
+    # The logarithm is searched, because 1/20 and 20 are then equally far from 1. Without bounds the
+    # best temperature of a model that is always right would be 0
+    from scipy.optimize import minimize_scalar
+
+    def loss(log_temperature: float) -> float:
+        return mean_loss(apply_temperature(probabilities, math.exp(log_temperature)), labels)
+
+    bounds = (math.log(_LEAST), math.log(_MOST))
+    found = minimize_scalar(loss, bounds=bounds, method="bounded", options={"xatol": 1e-6})
+    return math.exp(float(found.x))
+
+
+def mean_loss(probabilities: Tensor, labels: Tensor) -> float:
+    """Compute the mean negative log-likelihood of the labels (n,), in nats."""
+    right = probabilities.gather(1, labels[:, None]).clamp_min(_SMALLEST)
+    return float(-right.log().mean())

@@ -1,4 +1,4 @@
-"""Grad-CAM: maps by hand, where a bright square is, and what is refused."""
+"""Grad-CAM and occlusion: maps by hand, where a bright square is, and what is refused."""
 
 from collections.abc import Callable
 from typing import Any, cast
@@ -14,8 +14,14 @@ from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import build
 from fedsilo.datasets.silo.silos import Split
-from fedsilo.explanations.gradcam import explain_by_grad_cam, grad_cam, last_maps
 from fedsilo.explanations.image_explanation import ImageExplanation
+from fedsilo.explanations.saliency_maps import (
+    explain_by_grad_cam,
+    explain_by_occlusion,
+    grad_cam,
+    last_maps,
+    occlusion,
+)
 from fedsilo.explanations.sample import explain_sample
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.encoders import ConvEncoder, ResidualBlock, float_inputs
@@ -196,3 +202,29 @@ def test_networks_without_maps_of_their_own_are_refused(opened: Opened) -> None:
     mixed = Mixture({"a": identity(GRADIENTS), "b": identity(GRADIENTS)})
     with pytest.raises(SettingError, match="mixes 2 networks"):
         last_maps(mixed)
+
+
+class Corner(torch.nn.Module):
+    """Answers 1 by how bright the four pixels at the top left are."""
+
+    def forward(self, images: Tensor) -> Tensor:
+        bright = images[:, 0, :2, :2].sum(dim=(1, 2))
+        return torch.stack([torch.zeros_like(bright), bright], dim=1)
+
+
+def test_only_the_place_that_the_answer_rests_on_has_a_value() -> None:
+    image = torch.zeros(1, 1, 16, 12)
+    image[:, :, :2, :2] = 1.0
+    values = occlusion(Corner(), image, 1)  # type: ignore[arg-type]
+    assert values.shape == (8, 6)
+    mean = 4 / (16 * 12)
+    fall = torch.sigmoid(torch.tensor(4.0)) - torch.sigmoid(torch.tensor(4 * mean))
+    torch.testing.assert_close(values[0, 0], fall)
+    assert values.flatten()[1:].abs().max() == 0
+
+
+def test_an_image_of_odd_size_is_covered_and_explained_in_words() -> None:
+    split = Split(torch.rand(2, 3, 17, 9), torch.zeros(2, dtype=torch.int64))
+    found = explain_by_occlusion(Corner(), split, 1, "one", ["a", "b"], CPU)  # type: ignore[arg-type]
+    assert found.saliency.values.shape == (6, 5)
+    assert "rests most on row 1, column 1 of 6 x 5 squares" in found.lines()[-1]

@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from fedsilo.client_app.site.secret_seed import secret_seed
+from fedsilo.client_app.site.own_file import secret_seed
 from fedsilo.core.errors import CheckpointError
 from tests.support.errors import refuses
 

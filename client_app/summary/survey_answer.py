@@ -1,16 +1,35 @@
-"""Build a site's answer to a survey: counts, means and percentiles above the site's floors."""
+"""A site's answer to a survey: counts, means and percentiles above the site's floors.
 
-from collections.abc import Iterator, Mapping
+The first answer is stored for good, and every later survey gets it again. The difference of two
+answers would reveal more than each: with slightly moved bins, or data with one patient more, it is
+that patient. So a data set's first answer stays until the hospital itself removes it,
+``<state-dir>/.own/<site>/survey.json``.
+"""
+
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from pathlib import Path
+from typing import Any, ClassVar
 
 import numpy as np
+from flwr.app import ConfigRecord, Context, RecordDict
 
-from fedsilo.client_app.opening import OpenedSite
+from fedsilo.client_app.opening import OpenedSite, open_site
+from fedsilo.client_app.site.identity import node_cap, own_name, site_settings
+from fedsilo.client_app.site.node import is_simulated, own_folder
+from fedsilo.client_app.site.own_file import OwnFile, secret_seed
+from fedsilo.client_app.site.policy import SiteFile, refuse_few
 from fedsilo.client_app.summary.suppression import at_least, suppress
+from fedsilo.core.errors import DataError, RefusedError
 from fedsilo.core.files.locations import find_places
+from fedsilo.core.messages import SURVEYED
+from fedsilo.core.settings.common_settings import SERVER, CommonSettings
+from fedsilo.core.settings.removed import with_current_keys
+from fedsilo.core.settings_schema import Value, keys_in
 from fedsilo.core.survey import (
+    ABOUT,
     About,
     Count,
     LeftOut,
@@ -23,8 +42,148 @@ from fedsilo.datasets.registry import data_set
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure, Values
 from fedsilo.datasets.silo.silos import Silo
 
+# These decide which samples there are and what is counted
+_DECISIVE = ("dataset", *keys_in(CommonSettings, "split"))
+_FILE = "survey.json"
 _FEW_VALUES = 10  # a mean over so few distinct values reveals counts
 _TAIL = 0.05  # the share of samples beyond each percentile
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A stored first answer."""
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    parts: Mapping[str, str]  # the parts of the answer, as sent or ready to be sent
+    settings: Mapping[str, Value]  # the run's settings that decided what was counted, by key
+    fingerprint: Mapping[str, str]  # the fingerprint of the data
+
+
+def answer_survey(context: Context, rules: SiteFile | None) -> RecordDict:
+    """Return the parts of the site's answer that may leave.
+
+    Args:
+        context: the node and the survey's settings.
+        rules: the hospital's site file as read for this message; None without one.
+
+    Raises:
+        FedsiloError: the site does not answer surveys, or its data are unusable.
+    """
+    if is_simulated(context):
+        return _record(_made(context, 0).parts)
+    allowed: set[str] = set()
+    if rules is not None:
+        allowed = rules.survey_parts(name.replace("_", "-") for name in Survey.model_fields)
+    folder = own_folder(context, own_name(context))
+    reason = next(_reasons_against(context, folder, rules, allowed), "")
+    if reason or folder is None:
+        raise RefusedError(reason)
+    dataset = site_settings(context).dataset
+    kept, new = _first_answer(folder, dataset, lambda: _made(context, secret_seed(folder)))
+    parts = kept.parts
+    if not new:
+        parts = _again(context, kept)
+    return _record({name: text for name, text in parts.items() if name in allowed})
+
+
+def _reasons_against(
+    context: Context, folder: Path | None, rules: SiteFile | None, allowed: Collection[str]
+) -> Iterator[str]:
+    """Yield each reason why a hospital answers no survey, the decisive one first.
+
+    A site file must list the parts of a survey. A pattern for everything is not enough, because
+    such files may be older than surveys.
+
+    Args:
+        context: the node, with the site file's limits.
+        folder: the folder that the hospital keeps over all runs; None without a 'state-dir'.
+        rules: the hospital's site file; None without one.
+        allowed: the parts that the site file lists.
+    """
+    trust = str(context.node_config.get("trust", ""))
+    if trust != SERVER:
+        yield (
+            f"the site file says 'trust: {trust}', but a survey's counts are this site's own, "
+            "without noise: leave the site out"
+        )
+    if node_cap(context).max_epsilon:
+        yield (
+            "the site has a cap on epsilon, but a survey's counts have no noise: leave the site "
+            "out, or have the hospital answer without a cap"
+        )
+    if folder is None:
+        yield (
+            "the node config names no 'state-dir', where the first answer to a survey is kept: "
+            "start the SuperNode with one"
+        )
+    if rules is None:
+        yield (
+            "the hospital has no site file, but a survey needs one whose 'records' list what may "
+            f"leave: '{SURVEYED}/*', or part by part"
+        )
+    if ABOUT not in allowed:
+        yield (
+            f"the site file's 'records' do not list '{SURVEYED}/{ABOUT}', but no survey leaves "
+            f"without it: '{SURVEYED}/*' is everything of a survey"
+        )
+
+
+def _made(context: Context, secret: int) -> Kept:
+    """Build an answer now; broken images are left out and counted."""
+    site, run = _open_site(context)
+    answer = AnswerBuilder(site, secret).answer()
+    return Kept(answer.to_config(), run, dict(fingerprint(site.silo)))
+
+
+def _first_answer(folder: Path, dataset: str, make: Callable[[], Kept]) -> tuple[Kept, bool]:
+    """Return a data set's first answer, and whether it was made just now.
+
+    ``folder`` is the folder that the hospital keeps over all runs.
+    """
+    file: OwnFile[dict[str, Kept]] = OwnFile(
+        folder / _FILE,
+        dict[str, Kept],
+        f"the hospital's own {_FILE}",
+        "bring it back; if it is removed the next survey gets a new answer",
+        "no survey leaves that is not kept; make room or repair the disk",
+    )
+    with file.lock():
+        known = file.read({})
+        if dataset in known:
+            return known[dataset], False
+        made = make()
+        file.write({**known, dataset: made})
+        return made, True
+
+
+def _again(context: Context, kept: Kept) -> dict[str, str]:
+    """Return a stored answer; its part ``about`` tells whether the data have changed."""
+    # The settings of the first answer, because other settings would count other samples
+    before = with_current_keys(kept.settings, quietly=True)
+    now = _open_site(replace(context, run_config={**context.run_config, **before}))[0].silo
+    about = json.loads(kept.parts[ABOUT])
+    about["changed"] = dict(fingerprint(now)) != dict(kept.fingerprint)
+    return {**kept.parts, ABOUT: json.dumps(about)}
+
+
+def _open_site(context: Context) -> tuple[OpenedSite, dict[str, Value]]:
+    """Open the site; return it with the run's settings that decided its silo."""
+    run = dict(context.run_config)
+    try:
+        site = open_site(context)
+    except DataError:
+        read = data_set(site_settings(context).dataset).settings
+        if "data.broken-images" not in read or run.get("data.broken-images") == "skip":
+            raise
+        run["data.broken-images"] = "skip"
+        site = open_site(replace(context, run_config=run))
+    refuse_few(site.silo.name, site.silo.label_counts()["train"], context.node_config)
+    decisive = {*_DECISIVE, *data_set(site.settings.dataset).settings}
+    return site, {key: value for key, value in run.items() if key in decisive}
+
+
+def _record(parts: Mapping[str, str]) -> RecordDict:
+    return RecordDict({SURVEYED: ConfigRecord(dict(parts))})
 
 
 @dataclass

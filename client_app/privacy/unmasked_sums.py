@@ -1,0 +1,246 @@
+"""The sums that a site has helped to unmask: the same is summed again only in the same way.
+
+``OpenedSums`` is the record of one run. The difference of two sums of one round would be the
+difference of one site's updates. So for each of the newest rounds the record holds the sites of the
+sum, and digests of the request and of the numbers that this site masked.
+
+``SummedBefore`` is the hospital's record of all runs, in a file outside the folders of runs. Two
+sums over the same received arrays differ only by a change of sites or of settings. If the sites
+changed, the difference of the sums is the update of the missing sites. If a setting changed that
+scales updates ('secure.clip-norm', 'train.learning-rate'), each site's part changes differently,
+and a few such sums reveal every part. So the record holds a digest of the arrays of each sum.
+
+This stops repeated requests. It does not stop an operator who changes the arrays slightly and asks
+again (docs/threat-model.md, what 'sums' does not promise).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from fedsilo.client_app.site.own_file import OwnFile
+from fedsilo.core.errors import RefusedError
+
+SUMS = "secure-sums.json"  # the record of one run
+ALL_SUMS = "summed-arrays.json"  # the record of all runs
+_KEPT_ROUNDS = 3  # a server may go back by two
+_KEPT_SUMS = 10_000  # a month of runs under the default quotas, in two megabytes
+
+
+@dataclass(frozen=True)
+class RoundSum:
+    """The sum of one round, once it is unmasked.
+
+    Attributes:
+        sites: the sites of the sum, sorted; empty if no sum of the round is unmasked.
+        weighed: a digest of the numbers that this site masked.
+        question: a digest of the server's request; empty in a simulation, or if an older version
+            has not stored it.
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    sites: list[str]
+    weighed: str
+    question: str = ""
+
+
+# Older versions stored only the sites and the digest of the masked numbers
+_Kept = dict[int, RoundSum | tuple[list[str], str]]
+
+
+@dataclass(frozen=True)
+class OpenedSums:
+    """The record of one site in one run, used for one round."""
+
+    folder: Path  # the folder of the site's private state in the run
+    round: int
+
+    def refuse_without(self, partners: Sequence[str]) -> None:
+        """Refuse to mask with ``partners`` if a site of this round's unmasked sum is missing.
+
+        Raises:
+            RefusedError: names the sites of the unmasked sum.
+        """
+        # More sites may mask than before, because some may drop out; fewer cannot give the same sum
+        before = self._of_round()
+        if not set(before.sites) <= set(partners):
+            raise self._other(before.sites)
+
+    def refuse_other_question(self, question: str) -> None:
+        """Refuse any question but the same one once a sum of the round is unmasked.
+
+        The check comes before the data are opened. A server could choose a second question whose
+        answer equals the first one's unless one particular patient is there; whether
+        ``refuse_other`` refuses it would then reveal that patient. A new question for this round is
+        also refused once a later round's sum is unmasked, because that sum was made from the state
+        that this round has left here.
+
+        Args:
+            question: a digest of the request; empty at a site that does not declare its data.
+
+        Raises:
+            RefusedError: another question was answered; this depends on no patient.
+        """
+        if not question:
+            return
+        before = self._of_round()
+        asked_another = before.question not in ("", question)
+        has_later_sum = any(round_ > self.round for round_ in self._file().read({}))
+        if asked_another or (has_later_sum and not before.sites):
+            raise RefusedError(
+                "this round's sum, or a later one's, was opened before for other weights, metrics "
+                "or notes: whether this site's part is the same would be an answer of this site "
+                "alone; ask for the same again, or begin a run with another 'run.name' and 'seed'"
+            )
+
+    def refuse_other(self, weighed: str, answered: Sequence[str] = ()) -> None:
+        """Refuse a sum that differs from the one already unmasked in this round.
+
+        Args:
+            weighed: the digest of the numbers that this site masks.
+            answered: the sites of the sum; empty if only ``weighed`` is known yet.
+
+        Raises:
+            RefusedError: names the difference.
+        """
+        before = self._of_round()
+        if before.sites and answered and list(answered) != before.sites:
+            raise self._other(before.sites)
+        if before.sites and before.weighed != weighed:
+            raise RefusedError(
+                "this round's sum was already unmasked with a different part from this site: both "
+                "sums together would reveal that part; set 'machine.deterministic' to 'true', and "
+                "begin a run with another 'run.name' and 'seed'"
+            )
+
+    def note(self, answered: Sequence[str], weighed: str, question: str = "") -> None:
+        """Record that the sum over the sites ``answered`` is unmasked."""
+        opened = RoundSum(list(answered), weighed, question)
+        known = {**self._file().read({}), self.round: opened}
+        newest = sorted(known)[-_KEPT_ROUNDS:]
+        self._file().write({round_: known[round_] for round_ in newest})
+
+    def _of_round(self) -> RoundSum:
+        kept = self._file().read({}).get(self.round, RoundSum([], ""))
+        if isinstance(kept, RoundSum):
+            return kept
+        return RoundSum(*kept)
+
+    def _file(self) -> OwnFile[_Kept]:
+        lost = (
+            "bring it back, or choose another 'run.name'; whose sums were opened is known by "
+            "nothing else"
+        )
+        return OwnFile(self.folder / SUMS, _Kept, SUMS, lost)
+
+    @staticmethod
+    def _other(sites: Sequence[str]) -> RefusedError:
+        return RefusedError(
+            f"the sum of {', '.join(sites)} was already unmasked in this round: a sum of others "
+            "next to it would reveal single sites' weights; let the same sites answer, or continue "
+            "without this one"
+        )
+
+
+@dataclass(frozen=True)
+class OpenSum:
+    """One sum that this hospital has helped to unmask, or for which it has masked 0.
+
+    Attributes:
+        sites: the sites of the sum, sorted; empty until the sum is unmasked.
+        terms: a digest of the settings that affect the numbers of a site.
+        failed: whether this site could not answer and added 0.
+    """
+
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+    sites: list[str]
+    terms: str
+    failed: bool
+
+
+@dataclass(frozen=True)
+class SummedBefore:
+    """The sums of one hospital over all runs, by the digest of the received arrays.
+
+    Attributes:
+        folder: the folder that the hospital keeps over all runs.
+        terms: the digest of the settings of the sum that is asked for now.
+    """
+
+    folder: Path
+    terms: str
+
+    def refuse_another(self, arrays: str, partners: Sequence[str]) -> None:
+        """Refuse to mask if the same arrays were summed with other sites or other settings before.
+
+        Args:
+            arrays: the digest of all received arrays.
+            partners: the sites to mask with; some of them may still drop out.
+
+        Raises:
+            RefusedError: names the difference, which depends on no patient.
+        """
+        before = self._sums().get(arrays)
+        if before is None:
+            return
+        if before.terms != self.terms:
+            raise RefusedError(
+                "the same weights were summed here before under other settings: both sums "
+                "together would reveal single sites' parts; choose another 'seed', or the same "
+                "settings"
+            )
+        # Sites may be added, because some may drop out before the sum is agreed
+        if not set(before.sites) <= set(partners):
+            raise self._other_company(before)
+
+    def refuse_other_company(self, arrays: str, answered: Sequence[str]) -> None:
+        """Refuse to agree to a sum of the same arrays as before over different sites."""
+        before = self._sums().get(arrays)
+        if before is not None and before.sites not in ([], list(answered)):
+            raise self._other_company(before)
+
+    def has_failed(self, arrays: str) -> bool:
+        """Tell whether this site added 0 to a sum of these arrays.
+
+        Then it must do so again, because the difference of both sums would be its own part.
+        """
+        before = self._sums().get(arrays)
+        return before is not None and before.failed
+
+    def note_failure(self, arrays: str) -> None:
+        """Record that this site masks 0, before the zeros leave.
+
+        A server can unmask a sum with the shares of other sites and never ask this one, so the
+        record cannot wait for the end of the round.
+        """
+        if not self.has_failed(arrays):
+            self.note(arrays, [], failed=True)
+
+    def note(self, arrays: str, answered: Sequence[str], failed: bool) -> None:
+        """Record that a sum is unmasked; drop the oldest entry if there are too many."""
+        with self._file().lock():
+            sums = dict(self._sums())
+            sums.pop(arrays, None)  # reinserted, so that the newest is last
+            sums[arrays] = OpenSum(list(answered), self.terms, failed)
+            newest = list(sums)[-_KEPT_SUMS:]
+            self._file().write({digest: sums[digest] for digest in newest})
+
+    def _sums(self) -> Mapping[str, OpenSum]:
+        return self._file().read({})
+
+    def _file(self) -> OwnFile[dict[str, OpenSum]]:
+        return OwnFile(
+            self.folder / ALL_SUMS,
+            dict[str, OpenSum],
+            f"the hospital's own {ALL_SUMS}",
+            "bring it back; which arrays were summed in which company is known by nothing else",
+        )
+
+    @staticmethod
+    def _other_company(before: OpenSum) -> RefusedError:
+        return RefusedError(
+            f"the same weights were summed here before by {', '.join(before.sites)}: their "
+            "sum over other sites would reveal single sites' parts; let the same sites answer, or "
+            "choose another 'seed'"
+        )

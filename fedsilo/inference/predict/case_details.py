@@ -1,0 +1,273 @@
+"""Describes a single case on a page: the values of its inputs, and the reasons for its answer.
+
+Reasons are Shapley values of a table's columns, or maps over an image. ``fedsilo explain --table``
+and ``--image`` explain a new case in the same way.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from fedsilo.client_app.summary.suppression import secret_of, suppress
+from fedsilo.core.errors import DataError, SettingError
+from fedsilo.core.site_facts import FeatureStatistics
+from fedsilo.datasets.images.decoding import BrokenImageError
+from fedsilo.datasets.registry import image_reader
+from fedsilo.datasets.silo.silos import Split
+from fedsilo.datasets.tables.schema import Column, TableSchema
+from fedsilo.explanations.columns import METHOD, column_contributions, columns_of
+from fedsilo.explanations.image_explanation import ImageExplanation
+from fedsilo.explanations.sample import explain_case
+from fedsilo.inference.predict.answers import Predictions
+from fedsilo.inference.predict.inputs import FileInputs, Inputs, RowInputs, table_inputs
+from fedsilo.models.measures.novelty import Floats
+from fedsilo.pictures.panel_grids import new_figure
+from fedsilo.runs.trained_model import TrainedModel, refuse_table_or_images
+
+if TYPE_CHECKING:
+    from fedsilo.explanations.sample import Explanation
+
+_FEW = 5  # different values of a number that are listed as such
+_PICTURES = 50  # images that a page shows
+
+
+@dataclass(frozen=True)
+class Value:
+    """One input of one case."""
+
+    name: str
+    text: str
+    usual: str  # usual range in training, if enough patients support it
+    mark: str  # imputed, or beyond the training values
+    adds: float  # contribution to the probability of the prediction; 0 without an explanation
+    share: float  # contribution relative to the input that matters most, from -1 to 1
+
+
+@dataclass(frozen=True)
+class ValueTexts:
+    """Makes the values of cases."""
+
+    schema: TableSchema
+    training: Floats  # (n, f) rows as they were read, NaN where a value is missing; n may be 0
+    standardisation: FeatureStatistics  # its means replace missing values
+    floor: int  # fewest patients that a statement about training rows rests on
+
+    def of(self, row: Floats, unusual: Sequence[str], adds: Mapping[str, float]) -> Iterator[Value]:
+        """Yield the values of a row (f,), the inputs that matter most to the answer first."""
+        # Not 0, by which a row without explanations could not be divided
+        most = max([*map(abs, adds.values()), 1e-9])
+        values = []
+        for column in self.schema.columns:
+            if column.kind == "ignored":
+                continue
+            places = self._places(column)
+            mark = ""
+            if np.isnan(row[places]).any():
+                mark = "imputed"
+            elif column.name in unusual:
+                mark = "unusual"
+            text = self._text(column, row[places], float(self.standardisation.mean[places[0]]))
+            usual = self._usual(column, self.training[:, places])
+            own = adds.get(column.name, 0.0)
+            values.append(Value(column.name, text, usual, mark, own, own / most))
+        yield from sorted(values, key=lambda value: -abs(value.adds))
+
+    def _places(self, column: Column) -> list[int]:
+        """Return the places of a column's features: one, or one for each level but the first."""
+        features = self.schema.features()
+        places = []
+        if column.name in features:
+            places.append(features.index(column.name))
+        for level in column.levels[1:]:
+            if f"{column.name}={level}" in features:
+                places.append(features.index(f"{column.name}={level}"))
+        return places
+
+    def _text(self, column: Column, values: Floats, mean: float) -> str:
+        """Format the values (f,) of a column's features; ``mean`` replaces a missing number."""
+        if np.isnan(values).any():
+            used = f"{mean:.4g}, the mean,"
+            if column.levels:
+                used = "the mixture of all levels"
+            return f"missing; {used} is used"
+        if not column.levels:
+            return f"{values[0]:.6g}"
+        if not values.any():
+            return column.levels[0]
+        return column.levels[int(values.argmax()) + 1]
+
+    def _usual(self, column: Column, rows: Floats) -> str:
+        """Describe the usual training values; empty if too few patients support it.
+
+        A number with more than five values has the range of 90 % of the patients, or of 50 % if
+        fewer patients than the floor are beyond each end. Others have their common values.
+        """
+        known = rows[~np.isnan(rows).any(axis=1)]
+        if column.levels:
+            # The first level has no feature: its rows have 0 in all others
+            first = 1 - known.sum(axis=1, keepdims=True)
+            counts = np.hstack([first, known]).sum(axis=0)
+            return self._common(column.name, column.levels, counts.astype(int).tolist())
+        found, counts = np.unique(known[:, 0], return_counts=True)
+        if len(found) <= _FEW:
+            return self._common(column.name, [f"{one:.4g}" for one in found], counts.tolist())
+        for share in (0.05, 0.25):
+            # No end is a single patient's value, because ``floor`` patients or more are beyond it
+            if len(known) * share >= self.floor:
+                low, high = np.quantile(known[:, 0], (share, 1 - share))
+                return f"{low:.4g} to {high:.4g} ({1 - 2 * share:.0%} of patients)"
+        return ""
+
+    @cached_property
+    def _secret(self) -> int:
+        """The key that chooses a further count to hide; equal training rows have an equal key."""
+        return secret_of(self.training.tobytes())
+
+    def _common(self, column: str, names: Sequence[str], counts: Sequence[int]) -> str:
+        """List the values that ``floor`` patients or more have, and their shares.
+
+        One more value is hidden if the total would otherwise reveal the count of a hidden value.
+        """
+        shown = suppress(counts, self.floor, self._secret, column)
+        texts = []
+        for name, count in zip(names, shown, strict=True):
+            if count is not None:
+                texts.append(f"{name} ({count / sum(counts):.0%})")
+        return ", ".join(texts)
+
+
+@dataclass(frozen=True)
+class Reasons:
+    """The explanations of the cases' answers, by a case's index among the readable inputs."""
+
+    # Column -> what it adds to the probability of the answer
+    adds: Mapping[int, Mapping[str, float]] = field(default_factory=dict)
+    # A PNG of the image beside its map, and the same in words
+    pictures: Mapping[int, tuple[bytes, str]] = field(default_factory=dict)
+    limits: Sequence[str] = ()  # meaning and limits of the explanations, a sentence each
+
+    def picture(self, index: int) -> dict[str, str]:
+        """Build the template variables for a case's picture; empty texts if it has none."""
+        if index not in self.pictures:
+            return {"image": "", "image_text": ""}
+        content, words = self.pictures[index]
+        coded = base64.b64encode(content).decode()
+        return {"image": f"data:image/png;base64,{coded}", "image_text": words}
+
+
+def reasons_of(model: TrainedModel, found: Predictions, shown: Sequence[int]) -> Reasons:
+    """Explain the answers of the cases in ``shown``, which are places among all inputs.
+
+    A case without an answer has no explanation.
+    """
+    kept = {place: index for index, place in enumerate(found.inputs.kept())}
+    answered = found.answered()
+    chosen = []
+    for place in shown:
+        if place in kept and answered[kept[place]]:
+            chosen.append(kept[place])
+    if not chosen:
+        return Reasons()
+    if model.silo.features:
+        assert isinstance(found.inputs, RowInputs)
+        return _columns(model, found, found.inputs, chosen)
+    return _pictures(model, found.inputs, chosen[:_PICTURES])
+
+
+def _columns(
+    model: TrainedModel, found: Predictions, inputs: RowInputs, chosen: Sequence[int]
+) -> Reasons:
+    # The model's own answers: a temperature does not change which class is the most probable
+    answers = found.own[chosen].argmax(dim=1)
+    features = model.silo.features
+    parts, _ = column_contributions(model.network, inputs.inputs[chosen], features, answers)
+    names = columns_of(features)
+    adds = {}
+    for index, row in zip(chosen, parts.tolist(), strict=True):
+        adds[index] = dict(zip(names, row, strict=True))
+    said = (
+        f"What an input adds: {METHOD}, against the mean of the training rows, in one pass without "
+        "dropout. The parts add up to the probability of the answer less that of the mean row."
+    )
+    return Reasons(adds=adds, limits=[said])
+
+
+def _pictures(model: TrainedModel, inputs: Inputs, chosen: Sequence[int]) -> Reasons:
+    made: dict[int, tuple[bytes, str]] = {}
+    places = inputs.kept()
+    try:
+        for index in chosen:
+            image = _image(inputs, places[index], index)
+            cases = Split(image[None], torch.zeros(1, dtype=torch.int64))
+            explained = explain_case(model.lab, model.network, cases, 0, "")
+            if isinstance(explained, ImageExplanation):
+                made[index] = _png(explained), explained.saliency.place
+    except SettingError as error:
+        return Reasons(limits=[f"What spoke for an answer is not shown: {error}."])
+    said = f"Maps over images, of up to {_PICTURES} cases, show what mattered to the answer."
+    return Reasons(pictures=made, limits=[said])
+
+
+def _image(inputs: Inputs, place: int, index: int) -> torch.Tensor:
+    # Images of files are decoded again, because keeping all of them could fill the memory
+    if isinstance(inputs, FileInputs):
+        return torch.from_numpy(np.array(inputs.reader(inputs.paths[place])))
+    assert isinstance(inputs, RowInputs)
+    return inputs.inputs[index]
+
+
+def _png(explained: ImageExplanation) -> bytes:
+    figure = new_figure(5.0, 2.6)
+    explained.draw(*figure.subplots(1, 2))
+    buffer = io.BytesIO()
+    options: dict[str, Any] = {"format": "png", "dpi": 110, "metadata": {"Software": None}}
+    figure.savefig(buffer, **options)
+    return buffer.getvalue()
+
+
+def explain_new_case(
+    model: TrainedModel, table: Path | None, row: int, image: Path | None
+) -> Explanation:
+    """Explain the prediction for one new case: a row of a table, counted from 0, or an image.
+
+    Both are read as ``predict`` reads them. Exactly one of ``table`` and ``image`` is given.
+
+    Raises:
+        DataError: the row or the image cannot be used.
+    """
+    refuse_table_or_images(model, table=table is not None)
+    if table is not None:
+        case, name = _read_row(model, table, row), f"{table.name}, row {row}"
+    else:
+        assert image is not None, "a table or an image is given"
+        case, name = _read_image(model, image), image.name
+    # The label is unknown, and no explanation of a new case shows it
+    cases = Split(case[None], torch.zeros(1, dtype=torch.int64))
+    return explain_case(model.lab, model.network, cases, 0, f"{model.site}, {name}")
+
+
+def _read_row(model: TrainedModel, table: Path, row: int) -> torch.Tensor:
+    inputs = table_inputs(model, table, None)
+    if not 0 <= row < len(inputs.names):
+        raise DataError(
+            f"{table} has {len(inputs.names)} rows, counted from 0: there is no row {row}"
+        )
+    if row in inputs.faults:
+        raise DataError(f"{table}, line {inputs.names[row]}: {inputs.faults[row]}")
+    return inputs.inputs[inputs.kept().index(row)]
+
+
+def _read_image(model: TrainedModel, path: Path) -> torch.Tensor:
+    try:
+        return torch.from_numpy(image_reader(model.site, model.common)(path))
+    except BrokenImageError as error:
+        raise DataError(f"{path} {error}") from None

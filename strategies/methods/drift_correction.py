@@ -1,0 +1,181 @@
+"""Methods that correct the sites' drift, or their unequal numbers of steps, around FedAvg's round.
+
+Drift means that a site's steps lead to the minimum of its own loss instead of the common one.
+SCAFFOLD corrects each gradient, FedDyn the loss and the mean, FedNova the length of the updates,
+and MOON keeps sites away from their own previous model.
+"""
+
+import math
+from dataclasses import replace
+
+import numpy as np
+
+from fedsilo.core.array_names import arrays_below, is_statistic, with_prefix
+from fedsilo.core.messages import TRAIN
+from fedsilo.core.settings.common_settings import SUMS, CommonSettings
+from fedsilo.models.methods.feddyn import FedDynSettings
+from fedsilo.models.methods.fednova import STEPS
+from fedsilo.models.methods.moon import PROJECTION, MoonSettings, build_projection
+from fedsilo.models.methods.scaffold import CONTROL, INVERSE_STEPS, SCAFFOLDSettings
+from fedsilo.strategies.loop.method import Ask, Disclosures, Reply, State, initial_weights
+from fedsilo.strategies.methods.fedavg import FedAvg
+
+_ROUNDING = 1e-9  # the relative error of 1 / K
+_LEAST_SHARE = 2.0**-16  # 1 over the most steps of a round that count
+
+
+class SCAFFOLD(FedAvg):
+    """Averages weights and control variates.
+
+    Messages are FedAvg's, and ``control/<array>`` for each trained array, both ways. Replies hold
+    weights that moved by the site's mean update of one step, and the metric ``inverse-steps``. Only
+    sums of these are needed, so they can be secret sums.
+    """
+
+    settings: SCAFFOLDSettings
+    beside = (CONTROL,)
+
+    def initial_state(self) -> State:
+        """Return the network's initial weights, and zero control variates."""
+        model = self.starting_weights()
+        controls = {}
+        for name, array in model.items():
+            if not is_statistic(name):
+                controls[f"{CONTROL}{name}"] = np.zeros_like(array)
+        return State(model | controls)
+
+    def round(self, state: State, ask: Ask) -> State:
+        """Step towards the mean weights, and move c by the mean change at replying sites.
+
+        Site i's model counts by its samples n_i per step of its K_i, so that the corrections of all
+        sites add up to 0 (``models.methods.scaffold``): sum (n_i / K_i) (y_i - x) over
+        sum (n_i / K_i), which is the mean update of one step over the mean of 1 / K_i.
+        """
+        model, controls = self.model(state), arrays_below(CONTROL, state.arrays)
+        send = dict.fromkeys(ask.sites, state.arrays)
+        before = dict.fromkeys(ask.sites, model)
+        trained = ask(
+            TRAIN,
+            send,
+            expect=send,
+            reference=before,
+            metrics=[INVERSE_STEPS],
+            fault=self.implausible_steps,
+        )
+        # K if all sites take K steps; in a secret sum a faulty site could make the mean 0
+        steps = 1 / max(trained.mean_metric(INVERSE_STEPS), _LEAST_SHARE)
+        after = self.towards(trained, model, self.settings.server_learning_rate * steps)
+        # c moves only by the share of sites that replied, as the others' variates are unchanged
+        moved = self.average(trained, with_prefix(CONTROL, controls))
+        share = self.share(trained)
+        for name, control in controls.items():
+            after[f"{CONTROL}{name}"] = control + share * (moved[f"{CONTROL}{name}"] - control)
+        return replace(state, arrays=after)
+
+    def implausible_steps(self, reply: Reply) -> str | None:
+        """Explain why a site with that many samples cannot take so many steps, or return None."""
+        share, most = reply.metrics[INVERSE_STEPS], most_steps(self.common, reply.examples)
+        if share <= 1 and share * most >= 1 - _ROUNDING:
+            return None
+        return f"metric '{INVERSE_STEPS}' is {share:g}, not 1 over 1 to {most} steps"
+
+    def disclosures(self) -> Disclosures:
+        """Describe the weights, the control variates and the number of steps."""
+        gradient = (
+            "the mean gradient of the round's steps, with the weights and protected like them"
+        )
+        return super().disclosures().also(gradient).also(_steps_that_leave(self.common))
+
+
+_H = "h/"  # the prefix of h in the state, which the checkpoint stores
+
+
+class FedDyn(FedAvg):
+    """Averages, and then moves past the mean; messages are FedAvg's, and h is never sent."""
+
+    settings: FedDynSettings
+    beside = (_H,)
+
+    def round(self, state: State, ask: Ask) -> State:
+        """Average like FedAvg; h = h - alpha share (mean - model), and model = mean - h / alpha."""
+        model, alpha = self.model(state), self.settings.regularisation_alpha
+        trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
+        mean = self.average(trained, model)
+        after = dict(mean)
+        for name, averaged in mean.items():
+            if is_statistic(name):
+                continue
+            moved = averaged.astype(np.float64) - model[name]
+            # Sites that did not reply did not move, so their part of h stays
+            h = state.arrays.get(f"{_H}{name}", 0.0) - alpha * self.share(trained) * moved
+            after[name] = np.asarray(averaged - h / alpha, np.float32)
+            after[f"{_H}{name}"] = np.asarray(h, np.float32)
+        return replace(state, arrays=after)
+
+
+class FedNova(FedAvg):
+    """Moves in the mean direction of one step, as far as the sites' mean number of steps.
+
+    Replies hold FedAvg's arrays, whose updates are divided by the site's steps, and the metric
+    ``steps``. Only the sum of the divided updates is needed, so it can be a secret sum.
+    """
+
+    def round(self, state: State, ask: Ask) -> State:
+        """Average the updates per step, and multiply them by the mean number of steps."""
+        model = state.arrays
+        trained = ask(
+            TRAIN, dict.fromkeys(ask.sites, model), metrics=[STEPS], fault=self.implausible_steps
+        )
+        steps = trained.mean_metric(STEPS)
+        return replace(state, arrays=self.towards(trained, model, steps))
+
+    def implausible_steps(self, reply: Reply) -> str | None:
+        """Explain why a site with that many samples cannot take so many steps, or return None."""
+        steps, most = reply.metrics[STEPS], most_steps(self.common, reply.examples)
+        if 1 <= steps <= most:
+            return None
+        return f"metric '{STEPS}' is {steps:g}, not 1 to {most}"
+
+    def disclosures(self) -> Disclosures:
+        """Describe the weights and the number of steps."""
+        return super().disclosures().also(_steps_that_leave(self.common))
+
+
+def most_steps(common: CommonSettings, samples: int) -> int:
+    """Return the most optimiser steps that a site with ``samples`` can take in a round."""
+    if common.epoch_steps and common.pace:
+        return common.pace
+    if common.local_steps and not common.epoch_steps:
+        return common.local_steps
+    # The last batch of an epoch may be small
+    return common.local_epochs * math.ceil(samples / common.batch_size)
+
+
+def _steps_that_leave(common: CommonSettings) -> str:
+    """Say that the number of steps leaves a site, and who learns it."""
+    steps = "the number of optimiser steps, each round"
+    if common.trust == SUMS:
+        steps += ", of which the server learns only the mean"
+    return steps
+
+
+class Moon(FedAvg):
+    """Averages the trained networks, including the projection heads (Li, He and Song 2021).
+
+    Training messages, both ways: FedAvg's, and the projection head as ``projection/<name>``,
+    float32. ``evaluate`` sends only the network, because the head has no part in predictions. The
+    sites compute the contrastive term (``client_app/methods/moon.py``).
+    """
+
+    settings: MoonSettings
+    beside = (PROJECTION,)  # not part of the model, so that it loads like FedAvg's
+
+    def initial_state(self) -> State:
+        """Return FedAvg's initial weights, and those of the projection head."""
+        head = build_projection(self.common.seed, self.blueprint.channels)
+        named = with_prefix(PROJECTION, initial_weights(head))
+        return State(self.starting_weights() | named)
+
+    def disclosures(self) -> Disclosures:
+        """Describe the weights and the projection head."""
+        return super().disclosures().also("the projection head, trained, each round")
