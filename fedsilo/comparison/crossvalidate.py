@@ -318,6 +318,7 @@ def corrected_interval(values: Sequence[float], folds: int) -> CorrectedInterval
     mean, runs = statistics.fmean(values), len(values)
     if runs == 1:
         return CorrectedInterval(mean, None, None, None, runs)
+    # The term 1 / (folds - 1) does not shrink with more runs, because they reuse the same patients
     error = math.sqrt(1 / runs + 1 / (folds - 1)) * statistics.stdev(values)
     if error == 0:
         p = 0.0 if mean else 1.0  # all runs agree on the sign, or that there is no difference

@@ -108,6 +108,7 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
         summary = of_split(run.summary, split)
         if split == "test":
             summary["published"] = run.paper.numbers
+        # Readers would take a mean over some hospitals for one over all, so its gaps are kept
         summary["lacking"] = _sites_without(shared, list(run.silos))
         summary["site_count"] = len(run.silos)
         if shared != own:
@@ -115,6 +116,7 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
             sizes = Counter(groups.values())
             rows = dict(shared)
             for site, row in own.items():
+                # The row of a single site is no mean, so it keeps what other runs lack
                 if site in groups and sizes[groups[site]] == 1:
                     rows[site] = row
             summary["mean"] = means(shared)
@@ -317,6 +319,7 @@ class TwoClassMetrics:
         they have no single solution.
         """
         first, second = self.counts
+        # Metrics are float32, and counts are whole numbers
         right = round(self.accuracy * (first + second))
         if not second:
             return right, 0

@@ -35,6 +35,7 @@ from fedsilo.core.settings_schema import Value
 from fedsilo.core.versions import git_revision
 from fedsilo.datasets.registry import silo_names
 from fedsilo.runs.finished_run import FinishedRun
+from fedsilo.server_app.config.resources import cores
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.records.forms import Summary, check
 from fedsilo.server_app.run.terminal import make_console
@@ -85,8 +86,11 @@ class _Work:
 
 
 def runs_at_once(jobs: int, threads: int = 1) -> int:
-    """Return the number of runs at once: ``jobs``, or if that is 0, one per ``threads`` cores."""
-    return jobs or max(1, (os.cpu_count() or 1) // threads)
+    """Return the number of runs at once: ``jobs``, or if that is 0, one per ``threads`` cores.
+
+    Only the cores that this process may use count, which in a container are its share.
+    """
+    return jobs or max(1, cores() // threads)
 
 
 def run_missing(
@@ -101,7 +105,9 @@ def run_missing(
         RunFailedError: a worker process died.
         Exception: raised by ``work`` or ``ended``; started runs finish, but no other begins.
     """
-    run_of = {pool.submit(work, run): run for run in missing}
+    run_of = {}
+    for run in missing:
+        run_of[pool.submit(work, run)] = run
     try:
         for future in as_completed(run_of):
             ended(run_of[future], future.result())

@@ -205,6 +205,7 @@ def _run_search(
             tell(f"{plan.experiment}: {of}: {runs} on training data")
         found = run_groups(tried, plan.folder / "trials", jobs, go_on=True)
         points, groups, summaries = [*points, *batch], [*groups, *tried], [*summaries, *found]
+        # A later batch may lack a metric that all runs had so far, so it is chosen anew
         decides = metric or deciding_metric(data_set(base.common.dataset).headline, summaries)
         _refuse_unmeasured(decides, summaries)
         search.tell([point.score for point in _score_points(batch, found, decides)])
@@ -224,6 +225,7 @@ def _trials(
             "split.fold-seed": seed,
             "split.use-test": False,
         }
+        # Test rows are never read, because the choice must not depend on them
         values: dict[str, Value] = {**base, **point, "seed": seed}
         if budget.folds > 1:
             values |= folds

@@ -171,6 +171,7 @@ def edge_names(edges: Sequence[float]) -> list[str]:
     """Return the names of the groups between edges: "below 1", "1 to 2", "from 2"."""
     if list(edges) == [0.5]:
         return list(BINARY)
-    shown = [f"{edge:g}" for edge in edges]
-    between = [f"{low} to {high}" for low, high in pairwise(shown)]
-    return [f"below {shown[0]}", *between, f"from {shown[-1]}"]
+    names = [f"below {edges[0]:g}"]
+    for low, high in pairwise(edges):
+        names.append(f"{low:g} to {high:g}")
+    return [*names, f"from {edges[-1]:g}"]
