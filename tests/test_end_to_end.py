@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 import fedsilo.engines.inline_engine
 from fedsilo import predict
+from fedsilo.comparison.results import refuse_unmeasured
 from fedsilo.core.errors import RunDirectoryError, SiteError
 from fedsilo.core.messages import TRAINING
 from fedsilo.core.methods import METHODS
@@ -78,6 +80,23 @@ def finished(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Callable[[
     return run
 
 
+@pytest.fixture
+def copied(
+    finished: Callable[[str], RunDirectory], tmp_path: Path
+) -> Callable[[str], RunDirectory]:
+    """Copy a variant's run, without pictures, to where ``inline_run`` would make it.
+
+    For tests that change a finished run: training it once more would take longer.
+    """
+
+    def copy(variant: str) -> RunDirectory:
+        pictures = shutil.ignore_patterns("*.png")
+        shutil.copytree(finished(variant).path, tmp_path / "run", ignore=pictures)
+        return RunDirectory(tmp_path / "run")
+
+    return copy
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_a_run_writes_the_whole_run_directory(
     variant: str, finished: Callable[[str], RunDirectory]
@@ -89,6 +108,7 @@ def test_a_run_writes_the_whole_run_directory(
     assert list(summary["sites"]) == ["s1a", "s2a", "s3a"]
     for site in summary["sites"].values():
         assert {"accuracy", "entropy", "loss"} <= site.keys()
+    refuse_unmeasured(",".join(summary["mean"]), "compare knows each of these before a run")
     assert summary["privacy"]["guarantee"] == "no differential-privacy guarantee"
     assert summary["bytes"]["up"] > 0
     names = {path.name for path in directory.path.iterdir()}
@@ -258,19 +278,19 @@ def test_a_run_killed_as_it_drew_has_all_its_files_once_it_is_resumed(
 
 
 def test_a_picture_that_cannot_be_drawn_costs_no_run(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    copied: Callable[[str], RunDirectory], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
         raise RunDirectoryError("no picture today")
 
     curves = "fedsilo.pictures.learning_curves"
     monkeypatch.setattr(f"{curves}.draw_curves", fail)
-    directory = run_inline(resolve(tiny("fedavg", out=str(tmp_path), run_name="run")), 3)
+    directory = copied("fedavg")
     said: list[str] = []
     draw_pictures(directory, said.append)
     assert len(said) == 1, said
     assert "cannot draw metrics.csv (RunDirectoryError: no picture today)" in said[0]
-    assert directory.read_json("summary.json")["rounds"] == 2
+    assert directory.read_json("summary.json")["rounds"] == 3
     assert (directory.path / "distribution.png").is_file(), "the other pictures are drawn"
 
 
@@ -303,34 +323,36 @@ def test_a_killed_process_resumes_to_the_same_bytes(tiny: Tiny, tmp_path: Path) 
 
 
 def test_resuming_with_another_config_or_other_data_is_refused(
-    tiny: Tiny, inline_run: InlineRun
+    tiny: Tiny, inline_run: InlineRun, copied: Callable[[str], RunDirectory]
 ) -> None:
-    directory = inline_run(_values(tiny, "fedavg"))
-    (directory.path / "summary.json").unlink()
-    with pytest.raises(RunDirectoryError, match="rounds is 2 there and 3 here"):
-        inline_run(_values(tiny, "fedavg", resume=True, rounds=3))
+    (copied("fedavg").path / "summary.json").unlink()
+    with pytest.raises(RunDirectoryError, match="rounds is 3 there and 4 here"):
+        inline_run(_values(tiny, "fedavg", resume=True, rounds=4))
     with pytest.raises(RunDirectoryError, match="not those of"):
-        inline_run(_values(tiny, "fedavg", resume=True), nodes=2)
+        inline_run(_values(tiny, "fedavg", resume=True, rounds=3), nodes=2)
 
 
 @pytest.mark.parametrize("variant", ["local", "fedper", "fedavg-ft", "fedproto", "ring"])
 def test_private_state_that_is_gone_stops_a_resumed_run(
-    variant: str, tiny: Tiny, inline_run: InlineRun
+    variant: str, tiny: Tiny, inline_run: InlineRun, copied: Callable[[str], RunDirectory]
 ) -> None:
-    directory = inline_run(_values(tiny, variant))
+    directory = copied(variant)
     (directory.path / "summary.json").unlink()
     for path in directory.path.glob("sites/s2a/*"):
         path.unlink()
     with pytest.raises(SiteError, match="private state of site s2a is gone"):
-        inline_run(_values(tiny, variant, resume=True))
+        inline_run(_values(tiny, variant, resume=True, rounds=3))
 
 
 def test_a_finished_run_has_nothing_to_resume(
-    tiny: Tiny, inline_run: InlineRun, capsys: pytest.CaptureFixture[str]
+    tiny: Tiny,
+    inline_run: InlineRun,
+    copied: Callable[[str], RunDirectory],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    directory = inline_run(_values(tiny, "fedavg"))
+    directory = copied("fedavg")
     before = (directory.path / "summary.json").stat().st_mtime_ns
-    inline_run(_values(tiny, "fedavg", resume=True))
+    inline_run(_values(tiny, "fedavg", resume=True, rounds=3))
     assert "nothing to resume" in capsys.readouterr().out.replace("\n", " ")
     assert (directory.path / "summary.json").stat().st_mtime_ns == before
 
@@ -344,24 +366,25 @@ def test_fewer_nodes_than_silos_are_named(
     assert list(directory.read_json("summary.json")["sites"]) == ["s1a", "s2a"]
 
 
-def test_uefl_extends_and_the_new_book_is_in_the_model(tiny: Tiny, inline_run: InlineRun) -> None:
+def test_uefl_extends_and_the_new_book_is_in_the_model(
+    finished: Callable[[str], RunDirectory],
+) -> None:
     from fedsilo.core.files.state_files import load_state
 
-    directory = inline_run(_values(tiny, "uefl"))
+    directory = finished("uefl")
     arrays, facts = load_state(directory.path / "model.safetensors")
     marks = directory.read_json("summary.json")["marks"]
     sites = facts["extras"]["access"]["1"]
-    assert marks == {"1": f"new codewords for {', '.join(sites)}; first codewords re-initialised"}
+    assert marks["1"] == f"new codewords for {', '.join(sites)}; first codewords re-initialised"
     assert arrays["codebook.0"].shape == (4, 16)
     assert arrays["codebook.1"].shape[1] == 16
 
 
-def test_methods_start_from_the_same_weights(tiny: Tiny, inline_run: InlineRun) -> None:
+def test_methods_start_from_the_same_weights(finished: Callable[[str], RunDirectory]) -> None:
     def first(method: str) -> dict[str, str]:
-        path = inline_run(_values(tiny, method) | {"run.name": method})
         return {
             row["site"]: row["value"]
-            for row in path.read_csv("metrics.csv")
+            for row in finished(method).read_csv("metrics.csv")
             if (row["round"], row["split"], row["metric"]) == ("0", "test", "loss")
         }
 

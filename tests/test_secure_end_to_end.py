@@ -26,7 +26,7 @@ from fedsilo.core.messages import (
     TRAIN,
 )
 from fedsilo.core.settings_schema import Value
-from fedsilo.engines.inline_engine import InlineGrid
+from fedsilo.engines.inline_engine import InlineGrid, run_inline
 from fedsilo.models.privacy.secure_sum import SAMPLES, quantisation
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -44,7 +44,7 @@ CLIP = 0.5
 LEAST = 15  # samples that train at all sites together, at least
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def values(tiny: Tiny) -> dict[str, Value]:
     few = {
         "split.silos": SILOS,
@@ -53,6 +53,13 @@ def values(tiny: Tiny) -> dict[str, Value]:
         "run.min-sites": 3,
     }
     return tiny("fedavg", rounds=1) | few
+
+
+@pytest.fixture(scope="module")
+def plain(values: dict[str, Value], tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """Return a run in which nothing fails, for tests that compare theirs with it."""
+    named = {"run.name": "plain", "run.out": str(tmp_path_factory.mktemp("plain"))}
+    return run_inline(resolve(values | named), SILOS)
 
 
 class FaultyGrid(InlineGrid):
@@ -228,10 +235,11 @@ def test_what_cannot_be_summed_is_refused_and_the_mend_runs(
 
 
 def test_trust_sums_tells_means_over_all_sites_and_no_single_answer(
-    values: dict[str, Value], inline_run: InlineRun, faulty: type[FaultyGrid]
+    values: dict[str, Value],
+    inline_run: InlineRun,
+    faulty: type[FaultyGrid],
+    plain: RunDirectory,
 ) -> None:
-    plain = inline_run(values | {"run.name": "plain"}, SILOS)
-    faulty.received.clear()
     found = inline_run(values | {"trust": "sums"}, SILOS)
     assert all((model(found)[name] == array).all() for name, array in model(plain).items())
     for _, phase, reply in faulty.received:
@@ -419,6 +427,7 @@ def test_one_site_that_gives_wrong_shares_does_no_harm(
     values: dict[str, Value],
     inline_run: InlineRun,
     faulty: type[FaultyGrid],
+    plain: RunDirectory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def change(site: str, asked: str, reply: Message) -> Message:
@@ -426,10 +435,9 @@ def test_one_site_that_gives_wrong_shares_does_no_harm(
             _zeroed(site, reply, "shares")
         return reply
 
-    plain = model(inline_run(values, SILOS))
     monkeypatch.setattr(faulty, "change", staticmethod(change))
     found = model(inline_run(values | {"run.name": "wrong"}, SILOS))
-    assert all((found[name] == array).all() for name, array in plain.items())
+    assert all((found[name] == array).all() for name, array in model(plain).items())
     with pytest.raises(SiteError, match=r"where no more than 4 answered one of s1a, s1b, s2a, s3a"):
         inline_run(values | {"secure.threshold": 4, "run.name": "none-to-spare"}, SILOS)
 

@@ -13,6 +13,7 @@ from fedsilo.core.errors import SettingError, SiteError
 from fedsilo.core.methods import METHODS
 from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import run_inline
+from fedsilo.pictures.learning_curves import draw_run
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.run_directory import RunDirectory
@@ -184,8 +185,9 @@ def test_picsr_that_dies_in_or_between_its_stages_resumes_to_the_same_bytes(
     assert _bytes(inline_run({**values, "resume": True}, 4)) == whole
 
 
-def test_picsr_tells_who_listens_to_whom_and_draws_it(inline_run: InlineRun) -> None:
-    directory = inline_run(HEART | VARIANTS["picsr"], 4, draw=True)
+def test_picsr_tells_who_listens_to_whom_and_draws_it(finished: Finished) -> None:
+    directory = finished("picsr", 4)
+    assert list(draw_run(directory))
     routing = directory.read_json("routing.json")
     assert routing["experts"] == SITES
     assert list(routing["sites"]) == SITES

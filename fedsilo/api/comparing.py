@@ -74,23 +74,25 @@ def compare(
     refuse_below(1, "seeds", seeds)
     names, given = _read_names(experiments), run_sources(sources)
     at_once = read_jobs(str(jobs), several(slurm))
-    tested = ",".join(several(tests)) or None
+    shown, tested = ",".join(several(metrics)) or None, ",".join(several(tests)) or None
     planned = []
     for name in names:
         for number in range(seeds):
             job = study.plan_job(name, number, given, engine, supernodes, own_splits)
             planned.append(job)
-    study.check_jobs(planned, tested, paired, seeds)
+    study.check_jobs(planned, shown, tested, paired, seeds)
     budgets = study.plan_budgets(planned, given)
     if not unequal:
         budgets.refuse_unequal("give all the same budget, or mark the row by --unequal")
     if own_splits:
         study.refuse_one_split(planned)
-    study.run_all([job for job in planned if not job.is_finished()], at_once, tell)
+    unfinished = [job for job in planned if not job.is_finished()]
+    if unfinished:
+        study.refuse_without(split, unfinished)
+    study.run_all(unfinished, at_once, tell)
     budgets = budgets.with_costs(study.runs_of(planned))
     if not unequal:
         budgets.refuse_unequal("all runs are kept; repeat with --unequal to mark the row")
-    shown = ",".join(several(metrics)) or None
     return study.compare_runs(planned, split, shown, tested, paired, budgets)
 
 

@@ -6,7 +6,7 @@ imported only when the function is used.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib import import_module
+from pkgutil import resolve_name
 from typing import Any, cast
 
 from fedsilo.core.settings import removed
@@ -21,7 +21,7 @@ class Command:
 
     def load(self) -> Callable[..., Any]:
         """Import the function."""
-        return cast(Callable[..., Any], _load(self.function))
+        return cast(Callable[..., Any], resolve_name(self.function))
 
 
 # Panel of the help -> its commands; a command of two words is in the group of its first word
@@ -185,16 +185,10 @@ def find_public(name: str) -> Any:
     """
     names = public_names()
     if name in names:
-        return _load(names[name])
+        return resolve_name(names[name])
     instead = ""
     if name in removed.COMMANDS:
         instead = f": {removed.COMMANDS[name]}"
     if name in RENAMED:
         instead = f": the function is 'fedsilo.{RENAMED[name]}'"
     raise AttributeError(f"module 'fedsilo' has no attribute '{name}'{instead}")
-
-
-def _load(place: str) -> Any:
-    """Import what stands at ``module:name``."""
-    module, _, name = place.partition(":")
-    return getattr(import_module(module), name)

@@ -18,6 +18,7 @@ import typer.core
 from fedsilo.api.options import Option, members_of, option_of, parameters_of
 from fedsilo.api.table import COMMANDS, GROUPS, Command
 from fedsilo.cli import results
+from fedsilo.core.errors import SettingError
 
 _SILENT = ("", "()", "None", "False")  # defaults that say nothing
 
@@ -79,6 +80,7 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
             signature.append(_typer_parameter(parameter, option))
 
     def call(**given: Any) -> None:
+        _refuse_folders({key: given.get(key) for key in showing.keys() - own.keys()})
         bar = results.progress_bar(name) if "watch" in own else nullcontext()
         with bar as watch:
             given |= {"tell": results.line, "watch": watch}
@@ -97,6 +99,17 @@ def _add_command(app: typer.Typer, name: str, command: Command, panel: str) -> N
         epilog=f"Example: fedsilo {command.example}",
         rich_help_panel=panel,
     )(call)
+
+
+def _refuse_folders(files: Mapping[str, Any]) -> None:
+    """Refuse a folder where a result will be written to a file, before the work of hours.
+
+    Raises:
+        SettingError: an option names a folder.
+    """
+    for name, path in files.items():
+        if isinstance(path, Path) and path.is_dir():
+            raise SettingError(f"--{name} {path} is a folder: name a file in it")
 
 
 def _choose(given: Mapping[str, Any], parameters: Mapping[str, object]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from fedsilo.comparison.results import (
     constant_results,
     describe_partial_means,
     experiment_results,
+    refuse_unmeasured,
     shared_metrics,
     summaries_by_seed,
     values_by_seed,
@@ -55,6 +56,7 @@ from fedsilo.core.errors import (
 )
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.locations import find_places
+from fedsilo.core.methods import METHODS
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
@@ -204,12 +206,18 @@ def _run_or_resume(work: _Work) -> Failure | None:
     return None
 
 
-def check_jobs(jobs: Sequence[Job], tests: str | None, paired: bool, seeds: int) -> None:
+def check_jobs(
+    jobs: Sequence[Job], metrics: str | None, tests: str | None, paired: bool, seeds: int
+) -> None:
     """Check that planned runs can be compared, and their differences tested.
 
     Raises:
-        SettingError: optimisers differ, or a test is not possible.
+        SettingError: optimisers differ, a metric is none, or a test is not possible.
     """
+    if all(job.settings.common.method in METHODS for job in jobs):  # a plugin may measure anything
+        for wanted, option in ((metrics, "--metrics"), (tests, "--tests")):
+            if wanted:
+                refuse_unmeasured(wanted, option)
     commons = {job.experiment: job.settings.common for job in jobs}
     data_sets = {name: common.dataset for name, common in commons.items()}
     refuse_mixed_optimisers(commons)
@@ -248,10 +256,7 @@ def compare_runs(
     for by_seed in summaries.values():
         every += by_seed.values()
     if not any(summary["mean"] for summary in every):
-        raise SettingError(
-            f"no site has {split} samples, so there is nothing to compare: set 'split.val-folds', "
-            "or use 'fedsilo tune'"
-        )
+        raise _nothing_to_compare(split)
     results = _results(jobs, summaries, split, metrics)
     remarks = describe_partial_means(every, list(results["metric"].unique()))
     remarks += _left_out(runs, split)
@@ -282,6 +287,13 @@ def _have_one_split(jobs: Sequence[Job]) -> bool | None:
     if None in answers:
         return None
     return all(answers)
+
+
+def _nothing_to_compare(split: str) -> SettingError:
+    return SettingError(
+        f"no site has {split} samples, so there is nothing to compare: set 'split.val-folds', or "
+        "use 'fedsilo tune'"
+    )
 
 
 def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
@@ -323,6 +335,25 @@ def _results(
         for seed, run in enumerate(cuts):
             frames.append(constant_results(run.silos, split, metrics, seed))
     return pd.concat(frames, ignore_index=True)
+
+
+def refuse_without(split: str, jobs: Sequence[Job]) -> None:
+    """Check before any run that a site has samples in ``split``, ``test`` or ``val``.
+
+    Data that are not here decide nothing, because finished runs can still be shown.
+
+    Raises:
+        SettingError: no site has any.
+    """
+    for job in jobs:
+        common = job.settings.common
+        try:
+            silos = [load_silo(name, common) for name in silo_names(common)]
+        except DataError:
+            return
+        if any(len(silo.splits()[split]) for silo in silos):
+            return
+    raise _nothing_to_compare(split)
 
 
 def refuse_one_split(jobs: Sequence[Job]) -> None:

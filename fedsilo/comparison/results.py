@@ -18,6 +18,7 @@ import pandas as pd
 
 from fedsilo.comparison.tables import tidy
 from fedsilo.core.errors import SettingError
+from fedsilo.core.metric_names import OVERALL, read_metric
 from fedsilo.core.settings_schema import unknown_name
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.records.summary import by_distribution, means
@@ -196,6 +197,25 @@ def chosen_metrics(wanted: str, summaries: Sequence[Summary], option: str) -> li
     for summary in summaries:
         known.update(summary["mean"])
     return matching(wanted, sorted(known), option)
+
+
+def refuse_unmeasured(wanted: str, option: str) -> None:
+    """Check before any run that fedsilo's methods measure the metrics that ``wanted`` names.
+
+    What a pattern such as ``auc-*`` fits is known only once there are runs, see ``matching``.
+
+    Raises:
+        SettingError: no method measures one of the names. The message begins with ``option``.
+    """
+    for part in wanted.split(","):
+        name = part.strip()
+        read = read_metric(name)
+        # A member of a family, such as routing.<site>.mean, depends on the sites
+        if set(name) & set("*?[") or (read and read.part):
+            continue
+        word = (read.word if read else name).removeprefix("own-").removeprefix("labels-")
+        if word not in OVERALL:
+            raise SettingError(f"{option}: {unknown_name('metric', name, OVERALL)}")
 
 
 def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:

@@ -39,6 +39,12 @@ BIN_PARTS = ("count", "right", "mean")
 FROM = "-from-"  # between a metric and the site whose model was measured
 UPDATE = "update"  # metrics.csv has it as the split of statistics of the update in a reply
 TRAINED_PREFIX = "trained-"  # metrics.csv puts it before metrics of a site's own trained model
+# Metrics of fedsilo's own methods over all samples of a split; a plugin may measure
+# more. Some methods put "own-" or "own-labels-" before it (docs/run-directory.md)
+OVERALL = (
+    *("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error"),
+    *("loss", "entropy", "perplexity", "codeword-distance", "codebook-loss", "vacuity"),
+)
 
 _PARTS: Mapping[str, tuple[str, ...]] = {
     CLASS: ("right", "false", "auc"),

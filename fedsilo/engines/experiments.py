@@ -19,19 +19,8 @@ from fedsilo.core.methods import METHODS
 from fedsilo.core.one_line import one_line, quote_value
 from fedsilo.core.settings.removed import with_current_keys
 from fedsilo.core.settings.written_settings import flat_values
-from fedsilo.core.settings_schema import (
-    Value,
-    build_from_file,
-    unknown_key,
-    unknown_name,
-)
-from fedsilo.engines.matrix import (
-    Cell,
-    fill_all,
-    has_placeholder,
-    list_cells,
-    read_values,
-)
+from fedsilo.core.settings_schema import build_from_file, unknown_key, unknown_name
+from fedsilo.engines.matrix import Cell, fill_all, has_placeholder, list_cells, read_values
 from fedsilo.server_app.config.settings import declared_defaults
 
 S = TypeVar("S")
@@ -40,44 +29,42 @@ SIMULATION_FILE = "simulation.yaml"
 _MOST_BASES = 50
 
 
-def _settings(content: Any) -> Any:
+def _flat_settings(content: Any) -> Any:
     """Flatten a mapping of settings; anything else is returned for pydantic to refuse."""
-    return _flat(content) if isinstance(content, dict) else content or {}
+    if not isinstance(content, dict):
+        return content or {}
+    try:
+        return flat_values(content)
+    except SettingError as error:
+        raise within(str(error)) from None
 
 
-def _grid(content: Any) -> Any:
+def _read_grid(content: Any) -> Any:
+    """Read a grid: key -> its values. Anything else is returned for pydantic to refuse."""
     if not isinstance(content, dict):
         return content or {}
     known = declared_defaults()
-    grid = {}
+    grid: dict[str, Any] = {}
     try:
-        content = with_current_keys(content)
+        for key, values in with_current_keys(content).items():
+            if isinstance(key, str) and key not in known:
+                raise unknown_key(key, known)
+            if not isinstance(values, list) or not values:
+                raise misfit(f"must have a list of values for '{key}', not {quote_value(values)}")
+            grid[key] = [flat_values({key: value}).get(key, value) for value in values]
     except SettingError as error:
         raise within(str(error)) from None
-    for key, values in content.items():
-        if isinstance(key, str) and key not in known:
-            raise within(str(unknown_key(key, known)))
-        if not isinstance(values, list) or not values:
-            raise misfit(f"must have a list of values for '{key}', not {quote_value(values)}")
-        grid[key] = [_flat({key: value}).get(key, value) for value in values]
     return grid
 
 
-def _flat(values: dict[Any, Any]) -> dict[str, Value]:
-    try:
-        return flat_values(values)
-    except SettingError as error:
-        raise within(str(error)) from None
-
-
-def _one_line(name: str) -> str:
+def _check_one_line(name: str) -> str:
     if len(name.splitlines()) != 1:
         raise misfit("must be a name of one line")
     return name
 
 
-FlatSettings = Annotated[dict[str, Any], BeforeValidator(_settings)]
-Grid = Annotated[dict[str, Any], BeforeValidator(_grid)]
+FlatSettings = Annotated[dict[str, Any], BeforeValidator(_flat_settings)]
+Grid = Annotated[dict[str, Any], BeforeValidator(_read_grid)]
 
 
 class Experiment(FileModel):
@@ -177,14 +164,17 @@ class SimulationFile:
 
         Matrices are looked at only if no entry has the very name.
         """
-        entries = self._raw_entries()
-        return (name in entries and not self._has_matrix(name)) or name in self.cells
+        return self._is_one_entry(name) or name in self.cells
+
+    def _is_one_entry(self, name: str) -> bool:
+        """Tell whether an entry stands for the one experiment of this name."""
+        return name in self._raw_entries() and not self._has_matrix(name)
 
     def entry(self, name: str) -> Entry:
         """Return an entry of the file; SettingError if it is malformed."""
         if name not in self._entries:
             self._entries |= check_content(
-                dict[Annotated[str, AfterValidator(_one_line)], Entry],
+                dict[Annotated[str, AfterValidator(_check_one_line)], Entry],
                 {name: self._raw_entries()[name]},
                 lambda sentence: SettingError(f"{self._path}: experiment {sentence}"),
             )
@@ -203,8 +193,6 @@ class SimulationFile:
         Raises:
             SettingError: there is no such experiment, it is malformed, or its bases form a loop.
         """
-        if not self.has(name):
-            raise unknown_name("experiment", one_line(name), self.cells)
         # A long row without a loop would end in Python's RecursionError
         if name in chain or len(chain) == _MOST_BASES:
             row = " -> ".join((*chain, name))
@@ -212,7 +200,12 @@ class SimulationFile:
                 f"{self._path}: experiments {row} are based on one another, in a loop or in a row "
                 f"of more than {_MOST_BASES}"
             )
-        own = self._without_base(name)
+        if self._is_one_entry(name):
+            own: Experiment = self.entry(name)
+        elif name in self.cells:
+            own = self._from_matrix(self.cells[name])
+        else:
+            raise unknown_name("experiment", one_line(name), self.cells)
         if "base" not in own.stated_fields():
             return own
         base = self.find(own.base, (*chain, name))
@@ -220,11 +213,8 @@ class SimulationFile:
         both = _put_over(base, own)
         return both.model_copy(update={"about": own.about, "minutes": own.minutes})
 
-    def _without_base(self, name: str) -> Experiment:
-        """Return an experiment as its entry and the values of its matrix state it."""
-        if name in self._raw_entries():
-            return self.entry(name)
-        cell = self.cells[name]
+    def _from_matrix(self, cell: Cell) -> Experiment:
+        """Return an experiment without its base: its entry, under the values of its cell."""
         entry = self.entry(cell.entry)
         made: Experiment = entry
         for key, value in cell.values.items():

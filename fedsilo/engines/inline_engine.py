@@ -5,7 +5,7 @@ It is meant for debugging, tests and one large GPU, and runs the same apps as ``
 
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from itertools import count, islice
+from itertools import count
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
@@ -34,10 +34,11 @@ class InlineGrid(Grid):
         self._app = client_app
         self._run = Run.create_empty(1)
         shared = dict(run_config)  # one for all nodes
-        self._contexts = {
-            node: Context(self._run.run_id, node, dict(config), RecordDict(), shared)
-            for node, config in enumerate(node_configs, _FIRST_NODE)
-        }
+        self._contexts: dict[int, Context] = {}
+        for node, config in enumerate(node_configs, _FIRST_NODE):
+            # A site keeps its state over the messages of a run in its own context
+            own = Context(self._run.run_id, node, dict(config), RecordDict(), shared)
+            self._contexts[node] = own
         self._waiting: dict[str, Message] = {}
         self._together = int(run_config.get("machine.vectorised", 1))
         self._trained: set[str] = set()  # messages whose sites have been trained as one batch
@@ -90,17 +91,22 @@ class InlineGrid(Grid):
         """Train the sites of the oldest messages as one batch, of 'machine.vectorised' sites."""
         from fedsilo.engines.together import train_together
 
-        waiting = (item for item in self._waiting.items() if item[1].metadata.message_type == TRAIN)
-        oldest = dict(islice(waiting, self._together))
-        self._trained = set(oldest)
-        train_together((m, self._contexts[m.metadata.dst_node_id]) for m in oldest.values())
+        batch: list[tuple[Message, Context]] = []
+        self._trained = set()
+        for message_id, message in self._waiting.items():
+            if message.metadata.message_type == TRAIN and len(batch) < self._together:
+                batch.append((message, self._contexts[message.metadata.dst_node_id]))
+                self._trained.add(message_id)
+        train_together(batch)
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         """Push messages and return all replies."""
-        pushed = self.push_messages(messages)
-        return [reply for one in pushed for reply in self.pull_messages([one])]
+        replies: list[Message] = []
+        for message_id in self.push_messages(messages):
+            replies.extend(self.pull_messages([message_id]))
+        return replies
 
     def answer(self, message: Message) -> Message:
         """Call the ClientApp with a message; an exception becomes an error reply."""

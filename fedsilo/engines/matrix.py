@@ -82,15 +82,17 @@ def list_cells(entry: str, matrix: Mapping[str, Mapping[Value, Any]]) -> list[Ce
         SettingError: the placeholders of name and matrix differ, or there are too many cells. The
             message continues a sentence that begins with the entry.
     """
-    in_name = set(_PLACEHOLDER.findall(entry))
+    in_name, count = set(_PLACEHOLDER.findall(entry)), prod(map(len, matrix.values()))
+    fault = ""
     if in_name != matrix.keys():
-        raise SettingError(
+        fault = (
             f"has the placeholders {join_names(sorted(in_name)) or 'none'} in its name, but its "
             f"'matrix' has {join_names(matrix) or 'none'}: they must be the same"
         )
-    count = prod(map(len, matrix.values()))
-    if count > _MOST_CELLS:
-        raise SettingError(f"stands for {count} experiments, but at most {_MOST_CELLS} may be")
+    elif count > _MOST_CELLS:
+        fault = f"stands for {count} experiments, but at most {_MOST_CELLS} may be"
+    if fault:
+        raise SettingError(fault)
     cells = []
     for chosen in product(*matrix.values()):
         cells.append(Cell(entry, dict(zip(matrix, chosen, strict=True))))

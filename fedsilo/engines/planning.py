@@ -4,50 +4,24 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from fedsilo.core import plugins
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import RunDirectoryError, SettingError
 from fedsilo.core.one_line import format_count, one_line, quote_value
-from fedsilo.core.plugins import (
-    module_of,
-    plugin_entries,
-    without_working_folder,
-)
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value, keys_with
-from fedsilo.datasets.registry import (
-    DATA_SETS,
-    data_set,
-    load_silo,
-    plugin_modules,
-    silo_names,
-)
+from fedsilo.datasets.registry import DATA_SETS, data_set, load_silo, plugin_modules, silo_names
 from fedsilo.engines.experiments import Experiment, find_experiment, simulation_file
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.engines.process_engine import run_with_processes, start_fork_server
 from fedsilo.engines.ray_engine import run_with_ray
 from fedsilo.models.maths.pacing import steps_of_round
-from fedsilo.server_app.config.resources import (
-    check_resources,
-    cores,
-    has_gpu,
-    worker_environments,
-)
-from fedsilo.server_app.config.settings import (
-    RunSettings,
-    parse_assignment,
-    read_run_config,
-    read_toml,
-    resolve,
-    resolve_recorded,
-)
+from fedsilo.server_app.config import settings as run_settings
+from fedsilo.server_app.config.resources import check_resources, cores, has_gpu, worker_environments
+from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.config.trusted_plugins import approve_plugins, name_plugins
-from fedsilo.server_app.records.run_directory import (
-    CONFIG,
-    SILOS,
-    RunDirectory,
-    open_run_directory,
-    with_run_name,
-)
+from fedsilo.server_app.records import run_directory
+from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.checks import PLAN_CHECKS, Plan, raise_first
 
 _FEW_STEPS = 20_000  # a step on a table takes about 1 ms, so starting processes gains little
@@ -78,7 +52,7 @@ def plan_run(
     """
     declared = find_experiment(simulation_file(sources.file), experiment)
     settings = _settings_over(declared, sources, overrides)
-    _prepare(settings.common, engine)
+    _start_forks_early(settings.common, engine)
     resources = {"num-supernodes": len(silo_names(settings.common)), **declared.resources}
     if supernodes is not None:
         resources["num-supernodes"] = supernodes
@@ -97,11 +71,15 @@ def _settings_over(
     declared: Experiment, sources: RunSources, overrides: Mapping[str, Value] | None
 ) -> RunSettings:
     """Build the settings of a run from its experiment and what overrides it."""
-    named_here = dict(parse_assignment(text) for text in sources.changes)
+    named_here = dict(run_settings.parse_assignment(text) for text in sources.changes)
     named_here.update(overrides or {})
-    of_file = _read_settings(sources.config, named_here) if sources.config else {}
-    values = {**declared.values, **of_file, **named_here}
-    return with_run_name(resolve(_with_paths(values, sources))).pin_plugins()
+    values = dict(declared.values)
+    if sources.config:
+        values.update(_read_settings(sources.config, named_here))
+    values.update(named_here)
+    # Paths first: a Flower app runs in another working folder, where relative ones would be lost
+    settings = run_settings.resolve(_with_paths(values, sources))
+    return run_directory.with_run_name(settings).pin_plugins()
 
 
 def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Value]:
@@ -113,10 +91,12 @@ def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Val
     Raises:
         SettingError: the file cannot be read, or a plugin may not be executed.
     """
-    values = {key: value for key, value in read_toml(path).items() if key not in named_here}
-    name_plugins(plugin_entries(str(named_here.get("plugin", ""))))
+    values = run_settings.read_toml(path)
+    for key in values.keys() & named_here.keys():
+        del values[key]
+    name_plugins(plugins.plugin_entries(str(named_here.get("plugin", ""))))
     placed = _with_plugins(values)
-    with without_working_folder():
+    with plugins.without_working_folder():
         return approve_plugins(placed, plugin_modules(placed), needs_pins=False)
 
 
@@ -128,7 +108,7 @@ def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, V
     for key in _PATHS:
         path = placed.get(key)
         if path and isinstance(path, str):
-            placed[key] = _absolute(key, path)
+            placed[key] = _absolute_path(key, path)
     return _with_plugins(placed)
 
 
@@ -137,17 +117,25 @@ def _with_plugins(values: dict[str, Value]) -> dict[str, Value]:
 
     ``network`` 'nets.py:build' becomes 'nets:build', and the path of nets.py goes into 'plugin'.
     """
-    entries = plugin_entries(str(values.get("plugin", "")))
+    entries = plugins.plugin_entries(str(values.get("plugin", "")))
     for key in ("network.name", "method", "dataset", "split.partition"):
         file, _, rest = str(values.get(key, "")).partition(":")
         if file.endswith(".py"):
             entries.append(file)
-            values[key] = f"{module_of(file)}:{rest}".rstrip(":")
-    paths = [_absolute("plugin", e) if e.endswith(".py") else e for e in entries]
-    return values | ({"plugin": ", ".join(dict.fromkeys(paths))} if paths else {})
+            values[key] = f"{plugins.module_of(file)}:{rest}".rstrip(":")
+    places = []  # each once: several settings may name the same file
+    for entry in entries:
+        place = entry
+        if entry.endswith(".py"):
+            place = _absolute_path("plugin", entry)
+        if place not in places:
+            places.append(place)
+    if places:
+        values["plugin"] = ", ".join(places)
+    return values
 
 
-def _absolute(key: str, path: str) -> str:
+def _absolute_path(key: str, path: str) -> str:
     try:
         return str(Path(path).expanduser().resolve())
     except (OSError, RuntimeError, ValueError) as error:  # a null byte, no home, a loop
@@ -171,26 +159,26 @@ def plan_resumed_run(
         FedsiloError: the directory holds no run, or its files cannot be used.
     """
     path = run_dir.resolve()
-    if not (path / CONFIG).is_file():
+    if not (path / run_directory.CONFIG).is_file():
         raise RunDirectoryError(
-            f"{path} has no {CONFIG}: it is no run directory, or its run never began; start a new "
-            "run"
+            f"{path} has no {run_directory.CONFIG}: it is no run directory, or its run never "
+            "began; start a new run"
         )
-    before = read_run_config(path / CONFIG)
-    values = before.settings | {
-        "run.resume": True,
-        "run.out": str(path.parent),
-        "run.name": path.name,
-    }
-    values |= {"run.track": track} if track else {}
-    resources = {"num-supernodes": len(RunDirectory(path).read_json(SILOS))}
-    resources |= before.launch.get("resources", {})
-    resources |= {} if supernodes is None else {"num-supernodes": supernodes}
-    settings = resolve_recorded(values)
+    before = run_settings.read_run_config(path / run_directory.CONFIG)
+    # The directory may have been moved or renamed since, so its present place counts
+    values = dict(before.settings)
+    values.update({"run.resume": True, "run.out": str(path.parent), "run.name": path.name})
+    if track:
+        values["run.track"] = track
+    resources = {"num-supernodes": len(RunDirectory(path).read_json(run_directory.SILOS))}
+    resources.update(before.launch.get("resources", {}))
+    if supernodes is not None:
+        resources["num-supernodes"] = supernodes
+    settings = run_settings.resolve_recorded(values)
     return settings, check_resources(resources), str(before.launch.get("engine", "ray"))
 
 
-def _prepare(common: CommonSettings, engine: str) -> None:
+def _start_forks_early(common: CommonSettings, engine: str) -> None:
     """Start the fork server early if the run may need it, so that both load PyTorch at once."""
     is_table = ".tables." in DATA_SETS.get(common.dataset, "")  # by name: its module needs PyTorch
     if engine == "processes" or (
@@ -208,14 +196,19 @@ def engine_for(
     is so short that starting processes takes longer (docs/engines.md). With a Ray address, ``auto``
     is Ray.
     """
-    if engine != "auto" or ray_address:
-        return "ray" if engine == "auto" else engine
+    if engine != "auto":
+        return engine
+    if ray_address:
+        return "ray"
     if common.vectorised > 1:
         print(f"fedsilo: up to {common.vectorised} sites train as one batch in this process")
         return "inline"
     workers = len(worker_environments(resources))
-    if reason := _why_inline(common, resources, workers):
-        hint = " (to train side by side: --engine processes)" if workers > 1 else ""
+    reason = _why_inline(common, resources, workers)
+    if reason:
+        hint = ""
+        if workers > 1:
+            hint = " (to train side by side: --engine processes)"
         print(f"fedsilo: sites train one after another in this process, because {reason}{hint}")
         return "inline"
     print(
@@ -229,17 +222,22 @@ def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers:
     """Explain why a run is quicker in one process; empty if it is not."""
     if workers == 1:
         return "the cores, memory, GPUs or sites allow no second process"
-    if data_set(common.dataset).is_table and (steps := _steps(common)) < _FEW_STEPS:
-        return f"starting more processes takes longer than {format_count(steps, 'step')} on tables"
+    if data_set(common.dataset).is_table:
+        steps = _estimate_steps(common)
+        if steps < _FEW_STEPS:
+            what = format_count(steps, "step")
+            return f"starting more processes takes longer than {what} on tables"
     if common.device == "cpu" or resources["client-resources-num-gpus"] or not has_gpu():
         return ""
     return "the sites have no share of the GPU"
 
 
-def _steps(common: CommonSettings) -> int:
+def _estimate_steps(common: CommonSettings) -> int:
     """Estimate the optimiser steps of a run, as if all sites had the first site's samples."""
     names = silo_names(common)
-    samples = len(load_silo(names[0], common).train) if names else 0
+    samples = 0
+    if names:
+        samples = len(load_silo(names[0], common).train)
     return common.rounds * len(names) * steps_of_round(common, samples)
 
 
@@ -262,7 +260,7 @@ def start(
     """
     common = settings.common
     # Checked here, because an error from inside a Flower run comes late and is harder to read
-    open_run_directory(common.out, common.run_name, common.resume)
+    run_directory.open_run_directory(common.out, common.run_name, common.resume)
     raise_first(PLAN_CHECKS, Plan(common, resources, engine, ray_address or ""))
     chosen = engine_for(common, resources, engine, ray_address)
     if chosen == "ray":

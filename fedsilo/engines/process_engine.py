@@ -61,7 +61,9 @@ class SiteProcess:
         """
         for pause in _PAUSES:
             time.sleep(pause)
-            self.pool = ProcessPoolExecutor(1, get_context("forkserver"), _begin, self.arguments)
+            self.pool = ProcessPoolExecutor(
+                1, get_context("forkserver"), _begin_worker, self.arguments
+            )
             try:
                 with processes.without_main():
                     self.process = self.pool.submit(os.getpid)
@@ -75,10 +77,10 @@ class SiteProcess:
     def submit(self, parcel: Parcel) -> Future[Parcel]:
         """Let the process answer a packed message; a process killed while idle is started again."""
         try:
-            return self.pool.submit(_answer, parcel)
+            return self.pool.submit(_answer_parcel, parcel)
         except BrokenProcessPool:
             self.start()
-            return self.pool.submit(_answer, parcel)
+            return self.pool.submit(_answer_parcel, parcel)
 
     def end(self) -> None:
         """Kill the process at once, also in the middle of a computation."""
@@ -125,31 +127,32 @@ class ProcessGrid(InlineGrid):
             ProcessError: shared memory has no room.
         """
         wanted = list(message_ids)
-        while not (answered := [key for key in wanted if key in self._replies]):
+        while self._replies.keys().isdisjoint(wanted):
             self._dispatch()
             done, _ = wait(self._running, _WAIT, FIRST_COMPLETED)
             if not done:
                 return []
             for future in done:
-                self._take(future)
+                self._store_reply(future)
         self._dispatch()  # idle workers compute while the caller reads these replies
-        return [self._replies.pop(key) for key in answered]
+        return [self._replies.pop(key) for key in wanted if key in self._replies]
 
     def _dispatch(self) -> None:
-        """Give each idle worker a message: the oldest of a site that it knows, else the oldest."""
+        """Give each idle worker the oldest message of its own or a new site, else the oldest."""
         while self._idle and self._waiting:
             worker = self._idle.pop()
-            known = (
-                key
-                for key, message in self._waiting.items()
-                if self._home.get(message.metadata.dst_node_id, worker) is worker
-            )
-            message = self._waiting.pop(next(known, next(iter(self._waiting))))
+            chosen = next(iter(self._waiting))
+            for key, message in self._waiting.items():
+                # A worker has the data of its sites open; a site without a worker is free to take
+                if self._home.get(message.metadata.dst_node_id, worker) is worker:
+                    chosen = key
+                    break
+            message = self._waiting.pop(chosen)
             self._home[message.metadata.dst_node_id] = worker
             future = worker.submit(self._packing.pack(message))
             self._running[future] = message, worker
 
-    def _take(self, future: Future[Parcel]) -> None:
+    def _store_reply(self, future: Future[Parcel]) -> None:
         """Store a reply; if the worker died, queue its message again, up to three times."""
         message, worker = self._running.pop(future)
         self._idle.append(worker)
@@ -187,7 +190,7 @@ _site: InlineGrid | None = None
 _replies = Packing()
 
 
-def _begin(
+def _begin_worker(
     environment: dict[str, str],
     run_config: dict[str, Value],
     node_configs: list[dict[str, Value]],
@@ -213,7 +216,7 @@ def _end_with_command() -> None:
     os._exit(1)
 
 
-def _answer(parcel: Parcel) -> Parcel:
+def _answer_parcel(parcel: Parcel) -> Parcel:
     """Unpack a message, let its simulated site answer it, and pack the reply."""
     assert _site is not None
     return _replies.pack(_site.answer(unpack(parcel)))

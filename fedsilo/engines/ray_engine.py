@@ -3,6 +3,10 @@
 Flower's local SuperLink is shared by a machine and keeps running, so two runs would meet in it.
 Therefore each run here gets its own ports and FLWR_HOME, in this process's Python environment. A
 guard process (``guard`` in this file) ends all processes of the run, even if this one is killed.
+
+With the address of a running Ray cluster, Flower's actors on other nodes read the app, the data
+cache and the run directory by the paths of this machine, but with their own packages.
+docs/cluster.md says what every node must have.
 """
 
 import json
@@ -27,11 +31,11 @@ from rich.console import Console
 from rich.text import Text
 
 from fedsilo.core import processes
-from fedsilo.core.errors import ProcessError
+from fedsilo.core.errors import ProcessError, SettingError
+from fedsilo.core.one_line import one_line
 from fedsilo.core.settings.common_settings import GPU_SHARE
 from fedsilo.core.settings_schema import Value
 from fedsilo.core.versions import git_revision
-from fedsilo.engines.ray_cluster import check_cluster, ray_variables, unused_cluster
 from fedsilo.server_app.config.resources import check_device, check_resources
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.progress import mark_interrupted, read_progress
@@ -47,6 +51,15 @@ _NOISE = re.compile(
     r"Since flwr 1.32, default simulated|Flower configuration not found|Manually terminating|"
     r"FutureWarning: Tip: In future versions of Ray|^  warnings.warn\($|^$"
 )
+
+LOCAL = "local"
+ADDRESS_VARIABLE = "RAY_ADDRESS"
+_JOB_VARIABLE = "RAY_JOB_CONFIG_JSON"  # its "env_vars" go into each worker's environment
+_TRAVELLING = re.compile(r"(FEDSILO|FLWR)_\w+|OMP_NUM_THREADS|CUBLAS_WORKSPACE_CONFIG")
+# Seconds for Ray to connect; it takes a second, but tries a dead address for minutes
+_CONNECT_LIMIT = 60.0
+# A separate process tries the connection, because Ray ends a process when it gives up connecting
+_CONNECT = "import logging, ray, sys; ray.init(sys.argv[1], logging_level=logging.ERROR)"
 
 
 def run_with_ray(
@@ -145,17 +158,17 @@ def _superlink(
 
 def _wait_until_healthy(process: subprocess.Popen[bytes], port: str, log: Path) -> None:
     limit = time.monotonic() + _START_LIMIT
+    fault = f"did not start within {_START_LIMIT:.0f} s"
     while time.monotonic() < limit:
         if process.poll() is not None:
-            raise ProcessError(
-                "Flower's SuperLink ended at its start: " + " ".join(log.read_text().split()[-60:])
-            )
+            fault = "ended at its start: " + " ".join(log.read_text().split()[-60:])
+            break
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
                 return
         except OSError:  # urllib's own errors are
             time.sleep(0.2)
-    raise ProcessError(f"Flower's SuperLink did not start within {_START_LIMIT:.0f} s")
+    raise ProcessError(f"Flower's SuperLink {fault}")
 
 
 def _flwr_run(
@@ -169,12 +182,12 @@ def _flwr_run(
 
     Nothing is shown after the error line, because Flower's lines on the same error say less.
     """
-    wanted = " ".join(
-        f"{key}={value}"
-        for key, value in resources.items()
-        if value or not key.startswith("init-args")
-    )
-    options = ["--run-config", str(config), "--stream", "--federation-config", wanted]
+    wanted = []
+    for key, value in resources.items():
+        # Ray counts this machine's cores and GPUs itself, unless a number is given
+        if value or not key.startswith("init-args"):
+            wanted.append(f"{key}={value}")
+    options = ["--run-config", str(config), "--stream", "--federation-config", " ".join(wanted)]
     command = [processes.tool("flwr"), "run", str(app), *options]
     console = make_console()
     with progress_bars(console, lambda: read_progress(directory.path)):
@@ -212,6 +225,71 @@ def _error_in(line: str) -> str:
     return match[1].strip() if match else ""
 
 
+# --- A running Ray cluster ---
+
+
+def ray_variables(address: str, variables: Mapping[str, str]) -> dict[str, str]:
+    """Build the environment variables that select the Ray cluster and set its workers' environment.
+
+    Args:
+        address: the address of a running cluster. If empty, Ray starts a cluster for the run, even
+            if another one runs on this machine.
+        variables: the environment of the run.
+    """
+    if not address:
+        return {ADDRESS_VARIABLE: LOCAL}
+    travelling = {k: value for k, value in variables.items() if _TRAVELLING.fullmatch(k)}
+    job = json.dumps({"runtime_env": {"env_vars": travelling}})
+    return {ADDRESS_VARIABLE: address, _JOB_VARIABLE: job}
+
+
+def unused_cluster(environment: Mapping[str, str] = os.environ) -> str | None:
+    """Return a warning if the environment names a cluster, which is not used; None otherwise."""
+    address = environment.get(ADDRESS_VARIABLE, LOCAL)
+    if not address or address == LOCAL:
+        return None
+    return (
+        f"{ADDRESS_VARIABLE} names {address}, but this run does not use it: give it by "
+        "--ray-address to spread the run over that cluster"
+    )
+
+
+def check_cluster(address: str, resources: Mapping[str, Value]) -> None:
+    """Check that Ray connects to the cluster at ``auto`` or ``HOST:PORT``.
+
+    Raises:
+        SettingError: Ray does not connect, with Ray's reason; or ``resources`` has a key that is
+            only for a cluster started by the run.
+    """
+    for key in ("init-args-num-cpus", "init-args-num-gpus"):
+        if resources.get(key):
+            raise SettingError(
+                f"resource '{key}' is for a cluster that the run starts, but --ray-address names "
+                "a running one: remove the resource"
+            )
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _CONNECT, address],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_CONNECT_LIMIT,
+        )
+    except subprocess.TimeoutExpired:
+        reason = f"it did not answer within {_CONNECT_LIMIT:g} s"
+    else:
+        if not done.returncode:
+            return
+        lines = done.stderr.strip().splitlines() or ["Ray gave no reason"]
+        reason = one_line(lines[-1], 300)
+    raise SettingError(
+        f"the Ray cluster at {one_line(address, 100)} cannot be used: {reason}; look at 'ray "
+        "status' there, or leave --ray-address out"
+    )
+
+
+# --- The guard process ---
+
 _LOOK = 0.5  # seconds between checks of the command
 _ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
@@ -223,7 +301,7 @@ def guard(home: Path, command: Sequence[str], pipe: int) -> int:
     holds the other end. Return the command's exit code, or 0 if the pipe ended first.
     """
     for number in _ENDINGS:
-        signal.signal(number, _leave)
+        signal.signal(number, _exit_by_signal)
     pipe_ended = False
     try:
         process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
@@ -245,7 +323,7 @@ def _pipe_ended_before(process: subprocess.Popen[bytes], pipe: int) -> bool:
     return False
 
 
-def _leave(number: int, _: FrameType | None) -> None:
+def _exit_by_signal(number: int, _: FrameType | None) -> None:
     raise SystemExit(128 + number)
 
 

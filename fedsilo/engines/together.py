@@ -179,9 +179,10 @@ def _plan_steps(sites: Sequence[_Site]) -> tuple[Tensor, Tensor, Tensor]:
     Returns:
         Sample numbers and labels, (sites, steps, most), and sizes, (sites, steps).
     """
-    most = 0
+    most = 0  # samples of the largest step
     for site in sites:
-        most = max(most, *map(len, site.batches))
+        for batch in site.batches:
+            most = max(most, len(batch))
     shape = len(sites), len(sites[0].batches), most
     numbers, first = torch.zeros(shape, dtype=torch.long), 0
     truths = torch.full(shape, _PADDING)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from fedsilo.core.drawing.palette import CATEGORIES, GREY, LIGHT, colours, line_styles, shades
 from fedsilo.pictures.panel_grids import new_figure
-from fedsilo.server_app.records.many_sites import MANY, worst
+from fedsilo.server_app.records.summary import MANY, worst
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

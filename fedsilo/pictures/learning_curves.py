@@ -22,8 +22,8 @@ from fedsilo.pictures.labels_and_evidence import draw_distribution, draw_evidenc
 from fedsilo.pictures.panel_grids import over_rounds, panel_grid
 from fedsilo.pictures.topology import draw_edge_weights, draw_topology
 from fedsilo.runs.finished_run import FinishedRun
-from fedsilo.server_app.records.many_sites import MANY, worst
 from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.records.summary import MANY, worst
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

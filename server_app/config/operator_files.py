@@ -25,7 +25,7 @@ REGISTRY = "FEDSILO_SITE_REGISTRY"
 _MOST = 10**9  # training samples
 
 
-def _node(value: Any) -> str:
+def _check_node(value: Any) -> str:
     text = str(value)
     # YAML and JSON read a node as a number or a text; a node id is an unsigned 64-bit number
     if isinstance(value, bool) or not text.isdecimal() or len(text) > 20 or int(text) >= 2**64:
@@ -33,7 +33,7 @@ def _node(value: Any) -> str:
     return str(int(text))
 
 
-def _fingerprint(value: Any) -> str:
+def _check_fingerprint(value: Any) -> str:
     if not isinstance(value, str) or not value.strip():
         raise misfit("must be a key's fingerprint")
     return value.strip()
@@ -42,8 +42,8 @@ def _fingerprint(value: Any) -> str:
 class _Entry(FileModel):
     """The registry's entry for one site."""
 
-    node_id: Annotated[str, BeforeValidator(_node)]
-    key: Annotated[str, BeforeValidator(_fingerprint)]
+    node_id: Annotated[str, BeforeValidator(_check_node)]
+    key: Annotated[str, BeforeValidator(_check_fingerprint)]
 
 
 def operator_terms(common: CommonSettings) -> Terms:
@@ -64,7 +64,9 @@ def read_registry(path: Path) -> Registry:
         SettingError: the file cannot be read, has unknown keys, or has one node or one key under
             two names.
     """
-    nodes = {site: int(entry.node_id) for site, entry in _read_entries(path).items()}
+    nodes = {}
+    for site, entry in _read_entries(path).items():
+        nodes[site] = int(entry.node_id)
     return Registry(str(path), nodes)
 
 
@@ -79,12 +81,12 @@ def read_weights(path: Path) -> AgreedWeights:
     Raises:
         SettingError: the file cannot be used.
     """
-    return AgreedWeights(str(path), _by_site(path, Annotated[int, whole(1, _MOST)]))
+    return AgreedWeights(str(path), _read_by_site(path, Annotated[int, whole(1, _MOST)]))
 
 
 def _read_entries(path: Path) -> Mapping[str, _Entry]:
     """Read the registry's entries; SettingError if a node or a key has two names."""
-    entries: dict[str, _Entry] = _by_site(path, _Entry)
+    entries: dict[str, _Entry] = _read_by_site(path, _Entry)
     for part in ("node_id", "key"):
         owner: dict[str, str] = {}
         for site, entry in entries.items():
@@ -98,7 +100,7 @@ def _read_entries(path: Path) -> Mapping[str, _Entry]:
     return entries
 
 
-def _by_site(path: Path, kind: Any) -> Any:
+def _read_by_site(path: Path, kind: Any) -> Any:
     """Read a file that maps site names to values of type ``kind``."""
     content = read_yaml(path, SettingError)
     return check_content(

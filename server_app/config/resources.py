@@ -28,21 +28,22 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
     """Check the resources and add defaults for missing keys.
 
     Raises:
-        SettingError: a key is unknown, or a value is no number from 0 to ``_MOST``.
+        SettingError: a key is unknown, or a value is no number from 0 to ``_MOST``; a run needs at
+            least 1 'num-supernodes'.
     """
     for key, value in resources.items():
         if key not in RESOURCES:
             raise unknown_key(key, RESOURCES)
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= _MOST:
+        least = 0
+        if key == "num-supernodes":
+            least = 1
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not is_number or not least <= float(value) <= _MOST:
             raise SettingError(
-                f"resource '{key}' must be a number from 0 to {_MOST}, but is {quote_value(value)}"
+                f"resource '{key}' must be a number from {least} to {_MOST}, but is "
+                f"{quote_value(value)}"
             )
-    chosen = RESOURCES | dict(resources)
-    if int(chosen["num-supernodes"]) < 1:
-        raise SettingError(
-            "resource 'num-supernodes' must be at least 1, because a run needs a simulated site"
-        )
-    return chosen
+    return RESOURCES | dict(resources)
 
 
 def check_device(device: str, share: float) -> None:
@@ -58,23 +59,21 @@ def check_device(device: str, share: float) -> None:
     Raises:
         SettingError: the device is 'cuda:N' with N other than 0, or a GPU when ``share`` is 0.
     """
-    if device.startswith("cuda:") and device != "cuda:0":
-        raise SettingError(
-            f"setting 'machine.device' is '{device}', but a client process sees only the GPU that "
-            f"it is given, as number 0: set 'machine.device' to 'cuda', and {VISIBLE} to choose "
-            "among GPUs"
-        )
-    if share:
-        return
     hint = (
         "set 'client-resources-num-gpus' in the experiment's 'resources' (0.5 for two clients at "
         "once), or take --engine inline"
     )
-    if device.startswith("cuda"):
-        raise SettingError(
-            f"setting 'machine.device' is '{device}', but clients are given no GPU: {hint}"
+    fault = ""
+    if device.startswith("cuda:") and device != "cuda:0":
+        fault = (
+            "a client process sees only the GPU that it is given, as number 0: set "
+            f"'machine.device' to 'cuda', and {VISIBLE} to choose among GPUs"
         )
-    if device == "auto" and has_gpu():
+    elif device.startswith("cuda") and not share:
+        fault = f"clients are given no GPU: {hint}"
+    if fault:
+        raise SettingError(f"setting 'machine.device' is '{device}', but {fault}")
+    if device == "auto" and not share and has_gpu():
         print(
             f"fedsilo: this machine has a GPU, but clients train on the CPU: {hint}",
             file=sys.stderr,

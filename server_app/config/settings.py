@@ -15,23 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fedsilo.core import plugins
 from fedsilo.core.errors import RunDirectoryError, SettingError
 from fedsilo.core.files.locations import installed_folder
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.methods import METHODS, load_plugin_files, settings_class
 from fedsilo.core.one_line import one_line, quote_value
-from fedsilo.core.plugins import (
-    PINS,
-    digests_text,
-    file_digests,
-    other_plugs,
-    other_version,
-    plug_digests,
-    plugin_entries,
-    stated_digests,
-    with_plugin_settings,
-    without_working_folder,
-)
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import RENAMED, current_settings, tell_renamed
 from fedsilo.core.settings.written_settings import flat_values, group_settings
@@ -44,13 +33,7 @@ from fedsilo.core.settings_schema import (
     keys_with,
     unknown_key,
 )
-from fedsilo.datasets.registry import (
-    check_data_settings,
-    data_set,
-    plugin_modules,
-    plugs_of,
-    silo_count,
-)
+from fedsilo.datasets import registry
 from fedsilo.models.maths.pacing import check_pace
 from fedsilo.models.networks.kinds import check_network_settings
 from fedsilo.server_app.config.training import check_training
@@ -95,8 +78,8 @@ class RunSettings(Mapping[str, Value]):
         for key in CIRCUMSTANCES:
             decisive.pop(key, None)
         # An empty 'plugin-digests' is left out, because older runs have no such key
-        if not decisive[PINS]:
-            del decisive[PINS]
+        if not decisive[plugins.PINS]:
+            del decisive[plugins.PINS]
         return decisive
 
     def run_config(self) -> dict[str, Any]:
@@ -121,16 +104,16 @@ class RunSettings(Mapping[str, Value]):
             SettingError: 'plugin-digests' already has another digest for a plugin.
         """
         stated = self.common.plugin_digests
-        plugs = plugs_of(self.common)
+        plugs = registry.plugs_of(self.common)
         if not plugs and not stated:
             return self
-        digests = plug_digests(plugs)
+        digests = plugins.plug_digests(plugs)
         if stated:
-            other = other_plugs(digests, stated)
+            other = plugins.other_plugs(digests, stated)
             if other:
-                raise other_version(other)
-        remember_plugins(digests | file_digests(plugin_entries(self.common.plugin)))
-        pinned = replace(self.common, plugin_digests=digests_text(digests))
+                raise plugins.other_version(other)
+        remember_plugins(digests | plugins.file_digests(plugins.plugin_entries(self.common.plugin)))
+        pinned = replace(self.common, plugin_digests=plugins.digests_text(digests))
         return replace(self, common=pinned)
 
 
@@ -189,14 +172,14 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
     common = settings.common
     cls = strategy_class(common.method)
     # The general checks first: those of the method may rely on them
-    check_data_settings(common)
+    registry.check_data_settings(common)
     check_network_settings(common)
     check_pace(common)
-    is_table = data_set(common.dataset).is_table
+    is_table = registry.data_set(common.dataset).is_table
     check_training(common, is_table)
     cls.capabilities.refuse_more(common, is_table)
     check_privacy_settings(common, is_table)
-    silos = silo_count(common)
+    silos = registry.silo_count(common)
     # None if only the hospitals know; then the sites are counted once they have answered
     if silos is not None:
         if common.min_sites > silos:
@@ -219,10 +202,12 @@ def _build_settings(values: Mapping[str, Value]) -> RunSettings:
     values = current_settings(values)
     tell_renamed()
     if values.get("plugin-settings"):
-        values = with_plugin_settings(values, defaults(CommonSettings))
+        values = plugins.with_plugin_settings(values, defaults(CommonSettings))
     known = known_defaults()
     if values.get("plugin"):
-        load_plugin_files(str(values["plugin"]), stated_digests(str(values.get(PINS, ""))))
+        load_plugin_files(
+            str(values["plugin"]), plugins.stated_digests(str(values.get(plugins.PINS, "")))
+        )
     method = str(values.get("method", CommonSettings.method))
     if method not in METHODS:
         known |= _plugged_defaults(method, known)
@@ -247,8 +232,8 @@ def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
     """
     # Before the plugins are looked for: one under a former name must not be overlooked
     values = current_settings(values, quietly=True)
-    with without_working_folder():
-        return resolve(approve_plugins(values, plugin_modules(values)))
+    with plugins.without_working_folder():
+        return resolve(approve_plugins(values, registry.plugin_modules(values)))
 
 
 def read_recorded(values: Mapping[str, Value]) -> RunSettings:
@@ -261,8 +246,8 @@ def read_recorded(values: Mapping[str, Value]) -> RunSettings:
         SettingError: as ``resolve_recorded``, without contradictions.
     """
     values = current_settings(values, quietly=True)
-    with without_working_folder():
-        return _build_settings(approve_plugins(values, plugin_modules(values)))
+    with plugins.without_working_folder():
+        return _build_settings(approve_plugins(values, registry.plugin_modules(values)))
 
 
 def _plugged_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:
@@ -333,16 +318,16 @@ def read_run_config(config: Path) -> RunConfig:
         raise RunDirectoryError(
             f"{config.parent} was written by another version of fedsilo: start a new run"
         )
-    launch = _table(content.pop("launch", {}), "launch", config)
-    environment = _table(content.pop("environment", {}), "environment", config)
-    _table(launch.get("resources", {}), "launch.resources", config)
-    _table(environment.get("packages", {}), "environment.packages", config)
+    launch = _check_table(content.pop("launch", {}), "launch", config)
+    environment = _check_table(content.pop("environment", {}), "environment", config)
+    _check_table(launch.get("resources", {}), "launch.resources", config)
+    _check_table(environment.get("packages", {}), "environment.packages", config)
     settings = flat_values(content, str(config), quietly=True)
     settings = current_settings(settings, str(config), quietly=True)
     return RunConfig(settings, launch, environment)
 
 
-def _table(content: Any, name: str, config: Path) -> dict[str, Any]:
+def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
     """Check that a part of config.toml is a table, whose values are single values or tables.
 
     Raises:
@@ -381,16 +366,17 @@ def parse_pair(text: str) -> tuple[str, Any]:
         SettingError: there is no '=', or the text is more than one pair.
     """
     key, equals, raw = text.partition("=")
-    if not equals or not key.strip():
-        raise SettingError(
-            f"{quote_value(text)} is not a setting: write key=value, for example rounds=5"
-        )
     try:
         parsed = tomllib.loads(f"value = {raw.strip()}")
     except (ValueError, RecursionError):
         parsed = {"value": raw.strip()}
-    if parsed.keys() != {"value"}:
-        raise SettingError(f"{quote_value(text)} is more than one setting: give each its own --set")
+    fault = ""
+    if not equals or not key.strip():
+        fault = "is not a setting: write key=value, for example rounds=5"
+    elif parsed.keys() != {"value"}:
+        fault = "is more than one setting: give each its own --set"
+    if fault:
+        raise SettingError(f"{quote_value(text)} {fault}")
     value = parsed["value"]
     if isinstance(value, datetime.date | datetime.time):
         value = raw.strip()  # a bare name such as 2024-01-01

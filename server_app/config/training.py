@@ -89,23 +89,22 @@ def _check_early_stopping(common: CommonSettings) -> None:
 
 def _check_vectorised(common: CommonSettings) -> None:
     """Refuse settings under which sites cannot be trained as one batch."""
-    values = as_mapping(common)
+    values, fault = as_mapping(common), ""
+    # A plugin may extend a method that trains plainly, and do more
+    if common.method not in METHODS or not site_class(common.method).trains_plainly:
+        fault = (
+            f"a site of method '{common.method}' does more than train the received model: set "
+            "'machine.vectorised' to 1"
+        )
     for key, allowed in _VECTORISED.items():
         value = values[key]
         if isinstance(value, str):
             value = value.lower()
         if value not in allowed:
             wanted = join_names([str(one) or "empty" for one in allowed])
-            raise SettingError(
-                f"'machine.vectorised' is {common.vectorised}, but '{key}' is "
-                f"{quote_value(values[key])}: sites are trained as one only if it is {wanted}; set "
-                "'machine.vectorised' to 1"
+            fault = (
+                f"'{key}' is {quote_value(values[key])}: sites are trained as one only if it is "
+                f"{wanted}; set 'machine.vectorised' to 1"
             )
-    # A plugin may extend a method that trains plainly, and do more
-    trains_plainly = common.method in METHODS and site_class(common.method).trains_plainly
-    if not trains_plainly:
-        raise SettingError(
-            f"'machine.vectorised' is {common.vectorised}, but a site of method "
-            f"'{common.method}' does more than train the received model: set 'machine.vectorised' "
-            "to 1"
-        )
+    if fault:
+        raise SettingError(f"'machine.vectorised' is {common.vectorised}, but {fault}")

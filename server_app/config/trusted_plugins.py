@@ -17,18 +17,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from fedsilo.core import plugins
 from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import one_line
-from fedsilo.core.plugins import (
-    PINS,
-    import_plugin,
-    is_offered,
-    module_digest,
-    module_of,
-    plugin_entries,
-    read_plugin,
-    stated_digests,
-)
 from fedsilo.core.settings_schema import Value
 
 PLACE = "FEDSILO_TRUSTED_PLUGINS"
@@ -50,18 +41,19 @@ def name_plugins(entries: Iterable[object]) -> None:
         SettingError: a file does not exist.
     """
     for text in entries:
-        for entry in plugin_entries(str(text)):
+        for entry in plugins.plugin_entries(str(text)):
             _name_plugin(entry)
 
 
 def _name_plugin(entry: str) -> None:
+    """Trust one plugin for this process: a file ``FILE.py``, or an installed module."""
     if not entry.endswith(".py"):
         _named[entry.partition(".")[0]] = entry
         return
     path = Path(entry).expanduser().absolute()
     if not path.is_file():
         raise SettingError(f"--plugin {path} is not a file: name your copy of the plugin")
-    _named[module_of(entry)] = str(path)
+    _named[plugins.module_of(entry)] = str(path)
 
 
 def remember_plugins(digests: Mapping[str, str]) -> None:
@@ -76,7 +68,7 @@ def remember_plugins(digests: Mapping[str, str]) -> None:
         return
     try:
         new -= _read_remembered()
-        path = _place()
+        path = _digests_file()
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         lines = ""
         for module, digest in sorted(new):
@@ -111,7 +103,7 @@ def approve_plugins(
             reader can trust it.
     """
     recorded = _by_module(str(values.get("plugin", "")))
-    pins = stated_digests(str(values.get(PINS, "")))
+    pins = plugins.stated_digests(str(values.get(plugins.PINS, "")))
     used = sorted(set(used))
     if not needs_pins:
         for module in used:
@@ -141,7 +133,7 @@ def remember_files(named: str) -> None:
 
 def _by_module(named: str) -> dict[str, str]:
     """Return the entries of a setting 'plugin' by the module that each gives."""
-    return {module_of(entry): entry for entry in plugin_entries(named)}
+    return {plugins.module_of(entry): entry for entry in plugins.plugin_entries(named)}
 
 
 def refuse_unknown_files(named: str, where: str) -> None:
@@ -154,8 +146,8 @@ def refuse_unknown_files(named: str, where: str) -> None:
     Raises:
         SettingError: names the first such file.
     """
-    for entry in plugin_entries(named):
-        module = module_of(entry)
+    for entry in plugins.plugin_entries(named):
+        module = plugins.module_of(entry)
         if entry.endswith(".py") and not _is_remembered(module, _file_digest(entry)):
             raise SettingError(
                 f"{where} names plugin {one_line(entry, 200)}, whose bytes you have not run here: "
@@ -176,32 +168,37 @@ def _approve(module: str, recorded: str, pin: str) -> str:
     # Trust comes first: of a plugin that may not be executed, not even the bytes are read
     is_trusted = module in _named or _is_remembered(module, pin)
     if not is_trusted and not is_file:
-        is_trusted = is_offered(module)
+        is_trusted = plugins.is_offered(module)
+    found, fault, plugin = "", "", _name_with_digest(module, pin)
+    if is_trusted:
+        found = _entry_digest(module, entry)
     if not is_trusted:
-        raise SettingError(
-            f"plugin {_text(module, pin)} is named by a file and not by you, and you have not run "
+        fault = (
+            f"plugin {plugin} is named by a file and not by you, and you have not run "
             f"it here, so it is not executed: read it, and name your copy by --plugin {module}.py, "
             f"or by --plugin {module} if its package is installed"
         )
-    found = _entry_digest(module, entry)
-    if not found:
-        raise SettingError(
-            f"plugin {_text(module, pin)} is needed, but {entry or 'no installed module'} cannot "
+    elif not found:
+        fault = (
+            f"plugin {plugin} is needed, but {entry or 'no installed module'} cannot "
             f"be read: name your copy by --plugin {module}.py"
         )
     # A trusted plugin too must be the run's version, or other code would read the run
-    if found != pin:
-        raise SettingError(
-            f"{entry or 'the installed module'} is another version of plugin {_text(module, pin)}, "
+    elif found != pin:
+        fault = (
+            f"{entry or 'the installed module'} is another version of plugin {plugin}, "
             f"its SHA-256 is {found[:_DIGITS]}: name the run's version by --plugin {module}.py"
         )
+    if fault:
+        raise SettingError(fault)
     if is_file:
         return entry
-    import_plugin(module)
+    plugins.import_plugin(module)
     return ""
 
 
-def _text(module: str, pin: str) -> str:
+def _name_with_digest(module: str, pin: str) -> str:
+    """Write a plugin's module with the first digits of its recorded SHA-256, for errors."""
     digest = "not recorded"
     if pin:
         digest = one_line(pin, _DIGITS + 1)
@@ -212,13 +209,13 @@ def _entry_digest(module: str, entry: str) -> str:
     """Compute the digest of a plugin's file, or of an installed module; empty if there is none."""
     if entry.endswith(".py"):
         return _file_digest(entry)
-    return module_digest(module)
+    return plugins.module_digest(module)
 
 
 def _file_digest(entry: str) -> str:
     """Compute the SHA-256 of a plugin's file; empty if it cannot be read."""
     try:
-        return hashlib.sha256(read_plugin(Path(entry).expanduser().absolute())).hexdigest()
+        return hashlib.sha256(plugins.read_plugin(Path(entry).expanduser().absolute())).hexdigest()
     except (SettingError, OSError, RuntimeError, ValueError):  # a null byte, no home
         return ""
 
@@ -228,7 +225,7 @@ def _is_remembered(module: str, digest: str) -> bool:
     return bool(digest) and (known in _run_here or known in _read_remembered())
 
 
-def _place() -> Path:
+def _digests_file() -> Path:
     """Return the file of digests; RuntimeError if the user has no home."""
     return Path(os.environ.get(PLACE, "") or "~/.fedsilo/trusted-plugins").expanduser()
 
@@ -240,7 +237,7 @@ def _read_remembered() -> set[tuple[str, str]]:
         SettingError: somebody else could have written the file.
     """
     try:
-        path = _place()
+        path = _digests_file()
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except (FileNotFoundError, RuntimeError):
         return set()

@@ -1,18 +1,30 @@
-"""Writes the server's checkpoint after each round, and resumes from the newest intact one."""
+"""Writes a run's states and models: each round's checkpoint, the best round's model, the last one.
+
+A resumed run continues from the newest intact checkpoint. The best round is that with the best
+validation metric; the training may stop early by it.
+"""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fedsilo.core.errors import CheckpointError
 from fedsilo.core.files.state_files import load_state, save_state
 from fedsilo.core.one_line import one_line
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import current_settings
 from fedsilo.core.settings_schema import Value
+from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.server_app.config.settings import differences
+from fedsilo.server_app.records.recorder import ALL, Recorder
+from fedsilo.server_app.records.run_directory import BEST, RunDirectory
 from fedsilo.strategies.loop.hooks import Hook
-from fedsilo.strategies.loop.method import State
+from fedsilo.strategies.loop.method import Method, State
+from fedsilo.strategies.meeting.participants import Participants
 
+_SMALLER_IS_BETTER = ("loss", "entropy", "calibration-error")
 KEPT = 2  # checkpoints; sites keep the same number of states, so any kept round can be resumed
 
 
@@ -36,11 +48,10 @@ class CheckpointHook(Hook):
 
     def round_ended(self, state: State) -> None:
         """Write this round's checkpoint and remove the oldest."""
-        facts = {
-            **state.facts(),
-            "settings": self.settings,
-            "hooks": {name: hook.state() for name, hook in self.hooks.items()},
-        }
+        of_hooks = {}
+        for name, hook in self.hooks.items():
+            of_hooks[name] = hook.state()
+        facts = {**state.facts(), "settings": self.settings, "hooks": of_hooks}
         save_state(self.folder / f"round-{state.round:06d}.safetensors", state.arrays, facts)
         # Removed only after the new one is written, so that one intact checkpoint always exists
         for old in sorted(self.folder.glob("round-*.safetensors"))[:-KEPT]:
@@ -102,3 +113,124 @@ class CheckpointHook(Hook):
             )
         if fault:
             raise CheckpointError(f"{path} {fault}")
+
+
+def statistics_as_lists(pooled: FeatureStatistics) -> dict[str, Any]:
+    """Return the statistics for scaling inputs as JSON has them: lists, by name."""
+    statistics = {}
+    for name, values in vars(pooled).items():
+        statistics[name] = values.tolist()
+    return statistics
+
+
+def write_model(directory: RunDirectory, name: str, method: Method, state: State) -> bool:
+    """Write the global model with the statistics for scaling inputs.
+
+    Returns:
+        Whether there is a global model, and so a file.
+    """
+    pooled, model = method.participants.standardisation(), method.model(state)
+    if not model:
+        return False
+    facts: dict[str, Any] = {"method": method.common.method, **state.facts()}
+    if pooled:
+        facts["figures"] = statistics_as_lists(pooled)
+    save_state(directory.path / name, model, facts)
+    return True
+
+
+class BestRound(Hook):
+    """Keeps the model of the round with the best validation metric, and stops training early.
+
+    Sites measure a round's model when the next round begins, so the run stops one round after
+    'server.patience' has run out. Only measured rounds count. The recorder must come before this
+    hook.
+    """
+
+    name = "best-round"
+
+    def __init__(
+        self, common: CommonSettings, directory: RunDirectory, recorder: Recorder, method: Method
+    ) -> None:
+        self.common, self.directory = common, directory
+        self.recorder, self.method = recorder, method
+        self.best: dict[str, Any] = {}  # round, metric, value, whether its model is kept
+        self.waited = 0  # measured rounds since the best one
+        self.unjudged: State | None = None  # the state that the sites measure in the next round
+
+    def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
+        """Note the first state, which the sites measure in the first round."""
+        self.unjudged = state
+
+    def round_ended(self, state: State) -> None:
+        """Judge the round before, whose model the sites have measured in this round."""
+        self._judge_round()
+        self.unjudged = state
+
+    def run_ended(self, state: State) -> None:
+        """Judge the last round, whose model the final evaluation has measured."""
+        self._judge_round()
+
+    def why_finished(self, state: State) -> str | None:
+        """Explain an early stop after 'server.patience' rounds of no better value; or None."""
+        if self.waited < self.common.patience:
+            return None
+        return (
+            f"stopped early after round {state.round} of {self.common.rounds}: validation "
+            f"{self.best['metric']} was best after round {self.best['round']} "
+            f"({self.best['value']:.4f}) and no better in {self.waited} measured rounds"
+        )
+
+    def state(self) -> Any:
+        """Return the best round, and the number of rounds measured since."""
+        return {"best": self.best, "waited": self.waited}
+
+    def restore(self, state: Any) -> None:
+        """Restore the values that ``state`` returned."""
+        self.best, self.waited = dict(state["best"]), int(state["waited"])
+
+    def _judge_round(self) -> None:
+        state = self.unjudged
+        if state is None or not state.round:
+            return
+        value = self._mean_over_sites(self.recorder.values(state.round, "val"))
+        if not math.isfinite(value):  # this round was not measured
+            return
+        # Rounds without a measurement do not use up the patience
+        self.waited += 1
+        if not self._is_better(value):
+            return
+        self.waited = 0
+        self.best = {
+            "round": state.round,
+            "metric": self.common.early_stopping_metric,
+            "value": value,
+            "model": write_model(self.directory, BEST, self.method, state),
+        }
+
+    def _is_better(self, value: float) -> bool:
+        if not self.best:
+            return True
+        gain = value - float(self.best["value"])
+        if self.common.early_stopping_metric in _SMALLER_IS_BETTER:
+            gain = -gain
+        return gain > 0
+
+    def _mean_over_sites(self, values: Mapping[str, Mapping[str, float]]) -> float:
+        """Return the mean of the metric over the sites that reported it, weighted by samples.
+
+        NaN if no site with validation samples reported it.
+        """
+        metric, facts = self.common.early_stopping_metric, self.method.participants.facts
+        reported = {site: row[metric] for site, row in values.items() if metric in row}
+        # Sites weigh by their samples, so that a hospital of ten patients does not decide
+        if ALL in reported:  # a sum over all samples already
+            return reported[ALL]
+        samples, total = 0, 0.0
+        for site, value in reported.items():
+            size = facts[site].sizes().get("val", 0)
+            samples += size
+            total += size * value
+        if not samples:
+            return math.nan
+        return total / samples

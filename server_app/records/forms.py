@@ -8,27 +8,17 @@ checking them again. Unknown keys pass, because later versions may add some.
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, Literal, NoReturn
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    model_validator,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 from fedsilo.core.errors import RunDirectoryError
 from fedsilo.core.files.declarations import check_content, misfit
 from fedsilo.core.one_line import one_line, quote_value
-from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
 from fedsilo.core.settings_schema import key_of
 from fedsilo.datasets.silo.declared_silos import SiteName
-from fedsilo.server_app.records.summary import NO_PRIVACY
 
 _LARGEST, _LONGEST = 10**15, 4000
-_SPLITS = ("train", "val", "test")
 _UNIT = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibration-error")
 # Columns that a table must have
 COLUMNS: Mapping[str, tuple[str, ...]] = {
@@ -142,36 +132,25 @@ def _other_form(where: str, sentence: str) -> RunDirectoryError:
     )
 
 
-def _printable(text: str) -> str:
+def _check_line(text: str) -> str:
     if not text.isprintable() or len(text) > _LONGEST:
         raise misfit("must be a line of text")
     return text
 
 
-def _plain(text: str) -> str:
+def _check_no_formula(text: str) -> str:
     if {"$", "\\"} & set(text):
         raise misfit("must have no '$' or '\\', which plots take for a formula")
     return text
 
 
-def _count_as_text(text: str) -> str:
+def _check_count(text: str) -> str:
     if not _is_count(text):
         raise misfit("must be a whole number")
     return text
 
 
-def _one_of(*known: str) -> AfterValidator:
-    """Build a validator that accepts only the given texts."""
-
-    def check(text: str) -> str:
-        if text not in known:
-            raise misfit(f"must be {' or '.join(known)}")
-        return text
-
-    return AfterValidator(check)
-
-
-def _setting(value: Any) -> Any:
+def _check_setting(value: Any) -> Any:
     if not isinstance(value, bool | int | float | str):
         raise misfit("must be a setting")
     return value
@@ -187,40 +166,23 @@ class RunObject(BaseModel):
         frozen=True, strict=True, extra="ignore", hide_input_in_errors=True, alias_generator=key_of
     )
 
-    @model_validator(mode="before")
-    @classmethod
-    def _has_its_keys(cls, content: Any) -> Any:
-        """Report a missing key by its name in the file."""
-        if not isinstance(content, dict):
-            raise misfit("must be a mapping")
-        for field in cls.model_fields.values():
-            if field.is_required() and field.alias not in content:
-                raise misfit(f"lacks the key '{field.alias}'")
-        return content
 
-
-def _possible(metrics: dict[str, float]) -> dict[str, float]:
+def _check_metrics(metrics: dict[str, float]) -> dict[str, float]:
     for metric, value in metrics.items():
         if not _is_possible(metric, value):
             raise misfit(f"must have a possible value of '{one_line(metric, 80)}'")
     return metrics
 
 
-def _of_splits(parts: dict[str, Any]) -> dict[str, Any]:
-    for part in parts:
-        if part not in _SPLITS:
-            raise misfit(f"must be of train, val and test, not of '{one_line(part, 80)}'")
-    return parts
-
-
 Whole = Annotated[int, Field(strict=True, ge=0, le=_LARGEST)]
 Number = Annotated[float, Field(strict=True)]  # NaN too, where a metric is undefined
 Amount = Annotated[float, Field(strict=True, ge=0, le=_LARGEST, allow_inf_nan=False)]
-Line = Annotated[str, Field(strict=True), AfterValidator(_printable)]
-Label = Annotated[Line, AfterValidator(_plain)]
-Metrics = Annotated[dict[Line, Number], AfterValidator(_possible)]
-Round = Annotated[str, AfterValidator(_count_as_text)]
-Setting = Annotated[Any, BeforeValidator(_setting)]
+Line = Annotated[str, Field(strict=True), AfterValidator(_check_line)]
+Label = Annotated[Line, AfterValidator(_check_no_formula)]
+Metrics = Annotated[dict[Line, Number], AfterValidator(_check_metrics)]
+Round = Annotated[str, AfterValidator(_check_count)]
+Setting = Annotated[Any, BeforeValidator(_check_setting)]
+Split = Literal["train", "val", "test"]
 
 
 class Standardisation(RunObject):
@@ -234,11 +196,9 @@ class Site(RunObject):
     """One site of ``silos.json``: samples of each split and class, and digests of its data."""
 
     distribution: Label
-    sizes: Annotated[dict[Line, Whole], AfterValidator(_of_splits)]
-    label_counts: Annotated[dict[Line, list[Whole]], AfterValidator(_of_splits)] = Field(
-        alias="label_counts"
-    )
-    fingerprints: Annotated[dict[Line, Line], AfterValidator(_of_splits)]
+    sizes: dict[Split, Whole]
+    label_counts: dict[Split, list[Whole]] = Field(alias="label_counts")
+    fingerprints: dict[Split, Line]
     dropped: Whole
     data_schema: Line = Field("", alias="schema")
     classes: list[Label]
@@ -247,10 +207,8 @@ class Site(RunObject):
     agreed: Whole | None = None
 
 
-def _consistent(silos: dict[str, Site]) -> dict[str, Site]:
-    if not silos:
-        raise misfit("must name a site")
-    numbers, named = set(), set()
+def _check_silos(silos: dict[str, Site]) -> dict[str, Site]:
+    numbers, named, fault = set(), set(), ""
     for site in silos.values():
         for counts in site.label_counts.values():
             numbers.add(len(counts))
@@ -259,13 +217,17 @@ def _consistent(silos: dict[str, Site]) -> dict[str, Site]:
     # Sites that send no label counts may still name their classes, each in its own way
     if numbers:
         numbers |= named
-    if len(numbers) > 1:
-        raise misfit("must have 'classes' and 'label_counts' of one number of classes")
+    if not silos:
+        fault = "must name a site"
+    elif len(numbers) > 1:
+        fault = "must have 'classes' and 'label_counts' of one number of classes"
+    if fault:
+        raise misfit(fault)
     return silos
 
 
 # A run without sites is no run, so readers may take the first site
-Silos = Annotated[dict[SiteName, Site], AfterValidator(_consistent)]
+Silos = Annotated[dict[SiteName, Site], AfterValidator(_check_silos)]
 
 
 class Failure(RunObject):
@@ -311,7 +273,7 @@ class Bytes(RunObject):
 class Trust(RunObject):
     """The level of trust that a run is made for, and what the level means."""
 
-    level: Annotated[str, _one_of(SERVER, SUMS, NOBODY)]
+    level: Literal["server", "sums", "nobody"]
     promise: Line
 
 
@@ -336,8 +298,8 @@ class Privacy(RunObject):
     trust: Trust
     leaves_each_site: list[Line] = Field(alias="leaves each site")
     bytes_up: Whole = Field(alias="bytes up")
-    guarantee: Guarantee | Annotated[str, _one_of(NO_PRIVACY)]
-    epsilon: Amount | Annotated[str, _one_of("none")]
+    guarantee: Guarantee | Literal["no differential-privacy guarantee"]  # summary.NO_PRIVACY
+    epsilon: Amount | Literal["none"]
     perturbation: Line = ""
 
 

@@ -117,25 +117,32 @@ def read_progress(folder: Path) -> Progress | None:
     path = folder / FILE
     # Reading a pipe would wait forever, and a link may lead to any file of the reader
     if path.is_symlink() or (path.exists() and not path.is_file()):
-        raise RunDirectoryError(f"{path} is a link or no file: restore the run's own file")
-    try:
-        return Progress.model_validate_json(path.read_bytes())
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise RunDirectoryError(f"{path} cannot be read: {error.strerror}") from None
+        fault = "is a link or no file: restore the run's own file"
+    else:
+        try:
+            return Progress.model_validate_json(path.read_bytes())
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            fault = f"cannot be read: {error.strerror}"
+        except ValidationError as error:
+            fault = _form_fault(error)
+    raise RunDirectoryError(f"{path} {fault}")
+
+
+def _form_fault(error: ValidationError) -> str:
+    """Say why a progress file has another form, and what to do."""
+    first = error.errors()[0]
     # Half a file is no JSON: on a network drive, a reader may see the file while it is replaced
-    except ValidationError as error:
-        first = error.errors()[0]
     if first["type"] == "json_invalid":
-        raise RunDirectoryError(
-            f"{path} is damaged: wait until the run writes it again, or continue an interrupted "
-            "run by 'fedsilo resume'"
+        return (
+            "is damaged: wait until the run writes it again, or continue an interrupted run by "
+            "'fedsilo resume'"
         )
     where = ".".join(map(str, first["loc"])) or "its top"
-    raise RunDirectoryError(
-        f"{path} was written by another version of fedsilo, or was altered (at '{where:.100}'): "
-        "watch the run with the version of fedsilo that runs it"
+    return (
+        f"was written by another version of fedsilo, or was altered (at '{where:.100}'): watch the "
+        "run with the version of fedsilo that runs it"
     )
 
 

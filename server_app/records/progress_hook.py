@@ -21,7 +21,6 @@ import psutil
 
 from fedsilo.core.one_line import format_count, one_line
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.server_app.records.many_sites import join_names
 from fedsilo.server_app.records.privacy_account import PrivacyHook
 from fedsilo.server_app.records.progress import (
     FILE,
@@ -33,6 +32,7 @@ from fedsilo.server_app.records.progress import (
 )
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
+from fedsilo.server_app.records.summary import join_names
 from fedsilo.strategies.loop.hooks import Hook
 from fedsilo.strategies.loop.method import State
 from fedsilo.strategies.meeting.participants import Participants

@@ -15,20 +15,9 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from fedsilo.core import messages
 from fedsilo.core.errors import CheckpointError, RunDirectoryError
 from fedsilo.core.files.atomic_files import write_atomically
-from fedsilo.core.messages import (
-    EVALUATE,
-    INCOMING,
-    PEAK_MEMORY,
-    SAMPLES,
-    SECONDS,
-    STEPS,
-    TRAINED,
-    TRAINING,
-    UNREPEATABLE,
-    measurements,
-)
 from fedsilo.core.metric_names import TRAINED_PREFIX, UPDATE, read_measurement
 from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
 from fedsilo.strategies.loop.hooks import Hook
@@ -184,25 +173,26 @@ class Recorder(Hook):
         """Record the traffic of each reply, and its metrics after training or evaluation."""
         # In training sites measured the model of the round before, in the end the last one
         described = round_ - 1
-        if phase == EVALUATE:
+        if phase == messages.EVALUATE:
             described = round_
-        measured = phase in TRAINING or phase == EVALUATE
+        measured = phase in messages.TRAINING or phase == messages.EVALUATE
         for site, reply in replies.items():
             metrics = reply.metrics
-            seconds = round(metrics.get(SECONDS, 0.0), 3)
-            steps, samples = int(metrics.get(STEPS, 0)), int(metrics.get(SAMPLES, 0))
+            seconds = round(metrics.get(messages.SECONDS, 0.0), 3)
+            steps = int(metrics.get(messages.STEPS, 0))
+            samples = int(metrics.get(messages.SAMPLES, 0))
             sizes = (reply.bytes_down, reply.bytes_up)
             self._add_traffic([round_, phase, site, *sizes, seconds, steps, samples])
-            peak = int(metrics.get(PEAK_MEMORY, 0))
+            peak = int(metrics.get(messages.PEAK_MEMORY, 0))
             self.peak_memory[site] = max(peak, self.peak_memory.get(site, 0))
             for key in sorted(metrics):
-                if key.startswith(UNREPEATABLE):
-                    self.unrepeatable.add(key.removeprefix(UNREPEATABLE))
+                if key.startswith(messages.UNREPEATABLE):
+                    self.unrepeatable.add(key.removeprefix(messages.UNREPEATABLE))
                 read = read_measurement(key)
                 if not measured or read is None:
                     continue
                 # A site measures the model that came before it trains its own
-                if read.model == TRAINED:
+                if read.model == messages.TRAINED:
                     name, about = TRAINED_PREFIX + read.name, round_
                 else:
                     name, about = read.name, described
@@ -211,11 +201,11 @@ class Recorder(Hook):
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
         """Record the means of securely summed metrics, under the site name 'all'."""
         described = round_ - 1
-        if phase == EVALUATE:
+        if phase == messages.EVALUATE:
             described = round_
-        for model, split, metric, value in measurements(means):
+        for model, split, metric, value in messages.measurements(means):
             name, about = TRAINED_PREFIX + metric, round_
-            if model == INCOMING:
+            if model == messages.INCOMING:
                 name, about = metric, described
             self._new_metrics.append([about, ALL, split, name, value])
 

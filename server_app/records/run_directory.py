@@ -92,8 +92,9 @@ class RunDirectory:
         try:
             return read_content(path.read_text(encoding="utf-8"), path)
         except (OSError, ValueError, RecursionError) as error:
-            reason = one_line(error, 100)
-            raise RunDirectoryError(f"{path} is damaged ({reason}): start a new run") from None
+            raise RunDirectoryError(
+                f"{path} cannot be read ({one_line(error, 100)}): start a new run"
+            ) from None
 
     def read_csv(self, name: str) -> list[dict[str, str]]:
         """Read a CSV file as one mapping per row; errors as ``read_json``."""
@@ -105,10 +106,10 @@ class RunDirectory:
                 rows = []
                 for cells in reader:
                     rows.append(Content(cells.items(), path))
-        except OSError as error:
-            raise RunDirectoryError(f"{path}: {error.strerror}") from None
-        except (ValueError, csv.Error) as error:
-            raise RunDirectoryError(f"{path} is damaged ({one_line(error, 100)})") from None
+        except (OSError, ValueError, csv.Error) as error:
+            raise RunDirectoryError(
+                f"{path} cannot be read ({one_line(error, 100)}): start a new run"
+            ) from None
         check_table(path, columns, rows)
         return list[dict[str, str]](rows)
 
@@ -199,14 +200,11 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
     Raises:
         RunDirectoryError: the directory of a new run exists, or that of a resumed run does not.
     """
+    path, fault = runs_folder(out) / run_name, ""
     # The name comes first: '../x' would lead to another folder
     if not RUN_NAME.fullmatch(run_name):
-        raise RunDirectoryError(
-            f"setting 'run.name' must be {RUN_NAME_WORDS}, but is {quote_value(run_name)}"
-        )
-    path = runs_folder(out) / run_name
-    fault = ""
-    if not resume and _is_taken(path):
+        fault = f"setting 'run.name' must be {RUN_NAME_WORDS}, but is {quote_value(run_name)}"
+    elif not resume and _is_taken(path):
         fault = (
             f"run directory {path} exists: choose another 'run.name', set "
             "'run.resume' to true to continue it, or remove it"

@@ -6,10 +6,13 @@ from typing import Any
 import numpy as np
 from rich.table import Table
 
+from fedsilo.core import one_line
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
-from fedsilo.server_app.records.many_sites import MANY, worst
 
 Values = Mapping[str, Mapping[str, float]]
+
+MANY = 20  # more sites than this are summarised
+_WORST = 5  # sites that a summary still names
 
 _QUANTILES = (0.05, 0.25, 0.5, 0.75, 0.95)
 NO_PRIVACY = "no differential-privacy guarantee"
@@ -227,3 +230,22 @@ def _cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
             text = f"{row[metric]:.{digits}f}"
         cells.append(text)
     return cells
+
+
+# --- Runs of more sites than a table or a picture can show one by one ---
+
+
+def worst(values: Mapping[str, float], *, high_is_worse: bool = False) -> list[str]:
+    """Return the five names with the worst values, worst first; ties in alphabetical order.
+
+    Low values are the worst, unless ``high_is_worse``; ties are then reversed too.
+    """
+    return sorted(values, key=lambda name: (values[name], name), reverse=high_is_worse)[:_WORST]
+
+
+def join_names(names: Sequence[str]) -> str:
+    """Join names for a sentence; of more than 20, name five and count the rest."""
+    most = MANY
+    if len(names) > MANY:
+        most = _WORST
+    return one_line.join_names(names, most)

@@ -15,14 +15,15 @@ from typing import TypeVar
 import numpy as np
 
 from fedsilo.core.errors import DataError, FedsiloError, RunDirectoryError, SettingError
+from fedsilo.core.methods import METHODS
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SPLITS, SiteFacts
 from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_count, silo_names
 from fedsilo.server_app.config.resources import free_memory
-from fedsilo.server_app.records.many_sites import join_names
 from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
+from fedsilo.server_app.records.summary import join_names
 from fedsilo.strategies.loop.round_loop import refuse_site_count
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class
@@ -236,9 +237,50 @@ def check_same_sites(beginning: Beginning) -> Problem:
     return None
 
 
+def check_early_stopping(beginning: Beginning) -> Problem:
+    """Check that some site can report the validation metric by which training may stop.
+
+    Otherwise the run would train all its rounds, and only then say that there is no best one.
+    """
+    common, metric = beginning.common, beginning.common.early_stopping_metric
+    measuring = []
+    for facts in beginning.participants.facts.values():
+        if "val" in facts.held():
+            measuring.append(facts)
+    if metric == "none" or any(_may_report(metric, facts, common) for facts in measuring):
+        return None
+    if measuring:
+        return SettingError(
+            f"'server.early-stopping-metric' is '{metric}', but no site's validation samples have "
+            "the classes that define it (docs/run-directory.md): choose 'loss', or remove "
+            "'server.early-stopping-metric'"
+        )
+    return SettingError(
+        "'server.early-stopping-metric' is set, but no site measures on validation samples: set "
+        "'split.val-folds', or remove 'server.early-stopping-metric'"
+    )
+
+
+def _may_report(metric: str, facts: SiteFacts, common: CommonSettings) -> bool:
+    """Tell whether a site's validation labels may define a metric (``classification_metrics``)."""
+    counts = facts.label_counts.get("val")
+    # Nothing is known if a site tells no counts, or noisy ones; a plugin may measure in its own way
+    if counts is None or common.is_private() or common.method not in METHODS:
+        return True
+    occurring = np.count_nonzero(counts)
+    if metric == "balanced-accuracy":
+        return bool(occurring > 1)
+    if metric == "auc":
+        return bool(occurring == facts.classes)
+    if metric == "average-precision":
+        return bool(occurring == facts.classes == 2)
+    return True
+
+
 SITE_CHECKS: tuple[Check[Beginning], ...] = (
     check_site_count,
     check_same_sites,
+    check_early_stopping,
 )
 
 

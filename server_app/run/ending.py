@@ -10,38 +10,40 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 
+from fedsilo.core import metric_names
 from fedsilo.core.methods import title_of
-from fedsilo.core.metric_names import (
-    BIN_FAMILIES,
-    CERTAINTY,
-    CLASS,
-    RELIABILITY,
-    read_bins,
-    read_metric,
-)
 from fedsilo.core.one_line import abbreviate, join_names, reason_of
 from fedsilo.core.plugins import stated_digests
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.datasets.registry import data_set
+from fedsilo.server_app.records import run_directory
 from fedsilo.server_app.records import summary as summaries
-from fedsilo.server_app.records.best_round import statistics_as_lists, write_model
+from fedsilo.server_app.records.checkpoints import BestRound, statistics_as_lists, write_model
+from fedsilo.server_app.records.privacy_account import PrivacyHook
+from fedsilo.server_app.records.progress_hook import ProgressHook
 from fedsilo.server_app.records.recorder import ALL, Recorder
-from fedsilo.server_app.records.run_directory import (
-    BEST,
-    ENDING,
-    MODEL,
-    STANDARDISATION,
-    SUMMARY,
-    RunDirectory,
-)
-from fedsilo.server_app.run.beginning import RunHooks
+from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.terminal import print_table, printer
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.loop.round_loop import RoundLoop
+
+
+@dataclass(frozen=True)
+class RunHooks:
+    """The hooks that the end of a run reads.
+
+    ``privacy`` is None without differential privacy, ``best`` without an early-stopping metric.
+    """
+
+    recorder: Recorder
+    privacy: PrivacyHook | None
+    progress: ProgressHook
+    best: BestRound | None = None
 
 
 def write_end(
@@ -62,10 +64,10 @@ def write_end(
     """
     state, method, recorder = loop.state, loop.method, hooks.recorder
     pooled = method.participants.standardisation()
-    has_model = write_model(directory, MODEL, method, state)
+    has_model = write_model(directory, run_directory.MODEL, method, state)
     # A model's file has the statistics itself; without one, the sites' own models need them
     if not has_model and pooled:
-        directory.write_json(STANDARDISATION, statistics_as_lists(pooled))
+        directory.write_json(run_directory.STANDARDISATION, statistics_as_lists(pooled))
     privacy = _privacy(method, hooks)
     directory.write_json("privacy.json", privacy)
     summary = _results(loop, recorder)
@@ -76,9 +78,9 @@ def write_end(
     summary["unrepeatable-operations"] = sorted(recorder.unrepeatable)
     summary["bytes"] = recorder.totals()
     summary["privacy"] = privacy
-    ending = directory.path / ENDING
+    ending = directory.path / run_directory.ENDING
     ending.touch()  # a run that is killed from here on writes its documents once it is resumed
-    directory.write_json(SUMMARY, summary)
+    directory.write_json(run_directory.SUMMARY, summary)
     _write_documents(directory, loop, recorder, say)
     ending.unlink()
     return summary
@@ -103,20 +105,20 @@ def _write_documents(
     state, method = loop.state, loop.method
     test = recorder.values(state.round, "test")
     documents: Mapping[str, Any] = {}
-    with _apart("the method's documents", say):
+    with _say_failure_of("the method's documents", say):
         documents = method.documents(state, test)
-    with _apart("evidence.json", say):
+    with _say_failure_of("evidence.json", say):
         # Only evidential networks report evidence
         evidence = evidence_document(test)
         if evidence:
             directory.write_json("evidence.json", evidence)
     for name, document in documents.items():
-        with _apart(name, say):
+        with _say_failure_of(name, say):
             directory.write_json(name, document)
 
 
 @contextmanager
-def _apart(what: str, say: Callable[[str], None]) -> Iterator[None]:
+def _say_failure_of(what: str, say: Callable[[str], None]) -> Iterator[None]:
     """Run the block; if it fails, print the reason, because the run is complete without it."""
     try:
         yield
@@ -194,7 +196,7 @@ def show_end(
     elif best:
         line = f"best round: {best['round']}, validation {best['metric']} {best['value']:.4f}"
         if best["model"]:
-            line += f", kept in {BEST}"
+            line += f", kept in {run_directory.BEST}"
         say(line)
     say(f"run directory: {directory.path}")
 
@@ -231,10 +233,10 @@ def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
     for site, row in values.items():
         rest[site] = {}
         for name, value in row.items():
-            read = read_metric(name)
+            read = metric_names.read_metric(name)
             if read is None:
                 continue
-            is_count = read.part and read.word in (CLASS, *BIN_FAMILIES)
+            is_count = read.part and read.word in (metric_names.CLASS, *metric_names.BIN_FAMILIES)
             if not is_count:
                 rest[site][name] = value
     return rest
@@ -243,10 +245,10 @@ def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
 def evidence_document(values: summaries.Values) -> dict[str, Any]:
     """Build evidence.json: family -> site -> bin -> count, right, mean; empty without evidence."""
     document: dict[str, Any] = {}
-    for family in (RELIABILITY, CERTAINTY):
+    for family in (metric_names.RELIABILITY, metric_names.CERTAINTY):
         for site, row in values.items():
             # A site without bins has no entry
-            bins = read_bins(row, family)
+            bins = metric_names.read_bins(row, family)
             if not bins:
                 continue
             by_bin = {}

@@ -20,14 +20,8 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.registry import silo_count
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.server_app.records.run_directory import runs_folder, silos_document, with_run_name
-from fedsilo.server_app.run.beginning import chosen_aggregation, terms_of
-from fedsilo.server_app.run.checks import (
-    DOCTOR_NOTICES,
-    SITE_CHECKS,
-    Beginning,
-    find_notices,
-    raise_first,
-)
+from fedsilo.server_app.run import checks
+from fedsilo.server_app.run.runner import chosen_aggregation, terms_of
 from fedsilo.strategies.meeting.participants import hear_sites, needed_sites
 from fedsilo.strategies.methods.registry import strategy_class
 
@@ -69,10 +63,10 @@ def meet(grid: Grid, settings: RunSettings) -> Meeting:
     if not met.facts:
         return heard
     # The checks that could stop the run come last, so that a report has all that is known before
-    heard = replace(heard, notices=tuple(find_notices(DOCTOR_NOTICES, met, common)))
+    heard = replace(heard, notices=tuple(checks.find_notices(checks.DOCTOR_NOTICES, met, common)))
     common = replace(common, aggregation=chosen_aggregation(settings, met))
     try:
-        raise_first(SITE_CHECKS, Beginning(common, met))
+        checks.raise_first(checks.SITE_CHECKS, checks.Beginning(common, met))
         method = strategy_class(common.method)(common, settings.own, met)
         method.initial_state()
     except FedsiloError as error:
@@ -94,10 +88,9 @@ def meeting_file(common: CommonSettings) -> Path:
 def read_meeting(path: Path) -> Meeting:
     """Read the meeting that ``write_meeting`` wrote; RunDirectoryError if the file is unusable."""
     fault = file_fault(path)  # a pipe would be waited for
-    if fault:
-        raise RunDirectoryError(f"{path} {fault}: meet the sites again")
-    try:
-        return TypeAdapter(Meeting).validate_json(path.read_bytes())
-    except (OSError, ValueError) as error:
-        reason = one_line(error, 200)
-        raise RunDirectoryError(f"{path} cannot be read ({reason}): meet the sites again") from None
+    if fault is None:
+        try:
+            return TypeAdapter(Meeting).validate_json(path.read_bytes())
+        except (OSError, ValueError) as error:
+            fault = f"cannot be read ({one_line(error, 200)})"
+    raise RunDirectoryError(f"{path} {fault}: meet the sites again")

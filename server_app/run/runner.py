@@ -1,30 +1,37 @@
 """One run: meet the sites, begin or resume, train, write the run directory, print the table."""
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 from flwr.serverapp import Grid
+from rich.console import Console
 
-from fedsilo.datasets.registry import silo_count
+from fedsilo.core.errors import RunDirectoryError, SettingError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.methods import title_of
+from fedsilo.core.settings.common_settings import AUTO, Aggregation
+from fedsilo.datasets.registry import cut_of, data_set, silo_count
+from fedsilo.server_app.config import settings as run_settings
+from fedsilo.server_app.config.operator_files import operator_terms
 from fedsilo.server_app.config.settings import RunSettings
-from fedsilo.server_app.records.run_directory import (
-    RunDirectory,
-    only_writer,
-    open_run_directory,
-    with_run_name,
-)
-from fedsilo.server_app.run.beginning import (
-    assemble,
-    refuse_other_config,
-    terms_of,
-    write_beginning,
-)
-from fedsilo.server_app.run.checks import NOTICES, find_notices
-from fedsilo.server_app.run.ending import show_end, write_end
+from fedsilo.server_app.records import run_directory
+from fedsilo.server_app.records.checkpoints import BestRound, CheckpointHook
+from fedsilo.server_app.records.privacy_account import PrivacyHook
+from fedsilo.server_app.records.progress_hook import ProgressHook
+from fedsilo.server_app.records.recorder import Recorder
+from fedsilo.server_app.records.run_directory import CUT, SILOS, RunDirectory
+from fedsilo.server_app.records.tracking import TrackingHook
+from fedsilo.server_app.run import checks
+from fedsilo.server_app.run.ending import RunHooks, show_end, write_end
 from fedsilo.server_app.run.terminal import make_console, printer, progress_bars
-from fedsilo.strategies.meeting.participants import meet_sites
+from fedsilo.strategies.loop.hooks import Hook
+from fedsilo.strategies.loop.round_loop import RoundLoop
+from fedsilo.strategies.meeting.checks import Terms
+from fedsilo.strategies.meeting.participants import Participants, meet_sites
+from fedsilo.strategies.methods.registry import strategy_class
 
 
 def run(
@@ -40,21 +47,22 @@ def run(
     Raises:
         FedsiloError: the run failed. No file is half-written, and finished rounds can be resumed.
     """
-    settings = with_run_name(settings).pin_plugins()
+    settings = run_directory.with_run_name(settings).pin_plugins()
     common, console = settings.common, make_console()
     say = partial(printer(console), style="yellow")
-    directory = open_run_directory(common.out, common.run_name, common.resume)
-    # Before the sites are asked, because their answers may take minutes
-    refuse_other_config(directory, settings)
-    if directory.has_ended():
-        console.print(f"{directory.path} holds a finished run: nothing to resume")
-        return directory
+    directory = run_directory.open_run_directory(common.out, common.run_name, common.resume)
+    if common.resume:
+        # Before the sites are asked, because their answers may take minutes
+        refuse_other_config(directory, settings)
+        if directory.has_ended():
+            console.print(f"{directory.path} holds a finished run: nothing to resume")
+            return directory
     began = time.monotonic()
     participants = meet_sites(grid, common, silo_count(common), terms_of(settings))
-    for sentence in find_notices(NOTICES, participants, common):
+    for sentence in checks.find_notices(checks.NOTICES, participants, common):
         say(sentence)
     # Files are written only under the lock, so a second process cannot use the same directory
-    with only_writer(directory, new=not common.resume):
+    with run_directory.only_writer(directory, new=not common.resume):
         loop, hooks = assemble(settings, participants, directory, console)
         for sentence in loop.method.notices():
             say(sentence)
@@ -68,3 +76,106 @@ def run(
             summary = write_end(directory, loop, hooks, seconds, say)
     show_end(directory, loop.method, summary, console)
     return directory
+
+
+def terms_of(settings: RunSettings) -> Terms:
+    """Return the conditions under which sites take part: the operator's and the method's."""
+    return dataclasses.replace(operator_terms(settings.common), unfit=settings.own.why_unfit)
+
+
+def chosen_aggregation(settings: RunSettings, participants: Participants) -> Aggregation:
+    """Return the rule that aggregates the sites' weights; 'auto' becomes mean or norm-clip.
+
+    Real sites get norm-clip, because it bounds the influence of one hospital and costs honest runs
+    little (docs/results/norm-clip.csv). Simulations, runs with secure aggregation and methods that
+    average nothing get the mean, as in the papers.
+    """
+    common, cls = settings.common, strategy_class(settings.common.method)
+    if common.aggregation != AUTO:
+        return common.aggregation
+    clipped = dataclasses.replace(common, aggregation="norm-clip")
+    is_table = data_set(common.dataset).is_table
+    if participants.are_simulated() or common.secure_aggregation != "none":
+        return "mean"
+    try:
+        cls.capabilities.refuse_more(clipped, is_table)
+        settings.own.check(clipped, is_table)
+    except SettingError:  # the method averages nothing, under these settings
+        return "mean"
+    return clipped.aggregation
+
+
+def assemble(
+    settings: RunSettings, participants: Participants, directory: RunDirectory, console: Console
+) -> tuple[RoundLoop, RunHooks]:
+    """Build the round loop with its hooks, at its first state or at the newest checkpoint's."""
+    common, cls = settings.common, strategy_class(settings.common.method)
+    say = printer(console)
+    chosen = chosen_aggregation(settings, participants)
+    if chosen != common.aggregation:
+        common = dataclasses.replace(common, aggregation=chosen)
+        if chosen != "mean":
+            say(
+                f"aggregation: {chosen}, because the sites are real and the run sets none",
+                style="yellow",
+            )
+    checks.raise_first(checks.SITE_CHECKS, checks.Beginning(common, participants, directory))
+    # The order counts: a hook uses what those before it have recorded of the round, and the
+    # checkpoint comes after all whose states it stores
+    recorder = Recorder(directory)
+    recording: list[Hook] = [recorder]
+    privacy = None
+    if common.is_private():
+        privacy = PrivacyHook(common)
+        recording.append(privacy)
+    method, best = cls(common, settings.own, participants), None
+    if common.early_stopping_metric != "none":
+        best = BestRound(common, directory, recorder, method)
+        recording.append(best)
+    checkpoint = CheckpointHook(
+        directory.checkpoints, settings.decisive(), recording, cls.state_class
+    )
+    title = f"{title_of(common.method)} on {common.dataset}, seed {common.seed}"
+    progress = ProgressHook(directory, common, title, cls.marks, recorder, privacy, say)
+    hooks = [*recording, checkpoint, progress]
+    if common.track != "none":
+        hooks.append(TrackingHook(common, directory.path, recorder, settings.decisive()))
+    loop = RoundLoop(method, hooks, str(directory.path))
+    if common.resume:
+        newest = checkpoint.resume()
+        if newest is not None:
+            loop.state = newest
+    _ = loop.state  # a method that cannot begin fails here, before anything is written
+    return loop, RunHooks(recorder, privacy, progress, best)
+
+
+def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
+    """Raise a RunDirectoryError if the directory holds a run with other decisive settings."""
+    path = directory.path / "config.toml"
+    if not path.is_file():
+        return
+    before = run_settings.resolve_recorded(run_settings.read_run_config(path).settings)
+    other = run_settings.differences(before.decisive(), settings.decisive())
+    if other:
+        raise RunDirectoryError(
+            f"{directory.path} holds a run with other settings: {other}; resume with the same "
+            "settings, or choose another 'run.name'"
+        )
+
+
+def write_beginning(
+    directory: RunDirectory,
+    settings: RunSettings,
+    participants: Participants,
+    launch: Mapping[str, Any],
+) -> None:
+    """Write the files that are known before the first round; a resumed run keeps config.toml."""
+    directory.write_json(SILOS, run_directory.silos_document(participants))
+    if participants.are_simulated():
+        cut = cut_of(settings.common)
+        if cut:
+            directory.write_json(CUT, cut)
+    # config.toml comes last, because a directory without it can be used again
+    config = directory.path / "config.toml"
+    if not config.is_file():
+        write_atomically(config, run_directory.config_document(settings, launch))

@@ -27,6 +27,7 @@ TRIED = (
 PRIVATE: Values = {"privacy.sample-clip-norm": 1.0, "privacy.noise-multiplier": 1.0}
 SCHEDULED: Values = {"schedule": "cosine"}
 STOPPED: Values = {"server.early-stopping-metric": "auc"}
+BINARY = "average-precision"  # defined for two classes; digits have ten
 
 
 def fedavg(**more: object) -> Values:
@@ -205,6 +206,14 @@ RUN = [
         {**HEART, "method": "fedavg", "rounds": 1, **STOPPED},
         {
             "set 'split.val-folds'": {"split.val-folds": 5},
+            "remove 'server.early-stopping-metric'": {"server.early-stopping-metric": GONE},
+        },
+    ),
+    Case(
+        "but no site's validation samples have the classes that define it (docs/run-directory.md):",
+        fedavg(rounds=1, **{"server.early-stopping-metric": BINARY}),
+        {
+            "choose 'loss'": {"server.early-stopping-metric": "loss"},
             "remove 'server.early-stopping-metric'": {"server.early-stopping-metric": GONE},
         },
     ),

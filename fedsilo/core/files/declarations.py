@@ -120,7 +120,9 @@ def check_content(
 
 
 _WORDS = {
+    "missing": "is missing",
     "dict_type": "must be a mapping",
+    "model_type": "must be a mapping",
     "bool_type": "must be true or false",
     "string_type": "must be a text",
     "int_type": "must be a whole number",

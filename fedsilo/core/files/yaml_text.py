@@ -5,7 +5,7 @@ texts.
 """
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -106,25 +106,23 @@ def parse_yaml(text: str, file: str = "it") -> Any:
 
 def _refuse_deep(text: str) -> None:
     """Refuse deep nesting before nodes are made: libyaml would overflow the stack."""
-    depth = 0
-    for event in _events(text):
-        if isinstance(event, yaml.CollectionEndEvent):
-            depth -= 1
-        elif isinstance(event, yaml.NodeEvent) and depth > _DEEPEST:
-            raise YamlError(f"is nested deeper than {_DEEPEST} levels (line {_line(event)})")
-        elif isinstance(event, yaml.CollectionStartEvent):
-            depth += 1
-
-
-def _events(text: str) -> Iterator[yaml.Event]:
+    depth, line = 0, 0
     try:
-        yield from yaml.parse(text, Loader=_Loader)
+        for event in yaml.parse(text, Loader=_Loader):
+            if isinstance(event, yaml.CollectionEndEvent):
+                depth -= 1
+            elif isinstance(event, yaml.NodeEvent) and depth > _DEEPEST:
+                line = _line(event)
+                break
+            elif isinstance(event, yaml.CollectionStartEvent):
+                depth += 1
     except yaml.MarkedYAMLError as error:
         # Newer versions of libyaml refuse a depth of their own before any event
-        if "nesting depth" in str(error.problem) and error.problem_mark:
-            line = error.problem_mark.line + 1
-            raise YamlError(f"is nested deeper than {_DEEPEST} levels (line {line})") from None
-        raise
+        if "nesting depth" not in str(error.problem) or not error.problem_mark:
+            raise
+        line = error.problem_mark.line + 1
+    if line:
+        raise YamlError(f"is nested deeper than {_DEEPEST} levels (line {line})")
 
 
 def _check(node: yaml.Node, loader: yaml.SafeLoader, sizes: dict[int, int]) -> int:

@@ -11,7 +11,7 @@ a command that reads any of them prints one note with the new ones.
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import quote_value
@@ -221,8 +221,13 @@ def current_settings(
     for key, value in with_current_keys(values, where, quietly=quietly).items():
         # A former mapping such as 'speeds' also stands there as 'speeds.va'
         removed = SETTINGS.get(key) or SETTINGS.get(key.partition(".")[0])
+        # A value may be anything that a file can hold, such as a list, which is no key of a table
+        if isinstance(value, str) and (key, value) in CHOICES:
+            raise SettingError(
+                f"{_place(where)}setting '{key}' no longer takes {quote_value(value)}: "
+                f"{CHOICES[key, value]}"
+            )
         if removed is None:
-            _refuse_removed_choice(key, value, where)
             remaining[key] = value
         elif value != removed.default:
             raise SettingError(
@@ -230,15 +235,6 @@ def current_settings(
                 f"fedsilo has no such setting: {removed.instead}"
             )
     return remaining
-
-
-def _refuse_removed_choice(key: str, value: Any, where: str) -> None:
-    # A value may be anything that a file can hold, such as a list, which is no key of a table
-    instead = CHOICES.get((key, value)) if isinstance(value, str) else None
-    if instead:
-        raise SettingError(
-            f"{_place(where)}setting '{key}' no longer takes {quote_value(value)}: {instead}"
-        )
 
 
 def _place(where: str) -> str:

@@ -41,7 +41,7 @@ from fedsilo.inference.predict.prediction import predict_inputs
 from fedsilo.pages.page import render_page
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.runs.trained_model import TrainedModel
-from fedsilo.server_app.records.many_sites import join_names
+from fedsilo.server_app.records.summary import join_names
 
 ALARM = 3  # exit status
 _OF_IMAGES = ("brightness", "contrast")  # features, in place of a table's

@@ -12,6 +12,7 @@ import pytest
 
 from fedsilo.cli.main import main
 from fedsilo.comparison.over_seeds import Job, _results
+from fedsilo.comparison.results import refuse_unmeasured
 from fedsilo.comparison.tables import over_seeds
 from fedsilo.core.errors import RunDirectoryError
 from fedsilo.datasets.registry import load_silo
@@ -85,6 +86,32 @@ def test_a_run_on_tables_that_were_changed_since_is_refused(
     assert "own-seed0 cannot be used again: the data of two have changed" in error
     assert error.count("\n") == 1
     assert (tmp_path / "t.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("options", "key"),
+    [
+        (["--metrics", "accuracy,nosuch"], "--metrics: unknown metric 'nosuch'"),
+        (["--metrics", "own-nosuch"], "--metrics: unknown metric 'own-nosuch'"),
+        (["--metrics", "auc from x"], "--metrics: unknown metric 'auc from x'"),
+        (["--markdown", "."], "--markdown . is a folder"),
+        (["--picture", "."], "--picture . is a folder"),
+        (["--split", "val"], "no site has val samples"),
+    ],
+)
+def test_what_would_fail_at_the_end_is_refused_before_any_run(
+    options: list[str], key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*_table(tmp_path, one="01" * 12, two="011" * 8), *options]) == 1
+    assert key in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "names", ["accuracy, own-auc", "own-labels-loss", "auc-from-b.1", "auc*", "routing.a.mean"]
+)
+def test_names_that_a_run_may_have_are_not_refused_before(names: str) -> None:
+    refuse_unmeasured(names, "--metrics")
 
 
 @pytest.mark.usefixtures("in_process")

@@ -1,5 +1,6 @@
-"""The guard with real processes: small ones in the place of SuperLink and of what it starts."""
+"""The guard with small processes in place of SuperLink; what Ray is told of a running cluster."""
 
+import json
 import os
 import signal
 import subprocess
@@ -11,7 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from fedsilo.core.processes import RUN_MARK, end_run, runs
+from fedsilo.core.errors import SettingError
+from fedsilo.core.processes import RUN_MARK, end_run, free_ports, runs
+from fedsilo.engines import ray_engine
+from fedsilo.engines.ray_engine import check_cluster, ray_variables, unused_cluster
 
 # Starts a child in a session of its own that loses its parent, as Ray's do; says both ids
 FAMILY = """
@@ -145,3 +149,44 @@ def test_end_run_leaves_the_processes_of_other_runs(tmp_path: Path) -> None:
         other.kill()
         one.wait()
         other.wait()
+
+
+# --- A running Ray cluster ---
+
+
+@pytest.mark.parametrize("address", ["ray://here:no", "auto"])
+def test_an_address_that_ray_does_not_take_is_told_in_its_own_words(
+    address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(SettingError, match=f"Ray cluster at {address} cannot be used: .*Error"):
+        check_cluster(address, {})
+
+
+def test_a_cluster_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ray_engine, "_CONNECT_LIMIT", 3.0)
+    (port,) = free_ports(1)
+    with pytest.raises(SettingError, match="it did not answer within 3 s") as told:
+        check_cluster(f"127.0.0.1:{port}", {})
+    assert "\n" not in str(told.value)
+
+
+def test_resources_of_a_cluster_of_ones_own_are_refused() -> None:
+    with pytest.raises(SettingError, match="resource 'init-args-num-cpus' is for a cluster that"):
+        check_cluster("auto", {"init-args-num-cpus": 4})
+
+
+def test_without_an_address_ray_starts_a_cluster_of_its_own() -> None:
+    assert ray_variables("", {"FEDSILO_DATA": "/d"}) == {"RAY_ADDRESS": "local"}
+    assert unused_cluster({}) is unused_cluster({"RAY_ADDRESS": "local"}) is None
+    told = unused_cluster({"RAY_ADDRESS": "10.0.0.1:6379"})
+    assert told is not None
+    assert "10.0.0.1:6379, but this run does not use it" in told
+
+
+def test_what_sites_read_of_the_environment_travels() -> None:
+    environment = {"FEDSILO_DATA": "/d", "OMP_NUM_THREADS": "1", "HOME": "/root", "PATH": "/bin"}
+    told = ray_variables("10.0.0.0:6379", environment)
+    assert told["RAY_ADDRESS"] == "10.0.0.0:6379"
+    travelling = json.loads(told["RAY_JOB_CONFIG_JSON"])["runtime_env"]["env_vars"]
+    assert travelling == {"FEDSILO_DATA": "/d", "OMP_NUM_THREADS": "1"}

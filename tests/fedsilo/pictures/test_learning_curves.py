@@ -5,7 +5,7 @@ from matplotlib.figure import Figure
 
 from fedsilo.core.drawing.palette import line_styles
 from fedsilo.pictures.learning_curves import draw_lines
-from fedsilo.server_app.records.many_sites import MANY
+from fedsilo.server_app.records.summary import MANY
 
 
 def _lines(count: int) -> dict[str, dict[int, float]]:

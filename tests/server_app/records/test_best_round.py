@@ -8,12 +8,11 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from fedsilo.core.errors import SettingError
 from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import measurement
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import SiteFacts
-from fedsilo.server_app.records.best_round import BestRound
+from fedsilo.server_app.records.checkpoints import BestRound
 from fedsilo.server_app.records.recorder import Recorder
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.strategies.loop.method import Disclosures, Method, State
@@ -147,11 +146,3 @@ def run_until(folder: Path, values: list[Any], rounds: int) -> BestRound:
     for _ in range(rounds):
         loop.run_round()
     return hook
-
-
-def test_a_run_without_validation_samples_is_refused_before_it_trains(tmp_path: Path) -> None:
-    loop, hook = loop_of(tmp_path, [0.5])
-    hook.method.participants = Participants(facts_of({"a": 0}), {})
-    with pytest.raises(SettingError, match="no site measures on validation samples"):
-        loop.start(cast(Any, None), 1)
-    assert loop.state.round == 0

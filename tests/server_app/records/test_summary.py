@@ -12,14 +12,18 @@ from fedsilo.pictures.learning_curves import draw_curves, series
 from fedsilo.server_app.records.recorder import METRICS_HEADER, GrowingCsv
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.records.summary import (
+    MANY,
     NO_PRIVACY,
     by_distribution,
+    join_names,
     means,
     privacy_document,
     result_table,
+    worst,
 )
 from tests.support.run_files import SILO, SUMMARY
 
+NAMES = [f"s{number:02}" for number in range(30)]
 VALUES = {
     "s1a": {"accuracy": 0.8, "entropy": 0.2},
     "s1b": {"accuracy": 0.6, "entropy": 0.4},
@@ -138,3 +142,16 @@ def test_the_picture_has_a_panel_per_metric_that_was_measured(
     # 120 dpi, 4.2 inches a panel beside the legend's 1.2, 3.2 inches below the title's 0.4
     assert int.from_bytes(picture[16:20], "big") == pytest.approx(120 * (4.2 * across + 1.2), abs=1)
     assert int.from_bytes(picture[20:24], "big") == pytest.approx(120 * (3.2 * down + 0.4), abs=1)
+
+
+def test_few_names_are_listed_and_of_many_the_first() -> None:
+    assert join_names(NAMES[:2]) == "s00, s01"
+    assert join_names(NAMES[:MANY]).count(",") == MANY - 1
+    assert join_names(NAMES) == "s00, s01, s02, s03, s04 and 25 more"
+
+
+def test_the_worst_are_the_lowest_or_the_highest() -> None:
+    values = {name: float(place) for place, name in enumerate(NAMES)}
+    assert worst(values) == NAMES[:5]
+    assert worst(values, high_is_worse=True) == NAMES[:-6:-1]
+    assert worst({"b": 1.0, "a": 1.0}) == ["a", "b"]

@@ -9,8 +9,17 @@ import pytest
 from fedsilo.core.errors import DataError, FedsiloError, SettingError
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
+from fedsilo.core.site_facts import SiteFacts
 from fedsilo.server_app.run import checks
-from fedsilo.server_app.run.checks import DATA_CHECKS, PLAN_CHECKS, Plan, find_problems, raise_first
+from fedsilo.server_app.run.checks import (
+    DATA_CHECKS,
+    PLAN_CHECKS,
+    Beginning,
+    Plan,
+    find_problems,
+    raise_first,
+)
+from fedsilo.strategies.meeting.participants import Participants
 
 KEYS = ("'run.purpose'", "'machine.vectorised'", "--ray-address", "'vit.backbone-weights'")
 RESOURCES = {"num-supernodes": 9, "client-resources-num-cpus": 1, "init-args-num-cpus": 4}
@@ -104,3 +113,34 @@ def test_all_problems_are_found_and_the_first_is_raised(tmp_path: Path) -> None:
     with pytest.raises(FedsiloError) as raised:
         raise_first(PLAN_CHECKS, plan)
     assert str(raised.value) == problems[0]
+
+
+@pytest.mark.parametrize(
+    ("metric", "val", "refused"),
+    [
+        ("none", None, False),
+        ("loss", [0, 0], True),
+        ("loss", [4, 0], False),
+        ("accuracy", [4, 0], False),
+        ("balanced-accuracy", [4, 0], True),
+        ("balanced-accuracy", [4, 1, 0], False),
+        ("auc", [4, 1, 0], True),
+        ("auc", [4, 1, 2], False),
+        ("average-precision", [4, 1, 2], True),
+        ("average-precision", [4, 1], False),
+    ],
+)
+def test_a_metric_that_no_site_can_report_stops_no_run(
+    metric: Any, val: list[int] | None, refused: bool
+) -> None:
+    counts = {"train": [4] * len(val or [0, 0])}
+    if val is not None:
+        counts["val"] = val
+    facts = SiteFacts("a", "D1", (1,), len(counts["train"]), counts, {})
+    common = CommonSettings(early_stopping_metric=metric)
+    sites = Participants({"a": facts}, {})
+    problem = checks.check_early_stopping(Beginning(common, sites))
+    assert isinstance(problem, SettingError) == refused
+    plugged = CommonSettings(early_stopping_metric=metric, method="mine:Own")
+    without_samples = metric != "none" and not sum(val or [])
+    assert (checks.check_early_stopping(Beginning(plugged, sites)) is not None) == without_samples

@@ -9,8 +9,7 @@ from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.engines.inline_engine import InlineGrid, flower_identity
 from fedsilo.server_app.config.settings import resolve
-from fedsilo.server_app.run.beginning import chosen_aggregation
-from fedsilo.server_app.run.runner import run
+from fedsilo.server_app.run.runner import chosen_aggregation, run
 from fedsilo.strategies.meeting.participants import Participants
 from tests.support.tiny import TINY, VIT
 
