@@ -251,12 +251,12 @@ def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
     said += f"; the next is {following}, {share(means[following].value)}"
     pairs = significance(metric, samples, _has_same_seeds(samples)).pairs
     # A pair is named in the order of the runs, the later one first
-    p = pairs.get((best, following), pairs.get((following, best), Outcome(None))).p
-    if p is None:
+    tested = pairs.get((best, following), pairs.get((following, best), Outcome(None)))
+    if tested.p is None:
         return f"Highest {label}: {said}. No test can tell whether this is more than chance."
-    if p >= _CHANCE:
-        return f"No clear best {label}: {said}, which may be chance (p = {p:.2g})."
-    return f"Highest {label}: {said} (p = {p:.2g})."
+    if tested.p >= _CHANCE:
+        return f"No clear best {label}: {said}, which may be chance (p = {tested.cell()})."
+    return f"Highest {label}: {said} (p = {tested.cell()})."
 
 
 def _unequal_budgets(experiments: Mapping[str, Mapping[int, Shown]]) -> list[str]:
