@@ -155,9 +155,7 @@ def _naming_site(context: Context) -> Iterator[None]:
     try:
         yield
     except FedsiloError as error:
-        from fedsilo.client_app.site.identity import own_name
-
-        raise type(error)(f"{own_name(context)}: {error}") from None
+        raise type(error)(f"{_own_name(context)}: {error}") from None
 
 
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
@@ -235,9 +233,7 @@ def failing_in_the_sum(answering: Answering) -> Iterator[None]:
 
 def refuse(message: Message, context: Context, error: RefusedError) -> Message:
     """Refuse a message before any part of it is opened, and log the refusal."""
-    from fedsilo.client_app.site.identity import own_name
-
-    error = RefusedError(f"site {own_name(context)}: {error}")
+    error = RefusedError(f"site {_own_name(context)}: {error}")
     reply = _failure(message, context, error, Opened())
     if "site-file" not in context.node_config:
         return reply
@@ -266,6 +262,7 @@ def _failure(message: Message, context: Context, error: Exception, opened: Opene
 
 
 def _own_name(context: Context) -> str:
+    """Return the site's name; imported here, because reading settings needs PyTorch."""
     from fedsilo.client_app.site.identity import own_name
 
     return own_name(context)
@@ -289,7 +286,6 @@ def _log(
     own, without the limits of the site file.
     """
     from fedsilo.client_app.site import audit_log
-    from fedsilo.client_app.site.identity import own_name
     from fedsilo.client_app.site.policy import log_path
 
     message, outcome, why = answering.message, audit_log.ANSWERED, answering.opened.why
@@ -297,7 +293,7 @@ def _log(
         outcome = audit_log.FAILED
     if isinstance(error, RefusedError):
         outcome = audit_log.REFUSED
-    site = own_name(context)
+    site = _own_name(context)
     try:
         mark = _ledger_mark(context)
         line = audit_log.entry(site, message, context, reply, outcome, why, mark)
@@ -331,10 +327,8 @@ def _ledger_mark(context: Context) -> "LedgerMark | None":
 def _reason(error: Exception, context: Context) -> str:
     """Return an error's text for the server, without a real site's paths and file names."""
     if isinstance(error, FileNamesError) and not is_simulated(context):
-        from fedsilo.client_app.site.identity import own_name
-
         return (
-            f"site {own_name(context)}: the data cannot be used; the site's own log says why, as "
+            f"site {_own_name(context)}: the data cannot be used; the site's own log says why, as "
             "names of its files may be patients'"
         )
     if isinstance(error, FedsiloError):

@@ -21,14 +21,14 @@ from fedsilo.client_app.masked_part import Arrays, MaskedPart
 from fedsilo.client_app.patients import PatientPrivacy
 from fedsilo.client_app.session import SiteSession
 from fedsilo.client_app.site.private_state import SiteState
-from fedsilo.client_app.training.evaluation import Measured, measure, measured_parts, of_labels
+from fedsilo.client_app.training.evaluation import Measured, measure, measured_parts, select_labels
 from fedsilo.client_app.training.initial_network import class_weights, initial_classifier
 from fedsilo.client_app.training.loop import (
     AfterStep,
     LocalTraining,
     Objective,
     Penalty,
-    go_on_from_rounds_before,
+    continue_from_earlier_rounds,
 )
 from fedsilo.client_app.training.paced_epochs import PREFIX, train_continued
 from fedsilo.core.array_names import with_prefix
@@ -236,7 +236,7 @@ class Lab:
             work=self.work,
         )
         self._protect_patients(training, aside, stays)
-        go_on_from_rounds_before(training, settings, round_ - 1, aside)
+        continue_from_earlier_rounds(training, settings, round_ - 1, aside)
         if aside:
             training.run()
             return
@@ -317,7 +317,7 @@ class Lab:
         samples: Split = getattr(self.silo, split)
         fewest = 1
         if one.within is not None:
-            samples = of_labels(samples, one.within)
+            samples = select_labels(samples, one.within)
             fewest = self.common.sums_min_count
         if len(samples.labels) < fewest:
             return {}  # the server knows this from the site's label counts

@@ -22,7 +22,7 @@ from fedsilo.core.settings.common_settings import SUMS
 from fedsilo.models.privacy.gaussian_mechanism import clipped_to, finite
 from fedsilo.models.privacy.summed_metrics import bounds, portion
 from fedsilo.strategies.wire.records import NDArray, to_record, unpack
-from fedsilo.strategies.wire.secure_keys import SECURE, texts
+from fedsilo.strategies.wire.secure_keys import SECURE, read_texts
 from fedsilo.strategies.wire.signatures import digest
 
 Arrays = Mapping[str, Tensor]
@@ -68,7 +68,7 @@ class MaskedPart:
         """
         with self.naming_round():
             secure = self.secure_site()
-            names = texts(secure.asked, "metrics")
+            names = read_texts(secure.asked, "metrics")
             for name in names:
                 self._bounds_of(name)
             received = self._received_arrays()
@@ -117,7 +117,7 @@ class MaskedPart:
         clipped = clipped_to(part, self.session.settings.clip_norm)
         secure = self.secure_site(update is None)
         portions = {}
-        for name in texts(secure.asked, "metrics"):
+        for name in read_texts(secure.asked, "metrics"):
             least, largest = self._bounds_of(name)
             portions[name] = portion(metrics.get(name), least, largest)
         return dict(secure.mask(clipped, received, portions))
@@ -137,7 +137,7 @@ class MaskedPart:
             SiteError: the server asks for an array that it has not sent.
         """
         zeros = {}
-        for name in texts(self._secure_record(), "arrays"):
+        for name in read_texts(self._secure_record(), "arrays"):
             if f"{ARRAYS}/{name}" not in received:
                 raise SiteError(f"the server asks to sum '{name[:80]}', but did not send it")
             zeros[name] = torch.zeros(received[f"{ARRAYS}/{name}"].shape, dtype=torch.float64)

@@ -24,12 +24,13 @@ from fedsilo.client_app.site.node import forget_opening, is_simulated, note_open
 from fedsilo.client_app.site.policy import refuse_few
 from fedsilo.client_app.site.trust import tells_single_answers
 from fedsilo.core.errors import DataError, RefusedError, SiteError
+from fedsilo.core.files.locations import find_places
 from fedsilo.core.plugins import with_plugin_settings
 from fedsilo.core.seeding import generator
 from fedsilo.core.settings.common_settings import SUMS, CommonSettings
 from fedsilo.core.settings_schema import Value, as_mapping, defaults, keys_with
 from fedsilo.datasets.registry import data_set, load_silo
-from fedsilo.datasets.silo.silos import Silo
+from fedsilo.datasets.silo.silos import Silo, log_once
 from fedsilo.models.privacy.promises import check_privacy_settings
 
 _CUTS = (*keys_with(CommonSettings, "folds"), *keys_with(CommonSettings, "sampling"))
@@ -184,6 +185,17 @@ def _refuse_without_epsilon(settings: CommonSettings) -> None:
         )
 
 
+def _log_what_is_left_out(silo: Silo, settings: CommonSettings) -> None:
+    """Count in the hospital's log what is not used; in a simulation the server's notices do."""
+    if silo.dropped:
+        logging.getLogger("flwr").warning(
+            "fedsilo: %d samples of this site cannot be used and are left out", silo.dropped
+        )
+    places = find_places(settings.data_dir, settings.cache_dir)
+    for sentence in data_set(settings.dataset).unread_files(settings, places):
+        log_once(sentence)
+
+
 def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
     """Load the silo; a fault of the hospital's whole 'data-dir' is added to an error.
 
@@ -194,10 +206,8 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
     note_opening()
     try:
         silo = load_silo(name, settings)
-        if silo.dropped and not is_simulated(context):
-            logging.getLogger("flwr").warning(
-                "fedsilo: %d samples of this site cannot be used and are left out", silo.dropped
-            )
+        if not is_simulated(context):
+            _log_what_is_left_out(silo, settings)
         return silo
     except DataError as error:
         fault = _folder_fault(context)

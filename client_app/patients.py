@@ -37,16 +37,17 @@ class PatientPrivacy:
             RefusedError: no cap bounds the run, and its batches are too small.
         """
         key: tuple[int | str, ...] = (self.round, self.session.silo.name, *aside)
-        told, sampling = sum(self.session.reported["train"]), self.session.noise("batches", *key)
-        self._refuse_small_batches(settings, private_rate(settings, told))
+        reported = sum(self.session.reported["train"])
+        sampling = self.session.noise("batches", *key)
+        self._refuse_small_batches(settings, private_rate(settings, reported))
         release = self._pay(
             settings.sample_clip_norm,
             settings.noise_multiplier,
             self.session.noise("privacy", *key),
-            private_steps(settings, told),
-            private_rate(settings, told),
+            private_steps(settings, reported),
+            private_rate(settings, reported),
         )
-        return PrivateTraining(settings, told, release, sampling)
+        return PrivateTraining(settings, reported, release, sampling)
 
     def steps(self, settings: CommonSettings) -> int:
         """Return the optimiser steps of a round; private ones do not depend on the real samples."""

@@ -16,9 +16,9 @@ from typing import Any, cast
 from flwr.app import Context, RecordDict
 
 from fedsilo.client_app.opening import OpenedSite, open_site
-from fedsilo.client_app.privacy.told_counts import Counts, told_counts
+from fedsilo.client_app.privacy.noisy_counts import Counts, noisy_counts
 from fedsilo.client_app.site.limits import NO_LIMITS
-from fedsilo.client_app.site.node import built, is_simulated, own_folder
+from fedsilo.client_app.site.node import build_settings, is_simulated, own_folder
 from fedsilo.client_app.site.own_file import secret_seed
 from fedsilo.client_app.site.policy import refuse_few
 from fedsilo.client_app.site.private_state import settings_digest_of
@@ -93,7 +93,7 @@ class SiteSession(OpenedSite):
                 or the hospital's own limits forbid the run.
         """
         settings = site.settings
-        own: Any = built(settings_class(settings.method), site.run_config)
+        own: Any = build_settings(settings_class(settings.method), site.run_config)
         session = cls(
             **vars(site),
             reported=reported_counts(site),
@@ -101,7 +101,7 @@ class SiteSession(OpenedSite):
             compute=compute_of(settings),
             sampling=settings,
             # The run's own settings decide it, because a hospital may change its cap during a run
-            digest=settings_digest_of(built(CommonSettings, site.run_config), own),
+            digest=settings_digest_of(build_settings(CommonSettings, site.run_config), own),
             compression=compression_of(settings),
             smallest_batch=1 if site.cap else site.limits.minimum_batch,
         )
@@ -148,7 +148,7 @@ class SiteSession(OpenedSite):
         """Return a table's silo as networks take it: standardised, with missing values as 0.
 
         Raises:
-            SettingError: ``standardise`` is 'declared', but the schema declares no mean and
+            SettingError: 'data.standardise' is 'declared', but the schema declares no mean and
                 deviation.
             SiteError: the message lacks the pooled statistics.
         """
@@ -277,7 +277,7 @@ def reported_counts(site: OpenedSite) -> Counts:
     if site.cap is None:
         return (site.stand_in or site.silo).label_counts()
     data = {**site.silo.fingerprints, "data set": site.settings.dataset}
-    return told_counts(site.silo.label_counts(), data, site.limits.counts_noise, site.cap)
+    return noisy_counts(site.silo.label_counts(), data, site.limits.counts_noise, site.cap)
 
 
 _sessions: OrderedDict[Hashable, SiteSession] = OrderedDict()

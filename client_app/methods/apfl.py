@@ -6,7 +6,7 @@ from torch import Tensor
 from torch.func import functional_call
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork, TokenClassifier
-from fedsilo.client_app.methods.moon import twin
+from fedsilo.client_app.methods.moon import copy_network
 from fedsilo.client_app.training.loop import Objective
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.models.methods.apfl import APFLSettings, mixture
@@ -27,7 +27,7 @@ class APFLSite(SiteMethod):
         """Train w by its own loss and v by the mixture's loss, on the same batches."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
-        own = twin(network).train()
+        own = copy_network(network).train()
         load_exchanged(own, lab.state() or lab.arrays())
         load_exchanged(network, lab.arrays())
         beside = open_optimiser(own, lab.sampling)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, TokenClassifier
 from fedsilo.client_app.methods.decentralised import DecentralisedSite, send_and_keep
-from fedsilo.client_app.methods.moon import twin
+from fedsilo.client_app.methods.moon import copy_network
 from fedsilo.client_app.training.loop import Objective
 from fedsilo.client_app.training.optimisers import open_optimiser
 from fedsilo.core.array_names import with_prefix
@@ -36,7 +36,7 @@ class CDLSite(DecentralisedSite):
         if not stored:
             lab.fit(network)
             return send_and_keep(network, with_prefix(_SUPPORT, exchanged_arrays(network)))
-        support = twin(network).train()
+        support = copy_network(network).train()
         load_exchanged(support, stored)
         beside = open_optimiser(support, lab.sampling)
         lab.fit(network, objective=self._apart(network, support), beside=beside)

@@ -54,8 +54,8 @@ class MoonSite(SiteMethod):
         """
         if not stored:
             return None
-        incoming = twin(network).eval().requires_grad_(False)
-        previous = twin(network).eval().requires_grad_(False)
+        incoming = copy_network(network).eval().requires_grad_(False)
+        previous = copy_network(network).eval().requires_grad_(False)
         load_exchanged(previous, stored)
         mu, temperature = self.settings.contrast_mu, self.settings.contrast_temperature
 
@@ -72,7 +72,7 @@ class MoonSite(SiteMethod):
         return loss
 
 
-def twin(network: TokenClassifier) -> TokenClassifier:
+def copy_network(network: TokenClassifier) -> TokenClassifier:
     """Copy a network; a permanently frozen part, a ViT's backbone, is shared with the copy."""
     # Deepcopy does not copy an object that is in its memo
     frozen: dict[int, object] = {}

@@ -12,7 +12,14 @@ from typing import ClassVar
 
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.core.errors import SiteError
-from fedsilo.strategies.wire.secure_keys import Shares, cut, mask_key, opened, seal_key, sealed
+from fedsilo.strategies.wire.secure_keys import (
+    Shares,
+    cut_secret,
+    mask_key,
+    open_shares,
+    seal_key,
+    seal_shares,
+)
 from fedsilo.strategies.wire.signatures import words
 
 SECRETS = "secure-round.json"
@@ -88,15 +95,15 @@ class RoundSecrets:
             The sealed shares, by the site that can open them.
         """
         sites, place = self.sites, self.sites.index(site)
-        own_masks = cut(self.own_mask, self.threshold, len(sites))
-        mask_keys = cut(self.masking, self.threshold, len(sites))
+        own_masks = cut_secret(self.own_mask, self.threshold, len(sites))
+        mask_keys = cut_secret(self.masking, self.threshold, len(sites))
         self.own_shares = [own_masks[place], mask_keys[place]]
         sealed_shares = {}
         for number, other in enumerate(sites):
             if number != place:
                 shares = Shares(own_masks[number], mask_keys[number])
                 way = (place, number)  # sender and receiver, so that no share can be redirected
-                sealed_shares[other] = sealed(shares, self.seal_key_with(other), way)
+                sealed_shares[other] = seal_shares(shares, self.seal_key_with(other), way)
         return sealed_shares
 
     def open_shares(self, site: str, received: Mapping[str, bytes]) -> dict[str, Shares]:
@@ -118,7 +125,7 @@ class RoundSecrets:
                 continue
             way = (sites.index(other), place)
             with suppress(SiteError):
-                shares[other] = opened(received[other], self.seal_key_with(other), way)
+                shares[other] = open_shares(received[other], self.seal_key_with(other), way)
         return shares
 
     def list_words(self) -> bytes:

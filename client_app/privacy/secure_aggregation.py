@@ -49,9 +49,9 @@ from fedsilo.strategies.wire.secure_keys import (
     LONGEST_SEALED,
     mask_check,
     new_key_pair,
-    texts,
-    tokens,
-    whole,
+    read_texts,
+    read_tokens,
+    read_whole,
 )
 from fedsilo.strategies.wire.signatures import (
     LONGEST_SIGNATURE,
@@ -63,7 +63,7 @@ from fedsilo.strategies.wire.signatures import (
     is_signed,
     key_words,
     public_text,
-    signed,
+    sign_text,
 )
 
 
@@ -171,7 +171,7 @@ class SecureSite:
                 "weights masked with the keys of this round have already left, but two releases "
                 "under the same masks reveal their difference: begin the round again"
             )
-        partners = texts(self.asked, "sites")
+        partners = read_texts(self.asked, "sites")
         self._refuse_few(partners, secrets, "share their keys")
         self._sums().refuse_without(partners)
         self._sums().refuse_other_question(self._question(received, secrets))
@@ -206,7 +206,7 @@ class SecureSite:
         """
         if self.instruction is None:
             return ""
-        asked = [sorted(texts(self.asked, kind)) for kind in ("metrics", "arrays")]
+        asked = [sorted(read_texts(self.asked, kind)) for kind in ("metrics", "arrays")]
         said = [(key, self.instruction[key]) for key in sorted(self.instruction)]
         # A server's folder changes nothing at a site
         said = [(key, value) for key, value in said if key != "run-dir"]
@@ -229,7 +229,7 @@ class SecureSite:
                 "terms": self.terms,
                 "splits": splits,
                 "samples": self.samples,
-                "signature": signed(self.signer.private, said),
+                "signature": sign_text(self.signer.private, said),
             }
         )
 
@@ -243,7 +243,7 @@ class SecureSite:
         if secrets.keys:
             raise RefusedError("keys of this round are already shared: begin the round again")
         self._take_keys(secrets)
-        secrets.threshold = threshold = whole(self.asked, "threshold")
+        secrets.threshold = threshold = read_whole(self.asked, "threshold")
         self._refuse_threshold(threshold, len(secrets.keys))
         secrets.context = context_of(self.run, self.round, secrets.keys, threshold)
         sealed_shares = secrets.seal_shares(self.site)
@@ -258,12 +258,12 @@ class SecureSite:
 
     def _take_keys(self, secrets: RoundSecrets) -> None:
         """Store all sites' keys of the round; each must be signed by a registered site."""
-        sites, splits = texts(self.asked, "sites"), texts(self.asked, "splits")
+        sites, splits = read_texts(self.asked, "sites"), read_texts(self.asked, "splits")
         self._refuse_list(sites, sites, "make keys")
-        masks = tokens(self.asked, "mask-keys", LONGEST_KEY)
-        seals = tokens(self.asked, "seal-keys", LONGEST_KEY)
-        publics = tokens(self.asked, "publics", LONGEST_KEY)
-        signatures = tokens(self.asked, "signatures", LONGEST_KEY)
+        masks = read_tokens(self.asked, "mask-keys", LONGEST_KEY)
+        seals = read_tokens(self.asked, "seal-keys", LONGEST_KEY)
+        publics = read_tokens(self.asked, "publics", LONGEST_KEY)
+        signatures = read_tokens(self.asked, "signatures", LONGEST_KEY)
         lengths = {len(one) for one in (splits, masks, seals, publics, signatures)}
         if lengths != {len(sites)}:
             raise SiteError("record 'secure' has not one key of each kind for each site")
@@ -297,7 +297,7 @@ class SecureSite:
     def _sign_list(self) -> ConfigRecord:
         """Sign the list of sites whose weights arrived; only one list under the keys of a round."""
         secrets = read_secrets(self.folder, self.round)
-        answered = texts(self.asked, "answered")
+        answered = read_texts(self.asked, "answered")
         self._refuse_few(answered, secrets, "have sent their weights")
         if not set(answered) <= set(secrets.partners):
             raise RefusedError("the list names a site that did not take part in masking")
@@ -309,7 +309,7 @@ class SecureSite:
         secrets.answered = answered
         # Before anything leaves, so that a restart cannot sign another list
         secrets.write(self.folder)
-        return self._record({"signature": signed(self.signer.private, secrets.list_words())})
+        return self._record({"signature": sign_text(self.signer.private, secrets.list_words())})
 
     def _unmask(self) -> ConfigRecord:
         """Return one share for each site, and erase the secrets of the round."""
@@ -317,8 +317,8 @@ class SecureSite:
         if not secrets.answered:
             raise RefusedError("this site has signed no list of sites yet: begin the round again")
         self._refuse_disagreement(secrets)
-        senders = texts(self.asked, "from")
-        sealed_shares = tokens(self.asked, "sealed", LONGEST_SEALED)
+        senders = read_texts(self.asked, "from")
+        sealed_shares = read_tokens(self.asked, "sealed", LONGEST_SEALED)
         opened_shares = secrets.open_shares(
             self.site, dict(zip(senders, sealed_shares, strict=False))
         )
@@ -339,8 +339,8 @@ class SecureSite:
 
     def _refuse_disagreement(self, secrets: RoundSecrets) -> None:
         """Refuse to return shares until at least the threshold of sites have signed one list."""
-        signers = texts(self.asked, "signers")
-        signatures = tokens(self.asked, "signatures", LONGEST_SIGNATURE)
+        signers = read_texts(self.asked, "signers")
+        signatures = read_tokens(self.asked, "signatures", LONGEST_SIGNATURE)
         self._refuse_list(signers, secrets.answered, "have signed", with_own=False)
         said = secrets.list_words()
         agreeing = 0

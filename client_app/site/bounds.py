@@ -17,7 +17,7 @@ from flwr.app import ConfigRecord, Context
 
 from fedsilo.client_app.site.identity import own_name, refusing_as
 from fedsilo.client_app.site.limits import MEGABYTE, limits_of
-from fedsilo.client_app.site.node import Answering, built, own_cache, own_folder
+from fedsilo.client_app.site.node import Answering, build_settings, own_cache, own_folder
 from fedsilo.client_app.site.private_state import drop_old_states
 from fedsilo.client_app.site.run_book import RunBook
 from fedsilo.client_app.site.trust import refuse_distrusted
@@ -45,7 +45,7 @@ def within_bounds(answering: Answering) -> Iterator[None]:
     site = own_name(context)
     with refusing_as(site):
         limits = limits_of(context)
-        settings = built(CommonSettings, context.run_config)
+        settings = build_settings(CommonSettings, context.run_config)
         refuse_distrusted(context.node_config, settings)
         limits.refuse_settings(settings)
     folder = own_folder(context, site)

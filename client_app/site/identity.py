@@ -16,7 +16,7 @@ from typing import Any
 from flwr.app import Context
 
 from fedsilo.client_app.site.limits import limits_of
-from fedsilo.client_app.site.node import built, is_simulated, own_cache
+from fedsilo.client_app.site.node import build_settings, is_simulated, own_cache
 from fedsilo.core.errors import FedsiloError, RefusedError, SettingError, SiteError
 from fedsilo.core.files.locations import BACKBONES, find_places
 from fedsilo.core.methods import load_plugin_files
@@ -49,7 +49,7 @@ def site_settings(context: Context) -> CommonSettings:
         SettingError: a value has the wrong type or is out of range.
         RefusedError: the run names a file of a real site.
     """
-    settings, node = built(CommonSettings, context.run_config), context.node_config
+    settings, node = build_settings(CommonSettings, context.run_config), context.node_config
     own: dict[str, Any] = {}
     for key, name in NODE_FIELDS.items():
         if key in node:
@@ -136,7 +136,9 @@ def node_cap(context: Context) -> NodeCap:
         SettingError: one of them has the wrong type or is out of range.
     """
     keys = keys_of(NodeCap).values()
-    return built(NodeCap, {k: context.node_config[k] for k in keys if k in context.node_config})
+    return build_settings(
+        NodeCap, {k: context.node_config[k] for k in keys if k in context.node_config}
+    )
 
 
 def _weights_by_name(settings: CommonSettings) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from flwr.app import Context
 
-from fedsilo.client_app.site.node import built, is_simulated
+from fedsilo.client_app.site.node import build_settings, is_simulated
 from fedsilo.core.errors import RefusedError
 from fedsilo.core.messages import measurements
 from fedsilo.core.settings.common_settings import SUMS, CommonSettings
@@ -179,4 +179,4 @@ def limits_of(context: Context) -> Limits:
     for key in defaults(Limits):
         if key in context.node_config:
             limits[key] = context.node_config[key]
-    return built(Limits, limits)
+    return build_settings(Limits, limits)

@@ -138,7 +138,7 @@ def owner_only() -> Iterator[None]:
         os.umask(before)
 
 
-def built(cls: type[S], values: Mapping[str, Value]) -> S:
+def build_settings(cls: type[S], values: Mapping[str, Value]) -> S:
     """Return ``build(cls, values)``, cached because several callers need the same values.
 
     Raises:
@@ -147,9 +147,9 @@ def built(cls: type[S], values: Mapping[str, Value]) -> S:
     # The key has types, because true equals 1 but is not a count
     key = tuple((name, type(value), value) for name, value in values.items())
     plain: type = cls  # mypy does not accept type[S] as a hashable key
-    return cast(S, _built(plain, key))
+    return cast(S, _build_cached(plain, key))
 
 
 @lru_cache(maxsize=64)
-def _built(cls: type, values: tuple[tuple[str, type, Value], ...]) -> object:
+def _build_cached(cls: type, values: tuple[tuple[str, type, Value], ...]) -> object:
     return build(cls, {name: value for name, _, value in values})

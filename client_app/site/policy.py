@@ -21,7 +21,7 @@ from flwr.app import Context, Message
 from fedsilo.client_app.site.audit_log import check_log, group_names, names_in
 from fedsilo.client_app.site.identity import own_name, refusing_as
 from fedsilo.client_app.site.limits import Limits, cap, floor
-from fedsilo.client_app.site.node import Answering, built, own_folder
+from fedsilo.client_app.site.node import Answering, build_settings, own_folder
 from fedsilo.client_app.site.trust import MEANINGS
 from fedsilo.core.errors import RefusedError, SettingError
 from fedsilo.core.files.atomic_files import read_regular
@@ -142,7 +142,7 @@ class SiteFile(Limits):
                 allowed.add(part)
         return allowed
 
-    def over(self, context: Context) -> Context:
+    def restrict(self, context: Context) -> Context:
         """Return the context with the file's limits in its node config; the stricter value wins.
 
         Raises:
@@ -189,7 +189,7 @@ def read_site_file(context: Context) -> SiteFile:
     fault, site_file = "", SiteFile()
     try:
         text = read_regular(Path(os.path.realpath(path))).decode("utf-8")
-        site_file = parsed_site_file(text)
+        site_file = parse_site_file(text)
     except OSError as error:
         fault = f"the site file cannot be read: {error.strerror}"
     except UnicodeDecodeError:
@@ -215,18 +215,18 @@ def under_site_file(answering: Answering) -> Iterator[None]:
         RefusedError: the site file does not allow it, or is unusable.
     """
     message, context = answering.message, answering.context
-    settings = built(CommonSettings, context.run_config)
+    settings = build_settings(CommonSettings, context.run_config)
     with refusing_as(own_name(context)):
         rules = answering.rules = read_site_file(context)
         rules.refuse_request(settings, _round_of(message))
         check_log(log_path(context, rules))  # checked before an hour of training
-        answering.context = limited = rules.over(context)
+        answering.context = limited = rules.restrict(context)
     yield
     answering.rules = None  # if it cannot be read now, it no longer tells where the log is
     with refusing_as(own_name(context)):
         newest = answering.rules = read_site_file(context)
         newest.refuse_request(settings, _round_of(message))
-        _refuse_tightened(limited.node_config, newest.over(context).node_config)
+        _refuse_tightened(limited.node_config, newest.restrict(context).node_config)
         for file in (rules, newest):
             file.refuse_names(names_in(answering.content))
 
@@ -314,7 +314,7 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
     return False
 
 
-def parsed_site_file(text: str) -> SiteFile:
+def parse_site_file(text: str) -> SiteFile:
     """Parse the text of a site file.
 
     Raises:

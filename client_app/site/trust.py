@@ -1,8 +1,8 @@
 """A hospital's trust: one line of its site file, without which it takes no part.
 
-A run states in its setting 'trust' which promise it makes. A hospital answers only a run whose
-promise fits its own line. docs/threat-model.md explains what each level promises, and what it does
-not.
+A run states in its setting 'privacy.trust' which promise it makes. A hospital answers only a run
+whose promise fits its own line. docs/threat-model.md explains what each level promises, and what it
+does not.
 
 The level also decides which errors may leave. Before the data are opened, an error depends only on
 the run's settings and the hospital's rules, and is sent unchanged. Afterwards even the kind of an

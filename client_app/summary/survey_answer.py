@@ -50,7 +50,7 @@ _TAIL = 0.05  # the share of samples beyond each percentile
 
 
 @dataclass(frozen=True)
-class Kept:
+class StoredAnswer:
     """A stored first answer."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
@@ -70,7 +70,7 @@ def answer_survey(context: Context, rules: SiteFile | None) -> RecordDict:
         FedsiloError: the site does not answer surveys, or its data are unusable.
     """
     if is_simulated(context):
-        return _record(_made(context, 0).parts)
+        return _record(_build_answer(context, 0).parts)
     allowed: set[str] = set()
     if rules is not None:
         allowed = rules.survey_parts(name.replace("_", "-") for name in Survey.model_fields)
@@ -79,10 +79,10 @@ def answer_survey(context: Context, rules: SiteFile | None) -> RecordDict:
     if reason or folder is None:
         raise RefusedError(reason)
     dataset = site_settings(context).dataset
-    kept, new = _first_answer(folder, dataset, lambda: _made(context, secret_seed(folder)))
+    kept, new = _first_answer(folder, dataset, lambda: _build_answer(context, secret_seed(folder)))
     parts = kept.parts
     if not new:
-        parts = _again(context, kept)
+        parts = _repeat_answer(context, kept)
     return _record({name: text for name, text in parts.items() if name in allowed})
 
 
@@ -128,21 +128,23 @@ def _reasons_against(
         )
 
 
-def _made(context: Context, secret: int) -> Kept:
+def _build_answer(context: Context, secret: int) -> StoredAnswer:
     """Build an answer now; broken images are left out and counted."""
     site, run = _open_site(context)
     answer = AnswerBuilder(site, secret).answer()
-    return Kept(answer.to_config(), run, dict(fingerprint(site.silo)))
+    return StoredAnswer(answer.to_config(), run, dict(fingerprint(site.silo)))
 
 
-def _first_answer(folder: Path, dataset: str, make: Callable[[], Kept]) -> tuple[Kept, bool]:
+def _first_answer(
+    folder: Path, dataset: str, make: Callable[[], StoredAnswer]
+) -> tuple[StoredAnswer, bool]:
     """Return a data set's first answer, and whether it was made just now.
 
     ``folder`` is the folder that the hospital keeps over all runs.
     """
-    file: OwnFile[dict[str, Kept]] = OwnFile(
+    file: OwnFile[dict[str, StoredAnswer]] = OwnFile(
         folder / _FILE,
-        dict[str, Kept],
+        dict[str, StoredAnswer],
         f"the hospital's own {_FILE}",
         "bring it back; if it is removed the next survey gets a new answer",
         "no survey leaves that is not kept; make room or repair the disk",
@@ -156,7 +158,7 @@ def _first_answer(folder: Path, dataset: str, make: Callable[[], Kept]) -> tuple
         return made, True
 
 
-def _again(context: Context, kept: Kept) -> dict[str, str]:
+def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
     """Return a stored answer; its part ``about`` tells whether the data have changed."""
     # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)
@@ -279,7 +281,7 @@ class AnswerBuilder:
         return suppress(counts, self.floor, self.secret, *table, in_a_row=in_a_row)
 
     def _left_out(self, rows: LeftOutRows) -> LeftOut:
-        """Count the samples in no split, and per column those without a value."""
+        """Count the samples in no split, and per column those without a possible value."""
         missing = {}
         for name, count in rows.missing.items():
             # Both cells of the table, because their total may be known
@@ -300,7 +302,7 @@ class AnswerBuilder:
             if not self.site.simulated:  # simulated patients need no protection
                 within = one.values[split].clip(one.edges[0], one.edges[-1])
                 clipped = replace(one, values={split: within})
-            values = self._told(clipped, split)
+            values = self._known_values(clipped, split)
             if values is None or len(values) < self.floor:
                 continue
             mean, sd = float(values.mean()), float(values.std())
@@ -315,13 +317,13 @@ class AnswerBuilder:
         """
         found = {}
         for one in measures:
-            values = self._told(one, split, few_too)
+            values = self._known_values(one, split, few_too)
             if values is not None and _TAIL * len(values) >= self.floor:
                 low, high = np.quantile(values, [_TAIL, 1 - _TAIL])
                 found[one.name] = float(low), float(high)
         return found
 
-    def _told(self, measure: Measure, split: str, few_too: bool = False) -> Values | None:
+    def _known_values(self, measure: Measure, split: str, few_too: bool = False) -> Values | None:
         """Return the known values of a number; None for levels, or for few distinct values."""
         values = measure.values[split]
         known = values[~np.isnan(values)]

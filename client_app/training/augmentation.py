@@ -63,11 +63,13 @@ def _transform(text: str) -> Transform:
     """Build one transform from the text of the setting."""
     from torchvision.transforms import v2
 
-    composed: Transform = v2.Compose(_built(parse_structure("augmentation", text, _EXAMPLE)))
+    composed: Transform = v2.Compose(
+        _build_transforms(parse_structure("train.augmentation", text, _EXAMPLE))
+    )
     return composed
 
 
-def _built(entries: Any) -> list[Any]:
+def _build_transforms(entries: Any) -> list[Any]:
     """Build the transforms of a list of names or of single mappings from name to arguments."""
     from torchvision.transforms import v2
 
@@ -92,7 +94,7 @@ def _built(entries: Any) -> list[Any]:
             # Nested transforms, such as RandomApply's
             inner = arguments.get("transforms")
             if isinstance(inner, list):
-                arguments["transforms"] = _built(inner)
+                arguments["transforms"] = _build_transforms(inner)
             built.append(known[name](**arguments))
         except (TypeError, ValueError) as error:
             raise _refusal(name, error) from None

@@ -23,7 +23,7 @@ from fedsilo.models.measures.outcome_counts import outcome_counts
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
 from fedsilo.models.privacy.noisy_metrics import bounded_parts
-from fedsilo.models.privacy.release import apart
+from fedsilo.models.privacy.release import copy_alone
 
 _BATCH = 500  # the most inputs of a batch
 _NUMBERS = 2**24  # the most numbers in a batch, so that large images use smaller batches
@@ -130,7 +130,9 @@ def measured_parts(
         inputs = one_by_one(split.inputs)
         probabilities = predict_batches(network, inputs, settings, compute, key)
         for number in range(len(split)):
-            found.append(bounded_parts(apart(probabilities, number), apart(split.labels, number)))
+            found.append(
+                bounded_parts(copy_alone(probabilities, number), copy_alone(split.labels, number))
+            )
     return {metric: torch.cat([part[metric] for part in found]) for metric in found[0]}
 
 
@@ -147,7 +149,7 @@ def metrics_of(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
     return values | classification_metrics(probabilities, labels)
 
 
-def of_labels(split: Split, labels: Tensor) -> Split:
+def select_labels(split: Split, labels: Tensor) -> Split:
     """Return the samples whose label is one of ``labels``."""
     chosen = torch.isin(split.labels, labels)
     return Split(split.inputs[chosen], split.labels[chosen])
@@ -165,7 +167,7 @@ def in_batches(inputs: Tensor) -> Sequence[Tensor]:
 
 def one_by_one(inputs: Tensor) -> Sequence[Tensor]:
     """Split inputs (n, ...) into batches of one sample, for private metrics."""
-    return [apart(inputs, number) for number in range(len(inputs))]
+    return [copy_alone(inputs, number) for number in range(len(inputs))]
 
 
 def predict_batches(
@@ -178,7 +180,7 @@ def predict_batches(
 ) -> Tensor:
     """Return the class probabilities of inputs in batches, (n, classes) float64 on the CPU.
 
-    They are the mean over ``mc-passes`` dropout draws keyed by ``key``, or come from one pass
+    They are the mean over 'train.mc-passes' dropout draws keyed by ``key``, or come from one pass
     without dropout if there are 0. A batch is made when it is needed. Batches of ``batch_size``
     give the same result as all inputs at once (``in_batches``), because dropout draws follow one
     another.

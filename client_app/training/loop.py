@@ -51,8 +51,9 @@ def schedule(
 ) -> Iterator[list[Tensor]]:
     """Yield the passes of a local training over ``count`` samples, each a list of batches.
 
-    A batch has at least ``smallest`` samples if the site has that many. With ``local-steps`` every
-    site takes that many batches, however many samples it has, so its last pass may be cut short.
+    A batch has at least ``smallest`` samples if the site has that many. With 'train.local-steps'
+    every site takes that many batches, however many samples it has, so its last pass may be cut
+    short.
     """
     if not settings.local_steps:
         for _ in range(settings.local_epochs):
@@ -174,7 +175,7 @@ class LocalTraining:
     def samples(self) -> int:
         """The number of training samples that the site reports; the real one if not private."""
         if self.private:
-            return self.private.told
+            return self.private.reported
         return len(self.split.labels)
 
     def run(self) -> float:
@@ -302,7 +303,7 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
         )
 
 
-def go_on_from_rounds_before(
+def continue_from_earlier_rounds(
     training: LocalTraining, settings: CommonSettings, rounds: int, aside: tuple[str, ...] = ()
 ) -> None:
     """Let the learning rate and the weight of evidential losses go on from the rounds before.

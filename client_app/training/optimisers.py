@@ -45,7 +45,7 @@ _KINDS = _optimiser_classes()
 def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
     """Build a new optimiser for the trained parameters of ``module``.
 
-    A module with ``slow_parameters`` trains those at ``basic-learning-rate``. A module with
+    A module with ``slow_parameters`` trains those at 'vit.basic-learning-rate'. A module with
     ``apart_parameters`` leaves those to its method's own optimiser.
 
     Raises:

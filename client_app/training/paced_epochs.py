@@ -1,4 +1,4 @@
-"""Epochs that span rounds: a round has ``pace`` steps of an epoch of ``epoch-steps``.
+"""Epochs that span rounds: a round has 'train.pace' steps of an epoch of 'train.epoch-steps'.
 
 The optimiser, the epoch's order of samples and the position in it are the site's own state, under
 names that begin with ``pace/``; the optimiser uses these names even if only it spans rounds. Epochs

@@ -22,18 +22,18 @@ class PrivateTraining:
 
     settings: CommonSettings  # clip norm C, noise multiplier z and the length
     # The reported number of training samples; the real one would reveal who is there
-    told: int
+    reported: int
     release: Release  # bounds each gradient, and has been paid for
     sampling: torch.Generator | None  # draws the batches; None for the operating system
 
     @property
     def rate(self) -> float:
         """The sampling rate q of a sample per batch; 1 if a batch would have all samples."""
-        return private_rate(self.settings, self.told)
+        return private_rate(self.settings, self.reported)
 
     def steps(self) -> int:
         """Return the number of optimiser steps."""
-        return private_steps(self.settings, self.told)
+        return private_steps(self.settings, self.reported)
 
     def plan(self, count: int) -> Iterator[list[Tensor]]:
         """Yield passes over ``count`` samples, each a list of batches drawn sample by sample."""
@@ -65,7 +65,7 @@ class PrivateTraining:
             inputs = float_inputs(inputs)
             found = clipped_gradients(network, objective, inputs, labels, self.release, size)
         sums, loss = found
-        for name, gradient in noisy_mean(sums, self.release, self.rate * self.told).items():
+        for name, gradient in noisy_mean(sums, self.release, self.rate * self.reported).items():
             parameters[name].grad = gradient.to(parameters[name])
         mean = loss / max(1, len(labels))
         if penalty:
@@ -75,12 +75,12 @@ class PrivateTraining:
         return mean
 
 
-def private_rate(settings: CommonSettings, told: int) -> float:
-    """Return the probability that one of ``told`` samples is in a private batch."""
-    return min(1.0, settings.batch_size / told)
+def private_rate(settings: CommonSettings, reported: int) -> float:
+    """Return the probability that one of ``reported`` samples is in a private batch."""
+    return min(1.0, settings.batch_size / reported)
 
 
-def private_steps(settings: CommonSettings, told: int) -> int:
-    """Return the number of optimiser steps of a private training over ``told`` samples."""
-    per_epoch = max(1, math.ceil(told / settings.batch_size))
+def private_steps(settings: CommonSettings, reported: int) -> int:
+    """Return the number of optimiser steps of a private training over ``reported`` samples."""
+    per_epoch = max(1, math.ceil(reported / settings.batch_size))
     return settings.local_steps or settings.local_epochs * per_epoch

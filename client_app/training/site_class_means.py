@@ -12,7 +12,7 @@ from fedsilo.datasets.silo.silos import Silo
 from fedsilo.models.maths.class_means import class_sums, large_classes
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.site_network import SiteNetwork
-from fedsilo.models.privacy.release import Release, apart
+from fedsilo.models.privacy.release import Release, copy_alone
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PrivateMeans:
         """Return the private mean (d,) of all training samples' rows (n, d), float32."""
         sums = torch.zeros(rows.shape[1:], dtype=torch.int64)
         for number in range(len(rows)):
-            sums += self.release.sums({"": apart(rows.cpu(), number)})[""]
+            sums += self.release.sums({"": copy_alone(rows.cpu(), number)})[""]
         total = self.release.with_noise({"": sums})[""]
         return (total / max(1, sum(self.counts))).float()
 

@@ -17,7 +17,8 @@ def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Sil
     """Return the silo as networks take it: a table standardised, with missing values as 0.
 
     Raises:
-        SettingError: ``standardise`` is 'declared', but the schema declares no mean and deviation.
+        SettingError: 'data.standardise' is 'declared', but the schema declares no mean and
+            deviation.
         SiteError: the message lacks the pooled statistics.
     """
     if not silo.features:

@@ -5,6 +5,7 @@ as floats that networks take as they are; ``y`` (n,), whole numbers from 0; and 
 classes' names, which all sites share.
 """
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,16 +18,15 @@ from fedsilo.core.files.array_files import DAMAGES, kind_of, read_arrays
 from fedsilo.core.files.locations import Places, data_folder
 from fedsilo.core.files.sealed_folders import json_digest
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings_schema import as_mapping
 from fedsilo.datasets.images.decoding import BrokenImageError, check_file
-from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows
+from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows, split_values
 from fedsilo.datasets.silo.silos import DataSet, ImageReader, Silo, Split, cached_silo, save_silo
 
 Arrays = tuple[npt.NDArray[Any], npt.NDArray[np.int64], list[str]]
 
 _SHARE = 0.25  # share of test samples if there are no test folds
 _MOST_BYTES = 2**34  # largest size of an array
-_MAKER = 1  # raise it when the same settings make other arrays, so that no old cache is read
+_MAKER = 2  # raise it when the same settings make other arrays, so that no old cache is read
 
 
 class OwnArrays(DataSet):
@@ -58,13 +58,28 @@ class OwnArrays(DataSet):
         """Read, split and cache a site's arrays."""
         path = self._folder(places) / f"{name}.npz"
         stamp = path.stat()
-        values = as_mapping(settings)
-        cut = [values[key] for key in sorted(SPLIT_KEYS)]
         x, y, classes = _read(path)
-        facts = [_MAKER, name, str(path.resolve()), stamp.st_size, stamp.st_mtime_ns, cut]
+        facts = [
+            _MAKER,
+            name,
+            str(path.resolve()),
+            stamp.st_size,
+            stamp.st_mtime_ns,
+            split_values(settings),
+        ]
 
         def fill(folder: Path) -> None:
-            rows = split_rows(y, settings, _SHARE, settings.fold_seed, str(path))
+            contents = _number_contents(x)
+            copies = len(y) - len(set(contents))
+            groups = None
+            notes = []
+            if copies:
+                groups = [f"sample {number}" for number in contents]
+                notes.append(
+                    f"{path}: {copies} of {len(y)} samples are copies of another; a split keeps "
+                    "copies in one part"
+                )
+            rows = split_rows(y, settings, _SHARE, settings.fold_seed, str(path), groups)
             if len(rows.train) < 2:
                 raise DataError(
                     f"{path}: {len(rows.train)} training samples are left of {len(y)}, but at "
@@ -73,10 +88,21 @@ class OwnArrays(DataSet):
             parts = {part: Split.of(x[own], y[own]) for part, own in vars(rows).items()}
             schema = json_digest([classes, x.shape[1:], str(x.dtype)])
             known = {"name": name, "distribution": name, "classes": classes, "schema": schema}
-            save_silo(folder, parts, known)
+            save_silo(folder, parts, known, notes)
 
         folder = places.cache / f"{self.name}-silos"
         return cached_silo(folder, name, facts, len(classes), fill)
+
+
+def _number_contents(x: npt.NDArray[Any]) -> list[int]:
+    """Number the contents of samples (n, ...), from 0; equal samples have one number."""
+    numbers: dict[bytes, int] = {}
+    contents = []
+    for sample in x:
+        # A digest, because the samples themselves may fill the memory
+        digest = hashlib.sha256(np.ascontiguousarray(sample).data).digest()
+        contents.append(numbers.setdefault(digest, len(numbers)))
+    return contents
 
 
 def _read_sample(path: Path, form: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -99,10 +125,13 @@ def _read_sample(path: Path, form: tuple[int, ...], dtype: np.dtype[Any]) -> npt
     if sample.dtype.kind == "f":
         numbers = _as_float32(sample)
     is_flat = form[0] == 1 and sample.shape == form[1:]
+    fault = ""
     if numbers.dtype != dtype or (sample.shape != form and not is_flat):
-        raise BrokenImageError(f"is {kind_of(sample)}, but must be a sample {form} like the site's")
-    if not np.isfinite(numbers).all():  # the site's own arrays have none either
-        raise BrokenImageError("contains non-finite numbers")
+        fault = f"is {kind_of(sample)}, but must be a sample {form} like the site's"
+    elif not np.isfinite(numbers).all():  # the site's own arrays have none either
+        fault = "contains non-finite numbers"
+    if fault:
+        raise BrokenImageError(fault)
     return numbers.reshape(form)
 
 
@@ -120,32 +149,44 @@ def _check_arrays(
     where: str, x: npt.NDArray[Any], y: npt.NDArray[Any], classes: npt.NDArray[Any]
 ) -> Arrays:
     """Check a site's arrays; return samples (n, channels, height, width), labels (n,) and names."""
-    has_type = x.dtype.kind == "f" or x.dtype == np.uint8
-    if not has_type or x.ndim not in (3, 4):
-        raise DataError(
-            f"{where}: x must be 8-bit numbers or floats (n, channels, height, width), but is "
-            f"{kind_of(x)}"
-        )
     if x.dtype.kind == "f":
         x = _as_float32(x)
-    if not np.isfinite(x).all():
-        raise DataError(f"{where}: x contains non-finite numbers: remove those samples")
-    names = []
-    if classes.ndim == 1 and classes.dtype.kind == "U":
-        names = [str(name) for name in classes.tolist()]
-    if len(names) < 2 or len(set(names)) < len(names):
-        raise DataError(
-            f"{where}: classes must be two names or more, each once, but is {kind_of(classes)}"
-        )
-    has_form = y.shape == (len(x),) and y.dtype.kind in "iu"
-    if not has_form or (len(y) and not 0 <= y.min() <= y.max() < len(classes)):
-        raise DataError(
-            f"{where}: y must be a whole number from 0 to {len(classes) - 1} for each of {len(x)} "
-            f"samples, but is {kind_of(y)}"
-        )
+    fault = _sample_fault(x) or _class_fault(classes) or _label_fault(y, len(x), len(classes))
+    if fault:
+        raise DataError(f"{where}: {fault}")
     if x.ndim == 3:
         x = x[:, None]
-    return x, y.astype(np.int64), names
+    return x, y.astype(np.int64), list(map(str, classes.tolist()))
+
+
+def _sample_fault(x: npt.NDArray[Any]) -> str:
+    """Say why an array is no samples; empty if it is."""
+    if x.dtype not in (np.float32, np.uint8) or x.ndim not in (3, 4):
+        return (
+            f"x must be 8-bit numbers or floats (n, channels, height, width), but is {kind_of(x)}"
+        )
+    if not np.isfinite(x).all():
+        return "x contains non-finite numbers: remove those samples"
+    return ""
+
+
+def _class_fault(classes: npt.NDArray[Any]) -> str:
+    """Say why an array does not name classes; empty if it does."""
+    are_names = classes.ndim == 1 and classes.dtype.kind == "U"
+    if not are_names or len(classes) < 2 or len(set(classes.tolist())) < len(classes):
+        return f"classes must be two names or more, each once, but is {kind_of(classes)}"
+    return ""
+
+
+def _label_fault(y: npt.NDArray[Any], samples: int, classes: int) -> str:
+    """Say why an array does not have the number of a class for each sample; empty if it has."""
+    has_form = y.shape == (samples,) and y.dtype.kind in "iu"
+    if not has_form or (len(y) and not 0 <= y.min() <= y.max() < classes):
+        return (
+            f"y must be a whole number from 0 to {classes - 1} for each of {samples} samples, but "
+            f"is {kind_of(y)}"
+        )
+    return ""
 
 
 def write_arrays(

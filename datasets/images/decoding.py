@@ -106,21 +106,27 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
             check_pixels(image.height, image.width)
             _check_tiles(image)
             yield image
-    except UnidentifiedImageError:
-        raise BrokenImageError(f"is not an image ({', '.join(formats)})") from None
-    except FileNotFoundError:
-        raise BrokenImageError("is missing") from None
-    except Image.DecompressionBombError:
-        raise BrokenImageError(_TOO_LARGE) from None
     except (BrokenImageError, MemoryError):
         raise
-    except OSError as error:
-        # Errors of the system have a number; those of the decoder have none
-        if not error.errno:
-            raise BrokenImageError(TRUNCATED) from None
-        raise BrokenImageError(f"cannot be read: {error.strerror}") from None
-    except Exception:  # decoders raise nearly anything on damaged files
-        raise BrokenImageError(TRUNCATED) from None
+    except Image.DecompressionBombError:
+        fault = _TOO_LARGE
+    except UnidentifiedImageError:
+        fault = f"is not an image ({', '.join(formats)})"
+    except Exception as error:  # decoders raise nearly anything on damaged files
+        fault = read_fault(error)
+    else:
+        return
+    raise BrokenImageError(fault)
+
+
+def read_fault(error: Exception) -> str:
+    """Say why a file cannot be read, from the error of the system or of a decoder."""
+    if isinstance(error, FileNotFoundError):
+        return "is missing"
+    # Errors of the system have a number, but those that decoders raise have none
+    if isinstance(error, OSError) and error.errno:
+        return f"cannot be read: {error.strerror}"
+    return TRUNCATED
 
 
 def check_file(path: Path) -> None:
@@ -132,10 +138,9 @@ def check_file(path: Path) -> None:
 
 def check_pixels(height: int, width: int) -> None:
     """Raise a ``BrokenImageError`` for an image without pixels or with over ``MOST_PIXELS``."""
-    if height < 1 or width < 1:
-        raise BrokenImageError("has no pixels, by its header")
-    if height * width > MOST_PIXELS:
-        raise BrokenImageError(_TOO_LARGE)
+    has_pixels = height > 0 and width > 0
+    if not has_pixels or height * width > MOST_PIXELS:
+        raise BrokenImageError(_TOO_LARGE if has_pixels else "has no pixels, by its header")
 
 
 def _check_tiles(image: Image) -> None:

@@ -6,7 +6,7 @@ error. So names that look like another level than the one where they stand are r
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from fedsilo.core.errors import DataError
@@ -42,12 +42,12 @@ def entries(folder: Path) -> list[Path]:
 
 def subfolders(folder: Path) -> list[Path]:
     """Return the folders in a folder, sorted by name, without hidden ones."""
-    return [path for path in entries(folder) if path.is_dir()]
+    return list(filter(Path.is_dir, entries(folder)))
 
 
 def pictures(folder: Path) -> list[Path]:
     """Return the image files directly in a folder, sorted by name."""
-    return [path for path in entries(folder) if _is_picture(path)]
+    return list(filter(_is_picture, entries(folder)))
 
 
 def are_parts(folders: Sequence[Path]) -> bool:
@@ -98,18 +98,51 @@ def check_class_names(place: Path, names: Sequence[str]) -> None:
     Raises:
         DataError: they are years, or pictures next to their masks.
     """
-    lowered = {name.lower() for name in names}
+    lowered = set(map(str.lower, names))
     if lowered & _PICTURES and lowered & _MASKS:
         raise DataError(
             f"{place}: {quote_names(names)} look like images and their segmentation masks, but "
             "data set 'folder' takes each folder for a class: keep only images, sorted by class "
             f"into {LAYOUTS}"
         )
-    if all(_YEAR.fullmatch(name) for name in names):
+    if all(map(_YEAR.fullmatch, names)):
         raise DataError(
             f"{place}: the folders that would be classes are years ({quote_names(names)}): put the "
             f"images directly into the folder of their class ({LAYOUTS})"
         )
+
+
+def check_no_class_folders(folders: Sequence[Path]) -> None:
+    """Check that folders of images are classes: sites with loose images look alike.
+
+    Raises:
+        DataError: each of them holds folders of images with the same names, as a site's classes.
+    """
+    below = []
+    for folder in folders:
+        below.append([inner.name for inner in subfolders(folder) if _has_pictures(inner)])
+    are_alike = below.count(below[0]) == len(below)
+    if len(folders) > 1 and len(below[0]) > 1 and are_alike:
+        loose = next(filter(pictures, folders))
+        raise DataError(
+            f"{loose} holds images next to folders of images ({quote_names(below[0])}), so that it "
+            f"could be a class or a site: move these images into one of {LAYOUTS}"
+        )
+
+
+def _has_pictures(folder: Path) -> bool:
+    """Tell whether there is an image anywhere below a folder."""
+    return any(map(_is_picture, folder.rglob("*")))
+
+
+def count_loose(folders: Iterable[Path]) -> dict[Path, int]:
+    """Count the images directly in folders of folders, where none is read; only where some are."""
+    counts = {}
+    for folder in folders:
+        count = len(pictures(folder))
+        if count:
+            counts[folder] = count
+    return counts
 
 
 def count_unread(class_folder: Path) -> dict[str, int]:

@@ -13,8 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from fedsilo.core.errors import DataError, FileNamesError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.locations import Places, data_folder, find_places
@@ -25,12 +23,14 @@ from fedsilo.datasets.images.folder_layout import (
     LAYOUTS,
     are_parts,
     check_class_names,
+    check_no_class_folders,
+    count_loose,
     count_unread,
     pictures,
     subfolders,
 )
 from fedsilo.datasets.images.image_data_set import Classes, ImageDataSet
-from fedsilo.datasets.images.index import ImageIndex, take_share
+from fedsilo.datasets.images.index import ImageIndex, ListedImage, index_images, take_share
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.datasets.silo.silos import Silo
 
@@ -60,7 +60,10 @@ def read_folder(folder: Path) -> dict[str, list[Image]]:
     if not tops:
         raise DataError(f"{folder} holds no folders: sort the images into {LAYOUTS}")
     # Folders that are parts, or hold images directly, are not sites: there is only one site then
-    if are_parts(tops) or any(map(pictures, tops)):
+    if are_parts(tops):
+        folders = {ALONE: folder}
+    elif any(map(pictures, tops)):
+        check_no_class_folders(tops)
         folders = {ALONE: folder}
     else:
         folders = {top.name: top for top in tops}
@@ -144,20 +147,19 @@ class FolderImages(ImageDataSet):
         site_folder = folder / site
         if list(sites) == [ALONE]:  # all images belong to the asking site
             site, site_folder = ALONE, folder
-        images = sites[site]
         classes = _classes(sites)
-        parts = [image.split for image in images]
-        names = [image.path.relative_to(folder).as_posix() for image in images]
-        index = ImageIndex(
-            where=str(site_folder),
-            folder=folder,
-            names=tuple(names),
-            labels=np.array([classes.index(image.label) for image in images], dtype=np.int64),
+        numbers: Counter[str] = Counter()
+        images = []
+        for image in sites[site]:
+            name = image.path.relative_to(folder).as_posix()
+            # Errors name an image by its place and a number, because a file may name a patient
+            place = f"{image.split}/{image.label}".removeprefix("/")
+            numbers[place] += 1
+            safe_name = f"image {numbers[place]} of '{one_line(place, 60)}'"
+            label = classes.index(image.label)
             # No patient is known, so that each file is a group
-            groups=tuple(f"file {name}" for name in names),
-            safe_names=_number_images(images),
-            parts=tuple(filter(None, parts)),
-        )
+            images.append(ListedImage(name, label, f"file {name}", safe_name, image.split))
+        index = index_images(str(site_folder), folder, images)
         return take_share(index, settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
@@ -174,27 +176,32 @@ class FolderImages(ImageDataSet):
             sites = self._sites(places)
         except DataError:
             return []
-        sentences = self._unread_files(sites, places)
+        sentences = self.unread_files(settings, places)
         if settings.partition == "own" and list(sites) == [ALONE]:
             sentences.append(
                 "the folders name classes and no sites, so that all images are one silo: --set "
-                "partition=dirichlet cuts several from it"
+                "split.partition=dirichlet cuts several from it"
             )
         return sentences
 
-    def _unread_files(self, sites: Mapping[str, Sequence[Image]], places: Places) -> list[str]:
-        """Return a sentence for each class folder that has files which are not read."""
+    def unread_files(self, settings: CommonSettings, places: Places) -> list[str]:
+        """Count the files that are not read, by folder and reason; a hospital's log says it."""
         data = self.files_folder(places)
         class_folders: dict[Path, None] = {}
-        for images in sites.values():
+        above: set[Path] = set()
+        for images in self._sites(places).values():
             for image in images:
                 class_folders[image.path.parent] = None
-        sentences = []
         for class_folder in class_folders:
-            name = class_folder.relative_to(data).as_posix()
-            for reason, count in count_unread(class_folder).items():
+            above.update(path for path in class_folder.parents if path.is_relative_to(data))
+        sentences = []
+        for folder, count in count_loose(sorted(above)).items():
+            images_there = format_count(count, "image")
+            sentences.append(f"{_place(folder, data)}: {images_there} next to folders not read")
+        for folder in class_folders:
+            for reason, count in count_unread(folder).items():
                 files = format_count(count, "file")
-                sentences.append(f"folder '{one_line(name, 80)}': {files} {reason} not read")
+                sentences.append(f"{_place(folder, data)}: {files} {reason} not read")
         return sentences
 
     def files_folder(self, places: Places) -> Path:
@@ -223,15 +230,10 @@ class FolderImages(ImageDataSet):
         return sites
 
 
-def _number_images(images: Sequence[Image]) -> tuple[str, ...]:
-    """Name images for errors by part, class and a number, because a file may name a patient."""
-    numbers: Counter[str] = Counter()
-    names = []
-    for image in images:
-        place = f"{image.split}/{image.label}".removeprefix("/")
-        numbers[place] += 1
-        names.append(f"image {numbers[place]} of '{one_line(place, 60)}'")
-    return tuple(names)
+def _place(folder: Path, data: Path) -> str:
+    """Name a folder within the data directory."""
+    name = data.name if folder == data else folder.relative_to(data).as_posix()
+    return f"folder '{one_line(name, 80)}'"
 
 
 def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:

@@ -6,6 +6,7 @@ is chosen by a hash of the group's name, so that a group which two sites share i
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -30,6 +31,7 @@ from fedsilo.datasets.images.decoding import (
 from fedsilo.datasets.images.index import (
     ImageIndex,
     check_copies,
+    find_copies,
     join_copies,
     join_indices,
     split_public,
@@ -51,6 +53,14 @@ _MAKER = 2  # raise it when the same settings make other arrays, so that no old 
 
 Classes = Mapping[str, Sequence[str]]
 Reader = Callable[[str], npt.NDArray[Any]]
+
+
+@dataclass(frozen=True)
+class _ImageSplit:
+    """The rows of a silo's images by part, and notes on them for the site's log."""
+
+    rows: RowSplit
+    notes: Sequence[str]
 
 
 class ImageDataSet(DataSet):
@@ -144,22 +154,39 @@ class ImageDataSet(DataSet):
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
         """Return the histograms of width, height and depth of a site's files."""
-        own, _ = split_public(self.index(name, settings, places), settings.public_share)
+        own, _ = self._split_off_public(name, settings, places)
         return header_measures([own.folder / file for file in own.names], self.header)
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """List, split, decode and cache a site's images."""
-        own, _ = split_public(self.index(name, settings, places), settings.public_share)
+        own, _ = self._split_off_public(name, settings, places)
 
-        def rows() -> RowSplit:
-            check_copies(own)
-            groups = join_copies(own).groups
+        def rows() -> _ImageSplit:
+            copies = find_copies(own)
+            check_copies(own, copies)
+            groups = join_copies(own, copies).groups
+            notes = []
+            if copies:
+                notes.append(
+                    f"{own.where}: {len(copies)} of {len(own)} images are copies of another image; "
+                    "a split keeps copies in one part"
+                )
             if own.parts:
-                return _given_split(own, groups, settings)
+                return _ImageSplit(_given_split(own, groups, settings), notes)
             share, seed = self.own_share(places), settings.fold_seed
-            return split_rows(own.labels, settings, share, seed, own.where, groups)
+            chosen = split_rows(own.labels, settings, share, seed, own.where, groups)
+            return _ImageSplit(chosen, notes)
 
         return self._open_cached("silo", name, own, rows, settings, places)
+
+    def _split_off_public(
+        self, site: str, settings: CommonSettings, places: Places
+    ) -> tuple[ImageIndex, ImageIndex]:
+        """Return a site's own images and its public ones; copies of a file are on one side."""
+        index = self.index(site, settings, places)
+        if settings.public_share:
+            index = join_copies(index, find_copies(index))
+        return split_public(index, settings.public_share)
 
     def public(self, settings: CommonSettings, places: Places) -> Split:
         """Return the public images of all sites, which no silo holds.
@@ -172,14 +199,13 @@ class ImageDataSet(DataSet):
             raise SettingError("'split.public-share' must be above 0, but is 0: name a share")
         parts = []
         for site in self.silo_names(settings, places):
-            index = self.index(site, settings, places)
-            parts.append(split_public(index, settings.public_share)[1])
+            parts.append(self._split_off_public(site, settings, places)[1])
         public = join_indices(f"{self.name}, public part", parts)
         if not len(public):
             raise DataError(f"{public.where}: no image is in it: raise 'split.public-share'")
         # All of its images train
         every = np.arange(len(public))
-        rows = RowSplit(every, every[:0], every[:0])
+        rows = _ImageSplit(RowSplit(every, every[:0], every[:0]), [])
         return self._open_cached("public", "public", public, lambda: rows, settings, places).train
 
     def _open_cached(
@@ -187,7 +213,7 @@ class ImageDataSet(DataSet):
         kind: str,
         name: str,
         index: ImageIndex,
-        rows: Callable[[], RowSplit],
+        rows: Callable[[], _ImageSplit],
         settings: CommonSettings,
         places: Places,
     ) -> Silo:
@@ -200,16 +226,18 @@ class ImageDataSet(DataSet):
         listed = [[name, sorted(labels)] for name, labels in classes.items()]
 
         def fill(target: Path) -> None:
-            parts, faults = self._parts(index, rows(), size, settings)
+            split = rows()
+            parts, faults = self._parts(index, split.rows, size, settings)
             if kind == "silo" and len(parts["train"]) < 2:
                 raise DataError(
                     f"{index.where}: {len(parts['train'])} training images are left "
                     f"({faults} were left out as broken), but at least 2 are needed: add images, "
                     "or lower the test, validation or public share"
                 )
-            facts = {"name": name, "distribution": name, "classes": list(classes)}
+            facts: dict[str, Any] = {"name": name, "distribution": name, "classes": list(classes)}
             schema = json_digest([listed, size])
-            save_silo(target, parts, {**facts, "dropped": faults, "schema": schema})
+            facts |= {"dropped": faults, "schema": schema}
+            save_silo(target, parts, facts, split.notes)
 
         # The public part is not split, so that the settings of the split do not matter to it
         read = self.settings

@@ -7,7 +7,6 @@ the decision is the same at every site and in every run.
 from __future__ import annotations
 
 import hashlib
-import logging
 import operator
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -63,6 +62,30 @@ class ImageIndex:
             safe_names=_pick(self.safe_names, rows),
             parts=_pick(self.parts, rows),
         )
+
+
+@dataclass(frozen=True)
+class ListedImage:
+    """One image of an ``ImageIndex``; the fields are explained there."""
+
+    name: str
+    label: int
+    group: str
+    safe_name: str
+    part: str = ""
+
+
+def index_images(where: str, folder: Path, images: Sequence[ListedImage]) -> ImageIndex:
+    """Build the index of images in ``folder``; all of them have a part, or none has one."""
+    return ImageIndex(
+        where=where,
+        folder=folder,
+        names=tuple(image.name for image in images),
+        labels=np.array([image.label for image in images], dtype=np.int64),
+        groups=tuple(image.group for image in images),
+        safe_names=tuple(image.safe_name for image in images),
+        parts=tuple(image.part for image in images if image.part),
+    )
 
 
 def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
@@ -160,13 +183,12 @@ def _rows_by_size(index: ImageIndex) -> Iterable[list[int]]:
     return rows.values()
 
 
-def join_copies(index: ImageIndex) -> ImageIndex:
+def join_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> ImageIndex:
     """Put files of equal content, and so their whole groups, into one group.
 
     A split keeps a group in one part. Without this, a copy of a training image could be a test
-    image, and the test accuracy would be too high. The site's log says how many copies there are.
+    image, and the test accuracy would be too high. ``copies`` are the pairs of ``find_copies``.
     """
-    copies = find_copies(index)
     if not copies:
         return index
     # Union-find: each group points to another of the same set, and a leader to itself
@@ -179,18 +201,11 @@ def join_copies(index: ImageIndex) -> ImageIndex:
 
     for original, copy in copies:
         leader[find(index.groups[copy])] = find(index.groups[original])
-    logging.getLogger("flwr").warning(
-        "fedsilo: %s: %d of %d images are copies of another image; a split keeps copies in one "
-        "part",
-        index.where,
-        len(copies),
-        len(index),
-    )
     return replace(index, groups=tuple(find(group) for group in index.groups))
 
 
-def check_copies(index: ImageIndex) -> None:
-    """Check that a given split keeps files of equal content in one part.
+def check_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> None:
+    """Check that a given split keeps files of equal content, ``copies``, in one part.
 
     Raises:
         DataError: files of equal content are in two parts; it names them by their safe names.
@@ -199,7 +214,7 @@ def check_copies(index: ImageIndex) -> None:
         return
     pairs = []
     files = []
-    for original, copy in find_copies(index):
+    for original, copy in copies:
         if index.parts[original] == index.parts[copy]:
             continue
         named = []

@@ -10,14 +10,12 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-import numpy as np
-
 from fedsilo.core.errors import DataError
 from fedsilo.core.files.locations import Places, data_folder, find_places
 from fedsilo.core.files.text_files import read_rows
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.image_data_set import Classes, ImageDataSet, file_stamp
-from fedsilo.datasets.images.index import ImageIndex, take_share
+from fedsilo.datasets.images.index import ImageIndex, ListedImage, index_images, take_share
 
 CENTRES = ("bcn", "vidir_molemax", "vidir_modern", "rosendahl", "msk4", "vienna_dias")
 DIAGNOSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
@@ -85,26 +83,22 @@ class Isic2019(ImageDataSet):
         folder = _folder(places)
         centre = CENTRES.index(site)
         lesions = _lesions(folder, *(file_stamp(folder / name) for name, _ in _LESIONS))
-        rows: dict[str, int] = {}
+        images = []
+        has_lesion = False
         for image, (diagnosis, image_centre) in _read_listing(folder).items():
-            if image_centre == centre:
-                rows[image] = diagnosis
-        if not any(image in lesions for image in rows):
+            if image_centre != centre:
+                continue
+            has_lesion = has_lesion or image in lesions
+            label = class_of(diagnosis, settings.target)
+            name = f"{image}.jpg"  # a public name
+            images.append(ListedImage(name, label, lesions.get(image) or image, name))
+        if not has_lesion:
             raise DataError(
                 f"isic2019, {site}: no table of lesions names an image of this centre, so that "
                 f"images of a lesion would be both training and test data: put {_LESIONS[-1][0]} "
                 "into the folder isic2019 of the data directory"
             )
-        names = tuple(f"{image}.jpg" for image in rows)
-        labels = [class_of(diagnosis, settings.target) for diagnosis in rows.values()]
-        every = ImageIndex(
-            where=f"isic2019, {site}",
-            folder=_image_folder(folder),
-            names=names,
-            labels=np.array(labels, dtype=np.int64),
-            groups=tuple(lesions.get(image) or image for image in rows),
-            safe_names=names,  # public names
-        )
+        every = index_images(f"isic2019, {site}", _image_folder(folder), images)
         return take_share(every, settings.sample_share)
 
 
@@ -136,12 +130,13 @@ def _listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
     for number, row in read_rows(path, ("image", "target", "center")):
         place = f"{path}, line {number}"
         image = row["image"]
+        fault = ""
         if not re.fullmatch(r"[A-Za-z0-9_-]+", image):
-            raise DataError(
-                f"{place}, column 'image': this is not an image's name: correct it, without .jpg"
-            )
-        if image in rows:
-            raise DataError(f"{place}: image {image} is listed twice: remove one of the lines")
+            fault = ", column 'image': this is not an image's name: correct it, without .jpg"
+        elif image in rows:
+            fault = f": image {image} is listed twice: remove one of the lines"
+        if fault:
+            raise DataError(f"{place}{fault}")
         target = _number(row["target"], "target", len(DIAGNOSES), place)
         rows[image] = (target, _number(row["center"], "center", len(CENTRES), place))
     if not (folder / _AVAILABLE).is_file():

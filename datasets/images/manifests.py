@@ -8,13 +8,11 @@ import logging
 import os
 import unicodedata
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, ClassVar
 
-import numpy as np
 from pydantic import BeforeValidator, ConfigDict
 
 from fedsilo.core.errors import DataError
@@ -26,7 +24,7 @@ from fedsilo.core.one_line import one_line
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.decoding import describe
 from fedsilo.datasets.images.image_data_set import SMALLEST_IMAGE, Classes, ImageDataSet
-from fedsilo.datasets.images.index import ImageIndex, take_share
+from fedsilo.datasets.images.index import ImageIndex, ListedImage, index_images, take_share
 from fedsilo.datasets.silo.declared_silos import ClassLists, Sites, read_declared
 from fedsilo.datasets.silo.silos import SPLITS
 
@@ -162,24 +160,18 @@ class _Manifest:
         """Read all lines into an index, with images grouped by patient, and check the patients."""
         optional = ("split", "patient", *self.columns)
         rows = read_rows(self.folder / self.file, ("path", "label"), optional)
-        labels = [self._class(number, row["label"]) for number, row in rows]
-        groups = []
+        has_parts = any(row.get("split") for _, row in rows)
+        images = []
         for number, row in rows:
+            label = self._class(number, row["label"])
             name = self._file(number, row["path"])
             patient = normalise_name(row.get("patient", ""))
+            group = f"patient {patient}"
             if patient.lower() in _NO_PATIENT:
-                groups.append(f"file {name}")
-            else:
-                groups.append(f"patient {patient}")
-        index = ImageIndex(
-            where=self.where,
-            folder=self.folder,
-            names=tuple(self.lines),
-            labels=np.array(labels, dtype=np.int64),
-            groups=tuple(groups),
-            safe_names=tuple(f"the image of line {number}" for number in self.lines.values()),
-            parts=self._parts(rows),
-        )
+                group = f"file {name}"
+            part = self._part(number, row["split"]) if has_parts else ""
+            images.append(ListedImage(name, label, group, f"the image of line {number}", part))
+        index = index_images(self.where, self.folder, images)
         self._check_patients(index)
         self._mention_large_group(index)
         return index
@@ -235,18 +227,13 @@ class _Manifest:
                 return stored
         return name
 
-    def _parts(self, rows: Sequence[tuple[int, Mapping[str, str]]]) -> tuple[str, ...]:
-        """Return the split of each image; empty if no line names one."""
-        parts = [row.get("split", "") for _, row in rows]
-        if not any(parts):
-            return ()
-        for (number, _), part in zip(rows, parts, strict=True):
-            if part not in SPLITS:
-                raise DataError(
-                    f"{self.where}, line {number}, column 'split': the value must be one of "
-                    f"{', '.join(SPLITS)}, in all lines or in none: correct it"
-                )
-        return tuple(parts)
+    def _part(self, number: int, part: str) -> str:
+        if part not in SPLITS:
+            raise DataError(
+                f"{self.where}, line {number}, column 'split': the value must be one of "
+                f"{', '.join(SPLITS)}, in all lines or in none: correct it"
+            )
+        return part
 
     def _mention_large_group(self, index: ImageIndex) -> None:
         """Write to this machine's log if one patient has more than half of the images."""

@@ -112,22 +112,25 @@ def _read(path: Path) -> SiloSet:
     for number, row in read_rows(path, _EDGE, _VALUES):
         where = f"{path}, line {number}"
         ends = [row[column] for column in _EDGE]
-        if any(map(site_name_fault, ends)):  # a cell is never quoted
-            raise DataError(
-                f"{where}: a silo's name must consist of letters, digits, '.', '_' and '-', and "
-                "must not be 'all', which stands for the mean over sites: rename the silo"
-            )
         for name in ends:
             names.setdefault(name, len(names))
         first, second = sorted(ends, key=names.__getitem__)
         pair = first, second
-        if first == second:
-            raise DataError(f"{where}: an edge joins a silo with itself: remove the line")
-        if pair in links:
-            raise DataError(
-                f"{where}: the edge between these two silos is in line {lines[pair]} too, but an "
-                "edge goes both ways: keep one of the lines"
+        fault = ""
+        if any(map(site_name_fault, ends)):  # a cell is never quoted
+            fault = (
+                "a silo's name must consist of letters, digits, '.', '_' and '-', and must not be "
+                "'all', which stands for the mean over sites: rename the silo"
             )
+        elif first == second:
+            fault = "an edge joins a silo with itself: remove the line"
+        elif pair in links:
+            fault = (
+                f"the edge between these two silos is in line {lines[pair]} too, but an edge goes "
+                "both ways: keep one of the lines"
+            )
+        if fault:
+            raise DataError(f"{where}: {fault}")
         latency = _number(row, "latency-ms", where, zero=True)
         links[pair] = Link(latency, _number(row, "gbps", where, zero=False))
         lines[pair] = number

@@ -17,12 +17,12 @@ import numpy.typing as npt
 
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.datasets.images.decoding import (
-    TRUNCATED,
     BrokenImageError,
     ImageHeader,
     check_file,
     check_pixels,
     picture_header,
+    read_fault,
 )
 from fedsilo.datasets.radiographs.radiograph_decoding import check_depth, read_grey
 from fedsilo.datasets.radiographs.vendor_profiles import Grey
@@ -128,56 +128,61 @@ def _header(path: Path, pixels: bool = True) -> FileDataset:
         if read_file_meta_info(path).get("TransferSyntaxUID") == DeflatedExplicitVRLittleEndian:
             raise BrokenImageError("is deflated: save it uncompressed")
         return dcmread(path, stop_before_pixels=not pixels)
-    except BrokenImageError:
+    except (BrokenImageError, MemoryError):
         raise
     except InvalidDicomError:
-        raise BrokenImageError("is not a DICOM file") from None
-    except FileNotFoundError:
-        raise BrokenImageError("is missing") from None
-    except OSError as error:
-        # The system's errors have a number; pydicom's own, of a damaged file, have none
-        if error.errno is None:
-            raise BrokenImageError(TRUNCATED) from None
-        raise BrokenImageError(f"cannot be read: {error.strerror}") from None
-    except Exception:  # damaged files raise nearly anything
-        raise BrokenImageError(TRUNCATED) from None
+        fault = "is not a DICOM file"
+    except Exception as error:  # damaged files raise nearly anything
+        fault = read_fault(error)
+    raise BrokenImageError(fault)
 
 
 def _check_kind(dataset: FileDataset, bits: int) -> None:
-    """Refuse anything but a single grey image of the declared depth."""
-    if "PixelData" not in dataset:
-        raise BrokenImageError("is a DICOM without pixel data")
-    for key in _NEEDED:
-        if dataset.get(key) is None:
-            raise BrokenImageError(f"is a DICOM that lacks {key}")
-    is_grey = dataset.get("PhotometricInterpretation") in _GREY
-    if not is_grey or dataset.get("SamplesPerPixel", 1) != 1:
-        raise BrokenImageError(f"is not grey: it must be {' or '.join(_GREY)}")
-    frames = int(dataset.get("NumberOfFrames") or 1)
-    if frames != 1:
-        raise BrokenImageError(f"has {frames} frames: save one image per file")
+    """Refuse anything but a single grey image of the declared depth that can be decoded here."""
+    fault = _kind_fault(dataset) or _syntax_fault(dataset)
+    if fault:
+        raise BrokenImageError(fault)
     check_depth(dataset.BitsAllocated, 2**dataset.BitsStored - 1, bits)
     check_pixels(dataset.Rows, dataset.Columns)
 
 
-def _pixels(dataset: FileDataset) -> npt.NDArray[Any]:
-    """Return the stored values (height, width)."""
+def _kind_fault(dataset: FileDataset) -> str:
+    """Say why a DICOM is not a single grey image; empty if it is one."""
+    if "PixelData" not in dataset:
+        return "is a DICOM without pixel data"
+    for key in _NEEDED:
+        if dataset.get(key) is None:
+            return f"is a DICOM that lacks {key}"
+    is_grey = dataset.get("PhotometricInterpretation") in _GREY
+    if not is_grey or dataset.get("SamplesPerPixel", 1) != 1:
+        return f"is not grey: it must be {' or '.join(_GREY)}"
+    frames = int(dataset.get("NumberOfFrames") or 1)
+    if frames != 1:
+        return f"has {frames} frames: save one image per file"
+    return ""
+
+
+def _syntax_fault(dataset: FileDataset) -> str:
+    """Say why a DICOM's compression cannot be decoded on this machine; empty if it can be."""
     from pydicom.pixels.decoders.base import get_decoder
 
     syntax = dataset.file_meta.get("TransferSyntaxUID")
     if syntax is None:
-        raise BrokenImageError("is a DICOM file without a transfer syntax")
+        return "is a DICOM file without a transfer syntax"
     try:
         decoder = get_decoder(syntax)
     except NotImplementedError:
-        raise BrokenImageError(
-            "is a DICOM of an unknown transfer syntax: save it uncompressed"
-        ) from None
+        return "is a DICOM of an unknown transfer syntax: save it uncompressed"
     if not decoder.is_available:
-        raise BrokenImageError(
+        return (
             f"is compressed ({syntax.name}), which cannot be decoded here: save it uncompressed, "
             "or install pydicom's plugin for it"
         )
+    return ""
+
+
+def _pixels(dataset: FileDataset) -> npt.NDArray[Any]:
+    """Return the stored values (height, width)."""
     shape = (dataset.Rows, dataset.Columns)
     try:
         _check_amount(dataset, shape)
@@ -206,23 +211,25 @@ def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
 
     content = dataset.PixelData
     syntax = dataset.file_meta.TransferSyntaxUID
-    has_other_size = False
+    fault = ""
     if not syntax.is_encapsulated:
         expected = math.prod(shape) * dataset.BitsAllocated // 8
         if len(content) < expected:
-            raise BrokenImageError(_DAMAGED)
+            fault = _DAMAGED
         surplus = content[expected:]
         if len(surplus) > expected % 2:  # an element has an even length
             # Older scanners pad the pixels, which readers should accept (DICOM PS3.5, 8.1.1).
             # Anything but a few equal bytes means that the header's size is wrong
-            has_other_size = len(surplus) >= expected or len(set(surplus)) > 1
+            if len(surplus) >= expected or len(set(surplus)) > 1:
+                fault = _OTHER_SIZE
             dataset.PixelData = content[: expected + expected % 2]
     elif syntax != RLELossless:
         # RLE does not state its size; pydicom's warning is caught when it is decoded
         frame = next(generate_frames(content, number_of_frames=1))
-        has_other_size = declared_shape(frame) != shape
-    if has_other_size:
-        raise BrokenImageError(_OTHER_SIZE)
+        if declared_shape(frame) != shape:
+            fault = _OTHER_SIZE
+    if fault:
+        raise BrokenImageError(fault)
 
 
 def declared_shape(content: bytes) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ from fedsilo.core.files.locations import Places, data_folder
 from fedsilo.core.files.text_files import read_rows
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.image_data_set import Classes, Reader
-from fedsilo.datasets.images.index import ImageIndex, take_share
+from fedsilo.datasets.images.index import ImageIndex, ListedImage, index_images, take_share
 from fedsilo.datasets.radiographs.dicom import read_radiograph
 from fedsilo.datasets.radiographs.mammography import RadiographDataSet
 from fedsilo.datasets.radiographs.radiograph_decoding import as_rendered, fit_square, read_grey
@@ -58,16 +58,12 @@ class MiniMias(RadiographDataSet):
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """Return the images of a site, which are those of one kind of tissue, malignant or not."""
         folder = _folder(places)
-        rows = [row for row in _listing(folder).values() if SITES[row["tissue"]] == site]
-        names = tuple(row["image"] for row in rows)
-        every = ImageIndex(
-            where=f"mini-mias, {site}",
-            folder=folder / "images",
-            names=names,
-            labels=np.array([row["severity"] == "M" for row in rows], dtype=np.int64),
-            groups=tuple(row["patient"] for row in rows),
-            safe_names=names,  # public names
-        )
+        images = []
+        for name, row in _listing(folder).items():  # the names are public
+            if SITES[row["tissue"]] == site:
+                label = int(row["severity"] == "M")
+                images.append(ListedImage(name, label, row["patient"], name))
+        every = index_images(f"mini-mias, {site}", folder / "images", images)
         return take_share(every, settings.sample_share)
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:

@@ -50,12 +50,13 @@ def read_grey(path: Path, bits: int) -> Grey:
 def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
     """Return the pixels (height, width) and the bits in which the file holds each."""
     pages = getattr(image, "n_frames", 1)
+    fault = ""
     if pages > 1:
-        raise BrokenImageError(f"has {pages} pages: save one image per file")
-    if image.mode not in _DEPTHS:
-        raise BrokenImageError(
-            f"is not grey of 8 or 16 bits (it is Pillow's mode {image.mode}): save it as such"
-        )
+        fault = f"has {pages} pages: save one image per file"
+    elif image.mode not in _DEPTHS:
+        fault = f"is not grey of 8 or 16 bits (it is Pillow's mode {image.mode}): save it as such"
+    if fault:
+        raise BrokenImageError(fault)
     # The file's own type is kept; int64 would take 8 times the memory
     values = np.asarray(image)
     if values.min() < 0 or values.max() > _LEVELS:
@@ -72,10 +73,13 @@ def check_depth(depth: int, largest: int, bits: int) -> int:
     """
     top: int = 2**bits - 1
     stored = 8 if bits <= 8 else 16  # files hold whole bytes
+    fault = ""
     if depth != stored:
-        raise BrokenImageError(f"has {depth} bits a pixel, but {bits} are declared")
-    if largest > top:
-        raise BrokenImageError(f"has values above {top}, but {bits} bits a pixel are declared")
+        fault = f"has {depth} bits a pixel, but {bits} are declared"
+    elif largest > top:
+        fault = f"has values above {top}, but {bits} bits a pixel are declared"
+    if fault:
+        raise BrokenImageError(fault)
     return top
 
 

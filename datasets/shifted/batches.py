@@ -78,9 +78,12 @@ def decode_batches(layout: Layout, folder: Path) -> Pool:
         )
     names.remove(test)
     train = [_read_batch(layout, folder / name, is_binary) for name in names]
-    images = np.concatenate([batch[0] for batch in train])
-    labels = np.concatenate([batch[1] for batch in train])
-    return Pool(images, labels, *_read_batch(layout, folder / test, is_binary))
+    images, labels = zip(*train, strict=True)
+    return Pool(
+        np.concatenate(images),
+        np.concatenate(labels),
+        *_read_batch(layout, folder / test, is_binary),
+    )
 
 
 def _read_batch(layout: Layout, path: Path, is_binary: bool) -> tuple[Images, Labels]:

@@ -58,14 +58,13 @@ def read_idx(path: Path) -> Bytes:
 def _shape(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
     """Read the header and return the shape in it."""
     start = file.read(4)
-    if start[:3] != b"\0\0\x08" or len(start) < 4:
-        raise DataError(f"{path} is not an IDX file of unsigned bytes: download it again")
-    dimensions = start[3]
+    is_idx = len(start) == 4 and start[:3] == b"\0\0\x08"  # of unsigned bytes
+    dimensions = start[3] if is_idx else 0
     lengths = file.read(4 * dimensions)
     if dimensions not in (1, 2, 3, 4) or len(lengths) < 4 * dimensions:
         raise DataError(
-            f"{path} is not an IDX file of images or labels, because its header is wrong or cut "
-            "short: download it again"
+            f"{path} is not an IDX file of 8-bit images or labels, because its header is wrong "
+            "or cut short: download it again"
         )
     shape: tuple[int, ...] = struct.unpack(f">{dimensions}I", lengths)
     check_unpacked(path, math.prod(shape))

@@ -244,8 +244,9 @@ class ShiftedImages(DataSet):
 
     def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
         """Return the histograms of brightness, independent of the pixels' scale."""
-        inputs = {name: split.inputs for name, split in silo.splits().items()}
-        return picture_measures(inputs, lambda batch: unscale_pixels(batch, self.source, settings))
+        return picture_measures(
+            silo.inputs(), lambda batch: unscale_pixels(batch, self.source, settings)
+        )
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Cut the silo from the pool, once."""

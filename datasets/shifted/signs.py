@@ -119,13 +119,13 @@ def _read_signs(path: Path, folder: Path) -> list[_Sign]:
     seen: set[str] = set()
     for line, row in read_rows(path, ["Filename", "ClassId"], delimiter=";"):
         name, where = row["Filename"], f"{path}, line {line}"
+        fault = ""
         if name not in present:  # nor is any name with a folder in it
-            raise DataError(
-                f"{where}: {name[:80]!r} is not in {folder}: put the image there or take the line "
-                f"out, or {_FETCH}"
-            )
-        if name in seen:
-            raise DataError(f"{where}: {name[:80]!r} appears twice: take the line out")
+            fault = f"is not in {folder}: put the image there or take the line out, or {_FETCH}"
+        elif name in seen:
+            fault = "appears twice: take the line out"
+        if fault:
+            raise DataError(f"{where}: {name[:80]!r} {fault}")
         seen.add(name)
         track = f"{folder.name}/{name.split('_')[0]}"
         signs.append(_Sign(folder / name, _label(row["ClassId"], where), track, where))

@@ -65,7 +65,10 @@ class Measure:
 
 @dataclass(frozen=True)
 class LeftOutRows:
-    """Samples of no split: their number and, of a table, those without a value by column."""
+    """Samples of no split: their number and, for a table, the number per column.
+
+    A row counts under a column if its value there is missing or out of the schema's range.
+    """
 
     count: int
     missing: Mapping[str, int] = field(default_factory=dict)

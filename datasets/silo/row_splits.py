@@ -16,12 +16,18 @@ import numpy.typing as npt
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.seeding import derive_seed
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings_schema import keys_with
+from fedsilo.core.settings_schema import Value, as_mapping, keys_with
 
 Indices = npt.NDArray[Any]
 
 # The settings that decide which rows are test and validation rows
 SPLIT_KEYS = keys_with(CommonSettings, "rows")
+
+
+def split_values(settings: CommonSettings) -> list[Value]:
+    """Return the values of ``SPLIT_KEYS``, which decide a cached silo's content."""
+    values = as_mapping(settings)
+    return [values[key] for key in SPLIT_KEYS]
 
 
 @dataclass(frozen=True)
@@ -128,7 +134,7 @@ def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: st
         cause = f"no class has as many as {folds} rows, so {folds} folds cannot be stratified"
     elif groups is not None and len(np.unique(groups)) < folds:
         count = len(np.unique(groups))
-        cause = f"rows of {count} groups (patients or lesions) cannot be cut into {folds} folds"
+        cause = f"rows of {count} groups (patients, copies) cannot be cut into {folds} folds"
     else:
         return
     raise DataError(f"{where}: {cause}: take fewer folds")
@@ -187,8 +193,8 @@ def shared_groups(
     counts = _group_counts(labels, groups)
     if len(counts) < 2:
         raise DataError(
-            f"{where}: {len(rows)} samples of {len(counts)} group (patient or lesion) cannot be "
-            f"split with a test share of {share:g}: add samples of other patients or lesions"
+            f"{where}: {len(rows)} samples of {len(counts)} group (patient, lesion or copies) "
+            f"cannot be split with a test share of {share:g}: add other samples"
         )
     total = counts.sum(axis=0)
     lacking = share * total  # rows that test data still lack, by class and in all

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +20,7 @@ from fedsilo.core.errors import DataError, FileNamesError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.locations import Places
 from fedsilo.core.files.sealed_folders import json_digest, open_sealed
+from fedsilo.core.one_line import printable
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import FeatureStatistics
 from fedsilo.datasets.downloads.public_files import Origin, PublicFiles, public_data
@@ -71,7 +74,8 @@ class Silo:
         features: a table's features in order, empty for images. A table's inputs are as they were
             read, NaN where a value is missing, until they are standardised.
         classes: the names of the classes, if they have some.
-        dropped: rows left out because a value was missing, or images that could not be decoded.
+        dropped: number of rows left out because a value was missing or out of range, or of images
+            that could not be decoded.
         declared: statistics in the data's schema, by which features can be standardised.
         schema: a digest of a table's schema, or of images' classes and size, which all sites of a
             run must share.
@@ -97,6 +101,10 @@ class Silo:
     def splits(self) -> dict[str, Split]:
         """Return the splits by name."""
         return {"train": self.train, "val": self.val, "test": self.test}
+
+    def inputs(self) -> dict[str, Tensor]:
+        """Return the inputs of each split, by the split's name."""
+        return {"train": self.train.inputs, "val": self.val.inputs, "test": self.test.inputs}
 
     def class_names(self) -> tuple[str, ...]:
         """Return the names of the classes, their numbers where they have none."""
@@ -213,8 +221,7 @@ class DataSet(ABC):
 
     def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
         """Return the histograms of the silo's samples; for images, how bright they are."""
-        inputs = {name: split.inputs for name, split in silo.splits().items()}
-        return picture_measures(inputs, unit_pixels)
+        return picture_measures(silo.inputs(), unit_pixels)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
         """Return the histograms of the silo's files as they are, maybe none."""
@@ -230,6 +237,10 @@ class DataSet(ABC):
 
     def notices(self, settings: CommonSettings) -> list[str]:
         """Return notices about the data on this machine, one sentence each."""
+        return []
+
+    def unread_files(self, settings: CommonSettings, places: Places) -> list[str]:
+        """Say how many files next to the data are not read and why, one sentence per folder."""
         return []
 
 
@@ -249,10 +260,16 @@ def no_such_silo(name: str, names: Sequence[str]) -> DataError:
     )
 
 
-def save_silo(folder: Path, splits: Mapping[str, Split], facts: Mapping[str, Any]) -> None:
+def save_silo(
+    folder: Path,
+    splits: Mapping[str, Split],
+    facts: Mapping[str, Any],
+    notes: Sequence[str] = (),
+) -> None:
     """Write a silo's arrays and ``facts`` (JSON: name, distribution, classes, ...) to a folder.
 
-    Only its owner can read it: it may be a copy of patients' rows.
+    Only its owner can read it: it may be a copy of patients' rows. ``notes`` are sentences about
+    the data for the log of whoever opens the silo, such as a count of imputed values.
     """
     folder.chmod(0o700)
     for name, split in splits.items():
@@ -260,7 +277,9 @@ def save_silo(folder: Path, splits: Mapping[str, Split], facts: Mapping[str, Any
         np.save(folder / f"{name}-labels.npy", split.labels.numpy())
     fingerprints = {name: fingerprint(split) for name, split in splits.items()}
     write_atomically(
-        folder / "silo.json", json.dumps({**facts, "fingerprints": fingerprints}), 0o600
+        folder / "silo.json",
+        json.dumps({**facts, "fingerprints": fingerprints, "notes": notes}),
+        0o600,
     )
 
 
@@ -286,6 +305,8 @@ def cached_silo(
 def open_silo(folder: Path, classes: int) -> Silo:
     """Return the silo that ``save_silo`` wrote; its larger arrays are memory-mapped."""
     facts = json.loads((folder / "silo.json").read_text())
+    for note in facts.get("notes", ()):
+        log_once(note)
     splits = {name: _open_split(folder, name) for name in SPLITS}
     declared = None
     if facts.get("declared"):
@@ -306,6 +327,12 @@ def open_silo(folder: Path, classes: int) -> Silo:
         schema=facts.get("schema", ""),
         folder=folder,
     )
+
+
+@cache
+def log_once(note: str) -> None:
+    """Write a note to this machine's log; a run opens its silos often, but says it once."""
+    logging.getLogger("flwr").warning("fedsilo: %s", printable(note))
 
 
 def _open_split(folder: Path, name: str) -> Split:

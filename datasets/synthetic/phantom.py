@@ -17,7 +17,7 @@ from fedsilo.core.files.locations import Places
 from fedsilo.core.seeding import derive_seed
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.images.image_data_set import ImageDataSet, Reader
-from fedsilo.datasets.images.index import ImageIndex
+from fedsilo.datasets.images.index import ImageIndex, ListedImage, index_images
 from fedsilo.datasets.silo.measures import Measure
 from fedsilo.datasets.silo.silos import ImageReader
 
@@ -116,16 +116,13 @@ class PhantomDataSet(ImageDataSet):
         """Return the first images of a site: 'split.sample-share' of them, and not too few."""
         count = max(self.fewest, round(sum(self.counts[site]) * settings.sample_share))
         kinds, subjects = self.sequence(site)
-        names = tuple(f"{site}/{number}" for number in range(count))
-        labels = [self.label(kind, site, settings) for kind in kinds[:count]]
-        return ImageIndex(
-            where=f"{self.key}, {site}",
-            folder=Path(),
-            names=names,
-            labels=np.array(labels, dtype=np.int64),
-            groups=tuple(f"{site}/{self.subject}-{subject}" for subject in subjects[:count]),
-            safe_names=names,
-        )
+        images = []
+        for number in range(min(count, len(kinds))):
+            name = f"{site}/{number}"
+            label = self.label(kinds[number], site, settings)
+            group = f"{site}/{self.subject}-{subjects[number]}"
+            images.append(ListedImage(name, label, group, name))
+        return index_images(f"{self.key}, {site}", Path(), images)
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
         """Return a function that makes the image of a name, ``site/number``."""

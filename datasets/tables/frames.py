@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fedsilo.core.errors import DataError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.declarations import check_content
-from fedsilo.core.files.text_files import same_text
+from fedsilo.core.files.text_files import csv_lines, same_text
 from fedsilo.core.one_line import one_line
 from fedsilo.datasets.tables.parsing import parse_table
 from fedsilo.datasets.tables.schema import TableSchema
@@ -59,7 +59,8 @@ def write_frames(
     schema: TableSchema = check_content(TableSchema, content, DataError)
     for site, frame in plain.items():
         text = frame[names].to_csv(index=False)
-        parse_table(text, schema, f"silo '{site}'")  # refused here, before a run begins
+        where = f"silo '{site}'"
+        parse_table(csv_lines(text, where), schema, where)  # refused here, before a run begins
         write_atomically(folder / f"{site}.csv", text, 0o600)
 
 

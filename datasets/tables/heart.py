@@ -17,10 +17,12 @@ import numpy as np
 
 from fedsilo.core.errors import DataError
 from fedsilo.core.files.locations import Places
+from fedsilo.core.files.text_files import csv_lines
 from fedsilo.core.seeding import derive_seed
 from fedsilo.datasets.downloads.public_files import PublicFiles, public_data
 from fedsilo.datasets.tables.schema import TableSchema, read_schema
 from fedsilo.datasets.tables.table_data_set import TableDataSet
+from fedsilo.datasets.tables.table_files import Lines
 
 
 @cache
@@ -50,7 +52,7 @@ class Heart(TableDataSet):
             columns.append(column)
         return _schema().model_copy(update={"columns": columns})
 
-    def text_of(self, site: str, schema: TableSchema, places: Places) -> tuple[str, str]:
+    def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
         """Read the site's file, which must be the published one."""
         name, published = schema.sites[site], self.licence
         path = published.find(places, [name]) / name
@@ -62,7 +64,7 @@ class Heart(TableDataSet):
                 f"{path} must have MD5 {published_checksums[name]}, but has {checksum}, because it "
                 "was altered or truncated: run 'fedsilo fetch heart --data-dir DIR'"
             )
-        return content.decode(), str(path)
+        return csv_lines(content.decode(), str(path)), str(path)
 
 
 @dataclass(frozen=True)
@@ -95,9 +97,10 @@ class SyntheticHeart(TableDataSet):
         """Return the schema of the UCI files."""
         return _schema()
 
-    def text_of(self, site: str, schema: TableSchema, places: Places) -> tuple[str, str]:
+    def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
         """Make the site's file."""
-        return synthetic_text(site), f"heart-synthetic, {site}"
+        where = f"heart-synthetic, {site}"
+        return csv_lines(synthetic_text(site), where), where
 
 
 def synthetic_text(site: str) -> str:

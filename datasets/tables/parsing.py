@@ -1,9 +1,10 @@
-"""The rows of a CSV text as features and classes, by a schema; errors name line and column."""
+"""The rows of a table as features and classes, by a schema; errors name line and column."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -11,11 +12,13 @@ import numpy as np
 import numpy.typing as npt
 
 from fedsilo.core.errors import DataError
-from fedsilo.core.files.text_files import Marks, csv_lines, normalise_name, same_text
+from fedsilo.core.files.text_files import Marks, normalise_name, same_text
 from fedsilo.core.one_line import one_line
 from fedsilo.datasets.silo.measures import LeftOutRows
 from fedsilo.datasets.tables.schema import Column, TableSchema
+from fedsilo.datasets.tables.table_files import NAMES_LINE, OPEN_FORMULA, Lines
 
+BOOLEANS = {"true": "1", "false": "0"}  # pandas writes booleans so
 _LARGEST = float(np.finfo(np.float32).max)  # the largest value of a feature
 
 
@@ -24,59 +27,129 @@ class ParsedTable:
     """A hospital's rows: ``rows`` (n, features) float32 with NaN, ``labels`` (n,) int64.
 
     ``left_out`` counts the rows that are not among them. Rows of equal content, in ignored columns
-    too, have the same number in ``contents`` (n,) int64. Errors about rows name line and column and
-    never a value, since errors travel to the server.
+    too, have the same number in ``contents`` (n,) int64. ``notes`` are sentences for the site's own
+    log. Errors about rows name line and column and never a value, since errors travel to the
+    server.
     """
 
     rows: npt.NDArray[np.float32]
     labels: npt.NDArray[np.int64]
     left_out: LeftOutRows
     contents: npt.NDArray[np.int64]
+    notes: tuple[str, ...] = ()
 
 
-def parse_table(text: str, schema: TableSchema, where: str) -> ParsedTable:
-    """Return the rows of a CSV text, whose file errors call ``where``.
+def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
+    """Read the features and classes of a table's lines; errors call its file ``where``.
+
+    A row is left out if its label is missing, if it lacks a value and the schema's policy is
+    'drop', or if a value is outside its column's range and 'out-of-range' is 'drop'.
 
     Raises:
         DataError: a column too few or too many, a text in a numeric column, a level or label that
             the schema does not know; with line and column.
     """
-    lines = csv_lines(text, where, schema.delimiter)
-    label = schema.label.column
-    names = [column.name for column in schema.columns]
-    names.append(label)
-    if schema.header:
-        header = lines[0][1] if lines else []
-        first = [normalise_name(name) for name in header]
-        _check_header(first, names, where)
-        names, lines = first, lines[1:]
+    names, rows = _split_header(lines, schema, where)
     reader = RowReader(schema, names, where)
-    used = [name for name in names if name == label or name in schema.used_columns()]
-    unused = [name for name in names if name not in used]
-    missing = dict.fromkeys(used, 0)
-    rows: list[list[float]] = []
+    counts = _Counts(schema)
+    label = schema.label.column
+    unused = [name for name in names if name not in {*schema.used_columns(), label}]
+    features: list[list[float]] = []
     labels: list[int] = []
     ignored: list[tuple[str, ...]] = []
-    for number, line in lines:
+    for number, line in rows:
         tokens = reader.tokens(number, line)
-        lacking = [name for name in used if tokens[name] in reader.missing]
-        is_kept = label not in lacking
-        if is_kept:
-            # A row that is dropped is read too, so that its errors are not hidden
-            features = reader.features(number, tokens)
-            truth = reader.label(number, tokens)
-            is_kept = schema.policy == "impute" or not lacking
-        if is_kept:
-            rows.append(features)
+        lacking = [name for name in counts.missing if tokens[name] in reader.missing]
+        if label in lacking:
+            counts.leave_out(lacking)
+            continue
+        # A row that is left out is read too, so that its errors are not hidden
+        values = reader.features(number, tokens)
+        truth = reader.label(number, tokens)
+        outside = [column.name for column in schema.columns_out_of_range(values)]
+        if counts.is_kept(lacking, outside):
+            features.append(values)
             labels.append(truth)
             ignored.append(tuple(tokens[name] for name in unused))
-        else:
-            for name in lacking:
-                missing[name] += 1
-    left_out = LeftOutRows(len(lines) - len(rows), missing)
-    matrix = as_matrix(rows, schema)
+    matrix = as_matrix(features, schema)
+    counts.add_imputed(matrix)
     classes = np.array(labels, dtype=np.int64)
-    return ParsedTable(matrix, classes, left_out, _number_contents(matrix, classes, ignored))
+    contents = _number_contents(matrix, classes, ignored)
+    return ParsedTable(matrix, classes, counts.left_out(), contents, counts.notes())
+
+
+def _split_header(
+    lines: Lines, schema: TableSchema, where: str
+) -> tuple[list[str], Sequence[tuple[int, list[str]]]]:
+    """Return the names of the columns, as the schema or the first line has them, and the rows."""
+    names = schema.column_names()
+    # A Parquet file has names whatever the schema says
+    if not schema.header and not (lines and lines[0][0] == NAMES_LINE):
+        return names, lines
+    header = lines[0][1] if lines else []
+    first = list(map(normalise_name, header))
+    _check_header(first, names, where)
+    return first, lines[1:]
+
+
+class _Counts:
+    """Counts the rows of a table that are left out, and the values that are imputed."""
+
+    def __init__(self, schema: TableSchema) -> None:
+        self._schema = schema
+        self.rows_left_out = 0
+        self.missing = dict.fromkeys([*schema.used_columns(), schema.label.column], 0)
+        self.outside: Counter[str] = Counter()
+        self.imputed: Counter[str] = Counter()
+
+    def is_kept(self, lacking: Sequence[str], outside: Sequence[str]) -> bool:
+        """Tell whether a row is kept; count it if not, and its values out of range in any case."""
+        self.outside.update(outside)
+        if lacking and self._schema.policy == "drop":
+            self.leave_out(lacking)
+            return False
+        if outside and self._schema.out_of_range == "drop":
+            self.leave_out([])
+            return False
+        return True
+
+    def leave_out(self, lacking: Sequence[str]) -> None:
+        """Count a row that is left out, and the columns in which it has no value."""
+        self.rows_left_out += 1
+        for name in lacking:
+            self.missing[name] += 1
+
+    def add_imputed(self, rows: npt.NDArray[np.float32]) -> None:
+        """Count the values that rows (n, features) lack, which are NaN there."""
+        self.imputed.update(self._schema.count_missing(rows))
+
+    def left_out(self) -> LeftOutRows:
+        """Return the rows that are left out, by the column without a value within its range."""
+        without = Counter(self.missing)
+        if self._schema.out_of_range == "drop":
+            without.update(self.outside)
+        return LeftOutRows(self.rows_left_out, dict(without))
+
+    def notes(self) -> tuple[str, ...]:
+        """Say in a sentence each what is imputed and what is out of range; for the site only."""
+        notes = []
+        if self.outside:
+            fate = {"drop": "left out", "keep": "kept"}[self._schema.out_of_range]
+            notes.append(
+                f"rows with a value outside the schema's range are {fate}: "
+                f"{_describe_counts(self.outside)}"
+            )
+        if self.imputed:
+            notes.append(
+                f"values are missing and will be imputed: {_describe_counts(self.imputed)}"
+            )
+        return tuple(notes)
+
+
+def _describe_counts(counts: Mapping[str, int]) -> str:
+    """Describe counts by column: '3 of age, 1 of pulse'."""
+    parts = [f"{count} of {name}" for name, count in counts.items() if count]
+    return one_line(", ".join(parts), 300)
 
 
 def _number_contents(
@@ -149,9 +222,12 @@ class RowReader:
             if column.kind == "numeric":
                 value = self._number(token, column)
                 if value is None:
-                    raise DataError(
-                        f"{self._place(number, column)}: this is not a number: correct it, or use "
-                        f"a mark of a missing value ({quote_texts(self.schema.missing)})"
+                    raise self._error(
+                        number,
+                        column.name,
+                        token,
+                        "this is not a number: correct it, or use a mark of a missing value "
+                        f"({quote_texts(self.schema.missing)})",
                     )
                 numbers.append(value)
             elif column.kind == "categorical":
@@ -160,8 +236,11 @@ class RowReader:
             levels.append(float(self._imputes(tokens[column.name], column)))
         return numbers + levels
 
-    def _place(self, number: int, column: Column) -> str:
-        return f"{self.where}, line {number}, column '{column.name}'"
+    def _error(self, number: int, column: str, token: str, fault: str) -> DataError:
+        """Return the error about a cell, without its text, which would be a patient's value."""
+        if token.startswith(OPEN_FORMULA):
+            fault = "this is a formula without a value: open the table in Excel and save it"
+        return DataError(f"{self.where}, line {number}, column '{column}': {fault}")
 
     def _imputes(self, token: str, column: Column) -> bool:
         return token in self.missing or token in self.unmeasured[column.name]
@@ -171,7 +250,7 @@ class RowReader:
         if self._imputes(token, column):
             return math.nan
         try:
-            value = float(token)
+            value = float(BOOLEANS.get(token.lower(), token))
         except ValueError:
             return None
         # Python takes '_' for a separator of digits; the comparison is also false for NaN
@@ -184,23 +263,29 @@ class RowReader:
             return [math.nan] * (len(column.levels) - 1)
         level = same_text(token)
         if level not in column.levels:
-            raise DataError(
-                f"{self._place(number, column)}: this is not one of the declared levels "
-                f"{quote_texts(column.levels)}: correct it, or declare the level in the schema of "
-                "all sites"
+            raise self._error(
+                number,
+                column.name,
+                token,
+                f"this is not one of the declared levels {quote_texts(column.levels)}: correct it, "
+                "or declare the level in the schema of all sites",
             )
         return [float(level == other) for other in column.levels[1:]]
 
     def label(self, number: int, tokens: Mapping[str, str]) -> int:
         """Return the class of a line."""
         classes = list(self.schema.classes.values())
-        text = same_text(tokens[self.schema.label.column])
+        column = self.schema.label.column
+        text = same_text(tokens[column])
         for index, values in enumerate(classes):
             if text in values:
                 return index
-        raise DataError(
-            f"{self.where}, line {number}, column '{self.schema.label.column}': this label is not "
-            f"one of {quote_texts(chain(*classes))}: correct it, or declare it under 'classes'"
+        raise self._error(
+            number,
+            column,
+            tokens[column],
+            f"this label is not one of {quote_texts(chain(*classes))}: correct it, or declare it "
+            "under 'classes'",
         )
 
 

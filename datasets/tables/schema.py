@@ -6,11 +6,13 @@ levels are declared, not found, so that all hospitals have the same features wit
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import AfterValidator, ConfigDict, Field, model_validator
 
 from fedsilo.core.files.declarations import FileModel, Text, fault, misfit, number, whole
@@ -23,7 +25,11 @@ _MOST_EDGES = 64
 
 
 def _in_one_form(levels: list[str]) -> list[str]:
-    return [same_text(level) for level in levels]
+    return list(map(same_text, levels))
+
+
+def _keys_in_one_form(names: dict[str, str]) -> dict[str, str]:
+    return {same_text(level): name for level, name in names.items()}
 
 
 def _are_rising(numbers: list[float], most: int) -> bool:
@@ -42,7 +48,9 @@ class Column(FileModel):
 
     ``mean`` and ``std``, if they are declared, standardise a numeric column. ``edges`` are the
     edges of its histogram in a survey; without them they follow from mean and standard deviation.
-    ``range`` is the lowest and the highest possible value: ``fedsilo predict`` refuses any other.
+    ``range`` is the lowest and the highest possible value of a numeric column, in its ``unit``:
+    ``fedsilo predict`` refuses any other, and ``TableSchema.out_of_range`` says what else becomes
+    of such rows. ``title`` and ``level_names`` (level -> name) are words for people.
     ``unmeasured`` lists values of a numeric column that mean "not measured": they are imputed,
     whatever the schema's policy. ``indicator`` adds a feature ``column=unmeasured``, which is 1
     if the value is imputed and 0 otherwise.
@@ -59,6 +67,11 @@ class Column(FileModel):
     range: list[Annotated[float, number(-1e300, 1e300)]] = Field(default_factory=list)
     unmeasured: Annotated[list[Text], AfterValidator(_in_one_form)] = Field(default_factory=list)
     indicator: bool = False
+    title: Text = ""
+    unit: Text = ""
+    level_names: Annotated[dict[Text, Text], AfterValidator(_keys_in_one_form)] = Field(
+        default_factory=dict
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Column:
@@ -98,11 +111,22 @@ class Column(FileModel):
                 f"is {self.kind}, but has 'unmeasured' or 'indicator', which only numeric columns "
                 "have: list its mark of a missing value under the schema's 'missing'"
             )
+        if self.unit and not is_numeric:
+            return f"is {self.kind}, but has a 'unit', which only numeric columns have: remove it"
+        if not set(self.level_names) <= set(self.levels):
+            return "has 'level-names', but not all of them name one of its 'levels': correct them"
         return ""
 
     def unmeasured_marks(self) -> Marks:
         """Return the values that mean that nothing was measured; '0.0' is the value 0."""
         return Marks(self.unmeasured)
+
+    def range_text(self) -> str:
+        """Return the range with its unit, such as '50 to 1500 mg/dl'; empty without a range."""
+        if not self.range:
+            return ""
+        low, high = self.range
+        return f"{low:g} to {high:g} {self.unit}".rstrip()
 
     def survey_edges(self) -> tuple[float, ...]:
         """Return the edges of its histogram, or none if nothing declares them."""
@@ -129,6 +153,8 @@ class TableSchema(FileModel):
         label: the label's column and classes, in class order.
         missing: texts that mark a missing value.
         policy: ``drop`` rows with a missing value, or ``impute`` it by the pooled mean.
+        out_of_range: ``drop`` rows with a value outside its column's range, or ``keep`` them, as
+            published figures need it. Both count them; ``fedsilo predict`` always refuses them.
         header: whether the first line names the columns.
         delimiter: separates values.
         sites: site -> CSV file.
@@ -142,6 +168,7 @@ class TableSchema(FileModel):
     label: Label
     missing: list[Text] = Field(default_factory=lambda: ["", "?"])
     policy: Literal["drop", "impute"] = "drop"
+    out_of_range: Literal["drop", "keep"] = "drop"
     header: bool = True
     delimiter: Annotated[Text, AfterValidator(_one_character)] = ","
     sites: Sites
@@ -150,8 +177,8 @@ class TableSchema(FileModel):
 
     @model_validator(mode="after")
     def _consistent(self) -> TableSchema:
-        names = [column.name for column in self.columns]
-        if len({*names, self.label.column}) != len(names) + 1:
+        names = self.column_names()
+        if len(set(names)) != len(names):
             raise fault(
                 "two columns have one name, or the label is among 'columns': rename or remove one"
             )
@@ -170,6 +197,11 @@ class TableSchema(FileModel):
     def classes(self) -> Mapping[str, list[str]]:
         """Class name -> the label's values that mean it, in class order."""
         return self.label.classes
+
+    def column_names(self) -> list[str]:
+        """Return the names of all columns, the label's last."""
+        names = [column.name for column in self.columns]
+        return [*names, self.label.column]
 
     def features(self) -> tuple[str, ...]:
         """Return the features' names: numeric columns, ``column=level``, ``column=unmeasured``.
@@ -194,8 +226,42 @@ class TableSchema(FileModel):
         """Return the names of the columns that become features."""
         return [column.name for column in self.columns if column.kind != "ignored"]
 
-    def digest(self) -> str:
-        """Return a SHA-256 of all that must be the same at every site for one model to fit all."""
+    def columns_out_of_range(self, features: Sequence[float]) -> list[Column]:
+        """Return the columns of a row (features,) whose value is outside their range.
+
+        A missing value, NaN, is outside of no range.
+        """
+        outside = []
+        # The first features are those of the numeric columns
+        for column, value in zip(self.numeric_columns(), features, strict=False):
+            if not column.range or math.isnan(value):
+                continue
+            low, high = column.range
+            if not low <= value <= high:
+                outside.append(column)
+        return outside
+
+    def count_missing(self, rows: npt.NDArray[np.float32]) -> dict[str, int]:
+        """Count the missing values of rows (n, features) by column; only columns with some."""
+        features = self.features()
+        missing = np.isnan(rows).sum(axis=0)
+        counts = {}
+        for column in self.columns:
+            if column.kind == "ignored":
+                continue
+            # A missing level is NaN in all features of its column
+            feature = f"{column.name}={column.levels[1]}" if column.levels else column.name
+            count = int(missing[features.index(feature)])
+            if count:
+                counts[column.name] = count
+        return counts
+
+    def digest(self, with_units: bool = False) -> str:
+        """Return a SHA-256 of all that must be the same at every site for one model to fit all.
+
+        ``with_units`` adds the units of numbers, which may differ between hospitals' own tables. A
+        published table has one, and its runs keep the digest of versions that knew no units.
+        """
         columns: list[Any] = []
         marked: list[Any] = []
         for column in self.columns:
@@ -211,6 +277,9 @@ class TableSchema(FileModel):
         if marked:
             # A schema without such columns keeps the digest of earlier versions
             facts.append(marked)
+        units = {column.name: column.unit for column in self.columns if column.unit}
+        if units and with_units:
+            facts.append([units])
         return json_digest(facts)
 
     def missing_marks(self) -> Marks:
@@ -251,6 +320,10 @@ class TableSchema(FileModel):
                 # Without them a column keeps the key of earlier versions
                 if not column[name]:
                     del column[name]
+            for name in ("title", "unit", "level_names"):
+                del column[name]  # words, which change no row
+        if not any(column["range"] for column in columns):
+            del content["out_of_range"]
         named = {"columns": columns, "label": label["column"], "classes": label["classes"]}
         return {**named, **content}
 

@@ -1,6 +1,5 @@
-"""Silos that are tables: each hospital's own CSV, read by a shared schema, split and cached."""
+"""Silos that are tables: each hospital's own file, read by a shared schema, split and cached."""
 
-import logging
 from abc import abstractmethod
 from pathlib import Path
 from typing import Any
@@ -9,14 +8,14 @@ import numpy as np
 
 from fedsilo.core.errors import DataError
 from fedsilo.core.files.locations import Places, data_folder
-from fedsilo.core.files.text_files import read_text
+from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.core.settings_schema import as_mapping
 from fedsilo.datasets.silo.measures import LeftOutRows, Measure
-from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, split_rows
+from fedsilo.datasets.silo.row_splits import SPLIT_KEYS, RowSplit, split_rows, split_values
 from fedsilo.datasets.silo.silos import DataSet, Silo, Split, cached_silo, save_silo
 from fedsilo.datasets.tables.parsing import ParsedTable, parse_table
 from fedsilo.datasets.tables.schema import TableSchema, read_schema
+from fedsilo.datasets.tables.table_files import Lines, read_table
 
 SCHEMA_FILE = "schema.yaml"
 _MAKER = 2  # raise it when the same settings make other arrays, so that no old cache is read
@@ -35,8 +34,8 @@ class TableDataSet(DataSet):
         """Return the schema; its ``sites`` are the silos' names."""
 
     @abstractmethod
-    def text_of(self, site: str, schema: TableSchema, places: Places) -> tuple[str, str]:
-        """Return the CSV text of a site, and what to call it in errors."""
+    def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
+        """Read the lines of a site's table; return them and what errors call the table."""
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the schema's sites, in its order."""
@@ -47,78 +46,92 @@ class TableDataSet(DataSet):
         return column_measures(self.schema(places), silo)
 
     def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
-        """Return the rows that are left out, and in which columns they lack a value."""
+        """Count the rows that are left out, and by column those without a possible value there."""
         schema = self.schema(places)
-        text, where = self.text_of(silo.name, schema, places)
-        return parse_table(text, schema, where).left_out
+        lines, where = self.lines_of(silo.name, schema, places)
+        return parse_table(lines, schema, where).left_out
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
         """Read, split and cache a site's table."""
         schema = self.schema(places)
-        text, where = self.text_of(name, schema, places)
-        cut = [as_mapping(settings)[key] for key in SPLIT_KEYS]
+        lines, where = self.lines_of(name, schema, places)
         maker = _MAKER_OF_OWN if self.origin == "own" else _MAKER
-        facts = [maker, self.name, name, schema.key(), cut, text]
+        key = [maker, self.name, name, schema.key(), split_values(settings), lines]
 
         def fill(folder: Path) -> None:
-            table = parse_table(text, schema, where)
-            dropped = table.left_out.count
-            place = where
-            if dropped:
-                place = f"{where} ({dropped} rows were dropped for missing values)"
-            groups = self._groups(table, where)
-            share, seed = schema.test_share, schema.split_seed
-            rows = split_rows(table.labels, settings, share, seed, place, groups)
-            if len(rows.train) < 2:
-                raise DataError(
-                    f"{place}: {len(rows.train)} training rows are left, but at least 2 are "
-                    "needed: add rows, or set the schema's 'policy' to 'impute'"
-                )
+            table = parse_table(lines, schema, where)
+            rows = self._split(table, schema, settings, where)
             parts = {}
             for part, chosen in vars(rows).items():
                 parts[part] = Split.of(table.rows[chosen], table.labels[chosen])
-            save_silo(folder, parts, _facts(name, schema, dropped))
+            facts = self._facts(name, schema, table.left_out.count)
+            save_silo(folder, parts, facts, self._notes_of(table, where))
 
         folder = places.cache / f"{self.name}-silos"
-        return cached_silo(folder, name, facts, len(schema.classes), fill)
+        return cached_silo(folder, name, key, len(schema.classes), fill)
 
-    def _groups(self, table: ParsedTable, where: str) -> list[str] | None:
-        """Group the rows of equal content, so that a split keeps them in one part.
+    def _split(
+        self, table: ParsedTable, schema: TableSchema, settings: CommonSettings, where: str
+    ) -> RowSplit:
+        """Split the rows; those of equal content stay in one part.
 
-        Without this, a copy of a training row could be a test row. The site's log says how many
-        copies there are. Public tables keep their published split.
-
-        Returns:
-            A name per row, or None where no two rows are equal.
+        Otherwise a copy of a training row could be a test row. Public tables keep their published
+        split.
         """
-        copies = len(table.contents) - len(set(table.contents.tolist()))
-        if not copies or self.origin != "own":
-            return None
-        logging.getLogger("flwr").warning(
-            "fedsilo: %s: %d of %d rows are copies of another; a split keeps copies in one part",
-            where,
-            copies,
-            len(table.contents),
-        )
-        return [f"row {number}" for number in table.contents]
+        dropped = table.left_out.count
+        if dropped:
+            where = f"{where} ({format_count(dropped, 'row')} left out)"
+        groups = None
+        if self._count_copies(table):
+            groups = [f"row {number}" for number in table.contents]
+        share, seed = schema.test_share, schema.split_seed
+        rows = split_rows(table.labels, settings, share, seed, where, groups)
+        if len(rows.train) < 2:
+            raise DataError(
+                f"{where}: {len(rows.train)} training rows are left, but at least 2 are "
+                "needed: add rows, or, if rows are left out for missing values, set the schema's "
+                "'policy' to 'impute'"
+            )
+        return rows
 
+    def _count_copies(self, table: ParsedTable) -> int:
+        """Count the rows that are copies of another; 0 for a public table."""
+        if self.origin != "own":
+            return 0
+        return len(table.contents) - len(set(table.contents.tolist()))
 
-def _facts(name: str, schema: TableSchema, dropped: int) -> dict[str, Any]:
-    declared = schema.declared_statistics()
-    return {
-        "name": name,
-        "distribution": name,
-        "features": schema.features(),
-        "classes": list(schema.classes),
-        "dropped": dropped,
-        "schema": schema.digest(),
-        "declared": declared and {"mean": declared.mean.tolist(), "std": declared.std.tolist()},
-    }
+    def _notes_of(self, table: ParsedTable, where: str) -> list[str]:
+        """Return notes on the user's own table for the site's log; none on a public table."""
+        if self.origin != "own":
+            return []
+        notes = [f"{where}: {note}" for note in table.notes]
+        copies = self._count_copies(table)
+        if copies:
+            notes.append(
+                f"{where}: {copies} of {len(table.contents)} rows are copies of another; a split "
+                "keeps copies in one part"
+            )
+        return notes
+
+    def _facts(self, name: str, schema: TableSchema, dropped: int) -> dict[str, Any]:
+        statistics = schema.declared_statistics()
+        declared = None
+        if statistics:
+            declared = {"mean": statistics.mean.tolist(), "std": statistics.std.tolist()}
+        return {
+            "name": name,
+            "distribution": name,
+            "features": schema.features(),
+            "classes": list(schema.classes),
+            "dropped": dropped,
+            "schema": schema.digest(with_units=self.origin == "own"),
+            "declared": declared,
+        }
 
 
 def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
     """Return the columns of a silo that are read, in the schema's order."""
-    inputs = {part: split.inputs.double().numpy() for part, split in silo.splits().items()}
+    inputs = {part: values.double().numpy() for part, values in silo.inputs().items()}
     features = schema.features()
     measures = []
     for column in schema.columns:
@@ -140,7 +153,7 @@ def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
 
 
 class OwnTables(TableDataSet):
-    """``table``: the user's own CSV files and ``schema.yaml``, in the data directory."""
+    """``table``: the user's own tables and ``schema.yaml``, in the data directory."""
 
     name = "table"
     origin = "own"
@@ -149,13 +162,13 @@ class OwnTables(TableDataSet):
         """Read ``schema.yaml``."""
         return read_schema(self._folder(places) / SCHEMA_FILE)
 
-    def text_of(self, site: str, schema: TableSchema, places: Places) -> tuple[str, str]:
-        """Read the site's CSV."""
+    def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
+        """Read the site's CSV, Excel or Parquet file."""
         path = self._folder(places) / schema.sites[site]
-        return read_text(path), str(path)
+        return read_table(path, schema.delimiter), str(path)
 
     def _folder(self, places: Places) -> Path:
-        return data_folder(places, self.name, f"with {SCHEMA_FILE} and the sites' CSV files")
+        return data_folder(places, self.name, f"with {SCHEMA_FILE} and the sites' tables")
 
 
 TABLE = OwnTables()

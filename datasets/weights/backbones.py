@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -233,13 +234,18 @@ def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
 def _assign(vit: VisionTransformer, arrays: dict[str, Any], where: str) -> None:
     """Put ``arrays`` into ``vit``; what is trained stays so."""
     values = {name: torch.as_tensor(array).float().contiguous() for name, array in arrays.items()}
-    for name, value in values.items():
-        if not value.isfinite().all():
-            raise SettingError(
-                f"'vit.backbone-weights': '{name}' in {where} contains non-finite values: name "
-                "other weights"
-            )
+    refuse_non_finite(values, where, "vit.backbone-weights")
     trained = {name: parameter.requires_grad for name, parameter in vit.named_parameters()}
     vit.load_state_dict(values, assign=True)
     for name, parameter in vit.named_parameters():
         parameter.requires_grad_(trained[name])
+
+
+def refuse_non_finite(arrays: Mapping[str, Tensor], where: str, key: str) -> None:
+    """Refuse arrays with NaN or infinity, by a ``SettingError`` about the setting ``key``."""
+    for name, array in arrays.items():
+        if not array.isfinite().all():
+            raise SettingError(
+                f"'{key}': '{name}' in {where} is not finite, as in a run that diverged: name "
+                "other weights"
+            )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.locations import find_places, weight_paths
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.datasets.weights.backbones import file_state, timm_state
+from fedsilo.datasets.weights.backbones import file_state, refuse_non_finite, timm_state
 from fedsilo.datasets.weights.provenance import refuse_other_provenance, run_beside
 from fedsilo.models.networks.encoders import VggEncoder
 from fedsilo.models.networks.plugged import PluggedClassifier
@@ -125,7 +125,7 @@ def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> d
 
 def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
     arrays = {name: torch.as_tensor(array).float() for name, array in state.items()}
-    _refuse_non_finite(arrays, str(path))
+    refuse_non_finite(arrays, str(path), "train.initial-weights")
     try:
         load_exchanged(network, arrays)
     except SettingError as error:
@@ -133,16 +133,6 @@ def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
             f"'train.initial-weights': {path}: {error}; give the run the network, classes and "
             "image size of the run that wrote the file"
         ) from None
-
-
-def _refuse_non_finite(arrays: Mapping[str, Tensor], where: str) -> None:
-    """Refuse arrays with NaN or infinity, by a ``SettingError``."""
-    for name, array in arrays.items():
-        if not array.isfinite().all():
-            raise SettingError(
-                f"'train.initial-weights': '{name}' in {where} is not finite, as in a run that "
-                "diverged: name other weights"
-            )
 
 
 def _fill(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
@@ -182,7 +172,7 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
             f"({', '.join(missing[:3])}); set 'vit.backbone' and 'vit.backbone-...' to those of "
             "the weights, or name other weights"
         )
-    _refuse_non_finite(fitting, where)
+    refuse_non_finite(fitting, where, "train.initial-weights")
     vit.load_state_dict({**wanted, **fitting})
 
 

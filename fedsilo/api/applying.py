@@ -6,19 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
-from fedsilo.api.options import (
-    CalibrationFile,
-    DataDir,
-    MaybePath,
-    ModelSite,
-    Option,
-    OwnPlugin,
-    RunDir,
-    Sites,
-    Split,
-    StateDir,
-    command,
-)
+from fedsilo.api import options
 from fedsilo.core.arguments import (
     AnyPath,
     Settings,
@@ -58,7 +46,7 @@ TrainedNetwork = Annotated[
 ]
 TrainingSettings = Annotated[
     Settings | None,
-    Option(
+    options.Option(
         "a setting of data, network or training that replaces the run's",
         name="--set",
         value="KEY=VALUE",
@@ -66,31 +54,32 @@ TrainingSettings = Annotated[
 ]
 
 PredictionsFile = Annotated[
-    MaybePath,
-    Option("CSV file to write, with a JSON file next to it; must not exist", required=True),
+    options.MaybePath,
+    options.Option("CSV file to write, with a JSON file next to it; must not exist", required=True),
 ]
 CasesTable = Annotated[
-    MaybePath, "predict the rows of a CSV, Excel or Parquet file; columns by name, in any order"
+    options.MaybePath,
+    "predict the rows of a CSV, Excel or Parquet file; columns by name, in any order",
 ]
 SetCoverage = Annotated[
     float | None, "also give prediction sets of this coverage; needs 'calibrate'"
 ]
 CasesPage = Annotated[
-    MaybePath, "also write a page of the cases, the most doubtful first; must not exist"
+    options.MaybePath, "also write a page of the cases, the most doubtful first; must not exist"
 ]
 BestRound = Annotated[
     bool, "use the model of the best round ('server.early-stopping-metric'), not of the last"
 ]
 
 
-@command
+@options.command
 def finetune(
     *,
     task: Annotated[Literal["classification", "segmentation"], "the task to learn"],
     weights: StartingPoints,
     out: Annotated[AnyPath, "folder to write; must not exist"],
     dataset: Annotated[str | None, "the data set (default: the first run's)"] = None,
-    site: Sites = (),
+    site: options.Sites = (),
     network: TrainedNetwork = None,
     epochs: Annotated[int, "passes over the training data"] = 20,
     seeds: Annotated[int, "number of seeds"] = 3,
@@ -99,13 +88,13 @@ def finetune(
     ] = 0,
     settings: TrainingSettings = None,
     device: Annotated[str | None, "auto, cpu, cuda or cuda:N (default: auto)"] = None,
-    data_dir: DataDir = None,
+    data_dir: options.DataDir = None,
     from_site: Annotated[
-        str | None, Option("start from a site's own model of the run", value="SITE")
+        str | None, options.Option("start from a site's own model of the run", value="SITE")
     ] = None,
-    state_dir: StateDir = None,
+    state_dir: options.StateDir = None,
     images: Annotated[int, "test images to draw"] = 4,
-    plugin: OwnPlugin = None,
+    plugin: options.OwnPlugin = None,
     tell: Tell = silent,
 ) -> FinetuneResult:
     """Fine-tune a finished run's model for a task.
@@ -131,25 +120,27 @@ def finetune(
     return train_starts(study, starts, folder, images, tell)
 
 
-@command
+@options.command
 def predict(
-    run_dir: RunDir,
+    run_dir: options.RunDir,
     *,
     out: PredictionsFile = None,
-    site: ModelSite = None,
-    images: Annotated[MaybePath, "predict the image files in this folder"] = None,
-    manifest: Annotated[MaybePath, "predict the files in the column 'path' of this table"] = None,
+    site: options.ModelSite = None,
+    images: Annotated[options.MaybePath, "predict the image files in this folder"] = None,
+    manifest: Annotated[
+        options.MaybePath, "predict the files in the column 'path' of this table"
+    ] = None,
     table: CasesTable = None,
     id: Annotated[str | None, "the table's column with the patients' ids"] = None,
-    split: Annotated[Split | None, "predict this split of the site"] = None,
+    split: Annotated[options.Split | None, "predict this split of the site"] = None,
     coverage: SetCoverage = None,
-    calibration: CalibrationFile = None,
+    calibration: options.CalibrationFile = None,
     answer_all: Annotated[bool, "also answer cases that are unlike the training samples"] = False,
     html: CasesPage = None,
-    data_dir: DataDir = None,
-    state_dir: StateDir = None,
+    data_dir: options.DataDir = None,
+    state_dir: options.StateDir = None,
     best: BestRound = False,
-    plugin: OwnPlugin = None,
+    plugin: options.OwnPlugin = None,
     watch: Watch = lambda done, total: None,
 ) -> Predictions | MaskPredictions:
     """Predict new cases with a finished run's model.
@@ -189,16 +180,16 @@ def predict(
     return found
 
 
-@command
+@options.command
 def calibrate(
-    run_dir: RunDir,
-    site: Annotated[str, Option("the site whose validation rows are used", name="--site")],
+    run_dir: options.RunDir,
+    site: Annotated[str, options.Option("the site whose validation rows are used", name="--site")],
     *,
     coverage: Annotated[float, "coverage of the prediction sets"] = 0.9,
-    out: Annotated[MaybePath, "JSON file to write (default: in the run directory)"] = None,
-    data_dir: DataDir = None,
-    state_dir: StateDir = None,
-    plugin: OwnPlugin = None,
+    out: Annotated[options.MaybePath, "JSON file to write (default: in the run directory)"] = None,
+    data_dir: options.DataDir = None,
+    state_dir: options.StateDir = None,
+    plugin: options.OwnPlugin = None,
 ) -> Calibration:
     """Calibrate a finished run's model at a site.
 
@@ -224,9 +215,9 @@ def calibrate(
     return found
 
 
-@command
+@options.command
 def monitor(
-    run_dir: RunDir,
+    run_dir: options.RunDir,
     *,
     data: Annotated[
         AnyPath,
@@ -237,9 +228,9 @@ def monitor(
         "the site with the model and the training data to compare with (default: the first)",
     ] = None,
     coverage: Annotated[float, "promised coverage of the prediction sets; needs 'calibrate'"] = 0.9,
-    calibration: CalibrationFile = None,
-    data_dir: DataDir = None,
-    plugin: OwnPlugin = None,
+    calibration: options.CalibrationFile = None,
+    data_dir: options.DataDir = None,
+    plugin: options.OwnPlugin = None,
 ) -> Monitored:
     """Check whether new cases still resemble the training data of a run.
 
@@ -259,18 +250,18 @@ def monitor(
     return check_new_cases(run, model, cases, coverage, path_of(calibration))
 
 
-@command
+@options.command
 def export(
-    run_dir: RunDir,
+    run_dir: options.RunDir,
     form: Annotated[
-        Literal["pt2", "onnx"], Option("pt2 (torch.export) or onnx", name="--format")
+        Literal["pt2", "onnx"], options.Option("pt2 (torch.export) or onnx", name="--format")
     ] = "pt2",
     *,
-    site: ModelSite = None,
-    out: Annotated[MaybePath, "folder to write (default: in the run directory)"] = None,
-    data_dir: DataDir = None,
-    state_dir: StateDir = None,
-    plugin: OwnPlugin = None,
+    site: options.ModelSite = None,
+    out: Annotated[options.MaybePath, "folder to write (default: in the run directory)"] = None,
+    data_dir: options.DataDir = None,
+    state_dir: options.StateDir = None,
+    plugin: options.OwnPlugin = None,
 ) -> Export:
     """Write a run's model as a program that needs no fedsilo."""
     from fedsilo.inference.export.export import export_model
@@ -286,13 +277,15 @@ def export(
     return export_model(run, model, form, target)
 
 
-@command
+@options.command
 def card(
-    run_dir: RunDir,
+    run_dir: options.RunDir,
     *,
     site: Annotated[str | None, "the site, for its own model"] = None,
-    out: Annotated[MaybePath, "file to write (default: model-card.md in the run directory)"] = None,
-    plugin: OwnPlugin = None,
+    out: Annotated[
+        options.MaybePath, "file to write (default: model-card.md in the run directory)"
+    ] = None,
+    plugin: options.OwnPlugin = None,
 ) -> Path:
     """Write the model card of a run; return its path."""
     from fedsilo.core.files.atomic_files import write_atomically

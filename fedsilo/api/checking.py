@@ -8,18 +8,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Unpack
 
-from fedsilo.api.options import (
-    Changes,
-    ExperimentName,
-    MaybePath,
-    NodeConfig,
-    Option,
-    OptionalDeployment,
-    Seed,
-    Supernodes,
-    command,
-    run_sources,
-)
+from fedsilo.api import options
 from fedsilo.core.arguments import path_of, several
 from fedsilo.core.errors import SettingError
 from fedsilo.core.settings_schema import unknown_name
@@ -28,24 +17,25 @@ if TYPE_CHECKING:
     from fedsilo.deployment.doctor.findings import Finding
 
 
-@command
+@options.command
 def site(
     experiment: Annotated[str | None, "also check the site for this experiment"] = None,
     *,
-    deployment: OptionalDeployment = None,
+    deployment: options.OptionalDeployment = None,
     site: Annotated[Sequence[str], "a site of the deployment (default: all)"] = (),
     kit: Annotated[
-        MaybePath, "a kit, or the folder into which it was opened, instead of the options below"
+        options.MaybePath,
+        "a kit, or the folder into which it was opened, instead of the options below",
     ] = None,
     superlink: Annotated[str, "the server's host:port"] = "",
-    root_certificates: Annotated[MaybePath, "the authority's certificate"] = None,
+    root_certificates: Annotated[options.MaybePath, "the authority's certificate"] = None,
     key: Annotated[
-        MaybePath, Option("the hospital's key", name="--auth-supernode-private-key")
+        options.MaybePath, options.Option("the hospital's key", name="--auth-supernode-private-key")
     ] = None,
-    node_config: NodeConfig = (),
+    node_config: options.NodeConfig = (),
     host: Annotated[str, "address to listen on"] = "127.0.0.1",
     port: Annotated[int, "port of the SuperNode"] = 9094,
-    **sources: Unpack[Changes],
+    **sources: Unpack[options.Changes],
 ) -> Iterator[Finding]:
     """Check a hospital's node, by the arguments that start it."""
     from fedsilo.deployment.deployment import read_deployment
@@ -58,7 +48,7 @@ def site(
 
     if experiment is None and (sources.get("settings") or sources.get("config")):
         raise SettingError("--set and --config change an experiment, but none is named: name one")
-    settings = planned_settings(experiment, run_sources(sources)) if experiment else None
+    settings = planned_settings(experiment, options.run_sources(sources)) if experiment else None
     node_config, site = several(node_config), several(site)
     by_hand = parse_node_config(node_config)
     if deployment:
@@ -87,22 +77,24 @@ def site(
         yield from examine(CHECKS, setup, setup.name)
 
 
-@command
+@options.command
 def server(
     *,
-    deployment: OptionalDeployment = None,
+    deployment: options.OptionalDeployment = None,
     authority: Annotated[
-        MaybePath, Option("the authority's certificate", name="--ssl-ca-certfile")
+        options.MaybePath, options.Option("the authority's certificate", name="--ssl-ca-certfile")
     ] = None,
     certificate: Annotated[
-        MaybePath, Option("the server's certificate", name="--ssl-certfile")
+        options.MaybePath, options.Option("the server's certificate", name="--ssl-certfile")
     ] = None,
     certificate_key: Annotated[
-        MaybePath, Option("the key of the server's certificate", name="--ssl-keyfile")
+        options.MaybePath,
+        options.Option("the key of the server's certificate", name="--ssl-keyfile"),
     ] = None,
-    database: Annotated[MaybePath, "Flower's database"] = None,
+    database: Annotated[options.MaybePath, "Flower's database"] = None,
     fleet: Annotated[
-        str, Option("address by which hospitals reach the server", name="--fleet-api-address")
+        str,
+        options.Option("address by which hospitals reach the server", name="--fleet-api-address"),
     ] = "0.0.0.0:9092",
     host: Annotated[str, "address to listen on"] = "127.0.0.1",
     port: Annotated[int, "port of the Control API"] = 8000,
@@ -132,14 +124,14 @@ def server(
     yield from examine(CHECKS, setup)
 
 
-@command
+@options.command
 def run(
-    experiment: ExperimentName,
+    experiment: options.ExperimentName,
     *,
-    deployment: OptionalDeployment = None,
-    supernodes: Supernodes = None,
-    seed: Seed = None,
-    **sources: Unpack[Changes],
+    deployment: options.OptionalDeployment = None,
+    supernodes: options.Supernodes = None,
+    seed: options.Seed = None,
+    **sources: Unpack[options.Changes],
 ) -> Iterator[Finding]:
     """Ask the sites of a run for their facts, but train nothing."""
     from fedsilo.deployment.deployment import read_deployment
@@ -147,7 +139,7 @@ def run(
     from fedsilo.deployment.doctor.run_checks import CHECKS, RunSetup
 
     where = read_deployment(Path(deployment)) if deployment else None
-    setup = RunSetup(experiment, run_sources(sources), seed, supernodes, where)
+    setup = RunSetup(experiment, options.run_sources(sources), seed, supernodes, where)
     setup.plan  # noqa: B018  # an unknown experiment is an error, not a finding
     yield from examine(CHECKS, setup)
 

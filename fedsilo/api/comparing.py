@@ -6,21 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Unpack
 
-from fedsilo.api.options import (
-    AnyEngine,
-    ExperimentName,
-    ExperimentNames,
-    Jobs,
-    MeasuredSplit,
-    Option,
-    Sampler,
-    SlurmParameters,
-    Sources,
-    Supernodes,
-    TunedMetric,
-    command,
-    run_sources,
-)
+from fedsilo.api import options
 from fedsilo.core.arguments import Tell, refuse_below, several, silent
 from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import format_count
@@ -31,35 +17,41 @@ if TYPE_CHECKING:
     from fedsilo.comparison.tune import Tuned
 
 
-@command
+ComparedSplit = Annotated[
+    options.MeasuredSplit, "test data, or val: the validation data, for choosing settings"
+]
+OwnSplits = Annotated[
+    bool, options.Option("give each seed its own split of the data (fold-seed)", name="--splits")
+]
+ShownMetrics = Annotated[
+    Sequence[str],
+    options.Option("names or patterns of metrics (default: the data set's)", value="M,..."),
+]
+TestedMetrics = Annotated[
+    Sequence[str],
+    options.Option("metrics to test for differences between the experiments", value="M,..."),
+]
+
+
+@options.command
 def compare(
-    experiments: ExperimentNames,
+    experiments: options.ExperimentNames,
     *,
-    engine: AnyEngine = "inline",
-    supernodes: Supernodes = None,
+    engine: options.AnyEngine = "inline",
+    supernodes: options.Supernodes = None,
     seeds: Annotated[int, "number of seeds"] = 3,
-    jobs: Jobs = 0,
-    slurm: SlurmParameters = (),
-    split: Annotated[
-        MeasuredSplit, "test data, or val: the validation data, for choosing settings"
-    ] = "test",
-    own_splits: Annotated[
-        bool, Option("give each seed its own split of the data (fold-seed)", name="--splits")
-    ] = False,
-    metrics: Annotated[
-        Sequence[str],
-        Option("names or patterns of metrics (default: the data set's)", value="M,..."),
-    ] = (),
-    tests: Annotated[
-        Sequence[str],
-        Option("metrics to test for differences between the experiments", value="M,..."),
-    ] = (),
+    jobs: options.Jobs = 0,
+    slurm: options.SlurmParameters = (),
+    split: ComparedSplit = "test",
+    own_splits: OwnSplits = False,
+    metrics: ShownMetrics = (),
+    tests: TestedMetrics = (),
     paired: Annotated[bool, "test the differences seed by seed"] = False,
     unequal: Annotated[
         bool, "compare and mark rows that differ in rounds, steps, start or tuning"
     ] = False,
     tell: Tell = silent,
-    **sources: Unpack[Sources],
+    **sources: Unpack[options.Sources],
 ) -> Comparison:
     """Run experiments over seeds and compare them.
 
@@ -72,9 +64,10 @@ def compare(
     from fedsilo.comparison.slurm import read_jobs
 
     refuse_below(1, "seeds", seeds)
-    names, given = _read_names(experiments), run_sources(sources)
+    names, given = _read_names(experiments), options.run_sources(sources)
     at_once = read_jobs(str(jobs), several(slurm))
     shown, tested = ",".join(several(metrics)) or None, ",".join(several(tests)) or None
+    # All runs are planned and compared on paper before the first one starts
     planned = []
     for name in names:
         for number in range(seeds):
@@ -90,21 +83,23 @@ def compare(
     if unfinished:
         study.refuse_without(split, unfinished)
     study.run_all(unfinished, at_once, tell)
+    # Steps, bytes and seconds are known only now: a run may have ended early
     budgets = budgets.with_costs(study.runs_of(planned))
     if not unequal:
         budgets.refuse_unequal("all runs are kept; repeat with --unequal to mark the row")
     return study.compare_runs(planned, split, shown, tested, paired, budgets)
 
 
-@command
+@options.command
 def tune(
-    experiment: ExperimentName,
+    experiment: options.ExperimentName,
     *,
     sampler: Annotated[
-        Sampler, "grid draws points of the grid; tpe searches the ranges that the grid spans"
+        options.Sampler,
+        "grid draws points of the grid; tpe searches the ranges that the grid spans",
     ] = "grid",
     metric: Annotated[
-        TunedMetric | None,
+        options.TunedMetric | None,
         "the deciding metric: a mean over the sites that have it, or pooled over all validation "
         "samples (default: the first of the data set's headline metrics)",
     ] = None,
@@ -117,10 +112,10 @@ def tune(
         "its own validation part",
     ] = None,
     seeds: Annotated[int | None, "seeds for each point (default: the simulation file's)"] = None,
-    jobs: Jobs = 0,
-    slurm: SlurmParameters = (),
+    jobs: options.Jobs = 0,
+    slurm: options.SlurmParameters = (),
     tell: Tell = silent,
-    **sources: Unpack[Sources],
+    **sources: Unpack[options.Sources],
 ) -> Tuned:
     """Choose an experiment's settings by validation on its training data.
 
@@ -134,23 +129,23 @@ def tune(
     for option, number in budget.items():
         refuse_below(1, option, number)
     at_once = read_jobs(str(jobs), several(slurm))
-    plan = plan_search(experiment, run_sources(sources), sampler, budget)
+    plan = plan_search(experiment, options.run_sources(sources), sampler, budget)
     return search(plan, sampler, metric, at_once, tell)
 
 
-@command
+@options.command
 def crossvalidate(
-    experiments: ExperimentNames,
+    experiments: options.ExperimentNames,
     *,
     folds: Annotated[int, "folds of each site"] = 5,
     repeats: Annotated[int, "number of repetitions, each with its own folds"] = 5,
     unequal: Annotated[
         bool, "compare and mark experiments that differ in rounds, start or tuning"
     ] = False,
-    jobs: Jobs = 0,
-    slurm: SlurmParameters = (),
+    jobs: options.Jobs = 0,
+    slurm: options.SlurmParameters = (),
     tell: Tell = silent,
-    **sources: Unpack[Sources],
+    **sources: Unpack[options.Sources],
 ) -> CrossValidation:
     """Repeat cross-validation within each site.
 
@@ -165,7 +160,7 @@ def crossvalidate(
 
     refuse_below(2, "folds", folds)
     refuse_below(1, "repeats", repeats)
-    given, at_once = run_sources(sources), read_jobs(str(jobs), several(slurm))
+    given, at_once = options.run_sources(sources), read_jobs(str(jobs), several(slurm))
     plans = {name: plan_run(name, given)[0] for name in _read_names(experiments)}
     commons = {name: settings.common for name, settings in plans.items()}
     first, *_ = commons.values()

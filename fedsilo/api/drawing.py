@@ -7,20 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from fedsilo.api.options import (
-    DataDir,
-    Layer,
-    MaybePath,
-    Option,
-    OwnPlugin,
-    Reader,
-    RunDir,
-    RunDirs,
-    Sites,
-    SplitOfSamples,
-    StateDir,
-    command,
-)
+from fedsilo.api import options
 from fedsilo.core.arguments import (
     AnyPath,
     AnyRun,
@@ -36,14 +23,16 @@ from fedsilo.core.arguments import (
 from fedsilo.core.errors import SettingError
 from fedsilo.server_app.config.trusted_plugins import name_plugins
 
+_LARGEST_SEED = 2**32 - 1  # scikit-learn takes no larger one
+
 if TYPE_CHECKING:
     from fedsilo.explanations.sample import Explanation
     from fedsilo.reports.clinic import Examination
     from fedsilo.runs.finished_run import Shown
 
 
-@command
-def plot(run_dir: RunDir) -> Iterator[Path]:
+@options.command
+def plot(run_dir: options.RunDir) -> Iterator[Path]:
     """Draw the learning curves of a finished run again."""
     from fedsilo.pictures.learning_curves import draw_run
     from fedsilo.server_app.records.run_directory import RunDirectory
@@ -51,20 +40,20 @@ def plot(run_dir: RunDir) -> Iterator[Path]:
     return draw_run(RunDirectory(folder_of(run_dir)))
 
 
-@command
+@options.command
 def explain(
-    run_dir: RunDir,
+    run_dir: options.RunDir,
     *,
     site: Annotated[str, "the site of the patient"],
     row: Annotated[int, "row of the split or of --table, counted from 0"] = 0,
-    split: SplitOfSamples = "test",
-    table: Annotated[MaybePath, "a new case: a row of a CSV, Excel or Parquet file"] = None,
-    image: Annotated[MaybePath, "a new case: an image file"] = None,
-    data_dir: DataDir = None,
-    state_dir: StateDir = None,
-    json_file: Annotated[MaybePath, "also write the explanation as JSON"] = None,
-    picture: Annotated[MaybePath, "also draw the explanation as PNG"] = None,
-    plugin: OwnPlugin = None,
+    split: options.SplitOfSamples = "test",
+    table: Annotated[options.MaybePath, "a new case: a row of a CSV, Excel or Parquet file"] = None,
+    image: Annotated[options.MaybePath, "a new case: an image file"] = None,
+    data_dir: options.DataDir = None,
+    state_dir: options.StateDir = None,
+    json_file: Annotated[options.MaybePath, "also write the explanation as JSON"] = None,
+    picture: Annotated[options.MaybePath, "also draw the explanation as PNG"] = None,
+    plugin: options.OwnPlugin = None,
 ) -> Explanation:
     """Explain a prediction for one patient of the site, or for a new one."""
     from fedsilo.core.files.atomic_files import write_atomically
@@ -93,17 +82,17 @@ def explain(
     return explanation
 
 
-@command
+@options.command
 def attention(
-    run_dir: RunDir,
+    run_dir: options.RunDir,
     *,
-    site: Sites = (),
-    split: SplitOfSamples = "test",
+    site: options.Sites = (),
+    split: options.SplitOfSamples = "test",
     images: Annotated[int, "images per class"] = 5,
-    data_dir: DataDir = None,
-    state_dir: StateDir = None,
-    pictures: Annotated[MaybePath, "folder of the pictures (default: the run's)"] = None,
-    plugin: OwnPlugin = None,
+    data_dir: options.DataDir = None,
+    state_dir: options.StateDir = None,
+    pictures: Annotated[options.MaybePath, "folder of the pictures (default: the run's)"] = None,
+    plugin: options.OwnPlugin = None,
 ) -> Iterator[Path | str]:
     """Draw the attention of a run's ViT, a sheet per site.
 
@@ -129,15 +118,15 @@ def attention(
         yield path
 
 
-@command
+@options.command
 def histograms(
-    run_dir: RunDir,
+    run_dir: options.RunDir,
     *,
-    site: Sites = (),
-    split: SplitOfSamples = "train",
-    picture: Annotated[MaybePath, "PNG to write (default: in the run directory)"] = None,
-    data_dir: DataDir = None,
-    plugin: OwnPlugin = None,
+    site: options.Sites = (),
+    split: options.SplitOfSamples = "train",
+    picture: Annotated[options.MaybePath, "PNG to write (default: in the run directory)"] = None,
+    data_dir: options.DataDir = None,
+    plugin: options.OwnPlugin = None,
     tell: Tell = silent,
 ) -> Path:
     """Draw the brightness of images at each site."""
@@ -158,20 +147,24 @@ def histograms(
     return path
 
 
-@command
+@options.command
 def embeddings(
-    run_dirs: RunDirs,
+    run_dirs: options.RunDirs,
     *,
-    site: Sites = (),
-    split: SplitOfSamples = "test",
-    picture: Annotated[MaybePath, "PNG to write (default: in the first run directory)"] = None,
-    data_dir: DataDir = None,
-    layer: Annotated[Layer, "the layer whose output is drawn"] = "embedding",
-    limit: Annotated[int | None, Option("samples per site (default: all)", value="N")] = None,
+    site: options.Sites = (),
+    split: options.SplitOfSamples = "test",
+    picture: Annotated[
+        options.MaybePath, "PNG to write (default: in the first run directory)"
+    ] = None,
+    data_dir: options.DataDir = None,
+    layer: Annotated[options.Layer, "the layer whose output is drawn"] = "embedding",
+    limit: Annotated[
+        int | None, options.Option("samples per site (default: all)", value="N")
+    ] = None,
     seed: Annotated[int, "seed of t-SNE and of the folds"] = 0,
-    state_dir: StateDir = None,
-    csv: Annotated[MaybePath, "also write the numbers as CSV"] = None,
-    plugin: OwnPlugin = None,
+    state_dir: options.StateDir = None,
+    csv: Annotated[options.MaybePath, "also write the numbers as CSV"] = None,
+    plugin: options.OwnPlugin = None,
     tell: Tell = silent,
 ) -> Iterator[Path | str]:
     """Draw the embeddings of all sites' samples.
@@ -191,10 +184,13 @@ def embeddings(
 
     name_plugins(plugin_texts(plugin))
     refuse_below(1, "limit", limit)
+    if not 0 <= seed <= _LARGEST_SEED:
+        raise SettingError(f"--seed must be from 0 to {_LARGEST_SEED}, but is {seed}")
     data, state = path_of(data_dir), path_of(state_dir)
     # All runs are opened first: an unfinished one ends the command before the long computation
-    runs = [FinishedRun.open(folder) for folder in folders_of(run_dirs)]
-    refuse_shared_state(state, [run.path for run in runs], 1)
+    folders = _named_folders(run_dirs)
+    refuse_shared_state(state, folders, 1)
+    runs = [FinishedRun.open(folder) for folder in folders]
     selection = embedding.Selection(several(site), split, layer, limit, seed)
     panels = [embedding.embed_run(run, selection, data, state, tell) for run in runs]
     rows = []
@@ -211,9 +207,9 @@ def embeddings(
         yield Path(csv)
 
 
-@command
+@options.command
 def gradcam(
-    run_dirs: RunDirs,
+    run_dirs: options.RunDirs,
     *,
     site: Annotated[str, "the site of the images"],
     rows: Annotated[str, "rows of the split, counted from 0, as 0,3,7"] = "",
@@ -222,15 +218,19 @@ def gradcam(
         "instead of --rows: this many images per class that all runs, no run, only the first "
         "run, or the second but not the first run predict correctly",
     ] = None,
-    split: SplitOfSamples = "test",
-    picture: Annotated[MaybePath, "PNG to write (default: in the first run directory)"] = None,
-    data_dir: DataDir = None,
+    split: options.SplitOfSamples = "test",
+    picture: Annotated[
+        options.MaybePath, "PNG to write (default: in the first run directory)"
+    ] = None,
+    data_dir: options.DataDir = None,
     label: Annotated[
         str | None,
-        Option("the class (default: each network's prediction)", name="--class", value="NAME"),
+        options.Option(
+            "the class (default: each network's prediction)", name="--class", value="NAME"
+        ),
     ] = None,
-    state_dir: StateDir = None,
-    plugin: OwnPlugin = None,
+    state_dir: options.StateDir = None,
+    plugin: options.OwnPlugin = None,
 ) -> Path:
     """Draw the image regions by which convolutional networks find a class (Grad-CAM)."""
     from fedsilo.explanations import gradcam_pictures as grad_cam
@@ -245,7 +245,7 @@ def gradcam(
     chosen = []
     if rows:
         chosen = [(row, "") for row in parse_rows(rows)]
-    folders, state = folders_of(run_dirs), path_of(state_dir)
+    folders, state = _named_folders(run_dirs), path_of(state_dir)
     refuse_shared_state(state, folders, 1)
     if scenarios and len(folders) < 2:
         raise SettingError("--scenarios compares runs by which is right: name two runs or more")
@@ -260,21 +260,21 @@ def gradcam(
     return path
 
 
-@command
+@options.command
 def report(
     run_dirs: Annotated[Sequence[AnyRun], "run directories, or folders with run directories"],
-    out: Annotated[AnyPath, Option("HTML file to write", name="--out")] = "report.html",
+    out: Annotated[AnyPath, options.Option("HTML file to write", name="--out")] = "report.html",
     *,
     reader: Annotated[
-        Reader,
-        Option(
+        options.Reader,
+        options.Option(
             "research: settings, curves, tests, cost; clinic: hits and misses by class; dpo: "
             "the data that left each site",
             name="--for",
         ),
     ] = "research",
-    audit_log: Annotated[MaybePath, "for dpo: the hospital's own audit log"] = None,
-    site_file: Annotated[MaybePath, "for dpo: the hospital's own site file"] = None,
+    audit_log: Annotated[options.MaybePath, "for dpo: the hospital's own audit log"] = None,
+    site_file: Annotated[options.MaybePath, "for dpo: the hospital's own site file"] = None,
     overwrite: Annotated[bool, "replace an existing file"] = False,
     by: Annotated[
         Sequence[str],
@@ -284,8 +284,8 @@ def report(
     decisions: Annotated[
         bool, "for clinic, on a machine with the data: the decision curve of two classes"
     ] = False,
-    data_dir: DataDir = None,
-    plugin: OwnPlugin = None,
+    data_dir: options.DataDir = None,
+    plugin: options.OwnPlugin = None,
 ) -> list[Path]:
     """Write a page about finished runs; return its file.
 
@@ -300,7 +300,7 @@ def report(
     if (by or decisions) and reader != "clinic":
         raise SettingError("--by and --decisions belong to a report '--for clinic'")
     name_plugins(plugin_texts(plugin))
-    runs = folders_of(run_dirs)
+    runs = _named_folders(run_dirs)
 
     def examine_run(run: Shown) -> Sequence[Examination]:
         from fedsilo.inference.monitor.examined import examine
@@ -317,6 +317,14 @@ def report(
         )
 
     return [write_page(Path(out), build, overwrite=overwrite)]
+
+
+def _named_folders(run_dirs: Sequence[AnyRun]) -> list[Path]:
+    """Return the run directories; SettingError if none is named."""
+    folders = folders_of(run_dirs)
+    if not folders:
+        raise SettingError("no run is named: name at least one run directory")
+    return folders
 
 
 def parse_rows(text: str) -> list[int]:

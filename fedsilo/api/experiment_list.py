@@ -143,6 +143,7 @@ def _describe(experiments: Sequence[Experiment], purpose: Any) -> str:
 
 def _facts(experiment: Experiment) -> _Facts:
     """Find the facts about an experiment; FedsiloError if a setting or a file of silos is wrong."""
+    # A run would refuse an unknown key, so the list must not show such an experiment as fine
     common = build(CommonSettings, experiment.values)
     known = declared_defaults()
     for key in experiment.values:

@@ -106,8 +106,8 @@ def counts(
     from flwr.app import Context, RecordDict
 
     from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
-    from fedsilo.client_app.privacy.told_counts import draw_again as pay_for_another
-    from fedsilo.client_app.privacy.told_counts import kept_counts
+    from fedsilo.client_app.privacy.noisy_counts import draw_again as pay_for_another
+    from fedsilo.client_app.privacy.noisy_counts import kept_counts
     from fedsilo.client_app.site.node import own_folder, owner_only
     from fedsilo.deployment.doctor.hospital_checks import setup_of
     from fedsilo.deployment.kit import read_kit

@@ -7,18 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Unpack
 
-from fedsilo.api.options import (
-    ExperimentName,
-    MaybePath,
-    NewPlugin,
-    OptionalDeployment,
-    RunName,
-    SimulationFile,
-    Sources,
-    Supernodes,
-    command,
-    run_sources,
-)
+from fedsilo.api import options
 from fedsilo.core.arguments import AnyPath, Tell, path_of, plugin_texts, silent
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.one_line import format_count, one_line
@@ -27,11 +16,11 @@ from fedsilo.core.settings_schema import Value, unknown_name
 _HUGGING_FACE = "hf:"
 
 
-@command
+@options.command
 def fetch(
     dataset: Annotated[str, "a name that 'fedsilo datasets' lists, or hf:NAME of Hugging Face"],
     *,
-    data_dir: Annotated[MaybePath, "folder to write to (default: $FEDSILO_DATA)"] = None,
+    data_dir: Annotated[options.MaybePath, "folder to write to (default: $FEDSILO_DATA)"] = None,
     base_url: Annotated[str, "another place with the same files"] = "",
     accept_licence: Annotated[bool, "you agree to the data set's terms"] = False,
 ) -> Iterator[str]:
@@ -59,9 +48,10 @@ def fetch(
     yield from fetch(public, folder, base_url)
 
 
-@command
+@options.command
 def datasets(
-    *, data_dir: Annotated[MaybePath, "the folder to look in (default: $FEDSILO_DATA)"] = None
+    *,
+    data_dir: Annotated[options.MaybePath, "the folder to look in (default: $FEDSILO_DATA)"] = None,
 ) -> list[dict[str, str]]:
     """List the data sets with their licences, and whether their files are on this machine."""
     from fedsilo.datasets.registry import overview
@@ -69,7 +59,7 @@ def datasets(
     return overview(str(data_dir or ""))
 
 
-@command
+@options.command
 def manifest(
     recipe: Annotated[str, "folder, of images in SITE/CLASS/"],
     folder: Annotated[AnyPath, "the folder of the sites"],
@@ -92,15 +82,15 @@ def _counts(path: Path, labels: Counter[str]) -> Iterator[str]:
         yield f"  {one_line(label, 60)}: {count}"
 
 
-@command
+@options.command
 def survey(
-    experiment: ExperimentName,
+    experiment: options.ExperimentName,
     *,
-    deployment: OptionalDeployment = None,
-    supernodes: Supernodes = None,
-    name: RunName = None,
+    deployment: options.OptionalDeployment = None,
+    supernodes: options.Supernodes = None,
+    name: options.RunName = None,
     tell: Tell = silent,
-    **sources: Unpack[Sources],
+    **sources: Unpack[options.Sources],
 ) -> Path:
     """Survey the data of the sites; return the path of the page, which has survey.json beside it.
 
@@ -115,7 +105,7 @@ def survey(
 
     stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
     unnamed = f"survey-{re.sub(r'[^A-Za-z0-9._+-]', '-', experiment)}-{stamp}"
-    given, place = run_sources(sources), path_of(deployment)
+    given, place = options.run_sources(sources), path_of(deployment)
     own: dict[str, Value] = {
         "run.purpose": "survey",
         "run.name": name or unnamed,
@@ -130,7 +120,7 @@ def survey(
     return write_survey_page(folder)
 
 
-@command
+@options.command
 def settings(
     word: Annotated[str, "a group, or a word of a setting's name or description"] = "",
     *,
@@ -150,13 +140,14 @@ def settings(
     yield from project_lines() if pyproject else list_settings(word)
 
 
-@command
-def methods(*, plugin: NewPlugin = None) -> Iterator[str]:
+@options.command
+def methods(*, plugin: options.NewPlugin = None) -> Iterator[str]:
     """List the methods: built-in ones, and those of installed packages and of plugins."""
     from fedsilo.core.methods import METHODS, about, load_plugin_files
     from fedsilo.core.plugins import file_digests, find_plugins, module_of
     from fedsilo.server_app.config.trusted_plugins import remember_plugins
 
+    # The user has named these files, so they may be executed
     entries = plugin_texts(plugin)
     load_plugin_files(", ".join(entries))
     remember_plugins(file_digests(entries))
@@ -168,7 +159,7 @@ def methods(*, plugin: NewPlugin = None) -> Iterator[str]:
         yield f"{name}: {about(name)}"
 
 
-@command
+@options.command
 def experiments(
     experiment: Annotated[
         str | None, "the experiment to show in full; without it, all are listed by method"
@@ -176,7 +167,7 @@ def experiments(
     *,
     method: Annotated[str | None, "list only the experiments with this method"] = None,
     check: Annotated[bool, "check all experiments; list those that cannot run"] = False,
-    file: SimulationFile = None,
+    file: options.SimulationFile = None,
 ) -> Iterator[str]:
     """List the experiments by method; or show one in full, or check all of them.
 

@@ -237,6 +237,8 @@ def parameters_of(function: Callable[..., Any], skip: int = 0) -> dict[str, insp
 def _resolve(annotation: Any, names: dict[str, Any]) -> Any:
     """Return the type that an annotation, perhaps still a text, stands for in a module."""
 
+    # Python resolves the annotations of a function only, and only all of them; so this function
+    # has the one that is wanted
     def holder() -> None: ...
 
     holder.__annotations__ = {"it": annotation}
@@ -283,6 +285,8 @@ def check_arguments(function: Callable[..., Any], given: Mapping[str, Any]) -> N
 
 
 def _check_argument(name: str, members: list[Any], value: object) -> None:
+    # The value must fit one member of the union. Members that are neither choices nor plain
+    # numbers or texts, such as a path, are checked by the code that reads them
     words: list[str] = []
     for member in members:
         choices = get_args(member) if get_origin(member) is Literal else ()

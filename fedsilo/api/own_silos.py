@@ -52,6 +52,7 @@ def write_to_cache(silos: object, label: str, missing: str, cache: Path) -> tupl
             if path.is_file():
                 parts.append([str(path.relative_to(work)), file_sha256(path)])
         target = folder / json_digest(parts)[:_DIGITS]
+        # Renaming is one step, so that a folder of this name is always complete
         try:
             work.rename(target)
         except OSError:  # the same data were written before
@@ -67,6 +68,7 @@ def write_silos(folder: Path, silos: object, label: str, missing: str) -> str:
     """
     if missing not in ("drop", "impute"):
         raise SettingError(f"missing must be 'drop' or 'impute', but is '{missing}'")
+    # Site -> its data in a form that can be written, which all sites must share
     plain: dict[str, Any] = {}
     kinds: dict[str, str] = {}  # kind -> the last site whose data have it
     for site, data in _name_silos(silos).items():
@@ -103,16 +105,14 @@ def _name_silos(silos: object) -> dict[str, Any]:
     """
     if not isinstance(silos, Mapping):
         return {ALONE: silos}
-    named = {}
-    for name, data in silos.items():
-        fault = site_name_fault(str(name))
-        if fault:
-            raise SettingError(fault)
-        named[str(name)] = data
+    named = {str(name): data for name, data in silos.items()}
+    faults = list(filter(None, map(site_name_fault, named)))
     if not named:
-        raise SettingError(f"silos is empty: give at least one silo, each {_TAKEN}")
+        faults.append(f"silos is empty: give at least one silo, each {_TAKEN}")
     if len(named) < len(silos):
-        raise SettingError("silos has a name twice, as a number and as a text: rename one")
+        faults.append("silos has a name twice, as a number and as a text: rename one")
+    if faults:
+        raise SettingError(faults[0])
     return named
 
 
@@ -160,6 +160,7 @@ def _plain(site: str, data: Any, label: str) -> tuple[str, Any]:
     """Return the kind of a silo's data (tables, arrays or pictures), and the data to write."""
     import pandas as pd
 
+    # A data set of Hugging Face is known by its methods: its package need not be installed
     if isinstance(data, pd.DataFrame):
         return "tables", data
     if hasattr(data, "features") and hasattr(data, "to_pandas"):

@@ -63,6 +63,8 @@ def plan(
         raise SettingError("--samples and --epsilon must be numbers above 0: name at least one")
     if not 0 < delta < 1:
         raise SettingError(f"--delta must be above 0 and below 1, such as 1e-05, but is {delta:g}")
+    if not 0 <= counts_noise < math.inf:
+        raise SettingError(f"--counts-noise must be 0 or a number above 0, but is {counts_noise}")
     for count in sorted(set(samples), reverse=True):
         yield from _plan_of(common, count, epsilon, delta, counts_noise)
 
@@ -76,6 +78,8 @@ def _plan_of(
 ) -> Iterator[str]:
     from fedsilo.models.privacy.accountant import counts_noise_for, noise_for
 
+    # Poisson sampling: each sample is in a step with this probability, so that a batch has
+    # 'train.batch-size' samples on average
     rate = min(1.0, common.batch_size / count)
     steps = common.rounds * (common.local_steps or common.local_epochs * math.ceil(1 / rate))
     measured = sum(map(common.measures_in, range(1, common.rounds + 1)))

@@ -8,24 +8,7 @@ from pathlib import Path
 from shutil import copytree, ignore_patterns
 from typing import TYPE_CHECKING, Annotated, Unpack
 
-from fedsilo.api.options import (
-    ENGINE_HELP,
-    Engine,
-    ExperimentName,
-    MaybePath,
-    Option,
-    OptionalDeployment,
-    OwnPlugin,
-    RayAddress,
-    RunDir,
-    RunName,
-    Seed,
-    Sources,
-    Supernodes,
-    Tracker,
-    command,
-    run_sources,
-)
+from fedsilo.api import options
 from fedsilo.core.arguments import (
     AnyPath,
     Tell,
@@ -47,7 +30,7 @@ if TYPE_CHECKING:
     from fedsilo.server_app.records.run_directory import RunDirectory
 
 
-@command
+@options.command
 def new(project: Annotated[AnyPath, "the folder to create"]) -> Iterator[str]:
     """Make a folder for experiments of your own; its README has commands that run as they are.
 
@@ -64,22 +47,24 @@ def new(project: Annotated[AnyPath, "the folder to create"]) -> Iterator[str]:
     yield f"next:  cd {as_word(folder)} && fedsilo simulate first"
 
 
-@command
+@options.command
 def simulate(
-    experiment: ExperimentName,
+    experiment: options.ExperimentName,
     *,
     silos: object = None,
     label: str = "label",
     missing: str = "drop",
     network: object = None,
-    engine: Annotated[Engine, Option(ENGINE_HELP, default="auto")] = "inline",
-    ray_address: RayAddress = None,
-    supernodes: Supernodes = None,
-    seed: Seed = None,
-    name: RunName = None,
-    track: Tracker = None,
+    engine: Annotated[
+        options.Engine, options.Option(options.ENGINE_HELP, default="auto")
+    ] = "inline",
+    ray_address: options.RayAddress = None,
+    supernodes: options.Supernodes = None,
+    seed: options.Seed = None,
+    name: options.RunName = None,
+    track: options.Tracker = None,
     no_pictures: Annotated[bool, "do not draw pictures at the end"] = False,
-    **sources: Unpack[Sources],
+    **sources: Unpack[options.Sources],
 ) -> FinishedRun:
     """Run an experiment of simulation.yaml, or a method.
 
@@ -102,6 +87,7 @@ def simulate(
     from fedsilo.engines.planning import plan_run, start
     from fedsilo.server_app.records.run_directory import with_free_name
 
+    # The options have the last word over the experiment, --config and --set
     overrides: dict[str, Value] = {} if seed is None else {"seed": seed}
     overrides |= {"run.name": name} if name else {}
     overrides |= {"run.track": track} if track else {}
@@ -110,7 +96,7 @@ def simulate(
         overrides |= _write_silos(silos, label, missing, sources)
     settings, resources = plan_run(
         experiment,
-        run_sources(sources),
+        options.run_sources(sources),
         supernodes=supernodes,
         overrides=overrides,
         engine=engine,
@@ -142,6 +128,7 @@ def _network_name(network: object) -> str:
     if isinstance(network, str):
         return network
     module, name = (getattr(network, key, "<") for key in ("__module__", "__qualname__"))
+    # Sites are other processes, which import a network by its module and its name
     if module == "__main__":
         raise SettingError(
             f"network '{name}' is defined in the running script, which sites cannot import: move "
@@ -155,7 +142,9 @@ def _network_name(network: object) -> str:
     )
 
 
-def _write_silos(silos: object, label: str, missing: str, sources: Sources) -> dict[str, Value]:
+def _write_silos(
+    silos: object, label: str, missing: str, sources: options.Sources
+) -> dict[str, Value]:
     """Write the caller's data into the cache, and return the settings that read them."""
     from fedsilo.api.own_silos import write_to_cache
     from fedsilo.core.files.locations import find_places
@@ -167,15 +156,17 @@ def _write_silos(silos: object, label: str, missing: str, sources: Sources) -> d
     return {"dataset": dataset, "data.dir": str(folder)}
 
 
-@command
+@options.command
 def resume(
-    run_dir: RunDir,
+    run_dir: options.RunDir,
     *,
-    engine: Annotated[Engine | None, "processes, ray or inline (default: as before)"] = None,
+    engine: Annotated[
+        options.Engine | None, "processes, ray or inline (default: as before)"
+    ] = None,
     supernodes: Annotated[int | None, "number of simulated sites (default: as before)"] = None,
-    ray_address: RayAddress = None,
-    track: Tracker = None,
-    plugin: OwnPlugin = None,
+    ray_address: options.RayAddress = None,
+    track: options.Tracker = None,
+    plugin: options.OwnPlugin = None,
 ) -> FinishedRun:
     """Continue an interrupted run."""
     from fedsilo.engines.planning import plan_resumed_run, start
@@ -188,11 +179,11 @@ def resume(
     return _finish(directory)
 
 
-@command
+@options.command
 def watch(
-    run_dir: Annotated[MaybePath, "the run directory"] = None,
+    run_dir: Annotated[options.MaybePath, "the run directory"] = None,
     *,
-    deployment: OptionalDeployment = None,
+    deployment: options.OptionalDeployment = None,
 ) -> Callable[[], View]:
     """Show the progress of a run or a deployment.
 
@@ -207,20 +198,20 @@ def watch(
     raise SettingError("name either a run directory, or a deployment by --deployment")
 
 
-@command
+@options.command
 def pretrain(
-    experiment: ExperimentName,
+    experiment: options.ExperimentName,
     *,
     save_as: Annotated[
-        MaybePath, "file to write (default: the file of the setting 'vit.backbone-weights')"
+        options.MaybePath, "file to write (default: the file of the setting 'vit.backbone-weights')"
     ] = None,
     tell: Tell = silent,
-    **sources: Unpack[Sources],
+    **sources: Unpack[options.Sources],
 ) -> Path:
     """Train an experiment's ViT on public images; return the file of its weights."""
     from fedsilo.finetuning.pretrain import named_file, plan_pretraining, train_backbone
 
-    common, recipe = plan_pretraining(experiment, run_sources(sources))
+    common, recipe = plan_pretraining(experiment, options.run_sources(sources))
     target = path_of(save_as) or named_file(common)
     refuse_target(target, "--save-as FILE")
     train_backbone(common, recipe, target, tell)

@@ -117,8 +117,9 @@ class LeftOut(Part):
     """Samples that no split holds.
 
     Attributes:
-        count: number of rows without a value, or of files that cannot be decoded.
-        missing: column -> rows without a value in this column; empty for images.
+        count: number of rows with a missing value or one out of range, or of files that cannot be
+            decoded.
+        missing: column -> rows whose value there is missing or out of range; empty for images.
     """
 
     count: Count

@@ -31,7 +31,7 @@ def effective(context: Context) -> SiteFile:
     rules = SiteFile(methods=_ALL, datasets=_ALL, records=_ALL)
     if SITE_FILE in context.node_config:
         rules = read_site_file(context)
-    merged = rules.over(context).node_config
+    merged = rules.restrict(context).node_config
     limits = build(SiteFile, {key: merged[key] for key in NODE_LIMITS if key in merged})
     refuse_uncapped(limits.trust, limits.max_epsilon > 0)
     stricter = {}

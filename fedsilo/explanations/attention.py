@@ -130,6 +130,7 @@ def most_certain_explanations(
     Returns:
         A list for each class, in the order of ``classes``; empty for a class without images.
     """
+    # All images are predicted, but only the chosen ones need the slower rollout
     logits = over_batches(network, split.inputs, compute, network)
     confidence = logits.softmax(dim=1).max(dim=1).values
     uncertain = 1 - confidence

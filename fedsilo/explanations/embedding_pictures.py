@@ -110,6 +110,7 @@ def embed_run(
         sites = _open_sites(run, names, selection, data_dir, state_dir)
         cloud = gather(sites, selection, tell)
         points = on_plane(cloud.values, selection.seed)
+    # Numbers are computed in the network's dimensions: t-SNE's plane would exaggerate clusters
     return Panel(run_title(run), cloud, points, separability(cloud, selection.seed))
 
 

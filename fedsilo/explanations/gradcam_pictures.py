@@ -70,6 +70,7 @@ def by_scenario(truths: Tensor, answers: Sequence[Tensor], each: int) -> list[tu
         Row and scenario of each image.
     """
     right = torch.stack([answer == truths for answer in answers])  # (runs, n)
+    # The paper compares its own method, the first run, with others
     first, others = right[0], right[1:]
     fits = {
         "all are right": right.all(dim=0),

@@ -124,6 +124,7 @@ def _measure(splits: Mapping[str, Split], form: Form, step: float) -> Histograms
 def _foreground(split: Split, form: Form) -> Iterator[Tensor]:
     """Yield pixels (n,) that are not background, float32."""
     for batch in in_batches(split.inputs):
+        # The darkest value of an image is its background: the black around a breast or a lesion
         axes = tuple(range(1, batch.ndim))
         kept = batch > batch.amin(dim=axes, keepdim=True)
         if form == "seen":

@@ -138,6 +138,7 @@ def train(study: Study, network: nn.Module, seed: int) -> TrainedSeed:
     settings, data = _with_seed(study.settings, seed), study.data
     curves: list[tuple[int, str, str, float]] = []
     best_score = None
+    # One cosine over all epochs, so that the last epochs take small steps
     course = (network, task.objective(network), data.train, settings, compute)
     losses = cosine_epochs(*course, epochs=study.epochs, purpose="finetune")
     for epoch, loss in enumerate(losses, start=1):

@@ -171,7 +171,9 @@ def open_run_model(
             digests = {facts.get("backbone", "") for facts in run.silos.values()}
             refuse_other_backbone(run_dir, common, digests, "restore those")
     # A method may share only its head, or an encoder that no site has trained
-    _refuse_no_encoder(run_dir, common, arrays)
+    fault = _encoder_fault(common, arrays)
+    if fault:
+        raise SettingError(f"{run_dir}: {fault}")
     first_site = next(iter(run.silos.values()))
     label_counts = next(iter(first_site["label_counts"].values()), first_site["classes"])
     classes = (tuple(first_site["classes"]), len(label_counts))
@@ -191,20 +193,18 @@ def _shared_arrays(run_dir: Path, common: CommonSettings) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-def _refuse_no_encoder(run_dir: Path, common: CommonSettings, arrays: Mapping[str, Any]) -> None:
-    """Check that a model has an encoder, and that the run has trained it.
-
-    Raises:
-        SettingError: the model has no encoder, or only prompts of a frozen ViT of random weights.
-    """
+def _encoder_fault(common: CommonSettings, arrays: Mapping[str, Any]) -> str:
+    """Say why a model has no encoder that the run has trained; empty if it has one."""
     if not any(name.startswith(_ENCODER) for name in arrays):
-        raise SettingError(
-            f"{run_dir}: the model of method '{common.method}' holds no encoder "
+        return (
+            f"the model of method '{common.method}' holds no encoder "
             f"({', '.join(list(arrays)[:3])}, ...); choose a site's model by --from-site"
         )
+    # Prompts were trained for one backbone, and a random one is not among the run's arrays
     prompts_only = not any(name.startswith("encoder.") for name in arrays)
     if prompts_only and common.backbone_weights == "random":
-        raise SettingError(
-            f"{run_dir}: its ViT is frozen and random, so the run has trained no encoder: name a "
-            "run with 'vit.train-backbone', or with 'vit.backbone-weights'"
+        return (
+            "its ViT is frozen and random, so the run has trained no encoder: name a run with "
+            "'vit.train-backbone', or with 'vit.backbone-weights'"
         )
+    return ""

@@ -85,6 +85,7 @@ def network_of(
     for source in sources:
         if distil and _distils(network, source):
             continue
+        # A network of the task takes the weights of one network of runs, or of none
         fitting = [name for name, taken in of_task.items() if taken == source.network]
         weights = f"the weights of {source.label} (network '{source.network}')"
         if not fitting:
@@ -162,6 +163,7 @@ def settings_of(
         if data_set(settings.dataset).gives_validation(settings, places):
             settings = replace(settings, val_folds=0, val_fold=0)
     check_network_settings(settings)
+    # Images that a run has trained on would be an easy test, so no start may have seen them
     for run_model in run_models:
         refuse_other_provenance(settings, run_model.common, run_model.label)
         initial_weights = run_model.common.initial_weights
@@ -229,8 +231,8 @@ def _refuse_unused(changes: Mapping[str, Value], of_data: frozenset[str]) -> Non
     for key in changes:
         if key not in defaults(CommonSettings):
             raise unknown_key(key, known)
-        option = _OPTIONS.get(key)
-        if option:
-            raise SettingError(f"--set {key}: give {option} instead")
-        if key not in known:
-            raise SettingError(f"setting '{key}' has no effect with fine-tuning: remove it")
+        if key in _OPTIONS or key not in known:
+            advice = "has no effect with fine-tuning: remove it"
+            if key in _OPTIONS:
+                advice = f"has an option of its own: give {_OPTIONS[key]} instead"
+            raise SettingError(f"setting '{key}' {advice}")

@@ -96,7 +96,9 @@ def pooled_masks(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
     silos = [load_masked_silo(site, settings) for site in sites]
     for silo in silos:
         for name, split in silo.splits().items():
-            _check_masks(f"{settings.dataset}, site {silo.name}, {name}", split)
+            fault = _mask_fault(split)
+            if fault:
+                raise DataError(f"{settings.dataset}, site {silo.name}, {name}: {fault}")
     shapes = {silo.task.input_shape for silo in silos}
     if len(shapes) > 1:
         sizes = ", ".join(map(str, sorted(shapes)))
@@ -105,6 +107,7 @@ def pooled_masks(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
             "'data.image-size'"
         )
     pooled = _pool(settings, silos)
+    # Test images may all be without a catheter, but a network cannot learn or be chosen so
     for name in ("train", "val"):
         if not getattr(pooled, name).labels.any():
             raise DataError(
@@ -114,18 +117,20 @@ def pooled_masks(settings: CommonSettings, sites: Sequence[str]) -> Pooled:
     return pooled
 
 
-def _check_masks(where: str, split: Split) -> None:
+def _mask_fault(split: Split) -> str:
+    """Say what is wrong with the masks (n, h, w) of images (n, c, h, w); empty if nothing is."""
     images, masks = tuple(split.inputs.shape), tuple(split.labels.shape)
     if masks != (images[0], *images[2:]):
-        raise DataError(
-            f"{where}: a mask must have its image's size, but {images[0]} images are "
+        return (
+            f"a mask must have its image's size, but {images[0]} images are "
             f"{images[2]}x{images[3]} pixels and their masks {masks}: resize the masks"
         )
     if len(split) and split.labels.max() > 1:
-        raise DataError(
-            f"{where}: a mask must be 0 on the background and 1 on the catheter, but has "
+        return (
+            "a mask must be 0 on the background and 1 on the catheter, but has "
             f"{int(split.labels.max())}"
         )
+    return ""
 
 
 def _pool(settings: CommonSettings, silos: Sequence[Silo]) -> Pooled:

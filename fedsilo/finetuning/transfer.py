@@ -105,6 +105,7 @@ def _transfer_run(
             run_model.common, dataset=settings.dataset, public_share=settings.public_share
         )
         load_backbone(trunk, common)
+    # Some arrays may not fit, such as those of another image size; the others are copied
     encoder = _encoder_arrays(trunk)
     fitting = {}
     for name, target in encoder.items():

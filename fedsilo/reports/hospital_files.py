@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedsilo.client_app.site.policy import SiteFile, parsed_site_file
+from fedsilo.client_app.site.policy import SiteFile, parse_site_file
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.text_files import file_fault
 
@@ -83,7 +83,7 @@ def read_own_site_file(path: Path) -> SiteFile:
         DataError: it cannot be read or used.
     """
     try:
-        return parsed_site_file(_text(path, "site file"))
+        return parse_site_file(_text(path, "site file"))
     except SettingError as error:
         raise DataError(f"the site file {path} cannot be used: {error}") from None
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from fedsilo.models.privacy.gaussian_mechanism import uniforms
-from fedsilo.models.privacy.release import Release, apart
+from fedsilo.models.privacy.release import Release, copy_alone
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _HELD = 2**25  # numbers of gradients in memory at once
@@ -132,7 +132,7 @@ def _alone(
     whole = torch.zeros(sum(sizes), dtype=torch.int64, device=inputs.device)
     total = torch.zeros((), device=inputs.device)
     for one in range(len(labels)):
-        value = loss(apart(inputs, one), apart(labels, one))
+        value = loss(copy_alone(inputs, one), copy_alone(labels, one))
         # A parameter that the loss does not use has the gradient 0
         gradients = torch.autograd.grad(value, trained, materialize_grads=True)
         vector = torch.cat([gradient.flatten() for gradient in gradients])

@@ -132,7 +132,7 @@ class Release:
         return left
 
 
-def apart(samples: Tensor, number: int) -> Tensor:
+def copy_alone(samples: Tensor, number: int) -> Tensor:
     """Copy sample ``number`` of a batch, (1, ...), to memory of its own.
 
     Libraries may compute other last bits if memory begins at another address, and the address of a

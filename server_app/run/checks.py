@@ -379,7 +379,7 @@ def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[st
         if facts.dropped:
             reason = _UNREADABLE
             if facts.features:  # a table
-                reason = "a value is missing"
+                reason = "a value is missing or out of range"
             yield f"site {site}: {format_count(facts.dropped, 'sample')} left out: {reason}"
 
 

@@ -229,7 +229,7 @@ def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
     return math.sqrt(squared)
 
 
-def in_kinds(names: Iterable[str]) -> dict[str, list[str]]:
+def group_by_kind(names: Iterable[str]) -> dict[str, list[str]]:
     """Group array names into "weights" and "statistics"; a kind without names is left out."""
     kinds: dict[str, list[str]] = {}
     for name in sorted(names):
@@ -240,7 +240,7 @@ def in_kinds(names: Iterable[str]) -> dict[str, list[str]]:
     return kinds
 
 
-def far_out(
+def find_far_updates(
     limit: float, before: Mapping[str, Arrays], replies: Mapping[str, Reply]
 ) -> dict[str, str]:
     """Return the sites whose update is longer than ``limit`` medians, each with the reason.
@@ -254,7 +254,7 @@ def far_out(
     """
     norms: dict[str, dict[str, float]] = {}
     for site, reply in replies.items():
-        for kind, names in in_kinds(before.get(site, ())).items():
+        for kind, names in group_by_kind(before.get(site, ())).items():
             norms.setdefault(kind, {})[site] = update_norm(reply, before[site], names)
     found: dict[str, str] = {}
     for kind, by_site in norms.items():

@@ -20,7 +20,7 @@ from flwr.serverapp.strategy.multikrum import compute_distances
 
 from fedsilo.core.errors import SiteError
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.strategies.loop.plausible import in_kinds, update_norm
+from fedsilo.strategies.loop.plausible import group_by_kind, update_norm
 from fedsilo.strategies.wire.records import NDArray
 from fedsilo.strategies.wire.reply import Arrays, Reply
 
@@ -102,7 +102,7 @@ def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str
     if equal:
         counts = [1] * len(replies)
     mean: dict[str, NDArray] = {}
-    for names in in_kinds(before).values():
+    for names in group_by_kind(before).values():
         norms = [update_norm(reply, before, names) for reply in replies.values()]
         limit = float(np.median(norms))
         # A site's update counts by its share of the samples, shortened to the median norm

@@ -37,14 +37,14 @@ from fedsilo.strategies.loop.hooks import Hooks
 from fedsilo.strategies.loop.method import Method
 from fedsilo.strategies.loop.plausible import (
     array_fault,
-    far_out,
+    find_far_updates,
     metric_fault,
     most_counted,
     names_fault,
     update_statistics,
 )
 from fedsilo.strategies.wire.compressed import Compression
-from fedsilo.strategies.wire.messaging import arriving
+from fedsilo.strategies.wire.messaging import send_and_receive
 from fedsilo.strategies.wire.records import Bundles, Packed, bundle, record_bytes, to_record
 from fedsilo.strategies.wire.reply import Arrays, Reply, Spill, decode
 from fedsilo.strategies.wire.secure_keys import SECURE
@@ -187,7 +187,7 @@ class Round(Ask):
 
         replies: dict[str, Reply] = {}
         waits = self.timeout, self.method.common.away_timeout
-        for node, message in arriving(self.grid, messages, *waits, note_away):
+        for node, message in send_and_receive(self.grid, messages, *waits, note_away):
             site = site_of[node]
             try:
                 reply = self._decode(site, message, question)
@@ -244,7 +244,7 @@ class Round(Ask):
         limit = self.method.common.max_update_norm
         if limit:
             # After the single checks, because an unusable reply must not move the median
-            for site, reason in far_out(limit, question.reference, usable).items():
+            for site, reason in find_far_updates(limit, question.reference, usable).items():
                 self.failed[site] = reason
                 del usable[site]
         if len(usable) < len(question.send):

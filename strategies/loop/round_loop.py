@@ -99,7 +99,7 @@ class RoundLoop:
             self._let_latecomers_in(number)
         sites = sorted(method.participants.facts)
         if method.common.sites_per_round:
-            sites = sampled_sites(method.common, sites, number)
+            sites = draw_sites(method.common, sites, number)
         spill = Spill(self.run_dir)
         asked = self._open_round(number, sites, dict(before.kept), spill=spill)
         ask: Ask = asked
@@ -146,7 +146,7 @@ class RoundLoop:
             self.hooks.call("participants_changed", round_, participants, joined)
 
 
-def sampled_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> list[str]:
+def draw_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> list[str]:
     """Return the sites that ``round_`` may ask, sorted: 'server.sites-per-round', or all if 0.
 
     The draw depends only on the seed and the round.

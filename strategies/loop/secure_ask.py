@@ -37,11 +37,11 @@ from fedsilo.strategies.wire.secure_keys import (
     LONGEST_SEALED,
     LONGEST_SHARE,
     SECURE,
+    read_texts,
+    read_token,
+    read_tokens,
+    read_whole,
     refuse_no_key,
-    texts,
-    token,
-    tokens,
-    whole,
 )
 from fedsilo.strategies.wire.signatures import bound_to, is_signed, key_words, words
 
@@ -159,21 +159,21 @@ def _fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
     """Explain why a reply's secure aggregation record is unusable, or return None."""
     record = reply.secure
     try:
-        if whole(record, "round") != sum_.round:
+        if read_whole(record, "round") != sum_.round:
             return f"record '{SECURE}' belongs to round {record['round']!r}, not {sum_.round}"
         if phase == SECURE_KEYS:
             _check_keys(sum_, reply)
         elif phase == SECURE_SHARES:
-            _check_names(texts(record, "to"), set(sum_.keys) - {reply.site})
-            _check_number(tokens(record, "sealed", LONGEST_SEALED), len(sum_.keys) - 1)
-            token(record, "check", LONGEST_KEY)
+            _check_names(read_texts(record, "to"), set(sum_.keys) - {reply.site})
+            _check_number(read_tokens(record, "sealed", LONGEST_SEALED), len(sum_.keys) - 1)
+            read_token(record, "check", LONGEST_KEY)
         elif phase == SECURE_AGREE:
             # The signature covers what the site has agreed to, so the server cannot change it
             _check_signature(sum_, reply)
         else:
-            of = texts(record, "of")
+            of = read_texts(record, "of")
             _check_names(of, set(sum_.sealed) & {*of, reply.site})
-            _check_number(tokens(record, "shares", LONGEST_SHARE), len(of))
+            _check_number(read_tokens(record, "shares", LONGEST_SHARE), len(of))
     except SiteError as error:
         return str(error)
     return None
@@ -181,16 +181,16 @@ def _fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
 
 def _check_keys(sum_: SecureSum, reply: Reply) -> None:
     record = reply.secure
-    mask = token(record, "mask-key", LONGEST_KEY)
-    seal = token(record, "seal-key", LONGEST_KEY)
-    public = token(record, "public", LONGEST_KEY)
-    terms = token(record, "terms", LONGEST_KEY)
-    signature = token(record, "signature", LONGEST_KEY)
+    mask = read_token(record, "mask-key", LONGEST_KEY)
+    seal = read_token(record, "seal-key", LONGEST_KEY)
+    public = read_token(record, "public", LONGEST_KEY)
+    terms = read_token(record, "terms", LONGEST_KEY)
+    signature = read_token(record, "signature", LONGEST_KEY)
     # An invalid key would fail later at every other site, which would hide whose it is
     refuse_no_key(mask)
     refuse_no_key(seal)
-    (splits,) = texts({"splits": [record.get("splits")]}, "splits")
-    whole(record, "samples")
+    (splits,) = read_texts({"splits": [record.get("splits")]}, "splits")
+    read_whole(record, "samples")
     said = key_words(sum_.common.run_name, sum_.round, reply.site, (mask, seal), terms, splits)
     if not is_signed(public, said, signature):
         raise SiteError("its signature does not match its keys: is it from another run or round?")
@@ -199,7 +199,7 @@ def _check_keys(sum_: SecureSum, reply: Reply) -> None:
 def _check_signature(sum_: SecureSum, reply: Reply) -> None:
     said = words("answered", sum_.context.hex(), list(sum_.replies))
     public, _ = sum_.signers[reply.site]
-    if not is_signed(public, said, token(reply.secure, "signature", LONGEST_KEY)):
+    if not is_signed(public, said, read_token(reply.secure, "signature", LONGEST_KEY)):
         raise SiteError("its signature does not match the list of sites whose weights arrived")
 
 

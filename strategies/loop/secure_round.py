@@ -42,7 +42,7 @@ from fedsilo.strategies.wire.secure_keys import (
     mask_check,
     mask_key,
     public_half,
-    whole,
+    read_whole,
 )
 from fedsilo.strategies.wire.signatures import common_splits, context_of
 
@@ -181,7 +181,7 @@ class SecureSum:
         """
         said: dict[int, list[str]] = {}
         for site, reply in sorted(replies.items()):
-            said.setdefault(whole(reply.secure, "samples"), []).append(site)
+            said.setdefault(read_whole(reply.secure, "samples"), []).append(site)
         if len(said) > 1 or min(said) < 1:
             parts = [f"{', '.join(sites)}: {samples}" for samples, sites in sorted(said.items())]
             raise SiteError(

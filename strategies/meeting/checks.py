@@ -244,7 +244,7 @@ def task_of(facts: SiteFacts) -> Task:
     return Task(facts.input_shape, facts.classes)
 
 
-def unlike(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | None:
+def find_difference(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | None:
     """Return the first difference between two sites in what all sites must share, or None."""
     if task_of(facts) != task_of(others):
         return (
@@ -274,7 +274,7 @@ def unlike(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | 
     return None
 
 
-def shared_data(facts: Facts, pooled: bool) -> Refused:
+def find_shared_data(facts: Facts, pooled: bool) -> Refused:
     """Return the sites that hold the same training samples, because these count twice."""
     owners: dict[str, list[str]] = {}
     for site in sorted(facts):
@@ -291,7 +291,7 @@ def shared_data(facts: Facts, pooled: bool) -> Refused:
     return refused
 
 
-def other_tasks(facts: Facts, pooled: bool) -> Refused:
+def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
     """Return the sites whose task is not the most frequent one, each with the difference."""
     # The sites of each task; ties go to the task of the first site by name
     having: dict[Hashable, list[str]] = {}
@@ -304,13 +304,13 @@ def other_tasks(facts: Facts, pooled: bool) -> Refused:
     usual = max(having.values(), key=len)[0]
     refused: Refused = {}
     for site in sorted(facts):
-        difference = unlike(site, facts[site], usual, facts[usual])
+        difference = find_difference(site, facts[site], usual, facts[usual])
         if difference:
             refused[site] = difference
     return refused
 
 
-def unwanted_sums(facts: Facts, pooled: bool) -> Refused:
+def find_unwanted_sums(facts: Facts, pooled: bool) -> Refused:
     """Return the sites that lack the sums of their features, or send sums that nobody pools.
 
     Sums are wanted if ``pooled``, that is if 'data.standardise' is "pooled". If no site sends sums,
@@ -330,7 +330,7 @@ def unwanted_sums(facts: Facts, pooled: bool) -> Refused:
     return refused
 
 
-def odd_sums(facts: Facts, pooled: bool) -> Refused:
+def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
     """Return the sites with a feature whose scale is far above the median site's."""
     scales: dict[str, Vector] = {}
     for site in sorted(facts):
@@ -393,8 +393,8 @@ def _and(sites: Sequence[str]) -> str:
 
 # Those of one check are left out before the next one looks
 TOGETHER_CHECKS: tuple[Callable[[Facts, bool], Refused], ...] = (
-    shared_data,
-    other_tasks,
-    unwanted_sums,
-    odd_sums,
+    find_shared_data,
+    find_other_tasks,
+    find_unwanted_sums,
+    find_odd_sums,
 )

@@ -20,7 +20,7 @@ from fedsilo.core.one_line import one_line, site_reason
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.core.versions import own_versions
 from fedsilo.strategies.meeting.checks import find_hello_fault
-from fedsilo.strategies.wire.messaging import arriving
+from fedsilo.strategies.wire.messaging import send_and_receive
 from fedsilo.strategies.wire.records import record_bytes
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ def ask_nodes(
     asks = ConfigRecord({kind.removeprefix("query."): True, **own_versions()})
     content = RecordDict({CONFIG: asks})
     messages = [Message(content, node, kind) for node in nodes]
-    replies = dict(arriving(grid, messages, _TIMEOUT, away_timeout))
+    replies = dict(send_and_receive(grid, messages, _TIMEOUT, away_timeout))
     heard: list[Heard[T]] = []
     refused: list[str] = []
     for node in sorted(nodes):

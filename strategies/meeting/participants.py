@@ -20,7 +20,13 @@ from fedsilo.core.settings.common_settings import SUMS, CommonSettings
 from fedsilo.core.site_facts import FeatureStatistics, SiteFacts
 from fedsilo.models.maths.standardisation import pooled_statistics
 from fedsilo.models.networks.kinds import Task
-from fedsilo.strategies.meeting.checks import TOGETHER_CHECKS, Terms, shared_data, task_of, unlike
+from fedsilo.strategies.meeting.checks import (
+    TOGETHER_CHECKS,
+    Terms,
+    find_difference,
+    find_shared_data,
+    task_of,
+)
 from fedsilo.strategies.meeting.hello import Heard, ask_nodes, read_hello
 
 Hello = Heard[SiteFacts]
@@ -299,10 +305,10 @@ def _why_not(facts: SiteFacts, participants: Participants, joined: Participants)
     if known is not None and known.fingerprints != facts.fingerprints:
         return "it comes back with other data: start a new run"
     first = participants.sites()[0]
-    difference = unlike(facts.site, facts, first, participants.facts[first])
+    difference = find_difference(facts.site, facts, first, participants.facts[first])
     if difference:
         return difference
     if (facts.sums is None) != (participants.facts[first].sums is None):
         return "it sent sums and the others none, or none where they did: see 'data.standardise'"
     pooled = facts.sums is not None
-    return shared_data(joined.facts, pooled).get(facts.site)
+    return find_shared_data(joined.facts, pooled).get(facts.site)

@@ -21,7 +21,7 @@ _NOT_TAKEN = Error(
 )
 
 
-def arriving(
+def send_and_receive(
     grid: Grid,
     messages: Sequence[Message],
     timeout: float,

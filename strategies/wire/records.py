@@ -208,7 +208,7 @@ def unbundle(content: RecordDict) -> RecordDict:
     unbundled = RecordDict(dict(content.items()))
     for name, record in content.array_records.items():
         if list(record) == [BUNDLE]:
-            arrays = opened(name, record[BUNDLE]).items()
+            arrays = open_bundle(name, record[BUNDLE]).items()
             unbundled[name] = ArrayRecord({key: Array(array) for key, array in arrays})
     return unbundled
 
@@ -225,7 +225,7 @@ def refuse_many_records(records: Mapping[str, ArrayRecord]) -> None:
         )
 
 
-def opened(name: str, array: Array, most: int | None = None) -> dict[str, NDArray]:
+def open_bundle(name: str, array: Array, most: int | None = None) -> dict[str, NDArray]:
     """Return the arrays of a bundle, sorted by name; they share the bundle's memory.
 
     Args:

@@ -29,7 +29,7 @@ from fedsilo.strategies.wire.records import (
     ArrayError,
     Header,
     NDArray,
-    opened,
+    open_bundle,
     packed_bytes,
     read_header,
     record_bytes,
@@ -125,7 +125,7 @@ def _arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
     """Return the arrays of a reply; their names are compared before any array is unpacked."""
     arrays: Mapping[str, Array | NDArray] = record
     if list(record) == [BUNDLE]:
-        arrays = opened(ARRAYS, record[BUNDLE], most_bytes(expected))
+        arrays = open_bundle(ARRAYS, record[BUNDLE], most_bytes(expected))
     if arrays.keys() != expected.keys():
         missing = sorted(expected.keys() - arrays.keys())
         surplus = sorted(arrays.keys() - expected.keys())

@@ -127,7 +127,7 @@ def refuse_no_key(public: bytes) -> None:
     mask_key(new_key_pair().private, public, b"")
 
 
-def sealed(shares: Shares, key: bytes, way: tuple[int, int]) -> bytes:
+def seal_shares(shares: Shares, key: bytes, way: tuple[int, int]) -> bytes:
     """Seal shares so that only ``key`` opens them.
 
     Args:
@@ -138,7 +138,7 @@ def sealed(shares: Shares, key: bytes, way: tuple[int, int]) -> bytes:
     return encrypt(key, share_keys_plaintext_concat(*way, shares.own_mask, shares.mask_key))
 
 
-def opened(token: bytes, key: bytes, way: tuple[int, int]) -> Shares:
+def open_shares(token: bytes, key: bytes, way: tuple[int, int]) -> Shares:
     """Open sealed shares.
 
     Raises:
@@ -153,7 +153,7 @@ def opened(token: bytes, key: bytes, way: tuple[int, int]) -> Shares:
     return Shares(own_mask, mask)
 
 
-def cut(secret: bytes, threshold: int, sites: int) -> list[bytes]:
+def cut_secret(secret: bytes, threshold: int, sites: int) -> list[bytes]:
     """Split a secret into one share for each of ``sites`` sites; any ``threshold`` restore it."""
     return create_shares(secret, threshold, sites)
 
@@ -175,7 +175,7 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
         raise SiteError("received shares do not give a secret: of another round?") from None
 
 
-def texts(record: Mapping[str, Any], key: str) -> list[str]:
+def read_texts(record: Mapping[str, Any], key: str) -> list[str]:
     """Return a record's list of texts.
 
     Raises:
@@ -187,7 +187,7 @@ def texts(record: Mapping[str, Any], key: str) -> list[str]:
     raise SiteError(f"record '{SECURE}' has no list of texts '{key}'")
 
 
-def tokens(record: Mapping[str, Any], key: str, longest: int) -> list[bytes]:
+def read_tokens(record: Mapping[str, Any], key: str, longest: int) -> list[bytes]:
     """Return a record's list of bytes, each of 1 to ``longest`` bytes.
 
     Raises:
@@ -204,16 +204,16 @@ def tokens(record: Mapping[str, Any], key: str, longest: int) -> list[bytes]:
     return list(values)
 
 
-def token(record: Mapping[str, Any], key: str, longest: int) -> bytes:
+def read_token(record: Mapping[str, Any], key: str, longest: int) -> bytes:
     """Return one bytes value of a record, of 1 to ``longest`` bytes.
 
     Raises:
         SiteError: the record has no such value, or it is empty or longer.
     """
-    return tokens({key: [record.get(key)]}, key, longest)[0]
+    return read_tokens({key: [record.get(key)]}, key, longest)[0]
 
 
-def whole(record: Mapping[str, Any], key: str) -> int:
+def read_whole(record: Mapping[str, Any], key: str) -> int:
     """Return a whole number of a record.
 
     Raises:

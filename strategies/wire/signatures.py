@@ -151,7 +151,7 @@ def is_key_code(text: str) -> bool:
     return bool(_KEY_CODE.fullmatch(text))
 
 
-def signed(private: EllipticCurvePrivateKey, text: bytes) -> bytes:
+def sign_text(private: EllipticCurvePrivateKey, text: bytes) -> bytes:
     """Sign ``text`` with ECDSA and SHA-256."""
     return private.sign(text, ECDSA(SHA256()))
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
-from fedsilo.client_app.privacy.told_counts import FILE
+from fedsilo.client_app.privacy.noisy_counts import FILE
 from tests.support.hospital import Hospital
 
 Make = Callable[..., Hospital]

@@ -317,7 +317,7 @@ ARCHIVE = (
 )
 TABLE = (
     "import pandas, openpyxl, pyarrow.parquet\n"
-    "from fedsilo.datasets.tables.new_rows import read_table",
+    "from fedsilo.datasets.tables.table_files import read_table",
     "read_table(path)",
 )
 IDX = ("from fedsilo.datasets.shifted.idx import read_idx", "read_idx(path)")
@@ -447,7 +447,7 @@ def test_a_limit_that_is_no_number_of_bytes_is_refused(
 def test_honest_tables_are_read_as_before(tmp_path: Path) -> None:
     import pandas as pd
 
-    from fedsilo.datasets.tables.new_rows import read_table
+    from fedsilo.datasets.tables.table_files import read_table
 
     frame = pd.DataFrame(
         {"age": [63, 41, None], "name": ["x", " y", None], "ill": [True, False, True]}

@@ -25,12 +25,18 @@ from fedsilo.models.privacy.secure_sum import (
     quantisation,
     tolerated_colluders,
 )
-from fedsilo.strategies.wire.secure_keys import Shares, join_shares, mask_key, new_key_pair, opened
+from fedsilo.strategies.wire.secure_keys import (
+    Shares,
+    join_shares,
+    mask_key,
+    new_key_pair,
+    open_shares,
+)
 from fedsilo.strategies.wire.signatures import (
     bound_to,
     key_words,
     public_text,
-    signed,
+    sign_text,
     simulated_key,
     words,
 )
@@ -87,7 +93,8 @@ class Attacker:
         """Return the signatures of a group and of all that collude under one list."""
         said = words("answered", self.context, list(listed))
         own = {
-            name: signed(simulated_key(self.round.common.seed, name), said) for name in self.with_it
+            name: sign_text(simulated_key(self.round.common.seed, name), said)
+            for name in self.with_it
         }
         for name in group:
             own[name] = self.round.signed(name, listed)
@@ -111,7 +118,7 @@ class Attacker:
         for name, secrets in self.disks.items():
             token = self.round.shares[site]["sealed"][self.round.shares[site]["to"].index(name)]
             way = secrets.sites.index(site), secrets.sites.index(name)
-            held.append(opened(token, secrets.seal_key_with(site), way))
+            held.append(open_shares(token, secrets.seal_key_with(site), way))
         return held
 
     def splits_the_honest(self, told_all: int) -> list[float] | None:
@@ -211,7 +218,7 @@ def forged(round_: Round, site: str, signer: str) -> dict[str, Any]:
         "mask-key": public[0],
         "seal-key": public[1],
         "public": public_text(private),
-        "signature": signed(private, said),
+        "signature": sign_text(private, said),
         "splits": "",
     }
 

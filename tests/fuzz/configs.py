@@ -16,7 +16,7 @@ import tomli_w
 import yaml
 
 from fedsilo.api.experiment_list import list_experiments
-from fedsilo.client_app.site.policy import parsed_site_file
+from fedsilo.client_app.site.policy import parse_site_file
 from fedsilo.comparison.tune import Tuning
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import FedsiloError
@@ -191,7 +191,7 @@ def _site_file(one: Trial) -> None:
         text = _dumped(mutate_tree(one.rng, yaml.safe_load(_SITE), one.done))
     else:
         text = mutate_text(one.rng, _SITE, one.done)
-    _told(one, lambda: _bounded(one, parsed_site_file(text)))
+    _told(one, lambda: _bounded(one, parse_site_file(text)))
 
 
 def _bounded(one: Trial, limits: Any) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fedsilo.client_app.lab import Lab
 from fedsilo.client_app.methods import cdl
-from fedsilo.client_app.methods.moon import twin
+from fedsilo.client_app.methods.moon import copy_network
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import ARRAYS, METRICS
@@ -171,7 +171,7 @@ def test_the_loss_is_the_main_models_plus_the_divergence_of_both(
     site = second(opened, weights, divergence_beta=beta, dropout=0.0)
     main = cast(TokenClassifier, site.open())
     load_exchanged(main, site.session.method._start(site))
-    support = twin(main).train()
+    support = copy_network(main).train()
     load_exchanged(support, site.state("support/"))
     inputs, labels = site.silo.train.inputs[:9], site.silo.train.labels[:9]
     objective = steps_of(site, main.eval()).loss  # as measuring leaves it
@@ -217,7 +217,7 @@ def test_the_divergence_pulls_the_main_model_to_the_support_model(
         own = {"divergence_beta": beta, "local_epochs": 8, "learning_rate": 0.005, "dropout": 0.0}
         site = second(opened, weights, **own)
         network, _ = moved(site)
-        support = twin(network)
+        support = copy_network(network)
         load_exchanged(support, site.state("support/"))
         inputs = site.silo.train.inputs
         with torch.no_grad():
@@ -261,7 +261,9 @@ def test_a_vits_frozen_backbone_is_held_once_and_no_gradient_is_left_over(
     opened: Opened, vit_weights: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     site, twins = second(opened, vit_weights, **VIT), []
-    monkeypatch.setattr(cdl, "twin", lambda network: twins.append(twin(network)) or twins[-1])
+    monkeypatch.setattr(
+        cdl, "copy_network", lambda network: twins.append(copy_network(network)) or twins[-1]
+    )
     network, moves = moved(site)
     (support,) = twins
     assert support is not network

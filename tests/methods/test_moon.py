@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import fedsilo.client_app.methods.moon
-from fedsilo.client_app.methods.moon import twin
+from fedsilo.client_app.methods.moon import copy_network
 from fedsilo.client_app.privacy.ledger import LEDGER
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.state_files import load_state
@@ -244,7 +244,7 @@ def test_the_loss_is_the_networks_plus_mu_times_the_contrast_of_global_and_previ
     network = cast(TokenClassifier, site.open())
     objective = steps_of(site, network).loss
     inputs, labels = site.silo.train.inputs[:9], site.silo.train.labels[:9]
-    previous = twin(network).eval()
+    previous = copy_network(network).eval()
     for name, array in previous.state_dict().items():
         if name in exchanged_arrays(previous):
             array.copy_(site.stored_state[f"previous/{name}"])
@@ -267,10 +267,10 @@ def test_the_fixed_models_stay_in_eval_mode_and_get_no_gradient(
     twins: list[TokenClassifier] = []
 
     def spy(network: TokenClassifier) -> TokenClassifier:
-        twins.append(twin(network))
+        twins.append(copy_network(network))
         return twins[-1]
 
-    monkeypatch.setattr(fedsilo.client_app.methods.moon, "twin", spy)
+    monkeypatch.setattr(fedsilo.client_app.methods.moon, "copy_network", spy)
     site = opened("moon", others, round=2)
     network = cast(TokenClassifier, site.open())
     start = arrays_of(network)
@@ -376,7 +376,7 @@ def test_a_twin_has_its_own_weights_but_the_frozen_backbone_in_common(
     resolved: Callable[..., Any],
 ) -> None:
     network = build_classifier(resolved("moon", **VIT_FIELDS).common, DIGITS)
-    copied = twin(network)
+    copied = copy_network(network)
     assert copied.encoder is network.encoder
     assert copied.prompts is not network.prompts
     with torch.no_grad():

@@ -172,12 +172,13 @@ def test_what_leaves_names_weights_and_gradient(participants: Participants) -> N
     assert "number of optimiser steps" in steps
 
 
+@pytest.mark.parametrize("trust", ["server", "sums"])
 def test_a_secret_sum_gives_the_weights_and_controls_of_an_open_one(
-    spied_run: Callable[..., Any], tiny: Callable[..., dict[str, Any]], tmp_path: Path
+    spied_run: Callable[..., Any], tiny: Callable[..., dict[str, Any]], tmp_path: Path, trust: str
 ) -> None:
     sgd = {"optimiser": "sgd", "learning_rate": 0.01}  # Adam would make much of the rounding
     opened = spied_run(tiny("scaffold", **sgd))[1].state.arrays
-    secret = tiny("scaffold", clip_norm=5.0, secure_aggregation="secagg", **sgd)
+    secret = tiny("scaffold", clip_norm=5.0, secure_aggregation="secagg", trust=trust, **sgd)
     shutil.rmtree(tmp_path / "sites")  # kept under other settings
     summed = spied_run(secret)[1].state.arrays
     assert any(name.startswith("control/") and array.any() for name, array in summed.items())

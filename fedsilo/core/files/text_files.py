@@ -1,5 +1,6 @@
 """Text files: their decoding, the lines of a CSV file by its header, and values in one form."""
 
+import codecs
 import csv
 import io
 import re
@@ -11,22 +12,55 @@ from pathlib import Path
 from fedsilo.core.errors import DataError
 
 _MOST_BYTES = 2**30
+# The first bytes of files that are often given where text is expected
+_PACKED = {
+    b"PK\x03\x04": "an Excel file or another zip archive",
+    b"PAR1": "a Parquet file",
+    b"\x1f\x8b": "a gzip file",
+    b"\xd0\xcf\x11\xe0": "an Excel file from before 2007, or one with a password",
+}
 _DECIMAL = re.compile(r"[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)")
 # Tells whether a text without outer blanks is a plain decimal number, such as '-4.50'
 is_plain_number = _DECIMAL.fullmatch
 
 
 def read_text(path: Path) -> str:
-    """Return a UTF-8 file's text without a byte-order mark, or raise a ``DataError``."""
+    """Return the text of a file in UTF-8, or in UTF-16 with a byte-order mark.
+
+    Raises:
+        DataError: the file is missing, or holds no such text; the error says what it holds.
+    """
     fault = file_fault(path)
     if fault is None:
         try:
-            return path.read_text(encoding="utf-8-sig")
+            return decode_text(path.read_bytes())
         except OSError as error:
             fault = f"cannot be read: {error.strerror}"
-        except UnicodeDecodeError as error:
-            fault = f"is not UTF-8 text ({error.reason}): save it as UTF-8"
+        except ValueError as error:
+            fault = str(error)
     raise DataError(f"{path} {fault}")
+
+
+def decode_text(content: bytes) -> str:
+    """Decode UTF-8, or UTF-16 with a byte-order mark; each end of a line becomes a line feed.
+
+    Raises:
+        ValueError: the bytes are no such text. It says what they look like, and what to do.
+    """
+    for signature, kind in _PACKED.items():
+        if content.startswith(signature):
+            raise ValueError(f"is {kind}, but must be text: save it as text (UTF-8)")
+    encoding = "utf-8-sig"
+    if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        encoding = "utf-16"
+    try:
+        text = io.TextIOWrapper(io.BytesIO(content), encoding=encoding).read()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"is not UTF-8 text ({error.reason}): save it as UTF-8") from None
+    if "\0" in text:
+        # Such as UTF-16 without a mark, whose every second byte is 0
+        raise ValueError("is not UTF-8 text, because it has bytes of 0: save it as UTF-8")
+    return text
 
 
 def file_fault(path: Path, most: int = _MOST_BYTES) -> str | None:

@@ -101,7 +101,7 @@ class SiteSetup:
         from fedsilo.client_app.opening import open_site  # PyTorch, which takes seconds
 
         self.required_settings()
-        return open_site(self.rules.over(self.context))
+        return open_site(self.rules.restrict(self.context))
 
     def required_settings(self) -> RunSettings:
         """Return the settings of the experiment; Skipped if none is named."""
@@ -269,7 +269,7 @@ def _data(setup: SiteSetup) -> Passed:
     sizes = ", ".join(f"{len(split)} {name}" for name, split in silo.splits().items())
     left_out = ""
     if silo.dropped:
-        left_out = f"; {silo.dropped} left out as missing or broken"
+        left_out = f"; {silo.dropped} left out as missing, out of range or broken"
     dataset = setup.required_settings().common.dataset
     cache = own_cache(setup.context) or "the usual cache"
     return Passed(f"{sizes} samples of {dataset}{left_out}, cached in {cache}", tuple(lines))
@@ -281,7 +281,7 @@ def _requests(setup: SiteSetup) -> Passed:
     from fedsilo.client_app.session import SiteSession
 
     settings = setup.required_settings()
-    common, context = settings.common, setup.rules.over(setup.context)
+    common, context = settings.common, setup.rules.restrict(setup.context)
     # The order is a real run's: what is asked, its limits, who the site is, what would leave
     with refusing_as(setup.name):
         if SITE_FILE in setup.node_config:

@@ -202,11 +202,11 @@ def _acquire_task(client: RuntimeHttpClient) -> AcquireTaskResponse | None:
 
 def runs_any_app(site_file: Path) -> bool:
     """Tell whether a site file allows executing a run's own app; False if it is unreadable."""
-    from fedsilo.client_app.site.policy import parsed_site_file
+    from fedsilo.client_app.site.policy import parse_site_file
 
     try:
         text = read_regular(Path(os.path.realpath(site_file))).decode("utf-8")
-        return parsed_site_file(text).app == "any"
+        return parse_site_file(text).app == "any"
     except (OSError, UnicodeDecodeError, SettingError):
         return False  # the installed app will report the fault
 

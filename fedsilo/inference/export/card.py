@@ -43,6 +43,7 @@ def card_text(
 
     ``form`` is the format of an exported program, or empty; ``facts`` describe its file.
     """
+    # The view has no metric of too few patients, so the card shows none
     templates = environment("fedsilo.inference.export", html=False)
     run = whole.shown()
     sites = list(run.silos)

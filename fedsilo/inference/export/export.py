@@ -201,6 +201,7 @@ def write_onnx(program: Program, path: Path) -> float:
                 external_data=False,
                 verbose=False,
             )
+        # The written file is read again by the runtime that others will use
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
         answers = []
         for size in _SIZES:

@@ -16,8 +16,9 @@ from fedsilo.core.settings.common_settings import NOBODY
 from fedsilo.core.versions import FEDSILO
 from fedsilo.datasets.images.image_data_set import ImageDataSet
 from fedsilo.datasets.registry import data_set
-from fedsilo.datasets.tables.new_rows import BOOLEANS, read_table
+from fedsilo.datasets.tables.parsing import BOOLEANS
 from fedsilo.datasets.tables.schema import TableSchema
+from fedsilo.datasets.tables.table_files import read_table
 from fedsilo.inference.monitor.checks import (
     CaseCheck,
     accuracy_check,
@@ -126,6 +127,7 @@ def check_new_cases(
             f"{data} has {len(kept)} cases that can be used, but a check needs {floor} "
             "('privacy.sums-min-count'): collect more cases"
         )
+    # Inputs that could not be read have no prediction, but they may have a label
     labels = new.labels[kept]
     checks = [*_drift(model, new, floor)]
     # A label of -1 is unknown
@@ -286,7 +288,7 @@ def _of_table(
     path: Path, schema: TableSchema, classes: Mapping[str, int]
 ) -> Iterator[tuple[str, int]]:
     """Yield the line number, as text, and the class of each row whose label the schema knows."""
-    (_, first), *rows = read_table(path, schema.delimiter)
+    (_, first), *rows = read_table(path, schema.delimiter, guess_delimiter=True)
     names = [name.strip().casefold() for name in first]
     if schema.label.column.casefold() not in names:
         return

@@ -58,6 +58,7 @@ class Predictions:
 
     def answered(self) -> list[bool]:
         """Tell for each input without a fault whether it is answered; unusual ones are not."""
+        # Unknown novelty holds no answer back, but the page marks such cases as doubtful
         if self.answers_all or isinstance(self.novelty, str):
             return [True] * len(self.own)
         return [not unusual for unusual in self.novelty.unusual().tolist()]

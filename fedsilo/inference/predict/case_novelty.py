@@ -74,6 +74,7 @@ def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
             continue
         steps = np.diff(numbers)
         apart = max(_APART, _TIMES * float(np.median(steps)))
+        # Outliers are far from all others too, but no ten patients share one
         if counts[0] >= _CODED and steps[0] > apart:
             codes[place] = Code(float(numbers[0]), float(numbers[1]))
         elif counts[-1] >= _CODED and steps[-1] > apart:
@@ -129,6 +130,7 @@ class Reference:
         lacking = np.zeros(values.shape, bool)
         if missing is not None:
             lacking = missing.numpy()
+        # An imputed value is the mean, and so neither a code nor in a gap
         coded, gaps = np.zeros(values.shape, bool), np.zeros(values.shape)
         for place, code in self.codes.items():
             coded[:, place] = code.equal(values[:, place]) & ~lacking[:, place]

@@ -18,12 +18,14 @@ from fedsilo.client_app.training.evaluation import batch_size, in_batches
 from fedsilo.core.errors import DataError, SettingError
 from fedsilo.core.files.locations import find_places
 from fedsilo.core.files.text_files import read_rows
+from fedsilo.core.one_line import format_count, one_line
 from fedsilo.datasets.images.decoding import BrokenImageError
 from fedsilo.datasets.registry import data_set, image_reader
 from fedsilo.datasets.silo.silos import ImageReader
-from fedsilo.datasets.tables.new_rows import parse_new_rows, read_table
+from fedsilo.datasets.tables.new_rows import parse_new_rows
 from fedsilo.datasets.tables.schema import TableSchema
 from fedsilo.datasets.tables.table_data_set import TableDataSet
+from fedsilo.datasets.tables.table_files import read_table
 from fedsilo.models.maths.standardisation import standardise
 from fedsilo.runs.trained_model import (
     TrainedModel,
@@ -265,7 +267,8 @@ def table_inputs(model: TrainedModel, path: Path, id_column: str | None) -> RowI
     """
     schema, statistics = table_schema(model), model.silo.standardisation
     assert statistics is not None, "a finished run's table is standardised"
-    new = parse_new_rows(read_table(path, schema.delimiter), schema, str(path), id_column)
+    lines = read_table(path, schema.delimiter, guess_delimiter=True)
+    new = parse_new_rows(lines, schema, str(path), id_column)
     numbers = sorted([*new.lines, *new.faults])
     # The reader names a row by its line in the file; its place is that among the rows
     faults = {numbers.index(line): fault for line, fault in new.faults.items()}
@@ -280,6 +283,10 @@ def table_inputs(model: TrainedModel, path: Path, id_column: str | None) -> RowI
     notes = []
     if new.unread:
         notes.append(f"not read: {new.unread} of the columns of {path.name}, unknown to the schema")
+    if new.imputed:
+        counts = [f"{count} of {name}" for name, count in new.imputed.items()]
+        cells = format_count(sum(new.imputed.values()), "missing value")
+        notes.append(f"imputed: {cells} ({one_line(', '.join(counts), 200)})")
     return RowInputs(
         key="line",
         names=[str(number) for number in numbers],

@@ -25,7 +25,7 @@ from fedsilo.core.methods import load_plugin_files
 from fedsilo.core.plugins import without_working_folder
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings.removed import current_settings
-from fedsilo.core.settings_schema import build
+from fedsilo.core.settings_schema import build_from_file
 from fedsilo.core.versions import installed_software
 from fedsilo.datasets.registry import image_reader, plugin_modules
 from fedsilo.finetuning.finetune_request import SEGMENTATION
@@ -161,7 +161,7 @@ def _settings(document: Mapping[str, Any], data_dir: Path | None) -> CommonSetti
     with without_working_folder():
         approved = approve_plugins(values, plugin_modules(values), needs_pins=False)
         load_plugin_files(str(approved["plugin"]))
-        return build(CommonSettings, approved)
+        return build_from_file(CommonSettings, approved)
 
 
 def _network(

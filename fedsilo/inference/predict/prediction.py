@@ -140,6 +140,7 @@ def predict_inputs(
             statistics[_FEATURES] = penultimate(model.network, tokens).float().cpu()
         return statistics
 
+    # The probe sees the same batches as the model, so that no image is decoded or encoded twice
     collected = _Collected(of_samples)
     own = model.probabilities(inputs.watch_batches(watch), split, collected)
     probabilities, sets = _calibrate(own, calibration, coverage)

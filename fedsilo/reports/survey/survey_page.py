@@ -96,12 +96,16 @@ def _sites(answers: Answers) -> Iterator[Table]:
         cells = [_cell(samples, split) for split in SPLITS]
         rows.append((site, *cells, left_out, str(answer.about.floor), answer.about.on))
     columns = ("site", *_SPLIT_NAMES.values(), "left out", "floor", "answered on")
-    note = f"{_RULE} Left out: rows that lack a value, or files that cannot be decoded."
+    note = (
+        f"{_RULE} Left out: rows with a missing value or one out of range, or files that cannot be "
+        "decoded."
+    )
     yield Table("Samples", columns, rows, note)
     lacking = _rows_left_out(answers)
     if lacking:
         note = "For columns that are not listed here, every count is suppressed."
-        yield _counts("Rows left out, by the column without a value", "column", lacking, note)
+        title = "Rows left out, by the column whose value is missing or out of range"
+        yield _counts(title, "column", lacking, note)
 
 
 def _rows_left_out(answers: Answers) -> dict[str, dict[str, Count]]:

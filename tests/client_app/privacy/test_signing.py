@@ -18,7 +18,7 @@ from fedsilo.client_app.privacy.signing import (
 from fedsilo.client_app.site.node import OWN
 from fedsilo.core.errors import CheckpointError, RefusedError, SettingError
 from fedsilo.core.settings_schema import Value
-from fedsilo.strategies.wire.signatures import key_code, public_text, signed, simulated_key
+from fedsilo.strategies.wire.signatures import key_code, public_text, sign_text, simulated_key
 from tests.support.errors import refuses
 
 
@@ -35,7 +35,7 @@ def own(tmp_path: Path) -> Path:
 def _signed(site: str, words: bytes = b"keys", said: bytes = b"keys") -> SignedKeys:
     """Return what a site says that signs by a key of its own."""
     private = simulated_key(7, site)
-    return SignedKeys(site, public_text(private), said, signed(private, words))
+    return SignedKeys(site, public_text(private), said, sign_text(private, words))
 
 
 def _code(site: str) -> str:
@@ -63,7 +63,7 @@ def test_a_key_is_taken_once_it_was_compared_and_no_other(
 ) -> None:
     signer = signer_of(False, 0, "north", node)
     mine = SignedKeys(
-        "north", public_text(signer.private), b"keys", signed(signer.private, b"keys")
+        "north", public_text(signer.private), b"keys", sign_text(signer.private, b"keys")
     )
     said = refused(signer, mine, _signed("south"), _signed("west"))
     assert "the signing keys of south, west have not been compared" in said
@@ -75,7 +75,7 @@ def test_a_key_is_taken_once_it_was_compared_and_no_other(
     assert not refused(signer, mine, _signed("south"), _signed("west"))
 
     other = SignedKeys(
-        "south", public_text(signer.private), b"keys", signed(signer.private, b"keys")
+        "south", public_text(signer.private), b"keys", sign_text(signer.private, b"keys")
     )
     assert f"but {_code('south')} was compared" in refused(signer, mine, other)
     assert known.read()["south"].compared == _code("south"), "nothing but a yes changes it"
@@ -99,7 +99,7 @@ def test_a_signature_of_other_keys_is_refused_and_its_key_not_noted(
 def test_invented_sites_do_not_fill_the_list(node: dict[str, Value], own: Path) -> None:
     signer = signer_of(False, 0, "north", node)
     key = simulated_key(7, "one")
-    public, signature = public_text(key), signed(key, b"keys")
+    public, signature = public_text(key), sign_text(key, b"keys")
     many = [SignedKeys(f"s{number}", public, b"keys", signature) for number in range(500)]
     assert "have not been compared" in refused(signer, *many)
     assert len(KnownKeys(own).read()) == 200

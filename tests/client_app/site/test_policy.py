@@ -134,7 +134,7 @@ def test_the_site_file_is_read_before_the_answer_and_once_more_before_it_leaves(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     reads: list[str] = []
-    usual, answering = policy.parsed_site_file, FedAvgSite.train
+    usual, answering = policy.parse_site_file, FedAvgSite.train
 
     def parsed(text: str) -> SiteFile:
         reads.append("read")
@@ -144,7 +144,7 @@ def test_the_site_file_is_read_before_the_answer_and_once_more_before_it_leaves(
         reads.append("train")
         return answering(self, lab)
 
-    monkeypatch.setattr(policy, "parsed_site_file", parsed)
+    monkeypatch.setattr(policy, "parse_site_file", parsed)
     monkeypatch.setattr(FedAvgSite, "train", train)
     assert app(message(TRAIN, weights), hospital()).has_content()
     assert reads == ["read", "train", "read"]
@@ -393,7 +393,7 @@ def test_of_two_caps_on_epsilon_the_lower_holds_at_the_lower_delta(
     hospital: Hospital, rules: dict[str, Any], node: dict[str, Any], cap: float, delta: float
 ) -> None:
     context = hospital(rules, node)
-    limited = read_site_file(context).over(context).node_config
+    limited = read_site_file(context).restrict(context).node_config
     assert (limited["max-epsilon"], limited["delta"]) == (cap, delta)
 
 

@@ -118,6 +118,8 @@ def test_an_augmentation_that_cannot_be_made_is_refused_in_one_line(text: str, t
     said = refused(lambda: check_augmentation(CommonSettings(augmentation=text), is_table=False))
     assert told in said
     assert "\n" not in said
+    if text[0] == "{":
+        assert "'train.augmentation'" in said
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """Arrays of a site's own, and what of them is refused."""
 
+import dataclasses
 import os
 from pathlib import Path
 from typing import Any
@@ -47,6 +48,17 @@ def test_a_file_is_a_silo_of_its_samples_and_the_classes_names(tmp_path: Path) -
     assert sorted(pair for part in levels.values() for pair in part) == [
         (i, i % 2) for i in range(12)
     ]
+
+
+def test_copies_of_a_sample_are_in_one_part_of_every_split(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = save(tmp_path / "data", x=np.concatenate([IMAGES] * 3), y=np.tile(LABELS, 3))
+    for changes in ({}, {"test_folds": 3, "val_folds": 2}):
+        silo = load_silo("north", dataclasses.replace(own, **changes))
+        parts = [set(split.inputs[:, 0, 0, 0].tolist()) for split in silo.splits().values()]
+        assert sum(map(len, parts)) == len(set().union(*parts)) == 12
+    assert "24 of 36 samples are copies of another" in caplog.text
 
 
 def test_floats_stay_as_they_are_and_a_new_file_is_read_like_them(tmp_path: Path) -> None:
@@ -138,7 +150,7 @@ def test_a_folder_without_arrays_says_what_to_write(tmp_path: Path) -> None:
 
 
 def test_what_is_written_has_the_classes_of_all_sites_and_channels_first(tmp_path: Path) -> None:
-    colour = np.zeros((9, 16, 16, 3), np.uint8)
+    colour = np.arange(9, dtype=np.uint8).repeat(768).reshape(9, 16, 16, 3)
     names = np.array(["flu", "cold", "flu", "cold"] * 2 + ["well"])
     write_arrays(tmp_path, {"north": (colour, names), "south": (colour[:8], names[:8])})
     south = load_silo("south", settings(tmp_path))

@@ -258,9 +258,23 @@ def masks_next_to_images(data: Path) -> None:
         (data / site / "b").rename(data / site / "masks")
 
 
+def loose_images_in_sites(data: Path) -> None:
+    shutil.copy(next((data / "north" / "a").iterdir()), data / "north" / "overview.png")
+
+
+def loose_images_in_sites_with_parts(data: Path) -> None:
+    validation_called_valid(data)
+    for site in ("north", "south"):
+        (data / site / "valid").rename(data / site / "val")
+    loose = next((data / "north" / "train" / "a").iterdir())
+    shutil.copy(loose, data / "north" / "overview.png")
+
+
 @pytest.mark.parametrize(
     "arrange",
     [
+        loose_images_in_sites,
+        loose_images_in_sites_with_parts,
         names_of_parts,
         a_copy_next_to_the_parts,
         validation_called_valid,
@@ -293,6 +307,19 @@ def test_files_that_are_not_read_are_counted_by_reason(tmp_path: Path) -> None:
     assert FOLDER.notices(settings(data)) == [
         "folder 'north/a': 3 files in subfolder 'second series' not read",
         "folder 'south/b': 1 file without an image's ending not read",
+    ]
+
+
+def test_images_next_to_folders_are_counted(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for part in ("train", "test"):
+        for name in ("a", "b"):
+            save(data / "north" / part / name, 1, 2, 3)
+    for folder in (data, data / "north" / "train"):
+        shutil.copy(data / "north" / "test" / "a" / "1.png", folder)
+    assert FOLDER.notices(settings(data)) == [
+        "folder 'data': 1 image next to folders not read",
+        "folder 'north/train': 1 image next to folders not read",
     ]
 
 

@@ -15,6 +15,8 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.datasets.silo.row_splits import Indices, RowSplit, shared_out, split_rows
 from fedsilo.datasets.tables.heart import HEART
 from fedsilo.datasets.tables.parsing import parse_table
+from fedsilo.datasets.tables.schema import TableSchema
+from fedsilo.datasets.tables.table_files import Lines
 from tests.support.errors import refuses
 
 PLAIN = CommonSettings(dataset="table")
@@ -45,7 +47,7 @@ def test_the_hospitals_of_heart_are_cut_as_flamby_cuts_them(
 ) -> None:
     places = Places(real_data, tmp_path)
     schema = HEART.schema(places)
-    labels = parse_table(*_text(site, places)).labels
+    labels = parse_table(*_table(site, places)).labels
     # FLamby, fed_heart_disease/dataset.py: stratified but for a centre with a class of two or less
     rare = min(np.bincount(labels, minlength=2)) <= 2
     train, test = train_test_split(
@@ -61,10 +63,10 @@ def test_the_hospitals_of_heart_are_cut_as_flamby_cuts_them(
     assert parts(found) == [sorted(train), [], sorted(test)]
 
 
-def _text(site: str, places: Places) -> tuple[str, object, str]:
+def _table(site: str, places: Places) -> tuple[Lines, TableSchema, str]:
     schema = HEART.schema(places)
-    text, where = HEART.text_of(site, schema, places)
-    return text, schema, where
+    lines, where = HEART.lines_of(site, schema, places)
+    return lines, schema, where
 
 
 @settings(max_examples=60, deadline=None)
@@ -330,7 +332,7 @@ def test_two_groups_are_a_training_and_a_test_group_and_the_smaller_one_is_teste
 @pytest.mark.parametrize(
     ("groups", "changes", "said"),
     [
-        (["a"] * 8, {}, r"8 samples of 1 group \(patient or lesion\) .* share of 0\.25: add"),
+        (["a"] * 8, {}, r"8 samples of 1 group \(.*\) cannot .* share of 0\.25: add"),
         (list("aaaabbcc"), {"test_folds": 4}, "rows of 3 groups .* into 4 folds: take fewer"),
         (list("aaaabbcc"), {"test_folds": 2, "val_folds": 3}, "rows of . groups? .* 3 folds"),
     ],

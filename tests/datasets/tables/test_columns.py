@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from fedsilo.core.files.locations import find_places
+from fedsilo.core.files.text_files import csv_lines
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.datasets.silo.measures import LeftOutRows
 from fedsilo.datasets.silo.silos import Silo, Split
@@ -37,7 +38,7 @@ TEXT = (
 
 
 def _silo(schema: TableSchema) -> Silo:
-    table = parse_table(TEXT, schema, "here")
+    table = parse_table(csv_lines(TEXT, "here"), schema, "here")
     rows = Split(torch.from_numpy(table.rows), torch.from_numpy(table.labels))
     none = Split(rows.inputs[:0], rows.labels[:0])
     task = Task((len(schema.features()),), 2)
@@ -72,7 +73,9 @@ def test_left_out_rows_are_those_that_are_dropped(
     policy: str, count: int, missing: dict[str, int]
 ) -> None:
     schema = SCHEMA.model_copy(update={"policy": policy})
-    assert parse_table(TEXT, schema, "here").left_out == LeftOutRows(count, missing)
+    assert parse_table(csv_lines(TEXT, "here"), schema, "here").left_out == LeftOutRows(
+        count, missing
+    )
 
 
 def test_edges_are_no_part_of_what_a_model_must_have_alike() -> None:

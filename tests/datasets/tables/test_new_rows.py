@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsilo.core.errors import DataError, SettingError
-from fedsilo.datasets.tables.new_rows import NewRows, parse_new_rows, read_table
+from fedsilo.datasets.tables.new_rows import NewRows, parse_new_rows
 from fedsilo.datasets.tables.schema import Column, TableSchema, read_schema
+from fedsilo.datasets.tables.table_files import read_table
 from tests.datasets.tables.test_parsing import BARE, HEADER, SCHEMA
 from tests.support.errors import refuses
 
@@ -108,9 +109,10 @@ def test_excel_and_parquet_are_read_as_csv_is(tmp_path: Path) -> None:
     frame.to_excel(tmp_path / "a.xlsx", index=False)
     frame.to_parquet(tmp_path / "a.parquet")
     impute = SCHEMA.model_copy(update={"policy": "impute"})
-    for name, lines in (("a.csv", (2, 3)), ("a.xlsx", (2, 3)), ("a.parquet", (1, 2))):
-        new = parse_new_rows(read_table(tmp_path / name), impute, name)
-        assert new.lines == lines
+    for name, numbers in (("a.csv", (2, 3)), ("a.xlsx", (2, 3)), ("a.parquet", (1, 2))):
+        lines = read_table(tmp_path / name, guess_delimiter=True)
+        new = parse_new_rows(lines, impute, name)
+        assert new.lines == numbers
         assert new.rows[0].tolist() == [50.0, 70.5, 1.0, 0.0, 1.0]
         assert np.isnan(new.rows[1]).tolist() == [True, False, False, False, False]
 

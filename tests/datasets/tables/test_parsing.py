@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedsilo.core.errors import DataError
-from fedsilo.core.files.text_files import read_text
+from fedsilo.core.files.text_files import csv_lines, read_text
 from fedsilo.datasets.tables.parsing import ParsedTable, parse_table
 from fedsilo.datasets.tables.schema import Column, TableSchema
 from fedsilo.models.maths.standardisation import standardise
@@ -32,7 +32,7 @@ BARE = SCHEMA.model_copy(update={"header": False})
 
 
 def parse(text: str, schema: TableSchema = SCHEMA) -> ParsedTable:
-    return parse_table(text, schema, "a.csv")
+    return parse_table(csv_lines(text, "a.csv", schema.delimiter), schema, "a.csv")
 
 
 def test_features_are_numbers_first_then_a_column_per_level_but_the_first() -> None:

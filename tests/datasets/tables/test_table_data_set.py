@@ -267,7 +267,7 @@ def test_a_bad_row_names_the_file_and_caches_nothing(places: Places) -> None:
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ("1,f,0\n2,?,1\n3,?,1\n", r" \(2 rows were dropped.*: 1 training rows are left.*'impute'"),
+        ("1,f,0\n2,?,1\n3,?,1\n", r" \(2 rows left out\): 1 training rows are left.*'impute'"),
         ("", ": 0 training rows are left"),
     ],
 )

@@ -211,7 +211,9 @@ def test_weights_that_are_not_finite_are_refused(
     state, path = trained(), tmp_path / "vit.safetensors"
     state["blocks.1.mlp.fc1.weight"][3, 2] = bad
     save_file(state, path)
-    assert refusal(common(path)).endswith(f"{path} contains non-finite values: name other weights")
+    assert refusal(common(path)).endswith(
+        f"{path} is not finite, as in a run that diverged: name other weights"
+    )
 
 
 @pytest.mark.parametrize("suffix", ["safetensors", "pth"])

@@ -5,7 +5,7 @@ import pytest
 
 from fedsilo import hospital_counts as counts
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
-from fedsilo.client_app.privacy.told_counts import told_counts
+from fedsilo.client_app.privacy.noisy_counts import noisy_counts
 from fedsilo.core.errors import EpsilonSpentError, SettingError
 
 EXACT = {"train": [20, 10], "val": [0, 0], "test": [8, 8]}
@@ -25,20 +25,20 @@ def test_one_command_pays_for_another_draw_which_the_next_run_makes(tmp_path: Pa
     assert list(counts(node_config=node_config(tmp_path))) == [
         "north: no run has asked for counts yet"
     ]
-    bad = told_counts(EXACT, DATA, 900.0, ledger(tmp_path))
+    bad = noisy_counts(EXACT, DATA, 900.0, ledger(tmp_path))
     (line,) = counts(node_config=node_config(tmp_path))
     assert f"train {sum(bad['train'])}, " in line
     assert "noise 900" in line
     *_, told = counts(node_config=node_config(tmp_path), draw_again=True)
     assert "draws the counts again with noise 4; epsilon" in told
     assert ledger(tmp_path).releases() == {(4.0, 1.0): 1, (900.0, 1.0): 1}
-    new = told_counts(EXACT, DATA, 4.0, ledger(tmp_path))
+    new = noisy_counts(EXACT, DATA, 4.0, ledger(tmp_path))
     assert abs(sum(new["train"]) - 30) < 40
     assert ledger(tmp_path).releases() == {(4.0, 1.0): 1, (900.0, 1.0): 1}
 
 
 def test_a_draw_above_the_cap_changes_nothing(tmp_path: Path) -> None:
-    told_counts(EXACT, DATA, 4.0, ledger(tmp_path, 1.5))
+    noisy_counts(EXACT, DATA, 4.0, ledger(tmp_path, 1.5))
     file = tmp_path / ".own" / "north" / "told-counts.json"
     before = json.loads(file.read_text())
     with pytest.raises(EpsilonSpentError):

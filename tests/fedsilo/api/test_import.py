@@ -115,6 +115,9 @@ def test_every_option_of_a_command_has_help_and_no_parameter_has_it_twice() -> N
         ("load_run", {"path": None}, "expected a run or its directory"),
         ("compare", {"experiments": []}, "name at least one experiment"),
         ("crossvalidate", {"experiments": None}, "name at least one experiment"),
+        ("embeddings", {"run_dirs": []}, "name at least one run directory"),
+        ("gradcam", {"run_dirs": [], "site": "a", "rows": "0"}, "name at least one run directory"),
+        ("embeddings", {"run_dirs": ["x"], "seed": -1}, "--seed must be from 0 to 4294967295"),
         ("deploy_logs", {"lines": "many"}, "'lines' must be a whole number"),
     ],
 )

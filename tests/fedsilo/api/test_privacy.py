@@ -44,6 +44,12 @@ def test_plan_refuses_numbers_that_cannot_be(samples: list[int], budgets: list[f
         list(plan("fedavg-heart", samples=samples, epsilon=budgets))
 
 
+@pytest.mark.parametrize("noise", [-1.0, float("nan"), float("inf")])
+def test_plan_refuses_a_noise_of_counts_that_cannot_be(noise: float) -> None:
+    with pytest.raises(SettingError, match="--counts-noise must be 0 or a number above 0"):
+        list(plan("fedavg-heart", samples=[5], counts_noise=noise))
+
+
 @pytest.mark.parametrize("delta", [0.0, 1.0, 2.0, -1e-5, float("nan")])
 def test_plan_refuses_a_delta_that_is_no_probability(delta: float) -> None:
     with pytest.raises(SettingError, match="must be above 0 and below 1, such as 1e-05, but is"):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, RecordDict
 
-from fedsilo.client_app.site.policy import SiteFile, parsed_site_file
+from fedsilo.client_app.site.policy import SiteFile, parse_site_file
 from fedsilo.core.errors import RefusedError
 from fedsilo.core.settings_schema import Value, key_of
 from fedsilo.deployment.rule_sentences import SENTENCES, effective, explain_rules, said_of
@@ -90,7 +90,7 @@ def test_a_site_that_trusts_nobody_needs_a_cap_wherever_it_is_named(tmp_path: Pa
 
 def test_the_example_is_explained() -> None:
     example = Path(__file__).parents[3] / "docs" / "examples" / "site.yaml"
-    told = "\n".join(explain_rules(parsed_site_file(example.read_text())))
+    told = "\n".join(explain_rules(parse_site_file(example.read_text())))
     assert "a run may ask for method fedavg, fedproto, local, for no other" in told
     assert "all runs together may not tell more than epsilon 20" in told
     assert "never leaves config/sums-*, arrays/embeddings, arrays/maps/*" in told

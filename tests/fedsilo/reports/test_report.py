@@ -241,6 +241,11 @@ def test_what_a_hospital_lays_beside_must_be_its_file_and_for_data_protection(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_report_of_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="no run is named"):
+        fedsilo.report([], tmp_path / "page.html")
+
+
 def test_the_command_offers_the_readers_that_have_a_page() -> None:
     assert get_args(Reader) == READERS
 

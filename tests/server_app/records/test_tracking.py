@@ -2,6 +2,7 @@
 
 import json
 import logging
+import shutil
 import struct
 import time
 from collections import Counter
@@ -40,6 +41,30 @@ SETTINGS: Settings = {"method": "fedavg", "rounds": 2}
 def _no_server_of_the_users(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     monkeypatch.setenv("WANDB_MODE", "offline")
+
+
+@pytest.fixture(scope="module")
+def without_tracker(
+    tiny: Callable[..., dict[str, Value]], tmp_path_factory: pytest.TempPathFactory
+) -> RunDirectory:
+    """Return a run that nothing tracks, trained once for all trackers."""
+    from fedsilo.engines.inline_engine import run_inline
+
+    named = {"run.name": "run", "run.out": str(tmp_path_factory.mktemp("none"))}
+    return run_inline(resolve(tiny("fedavg", rounds=2) | named), 3)
+
+
+@pytest.fixture(scope="module")
+def empty_database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a database that MLflow has just made: making one takes it seconds."""
+    path = tmp_path_factory.mktemp("empty") / "mlflow.db"
+    pytest.importorskip("mlflow").MlflowClient(f"sqlite:///{path}").search_experiments()
+    return path
+
+
+def _lend_database(track: str, folder: Path, request: pytest.FixtureRequest) -> None:
+    if track == "mlflow":
+        shutil.copy(request.getfixturevalue("empty_database"), folder)
 
 
 def _of_tensorboard(run_dir: Path) -> Told:
@@ -136,18 +161,15 @@ def _start(hook: TrackingHook) -> None:
 
 @pytest.mark.parametrize("track", TRACKERS)
 def test_a_runs_means_are_told_and_the_run_is_the_same(
-    track: str, tiny: Callable[..., dict[str, Value]], tmp_path: Path
+    track: str,
+    tiny: Callable[..., dict[str, Value]],
+    inline_run: Callable[..., RunDirectory],
+    without_tracker: RunDirectory,
 ) -> None:
     pytest.importorskip(track)
-    from fedsilo.engines.inline_engine import run_inline
-
-    runs = {}
-    for choice in ("none", track):
-        values = tiny("fedavg", rounds=2) | {"track": choice, "out": str(tmp_path / choice)}
-        runs[choice] = run_inline(resolve(values | {"run.name": "run"}), 3)
-    plain, tracked = runs["none"], runs[track]
+    tracked = inline_run(tiny("fedavg", rounds=2) | {"track": track})
     for file in ("metrics.csv", "model.safetensors", "silos.json", "privacy.json"):
-        assert (plain.path / file).read_bytes() == (tracked.path / file).read_bytes()
+        assert (without_tracker.path / file).read_bytes() == (tracked.path / file).read_bytes()
     metrics = [list(row.values()) for row in tracked.read_csv("metrics.csv")]
     traffic = [list(row.values()) for row in tracked.read_csv("traffic.csv")]
     assert READ[track](tracked.path) == _rows(metrics, traffic)
@@ -156,9 +178,10 @@ def test_a_runs_means_are_told_and_the_run_is_the_same(
 @pytest.mark.parametrize("track", TRACKERS)
 @pytest.mark.parametrize("known", in_soak([[2, 2], [1, 1], [0, 0]], but=[[1, 1]]))
 def test_after_a_death_every_number_stands_once(
-    track: str, known: tuple[int, int], tmp_path: Path
+    track: str, known: tuple[int, int], tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
     pytest.importorskip(track)
+    _lend_database(track, tmp_path, request)
     run_dir = tmp_path / "run"
     before = _hook(track, run_dir)
     _start(before)
@@ -174,10 +197,12 @@ def test_after_a_death_every_number_stands_once(
     assert READ[track](run_dir) == _rows(METRICS + LATER[:1], TRAFFIC)
 
 
-def test_mlflow_follows_a_run_in_a_folder_whose_name_has_an_apostrophe(tmp_path: Path) -> None:
-    pytest.importorskip("mlflow")
+def test_mlflow_follows_a_run_in_a_folder_whose_name_has_an_apostrophe(
+    tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     run_dir = tmp_path / "o'brien" / "run"
     run_dir.mkdir(parents=True)
+    _lend_database("mlflow", run_dir.parent, request)
     for resumed, value in enumerate(METRICS[:2]):
         hook = _hook("mlflow", run_dir, resumed=bool(resumed))
         _start(hook)
@@ -241,8 +266,9 @@ def test_a_run_has_about_twenty_tags_by_default(
 
 
 @pytest.mark.parametrize("track", TRACKERS)
-def test_settings_are_told_once(track: str, tmp_path: Path) -> None:
+def test_settings_are_told_once(track: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     pytest.importorskip(track)
+    _lend_database(track, tmp_path, request)
     run_dir = tmp_path / "run"
     for resumed in (False, True):
         hook = _hook(track, run_dir, resumed)

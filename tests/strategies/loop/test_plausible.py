@@ -11,8 +11,8 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.site_facts import SiteFacts
 from fedsilo.strategies.loop.plausible import (
     array_fault,
-    far_out,
-    in_kinds,
+    find_far_updates,
+    group_by_kind,
     metric_fault,
     metric_range,
     most_counted,
@@ -115,13 +115,13 @@ def test_a_site_far_beyond_the_median_is_named_with_its_norm(
     site_reply: Replies,
 ) -> None:
     replies = _replies(site_reply, [2, 1], [1, 3], [1, 2001])
-    found = far_out(100.0, dict.fromkeys(replies, BEFORE), replies)
+    found = find_far_updates(100.0, dict.fromkeys(replies, BEFORE), replies)
     assert found == {
         "s3a": "the update of its weights has norm 2e+03, 1e+03 times the median, more than "
         "'server.max-update-norm' (100)"
     }
     statistics = _replies(site_reply, [2, 1], [1, 3], [1, 2], statistic=(1, 500, 2))
-    found = far_out(100.0, dict.fromkeys(statistics, BEFORE), statistics)
+    found = find_far_updates(100.0, dict.fromkeys(statistics, BEFORE), statistics)
     assert found.keys() == {"s2a"}
     assert "update of its statistics has norm 500, 250 times" in found["s2a"]
 
@@ -135,13 +135,13 @@ def test_a_site_far_beyond_the_median_is_named_with_its_norm(
 )
 def test_nobody_is_refused(values: Any, site_reply: Replies) -> None:
     replies = _replies(site_reply, *values)
-    assert far_out(100.0, dict.fromkeys(replies, BEFORE), replies) == {}
+    assert find_far_updates(100.0, dict.fromkeys(replies, BEFORE), replies) == {}
 
 
 def test_of_two_sites_none_is_odd(site_reply: Replies) -> None:
     replies = _replies(site_reply, [2, 1], [1, 3], [1, 2001])
     del replies["s1a"]
-    assert far_out(100.0, dict.fromkeys(replies, BEFORE), replies) == {}
+    assert find_far_updates(100.0, dict.fromkeys(replies, BEFORE), replies) == {}
 
 
 def test_statistics_are_norms_and_cosines_to_what_the_model_became(
@@ -187,11 +187,11 @@ def test_update_norm_is_computed_in_float64(site_reply: Replies) -> None:
 
 
 def test_weights_and_running_statistics_are_apart() -> None:
-    assert in_kinds(BEFORE) == {"weights": ["w"], "statistics": ["n.running_mean"]}
-    assert in_kinds({}) == {}
+    assert group_by_kind(BEFORE) == {"weights": ["w"], "statistics": ["n.running_mean"]}
+    assert group_by_kind({}) == {}
 
 
 def test_what_is_no_update_has_no_statistics(site_reply: Replies) -> None:
     replies = _replies(site_reply, [1, 4], [5, 1], [1, 1])
     assert update_statistics({}, BEFORE, replies) == {}
-    assert far_out(100.0, {}, replies) == {}
+    assert find_far_updates(100.0, {}, replies) == {}

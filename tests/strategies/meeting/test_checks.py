@@ -5,7 +5,12 @@ import numpy as np
 import pytest
 
 from fedsilo.core.site_facts import SiteFacts, Sums
-from fedsilo.strategies.meeting.checks import odd_sums, other_tasks, shared_data, unwanted_sums
+from fedsilo.strategies.meeting.checks import (
+    find_odd_sums,
+    find_other_tasks,
+    find_shared_data,
+    find_unwanted_sums,
+)
 
 PLAIN = SiteFacts("", "D1", (2,), 2, {"train": [6, 4]}, {}, features=("age", "chol"))
 
@@ -30,7 +35,7 @@ def test_all_who_hold_the_same_training_samples_are_left_out() -> None:
         e={},
         f={},
     )
-    refused = shared_data(said, pooled=False)
+    refused = find_shared_data(said, pooled=False)
     assert refused.keys() == {"a", "c"}
     assert refused["a"] == refused["c"]
     assert refused["a"].startswith("sites a and c hold the same training samples")
@@ -38,16 +43,16 @@ def test_all_who_hold_the_same_training_samples_are_left_out() -> None:
 
 def test_the_most_frequent_task_stands_and_of_equals_the_first_by_name() -> None:
     three = facts(a={"classes": 3}, b={}, c={})
-    assert other_tasks(three, False).keys() == {"a"}
-    assert other_tasks(three, False)["a"].startswith(
+    assert find_other_tasks(three, False).keys() == {"a"}
+    assert find_other_tasks(three, False)["a"].startswith(
         "site a holds Task(input_shape=(2,), classes=3)"
     )
-    assert other_tasks(facts(b={}, a={"classes": 3}), False).keys() == {"b"}
-    assert other_tasks(facts(a={}, b={"schema": "s"}, c={"backbone": "x"}), False).keys() == {
+    assert find_other_tasks(facts(b={}, a={"classes": 3}), False).keys() == {"b"}
+    assert find_other_tasks(facts(a={}, b={"schema": "s"}, c={"backbone": "x"}), False).keys() == {
         "b",
         "c",
     }
-    assert other_tasks({}, False) == {}
+    assert find_other_tasks({}, False) == {}
 
 
 @pytest.mark.parametrize(
@@ -69,23 +74,23 @@ def test_a_feature_a_thousand_times_beyond_the_median_sites_is_odd(
         d={"sums": sums(55.0, 240.0)},
         e={"sums": sums(55.0, 250.0)},
     )
-    refused = odd_sums(said, pooled=True)
+    refused = find_odd_sums(said, pooled=True)
     assert refused.keys() == ({"c"} if left_out else set())
     assert all("' is more than 1000 times" in told for told in refused.values())
 
 
 def test_of_two_sites_none_is_the_odd_one() -> None:
     said = facts(a={"sums": sums(1.0, 1.0)}, b={"sums": sums(1.0, 1e9)})
-    assert odd_sums(said, pooled=True) == {}
+    assert find_odd_sums(said, pooled=True) == {}
 
 
 def test_a_flag_that_most_sites_never_raise_and_a_value_nobody_knows_are_not_odd() -> None:
     never = sums(0.0, 50.0, spread=0.0)
     said = facts(a={"sums": never}, b={"sums": never}, c={"sums": sums(0.5, 50.0)})
-    assert odd_sums(said, pooled=True) == {}
+    assert find_odd_sums(said, pooled=True) == {}
     unknown = dataclasses.replace(never, count=np.array([0, 10]))
     said = facts(a={"sums": unknown}, b={"sums": unknown}, c={"sums": sums(500.0, 50.0)})
-    assert odd_sums(said, pooled=True) == {}
+    assert find_odd_sums(said, pooled=True) == {}
 
 
 @pytest.mark.parametrize(("pooled", "left_out"), [(True, {"b"}), (False, {"a", "c"})])
@@ -93,5 +98,5 @@ def test_what_the_run_asks_for_says_whether_sums_or_silence_are_odd(
     pooled: bool, left_out: set[str]
 ) -> None:
     said = facts(a={"sums": sums(1.0, 1.0)}, b={}, c={"sums": sums(1.0, 1.0)})
-    assert unwanted_sums(said, pooled).keys() == left_out
-    assert unwanted_sums(facts(a={}, b={}), pooled) == {}
+    assert find_unwanted_sums(said, pooled).keys() == left_out
+    assert find_unwanted_sums(facts(a={}, b={}), pooled) == {}

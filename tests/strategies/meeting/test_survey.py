@@ -14,7 +14,7 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.engines.inline_engine import InlineGrid, partition_configs
 from fedsilo.strategies.meeting.checks import Registry
 from fedsilo.strategies.meeting.survey import read_survey, survey_sites
-from fedsilo.strategies.wire.messaging import arriving
+from fedsilo.strategies.wire.messaging import send_and_receive
 from tests.fedsilo.core.test_survey import made
 
 SETTINGS = CommonSettings(dataset="table")
@@ -90,9 +90,9 @@ def test_an_error_without_a_reason_is_still_a_refusal_in_words() -> None:
 
 def test_a_node_that_is_silent_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     def without_the_second(*asking: Any) -> list[tuple[int, Message]]:
-        return [(node, reply) for node, reply in arriving(*asking) if node != 1002]
+        return [(node, reply) for node, reply in send_and_receive(*asking) if node != 1002]
 
-    monkeypatch.setattr("fedsilo.strategies.meeting.hello.arriving", without_the_second)
+    monkeypatch.setattr("fedsilo.strategies.meeting.hello.send_and_receive", without_the_second)
     surveyed = survey_sites(_grid({1001: _content(), 1002: _content(site="south")}), SETTINGS)
     assert list(surveyed.answers) == ["north"]
     assert surveyed.refused == ("node 1002: no answer",)

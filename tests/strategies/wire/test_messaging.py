@@ -9,13 +9,13 @@ from flwr.supercore.inflatable import inflatable_utils as objects
 
 from fedsilo.core.messages import CONFIG, EVALUATE
 from fedsilo.engines.inline_engine import InlineGrid, partition_configs
-from fedsilo.strategies.wire.messaging import arriving, retry_soon
+from fedsilo.strategies.wire.messaging import retry_soon, send_and_receive
 
 
 def exchange(
     grid: Any, messages: list[Message], timeout: float, **options: Any
 ) -> dict[int, Message]:
-    return dict(arriving(grid, messages, timeout, **options))
+    return dict(send_and_receive(grid, messages, timeout, **options))
 
 
 def asks(nodes: Iterable[int]) -> list[Message]:
@@ -52,7 +52,7 @@ def test_nobody_waits_once_all_have_answered(
 def test_arriving_yields_each_reply_once_as_it_comes(
     spy_grid: Callable[..., Any], fake_app: Callable[..., ClientApp]
 ) -> None:
-    replies = arriving(spy_grid(fake_app(), silent={1003}), asks([1001, 1002, 1003]), 0.2)
+    replies = send_and_receive(spy_grid(fake_app(), silent={1003}), asks([1001, 1002, 1003]), 0.2)
     assert [(node, reply.has_error()) for node, reply in replies] == [(1001, False), (1002, False)]
 
 

@@ -19,7 +19,7 @@ from fedsilo.strategies.wire.records import (
     ArrayError,
     Bundles,
     bundle,
-    opened,
+    open_bundle,
     packed_bytes,
     read_header,
     record_bytes,
@@ -230,9 +230,9 @@ def test_a_bundle_of_another_form_is_refused_in_one_line(header: object, told: s
 def test_opened_refuses_a_bundle_larger_than_what_may_be_in_it() -> None:
     sent = bundle(content_of(arrays={"a": np.zeros(3 * 2**20, np.uint8), "b": np.zeros(2**21)}))
     array = sent.array_records["arrays"][BUNDLE]
-    assert len(opened("arrays", array, 20 * 2**20)) == 2
+    assert len(open_bundle("arrays", array, 20 * 2**20)) == 2
     with refuses(SiteError, 1000):
-        opened("arrays", array, 1000)
+        open_bundle("arrays", array, 1000)
 
 
 def test_a_message_of_many_records_is_not_opened() -> None:

@@ -9,18 +9,18 @@ import pytest
 from fedsilo.core.errors import SiteError
 from fedsilo.strategies.wire.secure_keys import (
     Shares,
-    cut,
+    cut_secret,
     join_shares,
     mask_check,
     mask_key,
     new_key_pair,
-    opened,
+    open_shares,
     public_half,
+    read_texts,
+    read_tokens,
+    read_whole,
     seal_key,
-    sealed,
-    texts,
-    tokens,
-    whole,
+    seal_shares,
 )
 from tests.support.errors import refuses
 
@@ -49,7 +49,7 @@ def test_a_secret_is_known_again_by_its_public_half_or_its_check() -> None:
 
 def test_any_threshold_of_shares_give_the_secret_and_fewer_do_not() -> None:
     for secret in (os.urandom(32), new_key_pair().private):
-        shares = cut(secret, 3, 5)
+        shares = cut_secret(secret, 3, 5)
         assert all(join_shares(some) == secret for some in combinations(shares, 3))
         for few in combinations(shares, 2):
             with contextlib.suppress(SiteError):
@@ -57,7 +57,7 @@ def test_any_threshold_of_shares_give_the_secret_and_fewer_do_not() -> None:
 
 
 def test_shares_of_other_secrets_are_told() -> None:
-    one, other = cut(os.urandom(32), 2, 3), cut(new_key_pair().private, 2, 3)
+    one, other = cut_secret(os.urandom(32), 2, 3), cut_secret(new_key_pair().private, 2, 3)
     with pytest.raises(SiteError, match="not of one secret"):
         join_shares([one[0], other[1]])
     with pytest.raises(SiteError, match="not of one secret"):
@@ -70,32 +70,32 @@ def test_sealed_shares_open_for_their_receiver_alone() -> None:
     a, b, c = (new_key_pair() for _ in range(3))
     shares = Shares(b"own", b"mask")
     key = seal_key(a.private, b.public, b"1")
-    token = sealed(shares, key, (0, 1))
+    token = seal_shares(shares, key, (0, 1))
     assert b"own" not in token
-    assert opened(token, seal_key(b.private, a.public, b"1"), (0, 1)) == shares
+    assert open_shares(token, seal_key(b.private, a.public, b"1"), (0, 1)) == shares
     with pytest.raises(SiteError, match="sealed by another key: of another round"):
-        opened(token, seal_key(c.private, a.public, b"1"), (0, 1))
+        open_shares(token, seal_key(c.private, a.public, b"1"), (0, 1))
     with pytest.raises(SiteError, match="of another site or for another one"):
-        opened(token, key, (2, 1))
+        open_shares(token, key, (2, 1))
     with pytest.raises(SiteError, match="sealed by another key"):
-        opened(token[:-3], key, (0, 1))
+        open_shares(token[:-3], key, (0, 1))
 
 
 @pytest.mark.parametrize("value", [None, "a", 3, [b"a"], [3], [""] * 2 + [None]])
 def test_records_of_another_form_are_told(value: Any) -> None:
     record = {} if value is None else {"key": value}
     with refuses(SiteError, "key"):
-        texts(record, "key")
+        read_texts(record, "key")
     if value != [b"a"]:
         with refuses(SiteError, "key", "4"):
-            tokens(record, "key", 4)
+            read_tokens(record, "key", 4)
     if value != 3:
         with refuses(SiteError, "key"):
-            whole(record, "key")
+            read_whole(record, "key")
 
 
 def test_a_token_has_bytes_and_not_too_many() -> None:
-    assert tokens({"key": [b"abcd"]}, "key", 4) == [b"abcd"]
+    assert read_tokens({"key": [b"abcd"]}, "key", 4) == [b"abcd"]
     for wrong in ([b""], [b"abcde"], [b"a", "b"]):
         with refuses(SiteError, "key"):
-            tokens({"key": wrong}, "key", 4)
+            read_tokens({"key": wrong}, "key", 4)

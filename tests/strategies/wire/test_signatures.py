@@ -15,7 +15,7 @@ from fedsilo.strategies.wire.signatures import (
     is_signed,
     key_words,
     public_text,
-    signed,
+    sign_text,
     simulated_key,
     words,
 )
@@ -25,7 +25,7 @@ KEYS = {"a": (b"a mask", b"a seal"), "b": (b"b mask", b"b seal")}
 
 def test_is_signed_by_the_holder_of_the_key_and_of_these_words() -> None:
     north, south = simulated_key(1, "north"), simulated_key(1, "south")
-    signature = signed(north, b"text")
+    signature = sign_text(north, b"text")
     assert is_signed(public_text(north), b"text", signature)
     assert not is_signed(public_text(north), b"other text", signature)
     assert not is_signed(public_text(south), b"text", signature)

@@ -75,3 +75,24 @@ def test_names_of_columns_are_compared_in_one_unicode_form(tmp_path: Path) -> No
     path = tmp_path / "a.csv"
     path.write_text("gro\u0308\u00dfe\n170\n")
     assert read_rows(path, ["gr\u00f6\u00dfe"]) == [(2, {"gr\u00f6\u00dfe": "170"})]
+
+
+def test_utf_16_with_a_mark_is_read_as_utf_8_is(tmp_path: Path) -> None:
+    for encoding in ("utf-8", "utf-8-sig", "utf-16"):
+        (tmp_path / encoding).write_bytes("Größe\r\n1\r\n".encode(encoding))
+        assert read_text(tmp_path / encoding) == "Größe\n1\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"PK\x03\x04 packed", "an Excel file or another zip archive"),
+        (b"PAR1 packed", "a Parquet file"),
+        (b"\x1f\x8b packed", "a gzip file"),
+        ("age".encode("utf-16-le"), "bytes of 0"),
+    ],
+)
+def test_a_binary_file_is_called_what_it_is(content: bytes, said: str, tmp_path: Path) -> None:
+    (tmp_path / "north.csv").write_bytes(content)
+    with refuses(DataError, "north.csv", said):
+        read_text(tmp_path / "north.csv")

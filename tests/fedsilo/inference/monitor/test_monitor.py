@@ -61,11 +61,11 @@ def test_monitor_of_another_hospital_alarms_by_exit_status_and_page(
     hearts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, out = hearts / "fedavg-seed0", tmp_path / "page.html"
-    data = _new(tmp_path, "switzerland")
+    data = _new(tmp_path, "va")
     assert _run(run, "--data", data, "--site", "cleveland", "--out", out) == 3
     assert "ALARM  distribution of chol" in capsys.readouterr().out
     html = out.read_text()
-    for said in ("FedAvg (fedavg)", "heart-synthetic", "fedsilo 0.", "switzerland.csv", "ALARM"):
+    for said in ("FedAvg (fedavg)", "heart-synthetic", "fedsilo 0.", "va.csv", "ALARM"):
         assert said in html
 
 
@@ -75,7 +75,7 @@ def test_monitor_at_trust_nobody_says_what_is_missing(
     run = shutil.copytree(private, tmp_path / "run")
     config = run / "config.toml"
     config.write_text(config.read_text().replace('trust = "server"', 'trust = "nobody"'))
-    _run(run, "--data", _new(tmp_path, "switzerland"), "--site", "cleveland")
+    _run(run, "--data", _new(tmp_path, "va"), "--site", "cleveland")
     printed = capsys.readouterr()
     assert "distribution of age" not in printed.out
     assert "at 'trust: nobody' no distribution of training data" in printed.out, printed.err

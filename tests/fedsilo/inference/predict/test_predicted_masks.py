@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -135,3 +136,15 @@ def test_what_has_no_masks_is_told_in_a_line(
     assert main(["predict", str(tuned / task), *words, "--out", "masks"]) == 1
     assert told in capsys.readouterr().err
     assert not (tmp_path / "masks").exists()
+
+
+def test_a_setting_that_this_version_does_not_have_is_refused(
+    tuned: Path, frames: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(tuned / "segmentation", tmp_path / "other")
+    document = json.loads((folder / "finetune.json").read_text())
+    document["settings"]["network.widht"] = 5
+    (folder / "finetune.json").write_text(json.dumps(document))
+    words = ["predict", str(folder), "--images", str(frames), "--out", str(tmp_path / "masks")]
+    assert main(words) == 1
+    assert "unknown setting 'network.widht'" in capsys.readouterr().err

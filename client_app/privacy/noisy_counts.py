@@ -55,7 +55,7 @@ def counts_noise(named: float, hospital: Ledger) -> float:
     return named or counts_noise_for(hospital.cap, hospital.delta)
 
 
-def told_counts(
+def noisy_counts(
     exact: Mapping[str, Sequence[int]], data: Mapping[str, str], named: float, hospital: Ledger
 ) -> Counts:
     """Return the reported counts by split and class; draw and pay for them the first time.

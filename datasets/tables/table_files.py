@@ -1,0 +1,417 @@
+"""Reads a table file as lines of texts: CSV, packed by gzip or not, Excel or Parquet.
+
+A Parquet file of 270 kB can hold 60 million cells, a workbook of 4 MB a sheet of 1.5 GB. So the
+memory that a packed table takes is computed from the file's own sizes before it is read.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from gzip import BadGzipFile, GzipFile
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from xml.parsers.expat import ExpatError, ParserCreate
+
+import numpy as np
+import numpy.typing as npt
+
+from fedsilo.core.errors import DataError, FedsiloError, SettingError, missing_extra
+from fedsilo.core.files.text_files import csv_lines, decode_text, file_fault, read_text
+from fedsilo.core.files.unpacked_size import (
+    CELL_BYTES,
+    check_members,
+    check_unpacked,
+    most_unpacked,
+)
+
+if TYPE_CHECKING:
+    from pandas import DataFrame, Series
+
+_Read = TypeVar("_Read")
+Place = tuple[int, int]  # row and column of a cell, from 1
+Lines = Sequence[tuple[int, list[str]]]  # each line's number in the file, and its cells
+
+# The text of a cell whose formula has no stored value, because no program has computed it yet
+OPEN_FORMULA = "="
+NAMES_LINE = 0  # the line number of the names that a Parquet file always has
+
+_EXCEL = (".xlsx", ".xlsm")
+_OLD_EXCEL = ".xls"
+_PARQUET = (".parquet", ".pq")
+_GZIP = ".gz"
+# The first bytes of a file -> its kind, for files whose name says nothing
+_SIGNATURES = {
+    b"PK\x03\x04": ".xlsx",
+    b"PAR1": ".parquet",
+    b"\x1f\x8b": _GZIP,
+    b"\xd0\xcf\x11\xe0": _OLD_EXCEL,
+}
+_DELIMITERS = ",;\t"
+_PART = 2**20  # bytes of a sheet that are looked at together
+_TEXTS = "xl/sharedStrings.xml"
+# Parquet's type of texts and bytes of any length
+_BYTES = "BYTE_ARRAY"
+_XML_TIMES = 4  # openpyxl's memory for a sheet's XML, at least
+_LETTERS = re.compile(r"[A-Za-z]{1,9}")
+
+
+def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) -> Lines:
+    """Read the lines of a table file that are not empty: CSV, Excel's first sheet or Parquet.
+
+    A name without one of their endings is recognised by the file's first bytes. Cells are texts
+    without outer blanks; a missing value is an empty one. A cell whose formula has no stored value
+    is ``OPEN_FORMULA``. The names of a Parquet file are its line ``NAMES_LINE``.
+
+    Args:
+        path: the file.
+        delimiter: separates the values of a CSV text.
+        guess_delimiter: take another usual delimiter if it gives more columns in the first line.
+
+    Raises:
+        DataError: the file is missing, damaged, or larger than memory allows.
+        SettingError: the package that reads such files is not installed.
+    """
+    kind = _kind_of(path)
+    if kind in _PARQUET:
+        frame = _read_packed(path, kind, _read_parquet)
+        names = list(map(str, frame.columns))
+        return [(NAMES_LINE, names), *_as_lines(path, _rows_of(frame))]
+    if kind in _EXCEL:
+        lines = _as_lines(path, _read_packed(path, kind, _read_workbook))
+        return [(number, line) for number, line in lines if any(line)]
+    if kind == _OLD_EXCEL:
+        raise DataError(
+            f"{path} is an Excel file from before 2007, or has a password: save it as .xlsx "
+            "without a password, or as CSV"
+        )
+    text = _unpack_text(path) if kind == _GZIP else read_text(path)
+    if guess_delimiter:
+        first = text.partition("\n")[0]
+        delimiter = max((delimiter, *_DELIMITERS), key=first.count)  # the first of equals
+    return csv_lines(text, str(path), delimiter)
+
+
+def _kind_of(path: Path) -> str:
+    """Return the ending that tells how a file is read, or '' for text.
+
+    Raises:
+        DataError: the path is a pipe or another thing that must not be opened.
+    """
+    ending = path.suffix.lower()
+    is_packed = ending in (*_EXCEL, *_PARQUET, _OLD_EXCEL)
+    fault = file_fault(path)
+    if is_packed and not path.is_file():
+        fault = "cannot be read: no such file; correct its name"
+    if fault:
+        raise DataError(f"{path} {fault}")
+    if is_packed:
+        return ending
+    try:
+        with path.open("rb") as file:
+            start = file.read(4)
+    except OSError:  # reading it as text says why
+        return ""
+    for signature, kind in _SIGNATURES.items():
+        if start.startswith(signature):
+            return kind
+    return ""
+
+
+def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
+    """Read a packed table; any failure of the package that reads it becomes one line."""
+    try:
+        return read(path)
+    except ImportError:
+        raise SettingError(missing_extra(str(path), "tables", "save it as CSV")) from None
+    except FedsiloError:
+        raise
+    except Exception as error:  # openpyxl and pyarrow raise nearly anything at a damaged file
+        raise DataError(
+            f"{path} is damaged or no {kind} file ({type(error).__name__}): save it again, or as "
+            "CSV"
+        ) from None
+
+
+def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list[str]]]:
+    """Number rows from 1, with their cells as texts.
+
+    Raises:
+        DataError: the texts are longer than ``most_unpacked``.
+    """
+    most = most_unpacked(path)
+    lines = []
+    characters = 0
+    for number, row in enumerate(rows, 1):
+        line = list(map(_cell, row))
+        characters += sum(map(len, line))
+        if characters > most:  # one text of the file may be in each of its rows
+            check_unpacked(path, characters)
+        lines.append((number, line))
+    return lines
+
+
+def _cell(value: Any) -> str:
+    """Return a cell as a CSV file would have it; pandas has many values for a missing one."""
+    if isinstance(value, str):
+        return value.strip()
+    if value is None:
+        return ""
+    import pandas as pd
+
+    if pd.api.types.is_scalar(value) and pd.isna(value):
+        return ""
+    return str(value).strip()
+
+
+def _unpack_text(path: Path) -> str:
+    """Return the text in a gzip file; its bytes are counted while they are inflated."""
+    content = bytearray()
+    try:
+        with GzipFile(path) as file:
+            for part in iter(lambda: file.read(_PART), b""):
+                content += part
+                check_unpacked(path, len(content))
+        return decode_text(bytes(content))
+    except (BadGzipFile, EOFError, zlib.error):
+        fault = "is a gzip file that is truncated or damaged: pack it again"
+    except OSError as error:
+        fault = f"cannot be read: {error.strerror}"
+    except ValueError as error:
+        fault = f"holds a file that {error}"
+    raise DataError(f"{path} {fault}")
+
+
+def _read_parquet(path: Path) -> DataFrame:
+    """Read a Parquet file; an index that pandas stored by name becomes columns again."""
+    import pandas as pd
+
+    # Texts stay what they are in the file, a number each, and are not written out per row
+    frame = pd.read_parquet(path, read_dictionary=check_parquet(path))
+    names = [name for name in frame.index.names if name is not None]
+    if not names:
+        return frame
+    return frame.reset_index(names)
+
+
+def _rows_of(frame: DataFrame) -> Iterator[Sequence[Any]]:
+    columns = [_objects(frame.iloc[:, number]) for number in range(frame.shape[1])]
+    return zip(*columns, strict=True)
+
+
+def _objects(column: Series) -> npt.NDArray[Any]:
+    """Return a column's values as objects; those of a category stay one object for all rows."""
+    import pandas as pd
+
+    if not isinstance(column.dtype, pd.CategoricalDtype):
+        return column.to_numpy(dtype=object)
+    # pandas itself would make a text for each row
+    known = np.append(column.cat.categories.to_numpy(dtype=object), [None])
+    # A missing value has the code -1, which is the place of the last
+    values: npt.NDArray[Any] = known[column.cat.codes.to_numpy()]
+    return values
+
+
+def _read_workbook(path: Path) -> list[list[Any]]:
+    """Read the rows of a workbook's first sheet, all as wide as the widest one.
+
+    Some programs write a formula and no value, which Excel computes when a person opens the file.
+    Such a cell is not empty: ``OPEN_FORMULA`` stands in it, so that nobody takes it for missing.
+    """
+    import_module("openpyxl")  # first of all: without it no file is looked at
+    open_formulas = check_workbook(path)
+    rows = list(map(list, _sheet_rows(path, stored=True)))
+    if open_formulas:
+        # They may be on another sheet, and only a second reading tells which cells have formulas
+        for row, formulas in enumerate(_sheet_rows(path, stored=False)):
+            for column, formula in enumerate(formulas):
+                if formula is not None and (row + 1, column + 1) in open_formulas:
+                    rows[row][column] = OPEN_FORMULA
+    rows = list(map(_trim, rows))
+    width = max(map(len, rows), default=0)
+    return [[*row, *[None] * (width - len(row))] for row in rows]
+
+
+def _sheet_rows(path: Path, stored: bool) -> Iterator[tuple[Any, ...]]:
+    """Yield the rows of the first sheet, with the ``stored`` values of formulas or the formulas."""
+    from openpyxl import load_workbook
+
+    # A path whose ending is not Excel's would be refused, an open file is not
+    with path.open("rb") as file, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about parts of a workbook that hold no cells
+        book = load_workbook(file, read_only=True, data_only=stored, keep_links=False)
+        try:
+            sheet = book.worksheets[0]
+            # The file's own dimensions may be wrong
+            sheet.reset_dimensions()
+            yield from sheet.iter_rows(values_only=True)
+        finally:
+            book.close()
+
+
+def _trim(row: Sequence[Any]) -> list[Any]:
+    """Return the cells of a row without the empty ones at its end; 50.0 becomes 50."""
+    cells = list(row)
+    for place, cell in enumerate(cells):
+        if isinstance(cell, float) and cell.is_integer():
+            cells[place] = int(cell)
+    while cells and cells[-1] in (None, ""):
+        cells.pop()
+    return cells
+
+
+def check_parquet(path: Path) -> list[str]:
+    """Refuse a Parquet file that takes more memory than a file may; return its columns of bytes.
+
+    Its footer says how many cells each column has, and how many bytes once they are inflated. A
+    value that is stored once may be in every row: columns of texts and bytes are to be read as they
+    are stored, a number a row, which is not possible within lists.
+
+    Raises:
+        DataError: it takes more.
+    """
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path) as file:
+        about = file.metadata
+        cells, size = about.num_rows * about.num_columns, 0
+        values = 0
+        flat = {field.name for field in file.schema_arrow}
+        texts = set()
+        for number in range(about.num_row_groups):
+            group = about.row_group(number)
+            for column in range(group.num_columns):
+                chunk = group.column(column)
+                # A list is one row with any number of values, so that values are counted, not only
+                # rows
+                values += chunk.num_values
+                size += chunk.total_uncompressed_size
+                # A length is stated of values of a fixed one, else 0
+                size += chunk.num_values * about.schema.column(column).length
+                if chunk.physical_type == _BYTES and chunk.path_in_schema in flat:
+                    texts.add(chunk.path_in_schema)
+                elif chunk.physical_type == _BYTES:
+                    # Within a list each value is written out, and may be all that is stored
+                    size += chunk.num_values * chunk.total_uncompressed_size
+        check_unpacked(path, size + CELL_BYTES * max(cells, values))
+        return sorted(texts)
+
+
+def check_workbook(path: Path) -> set[Place]:
+    """Refuse an Excel workbook that takes more memory than a file may.
+
+    What is in its zip is counted as it is inflated. Then each part is looked through for the
+    places of cells: rows are as wide as the widest one, so that one cell in the last column of the
+    last row makes 17 billion.
+
+    Returns:
+        The places of formulas without a stored value, on any sheet.
+
+    Raises:
+        DataError: it takes more.
+    """
+    open_formulas: set[Place] = set()
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        check_members(path, entries)
+        for entry in entries:  # a sheet may have any name, also that of the shared texts
+            times = 1 if entry.filename == _TEXTS else _XML_TIMES
+            part = _WorkbookPart(path, times)
+            part.count(archive, entry)
+            open_formulas |= part.open_formulas
+    return open_formulas
+
+
+class _WorkbookPart:
+    """Counts the cells of a sheet, written ones and those between them, and its open formulas."""
+
+    def __init__(self, path: Path, times: int) -> None:
+        self.path = path
+        # How often its XML a part takes of memory
+        self.times = times
+        self.most = most_unpacked(path) // CELL_BYTES
+        self.row = self.column = self.widest = 0
+        self.cell_type = ""
+        self.has_value = False
+        self.open_formulas: set[Place] = set()
+        self.parser = ParserCreate(namespace_separator=" ")
+        self.parser.StartElementHandler = self._begin
+
+    def count(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
+        """Read a part of the workbook as XML, and refuse it when there are too many cells."""
+        size = 0
+        with archive.open(entry) as sheet:
+            # A pattern would miss other encodings, prefixes and entities of XML; expat knows them
+            # all
+            for part in iter(lambda: sheet.read(_PART), b""):
+                size += len(part)
+                check_unpacked(self.path, self.times * size)
+                try:
+                    self.parser.Parse(part)
+                except ExpatError:  # no XML: a picture, or what openpyxl refuses as well
+                    return
+
+    def _begin(self, name: str, attributes: dict[str, str]) -> None:
+        element = name.rpartition(" ")[2]
+        if element == "row":
+            self.row = _row_number(attributes.get("r", ""), self.row + 1)
+            self.column = 0
+        elif element == "c":
+            letters = _LETTERS.match(attributes.get("r", ""))
+            self.column = _column_number(letters[0]) if letters else self.column + 1
+            self.widest = max(self.widest, self.column)
+            self.cell_type = attributes.get("t", "")
+        elif element == "f":
+            self._begin_formula()
+            return
+        else:
+            return
+        # A row without cells is a list as well
+        cells = self.row * max(1, self.widest)
+        if cells > self.most:
+            check_unpacked(self.path, CELL_BYTES * cells)
+
+    def _begin_formula(self) -> None:
+        """Watch the rest of the cell: its value follows the formula.
+
+        Only cells with a formula are watched so closely, because a call for each end and text of
+        all cells would take as long as the rest.
+        """
+        self.has_value = False
+        self.parser.EndElementHandler = self._end
+        self.parser.CharacterDataHandler = None
+
+    def _end(self, name: str) -> None:
+        element = name.rpartition(" ")[2]
+        if element == "f":
+            self.parser.CharacterDataHandler = self._take_text
+        elif element == "v" and self.cell_type == "str":
+            self.has_value = True  # a formula whose value is the empty text
+        elif element == "c":
+            if not self.has_value:
+                self.open_formulas.add((self.row, self.column))
+            self.parser.EndElementHandler = None
+            self.parser.CharacterDataHandler = None
+
+    def _take_text(self, text: str) -> None:
+        self.has_value |= not text.isspace()
+
+
+def _row_number(text: str, usual: int) -> int:
+    """Return the number of a row as openpyxl reads it, '3e7' too; ``usual`` if there is none."""
+    try:
+        return int(float(text))
+    except (ValueError, OverflowError):  # openpyxl refuses what is no whole number
+        return usual
+
+
+def _column_number(letters: str) -> int:
+    """Return the number of a column by its letters: A is 1, Z 26, AA 27."""
+    number = 0
+    for letter in letters.upper():
+        number = 26 * number + ord(letter) - ord("A") + 1
+    return number
