@@ -52,7 +52,7 @@ _START = (
     *(key for key in NETWORK_KEYS if key not in _REGULARISERS),
     *("train.initial-weights", "vit.backbone-weights"),
 )
-# What reading a damaged chosen.json raises: of lists within lists, of 1e999 trials, and the rest
+# Exceptions from a damaged chosen.json: lists within lists, 1e999 trials, and the rest
 _DAMAGES = (
     *(RecursionError, OverflowError),
     *(OSError, ValueError, KeyError, TypeError, AttributeError),

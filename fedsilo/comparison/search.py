@@ -97,7 +97,7 @@ def at_an_edge(
 
     An end is ignored if ``rules`` allow no number beyond it.
     """
-    margin = 0.0  # in a grid, only the first and the last number are at an end
+    margin = 0.0  # only the first and the last number of a grid are at an end
     if sampler == "tpe":
         margin = _EDGE
     for key, values in grid.items():
@@ -153,7 +153,7 @@ def _range(values: Sequence[Value]) -> tuple[float, float] | None:
     """Return the smallest and the largest value; None if they are equal or not all are numbers."""
     numbers: list[float] = []
     for value in values:
-        # In Python True is a number, but a switch spans no range
+        # Python counts True as a number, but a switch spans no range
         if isinstance(value, bool) or not isinstance(value, int | float):
             return None
         numbers.append(float(value))

@@ -153,7 +153,7 @@ def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outco
         if all(map(_constant, chosen.values())):
             return Outcome(None, why="neither varies over seeds")
         return _outcome(lambda: stats.ttest_ind(*chosen.values()))
-    # In the order of the seeds, so that both values of a pair are from the same seed
+    # Sorted seeds, so that both values of a pair are from the same seed
     seeds = sorted(samples[later])
     ones = [samples[later][seed] for seed in seeds]
     others = [samples[earlier][seed] for seed in seeds]

@@ -258,7 +258,7 @@ def _begin_worker(command: int) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
     end_with(command, signal.SIGUSR1)
     # The processes that a run starts write to these descriptors too
-    # By number, because a command started with a closed output has no sys.stdout
+    # Descriptors by number, because a command started with a closed output has no sys.stdout
     nowhere = os.open(os.devnull, os.O_WRONLY)
     for descriptor in (1, 2):
         os.dup2(nowhere, descriptor)
