@@ -33,8 +33,8 @@ from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.processes import tool
 from fedsilo.deployment import commands
 from fedsilo.deployment import deployed_run as run
+from fedsilo.deployment.commands import DeploymentRequest
 from fedsilo.deployment.deployment import SERVER, Deployment, read_deployment
-from fedsilo.deployment.making import DeploymentRequest
 
 SITES = 2
 Seen = tuple[float, npt.NDArray[np.float64]]  # when, and CPU seconds of a hospital and the server

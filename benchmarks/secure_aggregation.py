@@ -20,8 +20,8 @@ from fedsilo.core.messages import SECURING
 from fedsilo.core.processes import app_folder
 from fedsilo.deployment import commands
 from fedsilo.deployment import deployed_run as run
+from fedsilo.deployment.commands import DeploymentRequest
 from fedsilo.deployment.deployment import read_deployment
-from fedsilo.deployment.making import DeploymentRequest
 from fedsilo.engines.experiments import find_experiment
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve

@@ -74,14 +74,23 @@ def answer(lab: Lab) -> RecordDict:
 
 
 def open_declared(
-    session: SiteSession, instruction: Instruction, content: RecordDict
+    session: SiteSession, instruction: Instruction, content: RecordDict, final: bool
 ) -> SiteSession:
     """Load the data of a hospital that declares them, after all checks that need no data.
+
+    Args:
+        session: the run at this site, with a stand-in for the data.
+        instruction: the message's instruction.
+        content: the message's records.
+        final: whether the message asks for the final evaluation, which is no phase of the method.
+
+    Returns:
+        The session with the data.
 
     Raises:
         FedsiloError: the message is refused, or cannot be answered.
     """
-    if instruction.phase != EVALUATE:
+    if not final:
         session.phase(instruction.phase)
     masked_part = MaskedPart(session, instruction, content, session.state_folder(instruction))
     masked_part.refuse_before_data()

@@ -124,7 +124,7 @@ def _phase(answering: Answering, final: bool = False) -> RecordDict:
     instruction = Instruction.from_config(content[CONFIG], final)
     session = session_of(answering.context)
     if session.stand_in is not None and instruction.phase not in SECURING:
-        session = open_declared(session, instruction, content)
+        session = open_declared(session, instruction, content, final)
     lab = Lab(session, content, instruction)
     if final:
         return evaluate(lab)

@@ -150,7 +150,12 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
 
 
 def _run_settings(context: Context) -> CommonSettings:
-    """Return the run's settings under the site's own words, if the hospital's rules allow them."""
+    """Return the run's settings with the site's own values, if the hospital's rules allow them.
+
+    Raises:
+        RefusedError: the run chooses among the site's samples, or has no noise that a hospital's
+            cap on epsilon could count.
+    """
     settings, node = site_settings(context), context.node_config
     if not is_simulated(context):
         if not tells_single_answers(node, context.run_config):
@@ -186,7 +191,7 @@ def _refuse_without_epsilon(settings: CommonSettings) -> None:
 
 
 def _log_what_is_left_out(silo: Silo, settings: CommonSettings) -> None:
-    """Count in the hospital's log what is not used; in a simulation the server's notices do."""
+    """Log how many samples and files a hospital's run leaves out; simulations log it elsewhere."""
     if silo.dropped:
         logging.getLogger("flwr").warning(
             "fedsilo: %d samples of this site cannot be used and are left out", silo.dropped

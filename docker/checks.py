@@ -5,7 +5,7 @@ import shlex
 import sys
 from collections.abc import Callable, Sequence
 
-from fedsilo.core.errors import FedsiloError
+from fedsilo.core.errors import FedsiloError, describe_system_error
 
 
 def start(name: str, command: Callable[[], Sequence[str]], show: bool) -> int:
@@ -13,7 +13,7 @@ def start(name: str, command: Callable[[], Sequence[str]], show: bool) -> int:
 
     Args:
         name: ``hospital`` or ``server``, with which the line of a fault begins.
-        command: makes the words of the command, or raises a FedsiloError.
+        command: makes the words of the command, or raises a FedsiloError or an OSError.
         show: whether to print the command and not to run it.
 
     Returns:
@@ -22,8 +22,11 @@ def start(name: str, command: Callable[[], Sequence[str]], show: bool) -> int:
     """
     try:
         arguments = list(command())
-    except FedsiloError as error:
-        print(f"{name}: {error}", file=sys.stderr)
+    except (FedsiloError, OSError) as error:
+        said = str(error)
+        if isinstance(error, OSError):  # of a volume that is full, for example
+            said = describe_system_error(error)
+        print(f"{name}: {said}", file=sys.stderr)
         return 2
     print(shlex.join(arguments), flush=True)
     if not show:

@@ -19,11 +19,11 @@ from health import HEALTH_ADDRESS
 from fedsilo.client_app.privacy.signing import own_code
 from fedsilo.deployment.doctor.hospital_checks import (
     HospitalRequest,
-    command,
     ready,
     refuse_failing,
+    start_command,
 )
-from fedsilo.deployment.doctor.secrets import data_folder, site_file, writable_folder
+from fedsilo.deployment.doctor.machine import data_folder, site_file, writable_folder
 from fedsilo.deployment.doctor.site import SiteSetup
 from fedsilo.deployment.rules import SITE, RuleOptions
 
@@ -60,7 +60,8 @@ def supernode_command(given: argparse.Namespace, environment: Mapping[str, str])
         look = _ask_no_server
     setup = ready(request, _show, look)
     _show([f"{setup.name}: signs secure sums with key {own_code(setup.own_folder)}"])
-    return command(setup, HEALTH_ADDRESS)
+    # Flower's SuperNode becomes this process, and keeps the lock of the hospital's folder
+    return start_command(setup, HEALTH_ADDRESS, is_shown=given.print)
 
 
 def _ask_no_server(setup: SiteSetup) -> None:

@@ -14,10 +14,11 @@ from pathlib import Path
 import checks
 from health import HEALTH_ADDRESS
 
+from fedsilo.deployment.commands import DeploymentRequest, make_secrets, prepare
 from fedsilo.deployment.deployment import Deployment, is_deployment, plan, read_deployment
+from fedsilo.deployment.doctor.credentials import certificate, matching_key
 from fedsilo.deployment.doctor.findings import Refused
-from fedsilo.deployment.doctor.secrets import certificate, matching_key, writable_folder
-from fedsilo.deployment.making import DeploymentRequest, make_secrets, prepare
+from fedsilo.deployment.doctor.machine import writable_folder
 
 _CONTROL, _FLEET = 8000, 9092  # ports in the container
 

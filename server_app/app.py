@@ -9,7 +9,7 @@ from typing import Any
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fedsilo.core.errors import FedsiloError, RunDirectoryError
+from fedsilo.core.errors import FedsiloError, RunDirectoryError, describe_system_error
 from fedsilo.core.one_line import as_word
 from fedsilo.core.processes import LAUNCH, VERBOSE
 
@@ -53,7 +53,7 @@ def main(grid: Grid, context: Context) -> None:
         log.error("fedsilo: %s", error)
         raise
     except OSError as error:
-        line = f"{error.filename or 'system'}: {error.strerror}"
+        line = describe_system_error(error)
         log.error("fedsilo: %s", line)
         raise RunDirectoryError(line) from error
 

@@ -25,8 +25,8 @@ _EMPTY = 2.5  # a split is reported as empty below this many standard deviations
 
 
 @dataclass(frozen=True)
-class Told:
-    """The reported counts of one state of the data.
+class NoisyCounts:
+    """The noisy counts that were reported for one state of the data.
 
     Attributes:
         counts: by split and class.
@@ -42,7 +42,7 @@ class Told:
 
 
 # Older versions stored only counts, whose noise the run had decided
-_Kept = dict[str, Told | Counts]
+_Kept = dict[str, NoisyCounts | Counts]
 
 
 def counts_noise(named: float, hospital: Ledger) -> float:
@@ -76,16 +76,16 @@ def noisy_counts(
         if key not in known:
             noise = counts_noise(named, hospital)
             hospital.spend({(noise, 1.0): 1})
-            known[key] = Told(_noisy(exact, noise), noise)
+            known[key] = NoisyCounts(_add_noise(exact, noise), noise)
             file.write({**known})
         elif known[key].again:  # this draw has been paid for
             noise = known[key].again
-            known[key] = Told(_noisy(exact, noise), noise)
+            known[key] = NoisyCounts(_add_noise(exact, noise), noise)
             file.write({**known})
     return known[key].counts
 
 
-def kept_counts(hospital: Ledger) -> dict[str, Told]:
+def kept_counts(hospital: Ledger) -> dict[str, NoisyCounts]:
     """Read all reported counts, by the digest of the data.
 
     Raises:
@@ -129,16 +129,16 @@ def _file(hospital: Ledger) -> OwnFile[_Kept]:
     )
 
 
-def _read(file: OwnFile[_Kept]) -> dict[str, Told]:
+def _read(file: OwnFile[_Kept]) -> dict[str, NoisyCounts]:
     known = {}
     for key, told in file.read({}).items():
-        if not isinstance(told, Told):
-            told = Told(told)
+        if not isinstance(told, NoisyCounts):
+            told = NoisyCounts(told)
         known[key] = told
     return known
 
 
-def _noisy(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
+def _add_noise(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
     """Return counts with noise, at least 0; the training split has at least 1 sample.
 
     All counts get noise, even those of an empty split, because its emptiness is a count too.

@@ -122,7 +122,7 @@ class Limits:
             )
 
     def _reasons_against_noise(self, settings: CommonSettings) -> Iterator[str]:
-        """Yield a reason for each bound or noise by which a run learns nothing and only probes."""
+        """Yield a reason for each clip norm and each noise under which a run only probes a site."""
         norms = self.minimum_clip_norm, self.maximum_clip_norm
         noises = self.minimum_noise, self.maximum_noise
         for key, value, (least, largest), limits in (

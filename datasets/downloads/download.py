@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 
 from fedsilo.core.errors import DataError
-from fedsilo.core.files.atomic_files import scratch_folder
+from fedsilo.core.files.atomic_files import FULL, scratch_folder
 from fedsilo.core.files.unpacked_size import check_members, check_unpacked, copy_member
 from fedsilo.core.one_line import one_line
 from fedsilo.datasets.downloads.public_files import PublicFiles, RemoteFile
@@ -69,10 +69,16 @@ def _download(base_url: str, file: RemoteFile, target: Path) -> None:
         try:
             HTTPDownloader(timeout=_TIMEOUT)(url, str(fresh), None)
         except (OSError, ValueError) as error:  # those of requests are OSErrors
-            raise DataError(
+            fault = (
                 f"{url} cannot be downloaded ({_cause(error)}): check the network or name "
                 "another --base-url"
-            ) from None
+            )
+            if isinstance(error, OSError) and error.errno in FULL:
+                fault = (
+                    f"{target} cannot be written ({error.strerror}): make room there, or name "
+                    "another data directory"
+                )
+            raise DataError(fault) from None
         checksum = file_hash(str(fresh), "md5")
         if checksum != file.md5:
             raise DataError(

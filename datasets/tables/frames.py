@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import logging
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
 
 _MOST_LEVELS = 64  # most different texts in a column; more are names or free text
 _MOST_CLASSES = 1000
+_FEW_LEVELS = 10  # more levels that are numbers are rather a number
+# How other programs write a missing value; pandas reads files with some of them as texts
+_WORDS_FOR_MISSING = frozenset({"nan", "na", "n/a", "<na>", "."})
 _MISSING = ("", "?")
 _NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal")  # pandas' words for objects
 
@@ -122,7 +126,8 @@ def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
     if len(levels) > _MOST_LEVELS:
         raise DataError(
             f"column '{one_line(name, 60)}' has {len(levels)} different texts, more than "
-            f"{_MOST_LEVELS}: drop it if it is a name or free text, or group them"
+            f"{_MOST_LEVELS}: drop it if it is a name or free text, group them, or, if they are "
+            "numbers, convert them by pandas.to_numeric"
         )
     if len(levels) < 2:
         return {"name": name, "kind": "ignored"}
@@ -150,14 +155,48 @@ def _texts(name: str, values: Series[Any]) -> list[str]:
         raise DataError(
             f"column '{one_line(name, 60)}' has a text that is not one printable line: clean it"
         )
-    try:
+    _mention_odd_texts(name, texts)
+    if _are_numbers(texts):
         return sorted(texts, key=float)
+    return sorted(texts)
+
+
+def _are_numbers(texts: Iterable[str]) -> bool:
+    try:
+        list(map(float, texts))
     except ValueError:
-        return sorted(texts)
+        return False
+    return True
+
+
+def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
+    """Log texts that may not be meant as levels: other cases of a text, and words for missing."""
+    remarks = []
+    by_case: dict[str, str] = {}
+    for text in sorted(texts):
+        first = by_case.setdefault(text.casefold(), text)
+        if first != text:
+            remarks.append(f"'{first}' and '{text}' differ only by case: write them alike")
+        if text.casefold() in _WORDS_FOR_MISSING:
+            remarks.append(f"'{text}' looks like a missing value: write None for it")
+    if len(texts) > _FEW_LEVELS and _are_numbers(texts):
+        remarks.append("numbers are stored as texts: convert them by pandas.to_numeric")
+    if remarks:
+        logging.getLogger("flwr").warning(
+            "fedsilo: column '%s': %s; otherwise each text is a level of its own",
+            one_line(name, 60),
+            one_line("; ".join(remarks), 300),
+        )
 
 
 def _classes(label: str, values: Series[Any]) -> list[str]:
     classes = _texts(label, values)
+    odd = _WORDS_FOR_MISSING.intersection(map(str.casefold, classes))
+    if odd:
+        raise DataError(
+            f"column '{one_line(label, 60)}' of labels has the text '{min(odd)}', which looks like "
+            "a missing value: leave such rows out, or give the class another name"
+        )
     if not 2 <= len(classes) <= _MOST_CLASSES:
         raise DataError(
             f"column '{one_line(label, 60)}' of labels has {len(classes)} different values, but a "

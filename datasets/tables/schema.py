@@ -316,11 +316,11 @@ class TableSchema(FileModel):
         columns = content.pop("columns")
         label = content.pop("label")
         for column in columns:
-            for name in ("unmeasured", "indicator"):
+            for name in ("unmeasured", "indicator", "unit"):
                 # Without them a column keeps the key of earlier versions
                 if not column[name]:
                     del column[name]
-            for name in ("title", "unit", "level_names"):
+            for name in ("title", "level_names"):
                 del column[name]  # words, which change no row
         if not any(column["range"] for column in columns):
             del content["out_of_range"]

@@ -46,8 +46,7 @@ def up(
     tell: Tell = silent,
 ) -> Deployment:
     """Start the server and all sites of this machine that do not run."""
-    from fedsilo.deployment.commands import up
-    from fedsilo.deployment.making import DeploymentRequest
+    from fedsilo.deployment.commands import DeploymentRequest, up
 
     request = DeploymentRequest(
         experiment=experiment,

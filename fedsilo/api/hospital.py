@@ -39,7 +39,7 @@ def start(
 ) -> None:
     """Open a kit, confirm its code and the rules, and become the hospital's node."""
     from fedsilo.client_app.privacy.signing import own_code
-    from fedsilo.deployment.doctor.hospital_checks import HospitalRequest, command, hold, ready
+    from fedsilo.deployment.doctor.hospital_checks import HospitalRequest, ready, start_command
     from fedsilo.deployment.kit import KitError, read_kit
     from fedsilo.deployment.rules import RuleOptions
 
@@ -65,13 +65,12 @@ def start(
         Path(kit), path_of(folder), rules, node_config=(*own, *several(node_config))
     )
     setup = ready(request, confirm)
+    words = start_command(setup, health)
     assert setup.key is not None
     home = setup.key.parent
-    hold(home, setup.name)
     code = read_kit(home).code
     tell(f"{setup.name}: kit {code} is open in {home}; connecting to {setup.superlink}")
     tell(f"{setup.name}: signs secure sums with key {own_code(setup.own_folder)}")
-    words = command(setup, health)
     quiet = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1"}
     os.execve(words[0], words, os.environ | {"FLWR_HOME": str(home / "flwr"), **quiet})
 
@@ -111,7 +110,7 @@ def counts(
     from fedsilo.client_app.site.node import own_folder, owner_only
     from fedsilo.deployment.doctor.hospital_checks import setup_of
     from fedsilo.deployment.kit import read_kit
-    from fedsilo.deployment.rule_sentences import effective
+    from fedsilo.deployment.rules import effective
     from fedsilo.deployment.worker.hospital import parse_node_config
 
     node = parse_node_config(several(node_config))

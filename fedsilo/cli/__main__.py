@@ -1,9 +1,23 @@
 """``python -m fedsilo.cli``: the ``fedsilo`` command of this checkout."""
 
 import gc
+import io
 import sys
 
 from fedsilo.cli.main import main
+from fedsilo.core.files.atomic_files import STANDARD_OUTPUT, naming
+
+
+class _NamedOutput(io.TextIOWrapper):
+    """Standard output whose errors say so, because the system names no file that is full."""
+
+    def write(self, text: str) -> int:
+        with naming(STANDARD_OUTPUT):
+            return super().write(text)
+
+    def flush(self) -> None:
+        with naming(STANDARD_OUTPUT):
+            super().flush()
 
 
 def run() -> None:
@@ -14,6 +28,11 @@ def run() -> None:
     end; otherwise Triton's bindings print 30 lines of "leaks" for objects that remain.
     """
     gc.set_threshold(20_000)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        usual = sys.stdout
+        encoding, errors = usual.encoding, usual.errors
+        by_line, at_once = usual.line_buffering, usual.write_through
+        sys.stdout = _NamedOutput(usual.detach(), encoding, errors, None, by_line, at_once)
     try:
         code = main()
     finally:

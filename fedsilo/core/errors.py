@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import ClassVar
 
-from fedsilo.core.one_line import abbreviate
+from fedsilo.core.one_line import abbreviate, one_line
 
 # Flower sends its own numbers in the same field, from 0 upwards: ours must not meet them
 ERROR_CODES = {"epsilon-spent": 1001, "refused": 1002, "withheld": 1003}
@@ -153,6 +153,12 @@ class ExportError(FedsiloError):
 def error_line(error: FedsiloError) -> str:
     """Build the line that a command prints; it has the code that the page on errors explains."""
     return f"fedsilo: error{f'[{error.code}]' if error.code else ''}: {error}"
+
+
+def describe_system_error(error: OSError) -> str:
+    """Return the file and the system's reason on one line; "system" stands for an unknown file."""
+    reason = error.strerror or str(error)
+    return one_line(f"{error.filename or 'system'}: {reason}", 1000)
 
 
 def missing_extra(what: str, extra: str, otherwise: str = "") -> str:

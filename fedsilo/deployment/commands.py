@@ -1,18 +1,28 @@
-"""``fedsilo deploy``: runs a server and sites as processes of this machine, with TLS and keys.
+"""``fedsilo deploy``: makes a deployment, and runs a server and sites as processes of this machine.
 
-It runs Flower's commands and prints each one. ``joining`` adds hospitals on other machines.
+The processes use TLS and keys. This module runs Flower's commands and prints each one. ``joining``
+adds hospitals on other machines.
 """
 
+import os
+import re
 import subprocess
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsilo.core.processes import end_trees
+from fedsilo.core.arguments import RunSources
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.atomic_files import build_folder, write_atomically
+from fedsilo.core.processes import app_folder, end_trees, free_ports
+from fedsilo.core.settings_schema import Value
+from fedsilo.datasets.registry import silo_names
 from fedsilo.deployment.deployment import (
     SERVER,
     Deployment,
     DeploymentError,
     is_deployment,
+    plan,
     read_deployment,
 )
 from fedsilo.deployment.flower_commands import (
@@ -25,14 +35,192 @@ from fedsilo.deployment.flower_commands import (
     wait_until_left,
 )
 from fedsilo.deployment.joining import register
-from fedsilo.deployment.making import (
-    DeploymentRequest,
-    make_deployment,
-    make_secrets,
-    refuse_changes,
-    share_signing_keys,
-)
 from fedsilo.deployment.worker.installed import refuse_other_flower
+from fedsilo.server_app.config.settings import parse_pair
+
+_PORT = "9092"  # Flower's default port of the Fleet API
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?")
+
+
+@dataclass(frozen=True)
+class DeploymentRequest:
+    """The options of a deployment; an existing deployment must match them."""
+
+    experiment: str = "uefl-digits"  # whose silos are the sites, unless ``sites`` names them
+    site_count: int | None = None  # number of silos; None for the experiment's number
+    sites: Sequence[str] = ()  # names of the sites; empty to name them by the silos
+    data_dir: Path | None = None  # the folder of the sites' data
+    device: str | None = None  # the device of all sites; None for cpu
+    node_config: Sequence[str] = ()  # further keys of every site's node config, as key=value
+    file: Path | None = None  # the simulation file; None for the default one
+    host: str | None = None  # HOST or HOST:PORT by which hospitals on other machines reach it
+
+    @property
+    def address(self) -> str:
+        """The server's address for hospitals, host:port; empty if no site is elsewhere."""
+        if not self.host:
+            return ""
+        host, port = self.host, _PORT
+        if ":" in host:
+            host, _, port = host.rpartition(":")
+        if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:
+            raise SettingError(
+                f"--host must be a name or an address, with or without :PORT, but is '{self.host}'"
+            )
+        return f"{host}:{port}"
+
+    def own_config(self) -> dict[str, Value]:
+        """Return the requested values for every site's node config, by key."""
+        config: dict[str, Value] = {}
+        if self.device:
+            config["device"] = self.device
+        if self.data_dir:
+            config["data-dir"] = str(self.data_dir.expanduser().resolve())
+        for text in self.node_config:
+            key, value = parse_pair(text)
+            config[key] = value
+        return config
+
+
+def refuse_changes(deployment: Deployment, request: DeploymentRequest) -> None:
+    """Raise a SettingError if a request differs from the existing deployment."""
+    # All sites have the same keys, but for their names and folders, so the first one is compared
+    config = next(iter(deployment.node_config.values()), {})
+    compared: dict[str, tuple[Value, Value]] = {}
+    for key, value in request.own_config().items():
+        compared[f"--node-config {key}"] = value, config.get(key, "")
+    if request.site_count:
+        compared["--sites"] = request.site_count, len(deployment.sites)
+    if request.sites:
+        compared["--site"] = ", ".join(sorted(request.sites)), ", ".join(deployment.sites)
+    if request.host:
+        compared["--host"] = request.address, deployment.address
+    for option, (wanted, present) in compared.items():
+        if wanted != present:
+            raise SettingError(
+                f"{option} is {wanted}, but the deployment in {deployment.folder} has "
+                f"{present or 'none'}: remove the option, or choose another --deployment"
+            )
+
+
+def make_deployment(folder: Path, request: DeploymentRequest) -> Deployment:
+    """Make a new deployment in ``folder``, an absolute path, with ports that are free now.
+
+    Raises:
+        SettingError: a run would send the folder to every site, or the sites are not possible.
+    """
+    app = app_folder()
+    if folder.is_relative_to(app) and folder != app / "deployment":
+        raise SettingError(
+            f"--deployment {folder} is in fedsilo's checkout, but a run sends that to every "
+            f"site: choose a folder outside, or {app / 'deployment'}"
+        )
+    defaults: dict[str, Value] = {"device": "cpu", "trust": "server"}
+    for key, variable in (("data-dir", "FEDSILO_DATA"), ("cache-dir", "FEDSILO_CACHE")):
+        given = os.environ.get(variable)
+        if given:
+            defaults[key] = str(Path(given).expanduser().resolve())
+    address = request.address
+    sites = list(request.sites)
+    # A server with an address may have all its sites elsewhere; 'deploy add' adds each
+    if not sites and (request.site_count or not address):
+        sites = _silos(request)
+    ports = free_ports(2 + len(sites))
+    if address:
+        ports[1] = int(address.rpartition(":")[2])
+    made = plan(folder, sites, ports, defaults | request.own_config(), address)
+    prepare(made)
+    return made
+
+
+def prepare(made: Deployment) -> None:
+    """Create the folders of a new deployment, and write deployment.json."""
+    made.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for member in made.members:
+        home = made.home(member)
+        home.mkdir(parents=True, exist_ok=True, mode=0o700)  # the database holds all messages
+        (home / "flwr").mkdir(mode=0o700, exist_ok=True)
+    made.write()
+
+
+def _silos(request: DeploymentRequest) -> list[str]:
+    """Return the names of an experiment's silos; SettingError if their number is not requested."""
+    # PyTorch, which takes seconds that status, logs and down can spare
+    from fedsilo.engines.planning import plan_run
+
+    count = request.site_count
+    overrides: dict[str, Value] = {}
+    if count:
+        overrides["split.silos"] = count
+    sources = RunSources(file=request.file, out=Path("/"))
+    settings, _ = plan_run(request.experiment, sources, overrides=overrides)
+    names = silo_names(settings.common)
+    if count and len(names) != count:
+        raise SettingError(
+            f"--sites is {count}, but {request.experiment} has the silos "
+            f"{', '.join(names) or 'that the sites name'}: name them by --site, or correct --sites"
+        )
+    return names
+
+
+def share_signing_keys(deployment: Deployment) -> None:
+    """Make the signing keys of the sites on this machine, and mark them as compared by each other.
+
+    One operator runs all these sites, so nobody needs to telephone. A hospital on another machine
+    compares its key with each site by ``fedsilo hospital keys``.
+    """
+    from fedsilo.client_app.privacy.signing import KnownKeys, signing_key
+    from fedsilo.client_app.site.node import own_folder_of, owner_only
+    from fedsilo.strategies.wire.signatures import key_code, public_text
+
+    folders = {}
+    for site in deployment.sites:
+        folder = own_folder_of(deployment.node_config[site], site)
+        assert folder is not None
+        folders[site] = folder
+    with owner_only():
+        codes = {}
+        for site, folder in folders.items():
+            codes[site] = key_code(public_text(signing_key(folder)))
+        for site, folder in folders.items():
+            known = KnownKeys(folder)
+            before = known.read()
+            for other, code in codes.items():
+                if other == site:
+                    continue
+                # A mark has the day of the comparison, so an unchanged one stays as it is
+                if other not in before or before[other].compared != code:
+                    known.mark(other, code)
+
+
+def make_secrets(deployment: Deployment) -> None:
+    """Make the certificates if they are missing, and a key for each site that has none.
+
+    Raises:
+        DeploymentError: other users may read an existing key.
+    """
+    from fedsilo.deployment.certificates import hospital_key, make_authority, sign_server
+
+    def make_certificates(scratch: Path) -> None:
+        make_authority(scratch)
+        sign_server(scratch, [deployment.fleet.rpartition(":")[0]])
+
+    secrets = deployment.secrets
+    for path in sorted(secrets.glob("*.key")):
+        mode = path.stat().st_mode & 0o777
+        if mode & 0o077:
+            raise DeploymentError(
+                f"{path} has mode {mode:o}, so other users may read it: chmod 600 the file, and "
+                "make a new key if somebody may have read it"
+            )
+    if not secrets.is_dir():
+        build_folder(secrets, make_certificates)
+        secrets.chmod(0o700)
+    for site in deployment.sites:
+        if not (secrets / f"{site}.key").is_file():
+            private, public = hospital_key()
+            write_atomically(secrets / f"{site}.key", private, mode=0o600)
+            write_atomically(secrets / f"{site}.pub", public, mode=0o600)
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from pathlib import Path
 import tomli_w
 
 from fedsilo.core.arguments import RunSources
+from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.processes import app_folder, tool
 from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import (
@@ -107,7 +108,7 @@ def _logs_command(deployment: Deployment) -> str:
 
 def _start(deployment: Deployment, settings: RunSettings, config: Path, say: Say | None) -> str:
     """Write the settings to the file ``config``, start a run with them, and return its run id."""
-    config.write_text(tomli_w.dumps(settings.run_config()), encoding="utf-8")
+    write_atomically(config, tomli_w.dumps(settings.run_config()))
     command = ("run", str(app_folder()), FEDERATION, "--run-config", str(config))
     return str(flwr(deployment, *command, say=say)["run-id"])
 

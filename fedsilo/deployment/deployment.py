@@ -26,6 +26,7 @@ from fedsilo.core.processes import app_folder, process_of, tool
 from fedsilo.core.settings_schema import Value, unknown_name
 from fedsilo.core.versions import git_revision
 from fedsilo.datasets.silo.declared_silos import LONGEST, site_name_fault
+from fedsilo.deployment.worker.hospital import direct_loopback
 from fedsilo.server_app.config.operator_files import REGISTRY
 from fedsilo.server_app.config.trusted_plugins import refuse_unknown_files, remember_files
 
@@ -207,6 +208,7 @@ class Deployment:
         for name, value in os.environ.items():
             if not name.startswith(("FLWR_", "FEDSILO_")):
                 variables[name] = value
+        variables |= direct_loopback(os.environ)
         variables |= {
             "FLWR_HOME": str(self.home(member) / "flwr"),
             "FLWR_TELEMETRY_ENABLED": "0",
@@ -267,21 +269,18 @@ def key_fingerprint(public_key: Path) -> str:
         ) from None
 
 
-def refuse_name(site: str) -> None:
-    """Raise a SettingError if no site can have this name."""
-    if site_name_fault(site) or site in _TAKEN:
-        reserved = ", ".join(sorted({"all", *_TAKEN}))
-        raise SettingError(
-            f"'{site}' cannot be the name of a site: use at most {LONGEST} letters, digits, '.', "
-            f"'_' and '-', not beginning with '.' or '-', and none of {reserved}"
-        )
-
-
-def refuse_twice(names: Sequence[str]) -> None:
-    """Raise a SettingError if two sites have one name."""
-    for name in names:
-        if names.count(name) > 1:
-            raise SettingError(f"site '{name}' is named twice: give each hospital its own name")
+def find_name_fault(sites: Sequence[str]) -> str:
+    """Describe the first name that no site can have, or that two sites have; empty if none is."""
+    for site in sites:
+        if site_name_fault(site) or site in _TAKEN:
+            reserved = ", ".join(sorted({"all", *_TAKEN}))
+            return (
+                f"'{site}' cannot be the name of a site: use at most {LONGEST} letters, digits, "
+                f"'.', '_' and '-', not beginning with '.' or '-', and none of {reserved}"
+            )
+        if sites.count(site) > 1:
+            return f"site '{site}' is named twice: give each hospital its own name"
+    return ""
 
 
 def plan(
@@ -304,9 +303,7 @@ def plan(
         SettingError: there is no site and no address, two sites have the same name, a name is not
             allowed, or ``shared`` has a key that differs between sites.
     """
-    for site in sites:
-        refuse_name(site)
-    fault = ""
+    fault = find_name_fault(sites)
     for key in ("site", "state-dir"):
         if key in shared:
             fault = f"node config '{key}' differs between sites, so it cannot be shared: remove it"
@@ -315,7 +312,6 @@ def plan(
     if fault:
         raise SettingError(fault)
     names = sorted(sites)  # a site's port must not depend on the order in which sites were named
-    refuse_twice(names)
     remember_files(str(shared.get("plugin", "")))
     node_config: dict[str, dict[str, Value]] = {}
     for site in names:
@@ -347,7 +343,9 @@ def read_deployment(folder: Path) -> Deployment:
             f"{path} is damaged ({type(error).__name__}): end its processes by hand, "
             f"and remove {folder}"
         ) from error
-    _refuse_odd(found, path)
+    fault = _find_altered(found)
+    if fault:
+        raise DeploymentError(f"{path} was altered: {fault}")
     # The doctor and a site's start refuse a node config with keys that no longer exist
     for config in found.node_config.values():
         for key in _FORMER:
@@ -355,19 +353,13 @@ def read_deployment(folder: Path) -> Deployment:
     return replace(found, folder=folder)
 
 
-def _refuse_odd(found: Deployment, path: Path) -> None:
-    """Check that each site has a possible name and each member a port.
+def _find_altered(found: Deployment) -> str:
+    """Describe a name that no site can have, or a missing port; empty if all are possible.
 
     Paths and commands are made of the names, so a name such as ``../x`` would leave the folder.
-
-    Raises:
-        DeploymentError: a name is not possible, or a port is missing.
     """
-    for site in (*found.node_config, *found.nodes):
-        try:
-            refuse_name(site)
-        except SettingError as error:
-            raise DeploymentError(f"{path} was altered: {one_line(error)}") from None
+    fault = find_name_fault([*found.node_config.keys() | found.nodes.keys()])
     for member in ("http", "fleet", *found.node_config):
-        if not 0 < found.ports.get(member, 0) <= _LARGEST_PORT:
-            raise DeploymentError(f"{path} was altered: it has no port of '{member}'")
+        if not fault and not 0 < found.ports.get(member, 0) <= _LARGEST_PORT:
+            fault = f"it has no port of '{member}'"
+    return one_line(fault)

@@ -19,9 +19,8 @@ from fedsilo.deployment.deployment import (
     SERVER,
     Deployment,
     DeploymentError,
+    find_name_fault,
     read_deployment,
-    refuse_name,
-    refuse_twice,
 )
 from fedsilo.deployment.flower_commands import Say, flwr, healthy, states_by_node
 from fedsilo.deployment.kit import AUTHORITY, KEY, make_kit, read_kit
@@ -44,15 +43,16 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
             Nothing was written.
     """
     deployment = read_deployment(folder)
-    refuse_twice(names)
     # All names are checked before the first is registered, so that an error leaves nothing behind
+    fault = find_name_fault(names)
     for name in names:
-        refuse_name(name)
         if name in deployment.nodes or name in deployment.sites:
-            raise SettingError(
+            fault = (
                 f"site '{name}' exists in {deployment.folder}: choose another name, or give it a "
                 f"new key by 'fedsilo deploy renew {name}'"
             )
+    if fault:
+        raise SettingError(fault)
     _refuse_silent(deployment)
     keys = {}
     for name in names:

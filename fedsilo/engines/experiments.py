@@ -144,14 +144,9 @@ class SimulationFile:
             raise SettingError(f"{self._path} has no mapping 'experiments'")
         return entries
 
-    def _has_matrix(self, entry: Any) -> bool:
-        content = self._raw_entries()[entry]
-        stated = isinstance(content, dict) and "matrix" in content
-        return stated or has_placeholder(entry)
-
     def _cells_of(self, entry: Any) -> list[Cell]:
         """List the cells of an entry."""
-        if isinstance(entry, str) and not self._has_matrix(entry):
+        if isinstance(entry, str) and self._is_one_entry(entry):
             return [Cell(entry, {})]
         matrix = self.entry(entry).matrix  # refuses a name that is no text
         try:
@@ -168,7 +163,11 @@ class SimulationFile:
 
     def _is_one_entry(self, name: str) -> bool:
         """Tell whether an entry stands for the one experiment of this name."""
-        return name in self._raw_entries() and not self._has_matrix(name)
+        entries = self._raw_entries()
+        if name not in entries or has_placeholder(name):
+            return False
+        content = entries[name]
+        return not (isinstance(content, dict) and "matrix" in content)
 
     def entry(self, name: str) -> Entry:
         """Return an entry of the file; SettingError if it is malformed."""

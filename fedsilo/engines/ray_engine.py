@@ -32,6 +32,7 @@ from rich.text import Text
 
 from fedsilo.core import processes
 from fedsilo.core.errors import ProcessError, SettingError
+from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.one_line import one_line
 from fedsilo.core.settings.common_settings import GPU_SHARE
 from fedsilo.core.settings_schema import Value
@@ -86,7 +87,7 @@ def run_with_ray(
         print(f"fedsilo: {line}", file=sys.stderr)
     with tempfile.TemporaryDirectory(**place) as home:
         config = Path(home) / "run-config.toml"
-        config.write_text(tomli_w.dumps(settings.run_config()))
+        write_atomically(config, tomli_w.dumps(settings.run_config()))
         check_device(settings.common.device, share)
         launch = json.dumps({"engine": "ray", "resources": wanted})
         variables = {processes.LAUNCH: launch, GPU_SHARE: str(wanted["client-resources-num-gpus"])}

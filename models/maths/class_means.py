@@ -72,8 +72,8 @@ def class_targets(
             values[names[name]], known[names[name]] = array, True
             continue
         raise SiteError(
-            f"array '{name}' from the server cannot be used: {fault}; server and site "
-            "run different versions of fedsilo or other settings"
+            f"array '{name}' from the server cannot be used: {fault}; compare the versions of "
+            "fedsilo and the settings at server and site"
         )
     if not known.any():
         return None

@@ -160,11 +160,16 @@ def received_discriminator(arrays: Mapping[str, Tensor], channels: int, site: st
     wanted = discriminator.state_dict()
     fits = arrays.keys() == wanted.keys()
     for name, array in arrays.items():
-        fits = fits and array.shape == wanted[name].shape and bool(array.isfinite().all())
+        fits = fits and array.shape == wanted[name].shape
     if not fits:
         raise SiteError(
             f"the discriminator of site {site} does not take embeddings of {channels} numbers: "
             "all sites need the same 'network.name' and 'network.width'"
+        )
+    if not all(array.isfinite().all() for array in arrays.values()):
+        raise SiteError(
+            f"the discriminator of site {site} contains non-finite values: if training has "
+            "diverged, lower 'train.learning-rate'"
         )
     discriminator.load_state_dict(arrays)
     return discriminator

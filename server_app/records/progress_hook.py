@@ -19,6 +19,7 @@ from typing import Any
 
 import psutil
 
+from fedsilo.core.files.atomic_files import STANDARD_OUTPUT
 from fedsilo.core.one_line import format_count, one_line
 from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.server_app.records.privacy_account import PrivacyHook
@@ -197,12 +198,15 @@ class ProgressHook(Hook):
         self.say("  ".join(parts))
 
     def report(self, error: Exception) -> None:
-        """Log a warning that the progress files are not up to date; only the first time."""
+        """Log a warning about an error that shows or writes the progress; only the first time."""
         if not self.reported:
             self.reported = True
-            line = "fedsilo: %s cannot be kept up to date (%s: %s); the run continues"
-            reason = type(error).__name__, one_line(error, 200)
-            logging.getLogger("flwr").warning(line, FILE, *reason)
+            fault = f"{FILE} cannot be kept up to date"
+            reason = f"{type(error).__name__}: {one_line(error, 200)}"
+            if isinstance(error, OSError) and error.filename == STANDARD_OUTPUT:
+                fault, reason = STANDARD_OUTPUT, str(error.strerror)
+            line = "fedsilo: %s (%s); the run continues"
+            logging.getLogger("flwr").warning(line, fault, reason)
 
     @_harmless
     def _end(self, state: Status, why: str = "") -> None:

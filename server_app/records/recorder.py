@@ -17,7 +17,7 @@ from typing import Any
 
 from fedsilo.core import messages
 from fedsilo.core.errors import CheckpointError, RunDirectoryError
-from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.atomic_files import FULL, write_atomically
 from fedsilo.core.metric_names import TRAINED_PREFIX, UPDATE, read_measurement
 from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
 from fedsilo.strategies.loop.hooks import Hook
@@ -75,6 +75,10 @@ class GrowingCsv:
                     file.flush()
                     os.fsync(file.fileno())
         except OSError as error:
+            # The holder of the run directory says how to go on
+            if error.errno in FULL:
+                error.filename = str(self.path)
+                raise
             raise RunDirectoryError(
                 f"cannot append to {self.path} ({error.strerror}): resume the run once the file "
                 "can be written, or start a new run"

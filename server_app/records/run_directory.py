@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import tomli_w
 
 from fedsilo.core.errors import FedsiloError, RunDirectoryError
-from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.core.files.atomic_files import FULL, STANDARD_OUTPUT, write_atomically
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.messages import RUN_NAME, RUN_NAME_WORDS
 from fedsilo.core.one_line import as_word, one_line, quote_value
@@ -57,6 +57,10 @@ class RunDirectory:
     def checkpoints(self) -> Path:
         """The folder of the checkpoints."""
         return self.path / "checkpoints"
+
+    def has_checkpoint(self) -> bool:
+        """Tell whether a round has ended, so that the run can be resumed."""
+        return any(self.checkpoints.glob("*"))
 
     def file(self, name: str) -> Path:
         """Return the path of a file, once it is safe to read.
@@ -285,7 +289,8 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
     The directory of a new run is removed if the block fails before the first checkpoint.
 
     Raises:
-        RunDirectoryError: another process writes to it, or ``new`` is True and it holds a run.
+        RunDirectoryError: another process writes to it, ``new`` is True and it holds a run, or the
+            disk is full; then the message says how to go on.
     """
     directory.path.mkdir(parents=True, exist_ok=True)
     # Following a link here would let the sender of a directory choose a file of ours to empty
@@ -301,8 +306,24 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
             raise RunDirectoryError(f"another process has begun a run in {directory.path}")
         # Only for our own errors: after a crash, somebody may want to look at the files
         try:
-            yield
+            with _explaining_full_disk(directory):
+                yield
         except FedsiloError:
-            if new and not any(directory.checkpoints.glob("*")):
+            if new and not directory.has_checkpoint():
                 shutil.rmtree(directory.path)
             raise
+
+
+@contextmanager
+def _explaining_full_disk(directory: RunDirectory) -> Iterator[None]:
+    """Turn a full disk in the block into a RunDirectoryError that says how to go on."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL or error.filename == STANDARD_OUTPUT:
+            raise
+        again = "start the run again"
+        if directory.has_checkpoint():
+            again = f"run: fedsilo resume {as_word(directory.path)}"
+        full = error.filename or directory.path
+        raise RunDirectoryError(f"{full}: {error.strerror}: make room and {again}") from error

@@ -4,22 +4,28 @@ The bars follow ``progress.json``, so that a run is drawn the same way in this p
 ``flwr run``, whose output is a stream of lines.
 """
 
-from collections.abc import Callable, Iterator
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Event, Thread
 
+from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bars
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import TextType
 
 from fedsilo.core.errors import FedsiloError
 from fedsilo.core.one_line import terminal_text
 from fedsilo.server_app.records.progress import Progress
 
 _EVERY = 0.5  # seconds between two readings of the progress
+# A number with its sign, unit, brackets or star; a path or a name with digits is none
+_NUMBERS = re.compile(r"(?<!\S)[^\sA-Za-z_/]*\d[^\sA-Za-z_/]*(?:e[+-]?\d+)?[A-Za-z%]{0,2}(?!\S)")
+_LEAST_TEXT = 4  # characters; the narrowest column of longer texts
 
 
 class SafeConsole(Console):
@@ -54,10 +60,85 @@ def printer(console: Console) -> Callable[..., None]:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table in full: on a terminal, long cells are wrapped to the terminal's width."""
-    for column in table.columns:
-        column.overflow = "fold"
-    console.print(table, soft_wrap=not console.is_terminal)
+    """Print a table in full.
+
+    On a terminal it is fitted to the width, as ``fit_table`` does. Elsewhere each row is one line,
+    however long, because a program may read it.
+    """
+    if console.is_terminal:
+        console.print(*fit_table(table, console.width), sep="\n")
+        return
+    usual = console.width
+    widths = [_widest(column, str.splitlines) for column in table.columns]
+    console.width = max(usual, _total_width(widths))
+    console.print(table, soft_wrap=True)
+    console.width = usual
+
+
+def fit_table(table: Table, width: int) -> list[Table]:
+    """Fit a table into ``width`` characters so that no number is broken into two lines.
+
+    Texts are wrapped, and long words are folded. If even then the columns do not fit side by side,
+    the result is several tables, each with the first column and some of the others.
+    """
+    natural = [_widest(column, str.splitlines) for column in table.columns]
+    if _total_width(natural) <= width:
+        return [table]
+    least = []
+    for column, longest in zip(table.columns, natural, strict=True):
+        numbers = _widest(column, _NUMBERS.findall)
+        least.append(max(numbers, min(longest, _LEAST_TEXT)))
+    groups: list[list[int]] = [[0]]
+    for number in range(1, len(natural)):
+        # A second column is taken in any case, so that each table says something
+        beside = [least[one] for one in (*groups[-1], number)]
+        if len(groups[-1]) > 1 and _total_width(beside) > width:
+            groups.append([0])
+        groups[-1].append(number)
+    tables: list[Table] = []
+    for group in groups:
+        widths = _shrink([natural[one] for one in group], [least[one] for one in group], width)
+        title = None if tables else table.title
+        tables.append(_take_columns(table, dict(zip(group, widths, strict=True)), title))
+    return tables
+
+
+def _shrink(widths: list[int], least: list[int], width: int) -> list[int]:
+    """Narrow the widest column that may be narrower, again and again, until the table fits."""
+    while _total_width(widths) > width:
+        spare = [now - small for now, small in zip(widths, least, strict=True)]
+        if not any(spare):
+            break
+        wide = max(range(len(widths)), key=lambda one: (spare[one] > 0, widths[one]))
+        widths[wide] -= 1
+    return widths
+
+
+def _take_columns(table: Table, widths: Mapping[int, int], title: TextType | None) -> Table:
+    """Build a table of some columns, given by their numbers, each of them ``widths`` wide."""
+    part = Table(title=title, title_justify=table.title_justify)
+    cells = []
+    for number, width in widths.items():
+        column = table.columns[number]
+        part.add_column(column.header, justify=column.justify, width=width, overflow="fold")
+        cells.append(list(column.cells))
+    for row, texts in zip(table.rows, zip(*cells, strict=True), strict=True):
+        part.add_row(*texts, style=row.style, end_section=row.end_section)
+    return part
+
+
+def _widest(column: Column, split: Callable[[str], list[str]]) -> int:
+    """Return the width of the longest part of a column's texts; ``split`` makes the parts."""
+    widest = 1
+    for text in (column.header, *column.cells):
+        for part in split(str(text)):
+            widest = max(widest, cell_len(part))
+    return widest
+
+
+def _total_width(widths: Sequence[int]) -> int:
+    """Return the width of a table: each column has a blank at both sides and a line after it."""
+    return 1 + sum(width + 3 for width in widths)
 
 
 @contextmanager

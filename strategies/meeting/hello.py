@@ -121,5 +121,5 @@ def reading(what: str, content: RecordDict) -> Iterator[None]:
     except Exception as error:  # untrusted data can make a reader fail in any way
         reason = one_line(f"{type(error).__name__}: {error}", 200)
         raise SiteError(
-            f"{what} cannot be read ({reason}): server and site run different versions of fedsilo"
+            f"{what} cannot be read ({reason}): compare the versions of fedsilo at server and site"
         ) from None

@@ -18,8 +18,8 @@ from fedsilo.comparison.budgets import tuned_over
 from fedsilo.comparison.trials import _read_summary
 from fedsilo.core.errors import FedsiloError, RunDirectoryError
 from fedsilo.deployment.deployment import DeploymentError, plan, read_deployment
+from fedsilo.deployment.doctor.credentials import CERTIFICATE, secret
 from fedsilo.deployment.doctor.findings import Refused
-from fedsilo.deployment.doctor.secrets import CERTIFICATE, secret
 from fedsilo.deployment.doctor.server import _refuse_damaged
 from fedsilo.deployment.flower_commands import healthy
 from fedsilo.deployment.worker import hospital

@@ -332,3 +332,25 @@ def test_an_error_about_the_data_is_a_constant_text(
     site = hospital(node={**node, "data-dir": str(folder)}, **run, dataset=dataset, **more)
     assert site.send("query.hello") is None
     assert site.refusals == [f"site cleveland, round 0: {WITHHELD}"]
+
+
+def test_training_that_names_the_phase_of_the_end_is_refused_before_data_are_opened(
+    federation: Federation,
+) -> None:
+    """It opened the data, failed for want of such a phase, and cost the hospital its part."""
+    config = resolve(RUN).as_mapping()
+    asked: dict[str, Any] = {"round": 1, "run_name": "r", "evaluate": False}
+    for phase in (SECURE_KEYS, SECURE_SHARES):
+        federation.secure(phase, config, **asked)
+    secure: dict[str, Any] = {
+        "round": 1,
+        "sites": sorted(federation.keys),
+        "arrays": sorted(LOGISTIC),
+    }
+    secure["metrics"] = []
+    left = federation.send(
+        VICTIM, "train", config, single(LOGISTIC), secure, phase="evaluate", **asked
+    )
+    assert left is None
+    assert "has no phase 'evaluate'" in federation.last_error
+    one_round(federation, config, LOGISTIC)

@@ -12,7 +12,7 @@ import pytest
 from fedsilo.cli.main import main
 from fedsilo.core.processes import RUN_MARK, end_trees, free_ports, tool
 from fedsilo.deployment.certificates import hospital_key, make_authority
-from fedsilo.deployment.commands import up
+from fedsilo.deployment.commands import DeploymentRequest, up
 from fedsilo.deployment.deployment import (
     FEDERATION,
     SERVER,
@@ -20,7 +20,6 @@ from fedsilo.deployment.deployment import (
     read_deployment,
 )
 from fedsilo.deployment.flower_commands import flwr
-from fedsilo.deployment.making import DeploymentRequest
 
 SITES = 2
 _LIMIT = 60.0  # seconds until a refusal is in a log

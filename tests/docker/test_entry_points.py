@@ -18,6 +18,7 @@ from fedsilo.client_app.privacy.signing import own_code
 from fedsilo.client_app.site.node import OWN
 from fedsilo.deployment.certificates import hospital_key, make_authority
 from fedsilo.deployment.deployment import SERVER, read_deployment
+from fedsilo.deployment.doctor import hospital_checks
 from fedsilo.deployment.kit import AUTHORITY, KEY, make_kit
 
 Runner = Callable[..., Any]
@@ -108,6 +109,22 @@ def test_a_hospitals_log_says_code_rules_and_key_before_the_first_start(
     again = hospital().stderr
     assert "rules of north" not in again
     assert "signs secure sums" in again
+
+
+def test_two_containers_of_one_hospital_do_not_start_on_the_same_state(
+    place: Path, script: Runner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(hospital_checks, "refuse_failing", lambda setup: None)  # asks the server
+    folders = [f"--{name}-dir={place / name}" for name in ("data", "state", "cache")]
+    own = (f"--kit={place / 'kit.zip'}", f"--site-file={place / 'site.yaml'}")
+
+    def start() -> Any:
+        given = {"FEDSILO_DEVICE": "cpu", "FEDSILO_TRUST": "server"}
+        return script("start_hospital.py", *own, *folders, **given)
+
+    with pytest.raises(AssertionError, match="becomes another process"):
+        start()  # the lock stays open, as in the node that the process becomes
+    refused(start(), "north already runs from")
 
 
 def test_a_mounted_site_file_replaces_the_kits_and_the_stricter_trust_holds(

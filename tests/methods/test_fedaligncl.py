@@ -434,9 +434,12 @@ def test_the_others_discriminators_are_the_target_where_they_are_asked_for(
     }
 
 
-@pytest.mark.parametrize("fault", ["missing", "narrow", "infinite"])
-def test_a_discriminator_that_is_none_is_refused(
-    opened: Opened, weights: dict[str, Any], fault: str
+@pytest.mark.parametrize(
+    ("fault", "said"),
+    [("missing", 16), ("narrow", 16), ("infinite", "train.learning-rate")],
+)
+def test_a_discriminator_that_is_none_is_refused_with_what_is_wrong(
+    opened: Opened, weights: dict[str, Any], fault: str, said: int | str
 ) -> None:
     rival = {} if fault == "missing" else _rival("b")
     if fault == "narrow":
@@ -445,7 +448,7 @@ def test_a_discriminator_that_is_none_is_refused(
         rival["discriminators/b/layers.0.bias"] = np.full(4, np.inf, np.float32)
     others = {"embeddings/b": np.ones((4, WIDTH), np.float32)}
     site = _site(opened, weights | others | rival, own={"align_target": "others"})
-    with refuses(SiteError, 16):
+    with refuses(SiteError, said):
         answer(site)
 
 

@@ -15,6 +15,9 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
+STANDARD_OUTPUT = "standard output cannot be written"  # in the place of a file's name
+FULL = (errno.ENOSPC, errno.EDQUOT)  # the numbers of an OSError if a disk or a quota is full
+_DISK = (*FULL, errno.EFBIG, errno.EIO, errno.EROFS)
 _NOT_REGULAR = "it is not a regular file"
 _WITHOUT_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # some network file systems
 
@@ -54,6 +57,27 @@ def read_regular(path: Path) -> bytes:
         return file.read()
 
 
+@contextmanager
+def naming(name: Path | str) -> Iterator[None]:
+    """Put ``name`` into an error of the block that says only that a disk does not take more.
+
+    The system names no file if a write fails, unlike if a file cannot be opened. Other errors stay
+    as they are: those of a download, for example, have nothing to do with the file.
+    """
+    try:
+        yield
+    except OSError as error:
+        _put_name(error, name)
+        raise
+
+
+def _put_name(error: OSError, name: Path | str) -> None:
+    # NumPy raises an OSError without a number if only a part of an array was written
+    is_of_disk = error.errno in _DISK or "requested and" in str(error)
+    if error.filename is None and is_of_disk:
+        error.filename = str(name)
+
+
 def write_atomically(
     path: Path, content: bytes | str, mode: int = 0o644, *, lasting: bool = True
 ) -> None:
@@ -61,21 +85,29 @@ def write_atomically(
 
     Two processes that write the same path do so one after the other. If ``lasting``, the file is on
     the disk when this returns and survives a power cut.
+
+    Raises:
+        OSError: the file cannot be written; the error names it, and an earlier file stays whole.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary, handle = _part_of(path)
-    with os.fdopen(handle, "wb") as file:
-        try:
-            file.truncate()
-            file.write(content.encode() if isinstance(content, str) else content)
-            file.flush()
-            if lasting:
-                os.fsync(handle)
-            os.fchmod(handle, mode)
-            os.replace(temporary, path)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
+    try:
+        with os.fdopen(handle, "wb") as file:
+            try:
+                file.truncate()
+                file.write(content.encode() if isinstance(content, str) else content)
+                file.flush()
+                if lasting:
+                    os.fsync(handle)
+                os.fchmod(handle, mode)
+                os.replace(temporary, path)
+            except BaseException:
+                temporary.unlink(missing_ok=True)
+                raise
+    # Closing the file writes again what did not fit, so that its error comes last
+    except OSError as error:
+        _put_name(error, path)
+        raise
 
 
 def _part_of(path: Path) -> tuple[Path, int]:
@@ -154,9 +186,12 @@ def build_folder(target: Path, fill: Callable[[Path], None], *, replace: bool = 
     """Let ``fill`` write a new folder, then move it to ``target``.
 
     A folder that already exists is replaced if ``replace``, else kept: another process made it.
+
+    Raises:
+        OSError: the folder cannot be written, or ``fill`` raises; a full disk names the folder.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    with scratch_folder(target.parent, target.name) as scratch:
+    with naming(target), scratch_folder(target.parent, target.name) as scratch:
         work = scratch / "folder"
         work.mkdir()
         fill(work)

@@ -9,7 +9,8 @@ from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
-from fedsilo.core.errors import FedsiloError
+from fedsilo.core.errors import FedsiloError, describe_system_error
+from fedsilo.core.files.atomic_files import FULL
 from fedsilo.core.one_line import one_line
 from fedsilo.core.versions import FEDSILO
 
@@ -27,7 +28,7 @@ class Status(StrEnum):
 
 
 class Refused(FedsiloError):
-    """A fault with its fix; as text, both are on one line."""
+    """A fault with its fix, where a check calls others; as text, both are on one line."""
 
     def __init__(self, fault: str, fix: str = "") -> None:
         text = fault
@@ -42,7 +43,7 @@ class Skipped(Exception):
 
 
 def require(value: T | None, otherwise: str) -> T:
-    """Return ``value``; raise ``Skipped`` with the reason ``otherwise`` if it is None or empty."""
+    """Return ``value``; raise ``Skipped`` with the reason ``otherwise`` if it is None or false."""
     if not value:
         raise Skipped(otherwise)
     return value
@@ -69,15 +70,26 @@ class Passed:
 
 
 @dataclass(frozen=True)
+class Failed:
+    """The fault that a check found, and the fix."""
+
+    said: str
+    fix: str = ""  # empty if ``said`` already has it
+
+
+Verdict = str | Passed | Failed  # a sentence alone means that the check has passed
+
+
+@dataclass(frozen=True)
 class Check(Generic[S]):
     """One check of a setup of type ``S``.
 
-    ``look`` returns a sentence, or a finding for each site. If it raises ``Skipped``, the check is
+    ``look`` returns its verdict, or a finding for each site. If it raises ``Skipped``, the check is
     skipped; any other error fails the check.
     """
 
     name: str  # a word or two, used by ``needs`` and in JSON
-    look: Callable[[S], str | Passed | Sequence[Finding]]
+    look: Callable[[S], Verdict | Sequence[Finding]]
     needs: tuple[str, ...] = ()  # earlier checks that must have passed
 
 
@@ -112,9 +124,11 @@ def _look(check: Check[S], setup: S, about: str) -> Sequence[Finding]:
         return [Finding(check.name, Status.FAILED, said, fix, about)]
     if isinstance(found, str):
         found = Passed(found)
-    if not isinstance(found, Passed):
+    if not isinstance(found, Passed | Failed):
         return found
     said = one_line(found.said, _MAX_LENGTH)
+    if isinstance(found, Failed):
+        return [Finding(check.name, Status.FAILED, said, one_line(found.fix, _MAX_LENGTH), about)]
     return [Finding(check.name, Status.PASSED, said, about=about, details=found.details)]
 
 
@@ -125,8 +139,10 @@ def _fault_and_fix(error: Exception) -> tuple[str, str]:
     if isinstance(error, FedsiloError):
         return str(error), ""
     if isinstance(error, OSError):
-        fault = f"{error.filename or 'the system'}: {error.strerror or error}"
-        return fault, "let this user read and write there"
+        fix = "let this user read and write there"
+        if error.errno in FULL:
+            fix = "make room on that disk"
+        return describe_system_error(error), fix
     # Any other error is a bug of the check, and its text is no sentence
     fault = f"the check itself failed ({type(error).__name__}: {error})"
     return fault, "report it to fedsilo's makers"

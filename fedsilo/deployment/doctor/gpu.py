@@ -4,30 +4,28 @@ from collections.abc import Sequence
 
 import torch
 
-from fedsilo.deployment.doctor.findings import Passed, Refused, Skipped
+from fedsilo.deployment.doctor.findings import Failed, Passed, Refused, require
 from fedsilo.deployment.doctor.machine import GIGABYTE
 
 _MIN_FREE = 2.0  # gigabytes for a CUDA context, the libraries' buffers, and a small network
 _MAX_DIFFERENCE = 1e-2  # largest relative difference from the CPU; TF32 has only 10 bits
 
 
-def look(device: str) -> Passed:
+def look(device: str) -> Passed | Failed:
     """Check and describe the device of a node config: auto, cpu, cuda or cuda:N.
 
     Raises:
-        Refused: the device cannot be used.
+        Refused: the GPU has too little free memory, or PyTorch cannot compute on it.
         Skipped: the device is cpu, or it is auto and the machine has no GPU.
     """
-    if device == "cpu":
-        raise Skipped("the node config's 'device' is cpu")
+    require(device != "cpu", "the node config's 'device' is cpu")
     if not torch.cuda.is_available():
-        if device == "auto":
-            raise Skipped("PyTorch finds no GPU and 'device' is auto, so the CPU is used")
-        raise Refused(f"'device' is {device}, but {_why_none()}", "fix that, or use the cpu")
+        require(device != "auto", "PyTorch finds no GPU and 'device' is auto, so the CPU is used")
+        return Failed(f"'device' is {device}, but {_why_none()}", "fix that, or use the cpu")
     index = int(device.partition(":")[2] or 0)
     count = torch.cuda.device_count()
     if index >= count:
-        raise Refused(
+        return Failed(
             f"'device' is {device}, but PyTorch finds only {count} GPUs",
             "name one of them, counted from 0",
         )
@@ -35,7 +33,7 @@ def look(device: str) -> Passed:
     memory = _free_memory(index)
     difference = _difference(index)
     if not difference < _MAX_DIFFERENCE:  # "not", so that NaN is refused too
-        raise Refused(
+        return Failed(
             f"a convolution on GPU {index} differs from the CPU's by {difference:g}",
             "update its driver; if that does not help, the GPU is broken: set 'device' to cpu",
         )

@@ -21,12 +21,11 @@ from fedsilo.core.files.atomic_files import build_folder, read_regular, write_at
 from fedsilo.core.processes import free_ports
 from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.deployment import node_command
+from fedsilo.deployment.doctor.credentials import certificate
 from fedsilo.deployment.doctor.findings import Status, examine
-from fedsilo.deployment.doctor.secrets import certificate
 from fedsilo.deployment.doctor.site import CHECKS, SiteSetup
 from fedsilo.deployment.kit import AUTHORITY, CARD, KEY, Kit, KitError, read_kit
-from fedsilo.deployment.rule_sentences import explain_rules
-from fedsilo.deployment.rules import SITE, RuleOptions, check_rules, write_rules
+from fedsilo.deployment.rules import SITE, RuleOptions, check_rules, explain_rules, write_rules
 from fedsilo.deployment.worker.hospital import parse_node_config
 from fedsilo.server_app.config.settings import RunSettings
 
@@ -53,17 +52,20 @@ class HospitalRequest:
 
 def refuse_failing(setup: SiteSetup) -> None:
     """Raise a KitError for the first failed check, or if the hospital is already connected."""
+    fault = ""
     for finding in examine(CHECKS, setup):
         if finding.status is Status.FAILED:
             fault = f"{setup.name}: {finding.check}: {finding.said}"
             if finding.fix:
                 fault += f": {finding.fix}"
-            raise KitError(fault)
-    if setup.is_online():
-        raise KitError(
+            break
+    if not fault and setup.is_online():
+        fault = (
             f"{setup.name} is already connected to {setup.superlink}: end the other process; if it "
             "was killed, wait a minute until the server notices"
         )
+    if fault:
+        raise KitError(fault)
 
 
 Confirm = Callable[[Sequence[str]], None]  # raises a KitError unless the operator says yes
@@ -92,43 +94,63 @@ def ready(
     kit = read_kit(request.kit.expanduser())
     home = request.home(kit)
     if not home.is_dir() or not any(home.iterdir()):
-        return _check_and_open(request, kit, None, home, confirm, look)
+        rules = _confirm_rules(request, kit, None, home, confirm, look)
+        build_folder(home, lambda folder: _write(kit, rules, folder))
+        with _lock_during(home, kit.card.site):
+            _refuse_faster(kit, rules, home)
+            return _finish(request, kit, home)
     before = read_kit(home)
     _refuse_other(kit, before)
     # Locked until everything is written, so that no other start sees half of the files replaced
-    lock = hold(home, kit.card.site)
-    try:
-        return _check_and_open(request, kit, before, home, confirm, look)
-    finally:
-        os.close(lock)
+    with _lock_during(home, kit.card.site):
+        rules = _confirm_rules(request, kit, before, home, confirm, look)
+        if before.card.seal != kit.card.seal:
+            kit.write(home)
+        if request.site_file or not os.path.lexists(home / SITE):
+            write_atomically(home / SITE, rules, mode=0o600)
+        return _finish(request, kit, home)
 
 
-def _check_and_open(
+def _confirm_rules(
     request: HospitalRequest,
     kit: Kit,
     before: Kit | None,
     home: Path,
     confirm: Confirm,
     look: Callable[[SiteSetup], None],
-) -> SiteSetup:
-    """Check a kit, let the operator confirm, and write the kit to ``home``; errors as ``ready``.
+) -> str:
+    """Check a kit and let the operator confirm it; return the text of the hospital's rules.
 
-    ``before`` is the kit that ``home`` has now, or None if the folder is new.
+    Nothing is written. ``before`` is the kit that ``home`` has now, or None if the folder is new.
+    Errors as ``ready``.
     """
     rules = _rules_of(request, kit, home)
     sentences = _check_in_scratch(request, kit, rules, home, look)
-    # Nothing is written before the operator has confirmed
     questions = _to_confirm(kit, before, home, sentences)
     if questions:
         confirm(questions)
-    if before is None:
-        build_folder(home, lambda folder: _write(kit, rules, folder), replace=True)
-        home.chmod(0o700)
-    else:
-        if before.card.seal != kit.card.seal:
-            kit.write(home)
-        if request.site_file or not os.path.lexists(home / SITE):
-            write_atomically(home / SITE, rules, mode=0o600)
+    return rules
+
+
+def _write(kit: Kit, rules: str, folder: Path) -> None:
+    """Write a kit's files and the rules into a new folder, which only the owner can read."""
+    folder.chmod(0o700)
+    kit.write(folder)
+    write_atomically(folder / SITE, rules, mode=0o600)
+
+
+def _refuse_faster(kit: Kit, rules: str, home: Path) -> None:
+    """Raise a KitError if another first start has just written other files to ``home``.
+
+    Its operator confirmed those, and this one's operator did not.
+    """
+    found = read_kit(home)
+    if found.card.seal != kit.card.seal or (home / SITE).read_text(encoding="utf-8") != rules:
+        raise KitError(f"another start has just opened {home} with another kit or other rules")
+
+
+def _finish(request: HospitalRequest, kit: Kit, home: Path) -> SiteSetup:
+    """Make what a node needs beside the kit, and return its setup."""
     for name in ("state", "flwr"):
         (home / name).mkdir(mode=0o700, exist_ok=True)
     _opened_here(home).write(home.stat().st_ino)
@@ -177,17 +199,13 @@ def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
         return write_rules(kit.card.site, request.rules)
     try:
         text = read_regular(Path(os.path.realpath(path))).decode("utf-8")
-    except OSError as error:
-        raise KitError(f"site file {path} cannot be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise KitError(f"site file {path} cannot be read: it is not UTF-8 text") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = "it is not UTF-8 text"
+        if isinstance(error, OSError):
+            reason = str(error.strerror)
+        raise KitError(f"site file {path} cannot be read: {reason}") from None
     check_rules(text, kit.card.site, request.rules, trusted_elsewhere)
     return text
-
-
-def _write(kit: Kit, rules: str, folder: Path) -> None:
-    kit.write(folder)
-    write_atomically(folder / SITE, rules, mode=0o600)
 
 
 def _opened_here(home: Path) -> OwnFile[int]:
@@ -275,13 +293,37 @@ def setup_of(
     )
 
 
-def command(setup: SiteSetup, health: str = "") -> list[str]:
-    """Build the command that starts a node; ``health`` is a health server's address, or empty."""
+def start_command(setup: SiteSetup, health: str = "", *, is_shown: bool = False) -> list[str]:
+    """Lock the hospital's folder for the node, and build the command that starts the node.
+
+    The caller must become that command by ``exec``: then the node keeps the lock while it runs.
+
+    Args:
+        setup: the setup that ``ready`` returned.
+        health: the address of Flower's health server, or empty for none.
+        is_shown: whether the command is only shown, so that nothing is locked.
+
+    Raises:
+        KitError: the hospital's node already runs.
+    """
+    assert setup.key is not None
+    if not is_shown:
+        hold(setup.key.parent, setup.name)
     address, config = (setup.host, setup.port), setup.node_config
     words = node_command(setup.superlink, *setup.secrets(), *address, config)
     if health:
         words += ["--health-server-address", health]
     return words
+
+
+@contextmanager
+def _lock_during(home: Path, site: str) -> Iterator[None]:
+    """Lock a kit's folder during the block; errors as ``hold``."""
+    lock = hold(home, site)
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def hold(home: Path, site: str) -> int:

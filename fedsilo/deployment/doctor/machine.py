@@ -1,4 +1,4 @@
-"""Checks a machine: versions, disk, memory, and ports on which no other program listens."""
+"""Checks a machine: versions, folders, disk, memory, and the ports on which others listen."""
 
 import os
 import platform
@@ -21,6 +21,7 @@ from fedsilo.server_app.config.resources import free_memory
 
 GIGABYTE = 10**9
 _PROBE = 2**20  # bytes that are written to a folder to test it
+_BRING = "copy the data there, or mount them read-only"
 
 
 def utc_now() -> datetime:
@@ -74,6 +75,51 @@ def _wrong_versions(project: Mapping[str, Any]) -> dict[str, str]:
         if not wanted.specifier.contains(found, prereleases=True):
             wrong[f"{wanted.name} {found}"] = text
     return wrong
+
+
+def writable_folder(path: Path, what: str) -> Path:
+    """Check that this user can write into a folder; return it. ``what`` names it in errors."""
+    fault, fix = "", ""
+    if not path.is_dir():
+        fault, fix = "is missing", "make the folder, or mount a volume there"
+    elif not os.access(path, os.W_OK | os.X_OK):
+        fault, fix = f"is not writable by user {os.getuid()}", "chown the folder, or the volume"
+    if fault:
+        raise Refused(f"{what} {path} {fault}", fix)
+    return path
+
+
+def data_folder(path: Path) -> Path:
+    """Check that a folder of data is readable and not empty; return it."""
+    fault, fix = "", _BRING
+    try:
+        if not path.is_dir():
+            fault = "is missing"
+        # Docker makes an empty folder if the one to mount does not exist on the host
+        elif next(path.iterdir(), None) is None:
+            fault = "is empty"
+    except PermissionError:
+        fault, fix = f"is not readable by user {os.getuid()}", "let that user read it"
+    if fault:
+        raise Refused(f"data directory {path} {fault}", fix)
+    return path
+
+
+def site_file(path: Path) -> bool:
+    """Tell whether a site file exists; compose mounts /dev/null if the hospital has none.
+
+    Anything else at the path is refused, because continuing would ignore the hospital's rules.
+    """
+    if not path.exists() or path.is_char_device():
+        return False
+    fault, fix = "", ""
+    if not path.is_file():  # Docker creates a folder if the path is missing on the host
+        fault, fix = "is not a file", "let SITE_FILE_n name a file that exists on the host"
+    elif not os.access(path, os.R_OK):
+        fault, fix = f"is not readable by user {os.getuid()}", "chown or chmod it"
+    if fault:
+        raise Refused(f"site file {path} {fault}", fix)
+    return True
 
 
 def room(folders: Iterable[Path], least: float) -> str:

@@ -12,10 +12,9 @@ from fedsilo.deployment.deployed_run import meet
 from fedsilo.deployment.deployment import SERVER, Deployment
 from fedsilo.deployment.doctor.findings import (
     Check,
+    Failed,
     Finding,
     Passed,
-    Refused,
-    Skipped,
     Status,
     require,
 )
@@ -69,8 +68,7 @@ class RunSetup:
 
         The sites are not asked again, because that would take as long as the failed attempt.
         """
-        if "meeting" not in vars(self):
-            raise Skipped("the sites could not be asked")
+        require("meeting" in vars(self), "the sites could not be asked")
         return self.meeting
 
 
@@ -86,8 +84,7 @@ def _settings(setup: RunSetup) -> str:
 
 def _plan(setup: RunSetup) -> Sequence[Finding] | str:
     """Return a finding for each reason for which the start of a simulation would end at once."""
-    if setup.deployment:
-        raise Skipped("the sites of a deployment have the files themselves")
+    require(not setup.deployment, "the sites of a deployment have the files themselves")
     settings, resources = setup.plan
     plan = Plan(settings.common, resources)
     # All problems, unlike the start of a run, which ends at the first
@@ -97,15 +94,15 @@ def _plan(setup: RunSetup) -> Sequence[Finding] | str:
     return failed or "settings fit together, and the files that they name are here"
 
 
-def _members(setup: RunSetup) -> Passed:
+def _members(setup: RunSetup) -> Passed | Failed:
     deployment = require(setup.deployment, "no deployment is named, so the sites are simulated")
     again = f"fedsilo deploy up --deployment {as_word(deployment.folder)}"
     if not deployment.process(SERVER):
-        raise Refused(f"the server of {deployment.folder} is down", again)
+        return Failed(f"the server of {deployment.folder} is down", again)
     seen = online(deployment)
     gone = offline(deployment, seen)
     if gone:
-        raise Refused(f"{', '.join(gone)} of {deployment.folder} are down or offline", again)
+        return Failed(f"{', '.join(gone)} of {deployment.folder} are down or offline", again)
     # Only told, because nobody here can start a process at another hospital
     away = [site for site in deployment.hospitals if site not in seen]
     details = []
@@ -117,8 +114,8 @@ def _members(setup: RunSetup) -> Passed:
 
 def _sites(setup: RunSetup) -> Sequence[Finding]:
     """Return a finding for each site: passed if it can take part, failed if it cannot."""
-    if setup.deployment and not setup.deployment.process(SERVER):
-        raise Skipped("the server is down")
+    if setup.deployment:
+        require(setup.deployment.process(SERVER), "the server is down")
     findings = []
     for site, facts in setup.meeting.sites.items():
         findings.append(Finding("sites", Status.PASSED, _content(site, facts), about=site))
@@ -144,14 +141,14 @@ def _content(site: str, facts: Mapping[str, Any]) -> str:
     return text
 
 
-def _enough(setup: RunSetup) -> Passed:
+def _enough(setup: RunSetup) -> Passed | Failed:
     meeting = setup.met
     there, needed = len(meeting.sites), meeting.needed
     if there < needed:
         fix = "fix the sites"
         if there:
             fix = f"fix the others, or set 'run.min-sites' to {there}"
-        raise Refused(
+        return Failed(
             f"{there} of {meeting.asked} sites can take part, but 'run.min-sites' needs {needed}",
             fix,
         )
@@ -160,12 +157,11 @@ def _enough(setup: RunSetup) -> Passed:
     )
 
 
-def _method(setup: RunSetup) -> Passed:
+def _method(setup: RunSetup) -> Passed | Failed:
     meeting = setup.met
-    if not meeting.sites:
-        raise Skipped("no site can take part")
+    require(meeting.sites, "no site can take part")
     if meeting.fault:
-        raise Refused(meeting.fault, "change the experiment's settings, or leave those sites out")
+        return Failed(meeting.fault, "change the experiment's settings, or leave those sites out")
     details = [f"leaves each site: {sentence}" for sentence in meeting.leaves]
     if meeting.noise:
         details.append(f"noise that is not differential privacy: {meeting.noise}")

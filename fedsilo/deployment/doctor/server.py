@@ -13,15 +13,8 @@ from pathlib import Path
 
 from fedsilo.core.files.atomic_files import scratch_folder
 from fedsilo.deployment.deployment import FEDERATION, SERVER, Deployment, key_fingerprint
-from fedsilo.deployment.doctor import machine
-from fedsilo.deployment.doctor.findings import Check, Passed, Refused, Skipped, require
-from fedsilo.deployment.doctor.secrets import (
-    lasting_certificate,
-    matching_key,
-    signed_by,
-    writable_folder,
-)
-from fedsilo.deployment.doctor.wire import handshake, parts
+from fedsilo.deployment.doctor import credentials, machine
+from fedsilo.deployment.doctor.findings import Check, Failed, Passed, Refused, Verdict, require
 from fedsilo.deployment.flower_commands import healthy, node_states, offline, unknown_nodes
 from fedsilo.server_app.config.operator_files import REGISTRY, registered_keys
 
@@ -77,56 +70,56 @@ class ServerSetup:
 
 def _authority(setup: ServerSetup) -> str:
     authority = require(setup.authority, "no --ssl-ca-certfile is named")
-    return lasting_certificate(authority, setup.now(), _DAYS)
+    return credentials.lasting_certificate(authority, setup.now(), _DAYS)
 
 
 def _certificate(setup: ServerSetup) -> str:
     certificate = require(setup.certificate, "no --ssl-certfile is named")
-    said = lasting_certificate(certificate, setup.now(), _DAYS)
+    said = credentials.lasting_certificate(certificate, setup.now(), _DAYS)
     if setup.authority:
-        signed_by(certificate, setup.authority)
+        credentials.signed_by(certificate, setup.authority)
     return said
 
 
 def _key(setup: ServerSetup) -> str:
     key = require(setup.key, "no --ssl-keyfile is named")
     assert setup.certificate is not None, "this check runs only after 'certificate' has passed"
-    return f"{matching_key(key, setup.certificate)} is the certificate's"
+    return f"{credentials.matching_key(key, setup.certificate)} is the certificate's"
 
 
 def _fleet(setup: ServerSetup) -> str:
-    return machine.own_port(*parts(setup.fleet), "the Fleet API", setup.mark)
+    return machine.own_port(*credentials.parts(setup.fleet), "the Fleet API", setup.mark)
 
 
-def _control(setup: ServerSetup) -> str:
-    host, port = parts(setup.control)
+def _control(setup: ServerSetup) -> Verdict:
+    host, port = credentials.parts(setup.control)
     # Whoever reaches the Control API needs no key, only a connection
     if host not in ("127.0.0.1", "::1", "localhost"):
         fault = f"the Control API would listen on {host}, where anyone could start runs and "
-        raise Refused(f"{fault}admit hospitals", "--host 127.0.0.1")
+        return Failed(f"{fault}admit hospitals", "--host 127.0.0.1")
     return machine.own_port(host, port, "the Control API", setup.mark)
 
 
 def _answer(setup: ServerSetup) -> str:
-    host, port = parts(setup.fleet)
+    host, port = credentials.parts(setup.fleet)
     if host == "0.0.0.0":  # all interfaces, of which this machine reaches its own
         host = "127.0.0.1"
     address = f"{host}:{port}"
-    if not setup.authority or not machine.runs_on(port, setup.mark):
-        raise Skipped("the SuperLink does not run yet")
-    handshake(address, setup.authority)
-    return f"{address} answers with a certificate of {setup.authority}"
+    authority = require(setup.authority, "no --ssl-ca-certfile is named")
+    require(machine.runs_on(port, setup.mark), "the SuperLink does not run yet")
+    credentials.handshake(address, authority)
+    return f"{address} answers with a certificate of {authority}"
 
 
-def _database(setup: ServerSetup) -> str:
+def _database(setup: ServerSetup) -> Verdict:
     reason = "no --database is named: runs and hospitals are forgotten at each restart"
     database = require(setup.database, reason)
     _refuse_damaged(database)
-    seconds = commit_seconds(writable_folder(database.parent, "the database's folder"))
+    seconds = commit_seconds(machine.writable_folder(database.parent, "the database's folder"))
     # The median: one slow commit may be another program's fault
     median, slowest = statistics.median(seconds), 1000 * max(seconds)
     if median > _SLOW:
-        raise Refused(
+        return Failed(
             f"a commit next to {database} takes {slowest:.0f} ms, which is so slow that Flower's "
             "database would lock",
             "put the database on a local disk, not on a network drive",
@@ -179,7 +172,7 @@ def _disk(setup: ServerSetup) -> str:
     return machine.room(dict.fromkeys(folders), _DISK)
 
 
-def _registry(setup: ServerSetup) -> Passed:
+def _registry(setup: ServerSetup) -> Verdict:
     """Compare the registry with the named hospitals, and each key with its file."""
     registry = require(setup.registry, f"${REGISTRY} names no registry: a node may use any name")
     keys = registered_keys(registry)
@@ -194,7 +187,7 @@ def _registry(setup: ServerSetup) -> Passed:
         elif public and key_fingerprint(public) != keys[name]:
             fault = f"the key of {name} in {registry} is not that of {public}"
         if fault:
-            raise Refused(fault, _BOTH.format(name=name))
+            return Failed(fault, _BOTH.format(name=name))
         others.pop(name, None)
     # Without named hospitals, nothing says which names should be there
     details = []
@@ -206,23 +199,22 @@ def _registry(setup: ServerSetup) -> Passed:
 _BOTH = "write both registrations and a new kit by 'fedsilo deploy renew {name}'"
 
 
-def _nodes(setup: ServerSetup) -> Passed:
+def _nodes(setup: ServerSetup) -> Verdict:
     """Compare the SuperLink's registrations with the deployment; list each site's state."""
     reason = f"no deployment is named; by hand: flwr supernode list {FEDERATION}"
     deployment = require(setup.deployment, reason)
-    if not healthy(deployment):
-        raise Skipped("the server does not answer; start it by 'fedsilo deploy up'")
+    require(healthy(deployment), "the server does not answer; start it by 'fedsilo deploy up'")
     states = node_states(deployment)
     # A site needs both registrations: the SuperLink's admits its key, the registry's its name
     gone = [site for site, state in states.items() if state == "unregistered"]
     if gone:
-        raise Refused(
+        return Failed(
             f"the registry has {', '.join(gone)}, but the SuperLink has no such registration",
             _BOTH.format(name=gone[0]),
         )
     strangers = unknown_nodes(deployment)
     if strangers:
-        raise Refused(
+        return Failed(
             f"the SuperLink has registered node {', '.join(strangers)}, but the registry has no "
             "line for it, so runs would leave it out",
             f"remove it by 'flwr supernode unregister NODE {FEDERATION}', and register the "
@@ -230,7 +222,7 @@ def _nodes(setup: ServerSetup) -> Passed:
         )
     away = [f"{site} is {states[site]}" for site in offline(deployment)]
     if away:
-        raise Refused(
+        return Failed(
             f"not all sites are online: {', '.join(away)}",
             "start them by 'fedsilo deploy up'; for the reason, read 'fedsilo deploy logs SITE'",
         )

@@ -21,18 +21,9 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value, build, unknown_key
 from fedsilo.datasets.silo.declared_silos import site_name_fault
 from fedsilo.deployment.deployment import Deployment
-from fedsilo.deployment.doctor import machine
-from fedsilo.deployment.doctor.findings import Check, Passed, Refused, require
-from fedsilo.deployment.doctor.secrets import (
-    OPENSSH_KEY,
-    data_folder,
-    lasting_certificate,
-    secret,
-    site_file,
-    writable_folder,
-)
-from fedsilo.deployment.doctor.wire import handshake, is_online, same_clock
-from fedsilo.deployment.rule_sentences import effective, explain_rules
+from fedsilo.deployment.doctor import credentials, machine
+from fedsilo.deployment.doctor.findings import Check, Failed, Passed, Verdict, require
+from fedsilo.deployment.rules import effective, explain_rules
 from fedsilo.deployment.worker.installed import refuse_other_flower
 from fedsilo.server_app.config.settings import RunSettings
 from fedsilo.strategies.methods.registry import strategy_class
@@ -118,8 +109,8 @@ class SiteSetup:
         return self.authority, self.key
 
     def is_online(self) -> bool:
-        """Tell whether the hospital is connected to the server; errors as ``wire.is_online``."""
-        return is_online(self.superlink, *self.secrets(), self.node, self.now())
+        """Tell whether the hospital is connected to the server; errors as ``is_online``."""
+        return credentials.is_online(self.superlink, *self.secrets(), self.node, self.now())
 
     @property
     def own_folder(self) -> Path:
@@ -140,12 +131,12 @@ def _software(setup: SiteSetup) -> Passed:
     return found
 
 
-def _node_config(setup: SiteSetup) -> str:
+def _node_config(setup: SiteSetup) -> Verdict:
     if not setup.name:
-        raise Refused("the node config names no 'site'", "--node-config 'site=\"NAME\"'")
+        return Failed("the node config names no 'site'", "--node-config 'site=\"NAME\"'")
     fault = site_name_fault(setup.name)
     if fault:
-        raise Refused(fault, "choose another 'site' in the node config")
+        return Failed(fault, "choose another 'site' in the node config")
     limits = {}
     for key, value in setup.node_config.items():
         if key not in _NODE_KEYS:
@@ -157,21 +148,21 @@ def _node_config(setup: SiteSetup) -> str:
     build(CommonSettings, {"machine.device": setup.node_config.get("device", "auto")})
     state = setup.folder("state-dir")
     if state is None:
-        raise Refused(
+        return Failed(
             "the node config names no 'state-dir', so private state would be lost at a restart",
             "--node-config 'state-dir=\"/a/folder\"'",
         )
     return f"site {setup.name}, state in {state}"
 
 
-def _rules(setup: SiteSetup) -> Passed:
+def _rules(setup: SiteSetup) -> Verdict:
     path, is_named = setup.folder(SITE_FILE), SITE_FILE in setup.node_config
     # A missing file must not pass as "no rules": the hospital meant to limit something
-    if path and not site_file(path):
-        raise Refused(f"site file {path} is missing", "copy it there, or remove 'site-file'")
+    if path and not machine.site_file(path):
+        return Failed(f"site file {path} is missing", "copy it there, or remove 'site-file'")
     rules = setup.rules
     if rules.audit_log:
-        writable_folder(Path(rules.audit_log).parent, "the audit log's folder")
+        machine.writable_folder(Path(rules.audit_log).parent, "the audit log's folder")
     said = "there is none, but floors and quotas still apply"
     if is_named:
         said = f"{path} can be read"
@@ -180,15 +171,16 @@ def _rules(setup: SiteSetup) -> Passed:
 
 def _certificate(setup: SiteSetup) -> str:
     authority = require(setup.authority, "no --root-certificates are named")
-    return lasting_certificate(authority, setup.now(), _DAYS)
+    return credentials.lasting_certificate(authority, setup.now(), _DAYS)
 
 
 def _key(setup: SiteSetup) -> str:
     key = require(setup.key, "no --auth-supernode-private-key is named")
-    return f"only the owner can read {secret(key, OPENSSH_KEY, private=True)}"
+    credentials.secret(key, credentials.OPENSSH_KEY, private=True)
+    return f"only the owner can read {key}"
 
 
-def _signing(setup: SiteSetup) -> Passed:
+def _signing(setup: SiteSetup) -> Verdict:
     folder = setup.own_folder
     own = require(own_code(folder), "the signing key is made at the first start")
     details = []
@@ -197,7 +189,7 @@ def _signing(setup: SiteSetup) -> Passed:
             details.append(f"the key of {site} was not compared, so there is no sum with {site}")
         # The key has changed since people compared it, so somebody may stand in for that site
         elif key.received not in ("", key.compared):
-            raise Refused(
+            return Failed(
                 f"{site} signs with key {key.received}, but {key.compared} was compared",
                 f"ask {site} by telephone, then 'fedsilo hospital keys'",
             )
@@ -211,13 +203,13 @@ def _server(setup: SiteSetup) -> str:
     authority = require(
         setup.authority, "no --root-certificates are named to check the server with"
     )
-    handshake(address, authority)
+    credentials.handshake(address, authority)
     return f"{address} answers with a certificate of {authority}"
 
 
 def _clock(setup: SiteSetup) -> str:
     require(setup.key, "no key is named to ask the server with")
-    return same_clock(setup.superlink, *setup.secrets(), setup.now())
+    return credentials.same_clock(setup.superlink, *setup.secrets(), setup.now())
 
 
 def _admission(setup: SiteSetup) -> str:
@@ -245,7 +237,7 @@ def _disk(setup: SiteSetup) -> str:
         if existing not in folders:
             folders.append(existing)
     for folder in folders:
-        writable_folder(folder, "folder")
+        machine.writable_folder(folder, "folder")
     return machine.room(folders, _DISK)
 
 
@@ -255,7 +247,9 @@ def _memory(setup: SiteSetup) -> str:
 
 def _data_folder(setup: SiteSetup) -> str:
     reason = "the node config names no 'data-dir'; some data sets need none"
-    return f"{data_folder(require(setup.folder('data-dir'), reason))} exists and is not empty"
+    return (
+        f"{machine.data_folder(require(setup.folder('data-dir'), reason))} exists and is not empty"
+    )
 
 
 def _data(setup: SiteSetup) -> Passed:
@@ -275,7 +269,7 @@ def _data(setup: SiteSetup) -> Passed:
     return Passed(f"{sizes} samples of {dataset}{left_out}, cached in {cache}", tuple(lines))
 
 
-def _requests(setup: SiteSetup) -> Passed:
+def _requests(setup: SiteSetup) -> Verdict:
     """Make every request of a run that the hospital may refuse, and describe what would leave."""
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import SiteSession
@@ -290,7 +284,7 @@ def _requests(setup: SiteSetup) -> Passed:
         facts = site_facts(SiteSession.admit(setup.site))
         unfit = settings.own.why_unfit(facts)
         if unfit:
-            raise Refused(unfit)
+            return Failed(unfit)
         names, sentences = _leaving(settings, facts)
         setup.rules.refuse_names(names)
     withheld = [split for split in facts.sizes() if split not in facts.measured]
@@ -326,7 +320,7 @@ def _leaving(settings: RunSettings, facts: SiteFacts) -> tuple[list[str], list[s
     return sorted(names), sentences
 
 
-def _gpu(setup: SiteSetup) -> Passed:
+def _gpu(setup: SiteSetup) -> Verdict:
     from fedsilo.deployment.doctor import gpu  # PyTorch
 
     return gpu.look(str(setup.node_config.get("device", "auto")))

@@ -15,19 +15,20 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
 import psutil
 
-from fedsilo.core.errors import FedsiloError, SettingError, error_line
+from fedsilo.core.errors import FedsiloError, SettingError, describe_system_error, error_line
+from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.one_line import one_line
 from fedsilo.core.settings_schema import Value
 from fedsilo.deployment.worker.installed import refuse_other_flower
-from fedsilo.deployment.worker.parent import CANNOT
 
+CANNOT = 3  # the exit code of a worker that would fail again
 _LOOK = 0.2  # seconds between checks
 _LONGEST_PAUSE = 30.0  # seconds before a worker that ended at once is started again
 _STEADY = 60.0  # seconds after which a start of the worker counts as a success
@@ -43,16 +44,17 @@ def commands(arguments: Sequence[str], secret: Path, pid: int) -> tuple[list[str
         SettingError: an argument is reserved for this program, or the node config cannot be read.
     """
     given = _parse(arguments)
+    fault = ""
     for option in ("isolation", "superexec_auth_secret_file", "ssl_certfile"):
         if getattr(given, option):
-            raise SettingError(
+            fault = (
                 f"--{option.replace('_', '-')} is set by fedsilo, because SuperNode and worker "
                 "communicate on the loopback with their own secret: remove it"
             )
     if given.host not in ("127.0.0.1", "::1", "localhost"):
-        raise SettingError(
-            f"--host is {given.host}, but the Runtime API answers only the worker: remove it"
-        )
+        fault = f"--host is {given.host}, but the Runtime API answers only the worker: remove it"
+    if fault:
+        raise SettingError(fault)
     host = given.host
     if ":" in host:  # an IPv6 address
         host = f"[{host}]"
@@ -72,14 +74,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments = sys.argv[1:]
     try:
         refuse_other_flower()
+        os.environ |= direct_loopback(os.environ)
         with tempfile.TemporaryDirectory(prefix="fedsilo-") as folder:
             secret = Path(folder) / "secret"
-            secret.touch(mode=0o600)
-            secret.write_bytes(secrets.token_bytes(32))
+            write_atomically(secret, secrets.token_bytes(32), mode=0o600)
             return _stay(*commands(arguments, secret, os.getpid()))
     except FedsiloError as error:
         print(error_line(error), file=sys.stderr)
-        return 2
+    except OSError as error:  # a full disk, for the secret
+        print(f"fedsilo: error: {describe_system_error(error)}", file=sys.stderr)
+    return 2
+
+
+def direct_loopback(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables by which calls to this machine use no proxy of ``environment``."""
+    direct = ["127.0.0.1", "localhost"]
+    for name in ("no_proxy", "NO_PROXY"):
+        direct += [host for host in environment.get(name, "").split(",") if host not in direct]
+    return dict.fromkeys(("no_proxy", "NO_PROXY"), ",".join(filter(None, direct)))
 
 
 def _stay(supernode: Sequence[str], worker: Sequence[str]) -> int:

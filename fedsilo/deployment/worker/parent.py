@@ -5,6 +5,9 @@
 Flower starts a new process for each message, which imports PyTorch again, ten seconds for each
 phase. A fork of a process that has imported it takes milliseconds. The worker itself computes
 nothing and never asks for a GPU, because a fork cannot use what a driver or a thread holds.
+
+A fork handles its message like Flower's ``flwr-clientapp``, except that the app received with the
+run is only compared with the installed one, and not executed.
 """
 
 import argparse
@@ -21,23 +24,33 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import httpx
 import psutil
+from flwr.app import Context, Error, Message
+from flwr.common.constant import ErrorCode, SubStatus
 from flwr.proto.runtime_pb2 import AcquireTaskRequest, AcquireTaskResponse
 from flwr.supercore.constant import TaskType
-from flwr.supercore.interceptors import SuperExecAuthHttpInterceptor
+from flwr.supercore.heartbeat import HeartbeatSender, make_task_heartbeat_fn_http
+from flwr.supercore.interceptors import (
+    RuntimeTokenHttpInterceptor,
+    RuntimeVersionHttpInterceptor,
+    SuperExecAuthHttpInterceptor,
+)
+from flwr.supercore.retry import make_simple_http_retry_invoker
 from flwr.supercore.runtime import RuntimeHttpClient
+from flwr.supernode.runtime.run_clientapp import pull_task_input, push_message, push_task_output
 
-from fedsilo.core.errors import FedsiloError, SettingError, error_line
+from fedsilo.client_app.app import app, refuse
+from fedsilo.core.errors import FedsiloError, RefusedError, SettingError, error_line
 from fedsilo.core.files.atomic_files import read_regular
 from fedsilo.core.processes import end_with
-from fedsilo.deployment.worker.installed import installed_app
-from fedsilo.deployment.worker.polling import PollInterval
-from fedsilo.deployment.worker.task import answer_by, answer_task, runtime_client
+from fedsilo.deployment.worker.hospital import CANNOT
+from fedsilo.deployment.worker.installed import InstalledApp, installed_app
+from fedsilo.deployment.worker.supernode import PollInterval
 from fedsilo.strategies.wire.messaging import retry_soon
 
-CANNOT = 3  # the exit code of a worker that would fail again
 _RENEWED_AFTER = 1000  # tasks after which the worker is restarted
 _ACQUIRE = "/flwr.proto.Runtime/AcquireTask"
 # The first message would import these; torch's optimisers import torch._dynamo
@@ -55,6 +68,9 @@ _MODULES = (
     "fedsilo.client_app.hello",
     "fedsilo.datasets.registry",
 )
+
+# Makes a reply from the message, the context and the bytes of the run's app
+Answer = Callable[[Message, Context, bytes], Message]
 
 _log = logging.getLogger("flwr")
 
@@ -127,7 +143,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Take tasks until the hospital's process ends."""
     given = _parser().parse_args(arguments)
     try:
-        secret = _secret(given.secret)
+        secret = _read_secret(given.secret)
         installed = installed_app()
         preload()
         retry_soon()
@@ -238,20 +254,88 @@ def _run_theirs(address: str, token: str, hospital: int) -> None:
         os.execv(command, [command, *options, "--parent-pid", str(hospital)])
 
 
+def _runtime_client(
+    address: str, component: str, interceptor: Any, **options: Any
+) -> RuntimeHttpClient:
+    """Return a client of the SuperNode's Runtime API that presents itself as ``component``."""
+    return RuntimeHttpClient.from_server_address(
+        server_address=address,
+        insecure=True,  # it stays on the loopback
+        root_certificates=None,
+        interceptors=[RuntimeVersionHttpInterceptor(component_name=component), interceptor],
+        **options,
+    )
+
+
+def answer_task(address: str, token: str, answer: Answer) -> bool:
+    """Fetch a task's message from the SuperNode and answer it; tell whether a reply was sent.
+
+    Args:
+        address: the address of the SuperNode's Runtime API, on the loopback.
+        token: identifies the task at the SuperNode.
+        answer: makes a reply from the message, the context and the run's app.
+    """
+    by_token, retrying = RuntimeTokenHttpInterceptor(token), make_simple_http_retry_invoker()
+    client = _runtime_client(address, "flwr-clientapp", by_token, retry_invoker=retrying)
+    heartbeat = HeartbeatSender(make_task_heartbeat_fn_http(client))
+    heartbeat.start()
+    context, status, details = None, SubStatus.FAILED, "the task was not answered"
+    try:
+        message, context, _, fab = pull_task_input(client)
+        reply = _answer(message, context, fab.content, answer)
+        push_message(client, reply, context)
+        status, details = SubStatus.COMPLETED, ""
+    except Exception:  # no error may pass here: the SuperNode must hear that the task has ended
+        _log.exception("fedsilo: a task could not be answered")
+    finally:
+        push_task_output(client=client, context=context, sub_status=status, details=details)
+        heartbeat.stop()
+        client.close()
+    return status == SubStatus.COMPLETED
+
+
+def _answer(message: Message, context: Context, bundle: bytes, answer: Answer) -> Message:
+    """Answer a message; an uncaught error becomes an error reply without the error's text."""
+    try:
+        return answer(message, context, bundle)
+    except Exception as error:
+        _log.exception("fedsilo: a message could not be answered")
+        reason = f"{type(error).__name__} (its text is in the site's own log)"
+        return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+
+def answer_by(installed: InstalledApp) -> Answer:
+    """Return a function that answers a message with the installed app.
+
+    If the run's app is another one, it answers with a refusal.
+    """
+
+    def answer(message: Message, context: Context, bundle: bytes) -> Message:
+        try:
+            installed.refuse_other(bundle)
+        except RefusedError as error:
+            return refuse(message, context, error)
+        return app(message=message, context=context)
+
+    return answer
+
+
 def _client(address: str, secret: bytes) -> RuntimeHttpClient:
     by_secret = SuperExecAuthHttpInterceptor(
         master_secret=secret, protected_methods=frozenset({_ACQUIRE})
     )
-    return runtime_client(address, "SuperExec", by_secret)
+    return _runtime_client(address, "SuperExec", by_secret)
 
 
-def _secret(path: Path) -> bytes:
+def _read_secret(path: Path) -> bytes:
+    """Read the secret that the SuperNode has too; SettingError if it is empty or unreadable."""
+    secret, fault = b"", "is empty: give it random bytes"
     try:
         secret = path.read_bytes()
     except OSError as error:
-        raise SettingError(f"the worker's secret {path} cannot be read: {error.strerror}") from None
+        fault = f"cannot be read: {error.strerror}"
     if not secret:
-        raise SettingError(f"the worker's secret {path} is empty: give it random bytes")
+        raise SettingError(f"the worker's secret {path} {fault}")
     return secret
 
 

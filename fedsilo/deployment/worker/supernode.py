@@ -16,6 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
@@ -23,7 +24,6 @@ from flwr.common.constant import Status
 from flwr.supernode.nodestate.in_memory_nodestate import CLIENT_APP_CRASHED_ERROR
 
 from fedsilo.core.processes import end_with
-from fedsilo.deployment.worker.polling import LONG, SHORT, PollInterval
 from fedsilo.strategies.wire.messaging import retry_soon
 
 READ = "1.39.0"  # the Flower version whose code was read
@@ -31,6 +31,28 @@ _WAITS = "flwr.supernode.start_client_internal"
 _IDLE = 3.0  # Flower's wait for a message, in seconds
 UNFINISHED = (Status.PENDING, Status.STARTING, Status.RUNNING)
 _LOOK = 1.0  # seconds between checks for messages that nobody answers
+_SHORT, _LONG = 0.05, 0.5  # seconds between two polls, soon after an arrival and otherwise
+_QUICK_FOR = 10.0  # seconds of short intervals after an arrival
+
+
+@dataclass
+class PollInterval:
+    """Seconds between two polls: ``short`` for some time after an arrival, else ``long``."""
+
+    short: float = _SHORT
+    long: float = _LONG
+    clock: Callable[[], float] = time.monotonic
+    _arrived: float = field(default=float("-inf"), init=False)
+
+    def note_arrival(self) -> None:
+        """Record an arrival, because more may follow soon."""
+        self._arrived = self.clock()
+
+    def seconds(self) -> float:
+        """Return the seconds to wait before the next poll."""
+        if self.clock() - self._arrived < _QUICK_FOR:
+            return self.short
+        return self.long
 
 
 class ShortWaits:
@@ -42,7 +64,7 @@ class ShortWaits:
     """
 
     def __init__(self) -> None:
-        self.interval = PollInterval(short=LONG / 2, long=2 * LONG)
+        self.interval = PollInterval(short=_LONG / 2, long=2 * _LONG)
         self.look: Callable[[], object] | None = None
         self._looked = 0.0
 
@@ -51,7 +73,7 @@ class ShortWaits:
         if seconds < _IDLE:
             self.interval.note_arrival()
             self._look_sometimes()
-            time.sleep(SHORT)
+            time.sleep(_SHORT)
         else:
             time.sleep(min(seconds, self.interval.seconds()))
 

@@ -29,6 +29,7 @@ from fedsilo.server_app.records.progress import (
     read_progress,
 )
 from fedsilo.server_app.records.run_directory import refuse_links
+from fedsilo.server_app.run.terminal import fit_table
 
 _SILENT = 60.0  # seconds after which a run of another machine counts as silent: it writes every 15
 
@@ -288,23 +289,24 @@ def follow(look: Look, console: Console, every: float = _EVERY) -> None:
         FedsiloError: the run has disappeared.
     """
     view = look()
-    with Live(render_view(view), console=console, auto_refresh=False, transient=False) as live:
+    shown = render_view(view, console.width)
+    with Live(shown, console=console, auto_refresh=False, transient=False) as live:
         # A deployment goes on after its run, a run does not
         while view.members or not (view.run and view.run.over):
             time.sleep(every)
             view = look()
-            live.update(render_view(view), refresh=True)
+            live.update(render_view(view, console.width), refresh=True)
     if not console.is_terminal:
         console.print()  # rich leaves out the end of the last line there
 
 
-def render_view(view: View) -> Group:
-    """Build a view for the terminal: a line, and a table of the sites."""
+def render_view(view: View, width: int) -> Group:
+    """Build a view for a terminal of ``width`` characters: a line, and a table of the sites."""
     parts: list[Text | Table] = [Text(view.line())]
     rows = view.site_rows()
     if rows:
         table = Table(*SITE_COLUMNS)
         for row in rows:
             table.add_row(*map(Text, row))  # Text: a site's own words are not markup
-        parts.append(table)
+        parts += fit_table(table, width)
     return Group(*parts)

@@ -7,7 +7,7 @@ import pytest
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
 from fedsilo.client_app.privacy.noisy_counts import (
     FILE,
-    Told,
+    NoisyCounts,
     draw_again,
     kept_counts,
     noisy_counts,
@@ -79,7 +79,7 @@ def test_counts_of_an_older_version_are_kept_as_they_are(tmp_path: Path) -> None
     (tmp_path / FILE).write_text(json.dumps({key: older}))
     assert noisy_counts(EXACT, DATA, 3.0, cap(tmp_path)) == older
     noisy_counts(EXACT, {"train": "b" * 64}, 3.0, cap(tmp_path))
-    assert kept_counts(cap(tmp_path))[key] == Told(older)
+    assert kept_counts(cap(tmp_path))[key] == NoisyCounts(older)
 
 
 def test_a_hospital_draws_bad_counts_again_and_pays_at_once(tmp_path: Path) -> None:

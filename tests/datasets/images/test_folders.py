@@ -1,12 +1,17 @@
 """Images sorted into folders are the silos that the manifests of the same folders are."""
 
 import dataclasses
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
 from PIL import Image
 
 from fedsilo.cli.main import main
@@ -332,3 +337,36 @@ def test_copies_of_a_file_are_in_one_part(tmp_path: Path, caplog: pytest.LogCapt
     assert test
     assert not train & test
     assert "16 of 32 images are copies of another image" in caplog.text
+
+
+_SITE = st.sampled_from(["north", "south", "train", "a"])
+_CLASS = st.sampled_from(["a", "b", "test", "2020"])
+_INNER = st.sampled_from(["", "series 2", "a"])
+_FILE = st.sampled_from(["1.png", "2.JPG", "3.tiff"])
+
+
+@given(
+    classes=st.lists(st.tuples(_SITE, _CLASS, _INNER, _FILE), max_size=16),
+    loose=st.lists(st.tuples(_SITE, _FILE), max_size=2),
+)
+@hypothesis_settings(max_examples=80, deadline=None)
+def test_every_image_is_read_or_counted_or_the_folder_is_refused(
+    classes: list[tuple[str, ...]], loose: list[tuple[str, ...]]
+) -> None:
+    with TemporaryDirectory() as name:
+        data = Path(name) / "data"
+        data.mkdir()
+        for parts in (*classes, *loose):
+            path = data.joinpath(*parts)
+            if not path.parent.is_file() and not path.is_dir():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(str(parts))
+        own = settings(data)
+        places = Places(data, data.parent / "cache")
+        try:
+            read = sum(len(FOLDER.index(site, own, places)) for site in silo_names(own))
+        except DataError:
+            return
+        sentences = FOLDER.unread_files(own, places)
+        counted = sum(int(re.search(r": (\d+) (file|image)s? ", text)[1]) for text in sentences)
+        assert read + counted == sum(map(Path.is_file, data.rglob("*")))

@@ -29,7 +29,7 @@ from fedsilo.datasets.silo.silos import (
 FACTS = [3, "site", {"data.image-size": 16}]
 # These silos' folders, whose keys change only if the silos' arrays or their schema do
 FOLDERS = [
-    ({"dataset": "heart-synthetic"}, "cleveland", "heart-synthetic-silos", "a1b7e23704907284"),
+    ({"dataset": "heart-synthetic"}, "cleveland", "heart-synthetic-silos", "a62f7e3346d6ea5c"),
     ({"dataset": "digits"}, "s1a", "digits-71cbcd25e452961c-silos", "915963f55b5e753f"),
     (
         {"dataset": "digits", "partition": "unseen", "silos": 4},

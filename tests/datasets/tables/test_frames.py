@@ -138,3 +138,37 @@ def test_one_class_free_numbers_as_labels_and_names_as_levels_are_refused(
     frame = pd.concat([NORTH] * 200, ignore_index=True).assign(**{column: values})
     with refuses(DataError, *said):
         write_frames(tmp_path, {"north": frame}, "ill")
+
+
+@pytest.mark.parametrize("text", ["nan", "NA", "N/A", "."])
+def test_a_word_for_a_missing_value_is_no_class(text: str, tmp_path: Path) -> None:
+    labels = ["yes", "no", text, "yes", "no", "no"]
+    with refuses(DataError, "ill", text.lower()):
+        write_frames(tmp_path, {"north": NORTH.assign(ill=labels), "south": SOUTH}, "ill")
+
+
+@pytest.mark.parametrize(
+    ("stages", "said"),
+    [
+        (["II", "I", "ii", "III", "I", "I"], "differ only by case"),
+        (["II", "I", "nan", "III", "I", "I"], "looks like a missing value"),
+    ],
+)
+def test_texts_that_may_not_be_levels_are_mentioned_and_kept(
+    stages: list[str], said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    write_frames(tmp_path, {"north": NORTH.assign(stage=stages), "south": SOUTH}, "ill")
+    levels = {
+        column.name: column.levels for column in read_schema(tmp_path / "schema.yaml").columns
+    }
+    assert set(levels["stage"]) == {*stages, "IV"}
+    assert "'stage'" in caplog.text
+    assert said in caplog.text
+
+
+def test_numbers_stored_as_texts_are_mentioned(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    rows = pd.DataFrame({"age": list(map(str, range(40, 60))), "ill": ["yes", "no"] * 10})
+    write_frames(tmp_path, {"north": rows, "south": rows}, "ill")
+    assert "numbers are stored as texts" in caplog.text

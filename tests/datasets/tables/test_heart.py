@@ -10,9 +10,11 @@ import torch
 from fedsilo.core.errors import DataError
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.datasets.registry import load_silo
+from fedsilo.datasets.registry import data_set, load_silo
 from fedsilo.datasets.silo.silos import Silo
 from fedsilo.datasets.tables.heart import HEART, synthetic_text
+from fedsilo.datasets.tables.new_rows import parse_new_rows
+from fedsilo.datasets.tables.parsing import parse_table
 from tests.support.errors import refuses
 
 SITES = ("cleveland", "hungary", "switzerland", "va")
@@ -105,6 +107,31 @@ def test_cholesterol_that_was_not_measured_is_imputed_and_all_else_stays(
     assert told.shape[1] == 14
     assert told[:, :13].nan_to_num(-1).equal(imputed.nan_to_num(-1))
     assert told[:, 13].equal(gone.float())
+
+
+@pytest.mark.parametrize("chol", ["0", "6.1"])
+def test_an_impossible_cholesterol_is_no_case_for_a_model_but_stays_in_training(
+    places: Places, chol: str
+) -> None:
+    schema = HEART.schema(places)
+    values = {"age": "55", "sex": "1", "cp": "4", "trestbps": "130", "fbs": "0", "restecg": "0"}
+    values |= {"thalach": "140", "exang": "0", "oldpeak": "1.0", "chol": chol}
+    lines = [(1, [*values]), (2, [*values.values()])]
+    assert "50 to 1500 mg/dl" in parse_new_rows(lines, schema, "new.csv").faults[2]
+    imputed = parse_new_rows(lines, data_set("heart-imputed").schema(places), "new.csv")
+    assert imputed.imputed == ({"chol": 1} if chol == "0" else {})
+    silo = load_silo("switzerland", REAL, places)
+    assert (rows_of(silo)[:, FEATURES.index("chol")] == 0).all()
+    assert silo.dropped == parsed_without_ranges(places)
+
+
+def parsed_without_ranges(places: Places) -> int:
+    """Return how many Swiss rows are left out, if no column has a range."""
+    schema = HEART.schema(places)
+    columns = [column.model_copy(update={"range": []}) for column in schema.columns]
+    lines, where = HEART.lines_of("switzerland", schema, places)
+    bare = schema.model_copy(update={"columns": columns})
+    return parse_table(lines, bare, where).left_out.count
 
 
 def copied(real_data: Path, folder: Path, *names: str) -> Path:

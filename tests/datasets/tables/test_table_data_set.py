@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from fedsilo.core.errors import DataError
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
-from fedsilo.datasets.registry import load_silo, silo_names
-from fedsilo.datasets.silo.silos import SPLITS, Silo, fingerprint
+from fedsilo.datasets.registry import data_set, load_silo, silo_names
+from fedsilo.datasets.silo.silos import SPLITS, Silo, fingerprint, log_once
 from fedsilo.datasets.tables.schema import TableSchema, read_schema
 from tests.support.data_folders import rewrite
 from tests.support.errors import refuses
@@ -532,3 +532,55 @@ def test_equal_rows_never_are_on_both_sides_of_a_split(rows: list[tuple[int, str
         )
         assert not train & test
         assert len(silo.train) + len(silo.test) == len(rows)
+
+
+RANGE = "{name: id, unit: mg/dl, range: [3, 110]}"
+
+
+def test_rows_out_of_range_are_left_out_and_counted_at_each_start(
+    places: Places, caplog: pytest.LogCaptureFixture
+) -> None:
+    rewrite(places, "schema.yaml", lambda text: text.replace("{name: id}", RANGE))
+    for _ in range(2):  # the second time the silo comes from the cache
+        log_once.cache_clear()
+        caplog.clear()
+        silo = load_silo("north", TABLE, places)
+        assert silo.dropped == 4  # 0, 1 and 2 are too small, and 7 lacks the sex
+        assert min(id_ for part in patients(silo) for id_ in part) == 3
+        assert "left out: 3 of id" in caplog.text
+    data = data_set("table")
+    assert data.left_out(silo, TABLE, places).missing == {"id": 3, "sex": 1, "sick": 0}
+    (measure, _) = data.measures(silo, TABLE, places)
+    assert min(values.min() for values in measure.values.values() if len(values)) == 3
+
+
+def test_rows_out_of_range_are_kept_if_the_schema_says_so(
+    places: Places, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = load_silo("north", TABLE, places).fingerprints
+    kept = SCHEMA.replace("{name: id}", RANGE) + "out-of-range: keep\n"
+    rewrite(places, "schema.yaml", lambda _: kept)
+    assert load_silo("north", TABLE, places).fingerprints == before
+    assert "kept: 3 of id" in caplog.text
+
+
+def test_sites_whose_units_differ_have_other_schemas(places: Places) -> None:
+    digests = set()
+    for unit in ("mg/dl", "mmol/l", '""'):
+        schema = SCHEMA.replace("{name: id}", f"{{name: id, unit: {unit}}}")
+        (places.cache.parent / "data" / "schema.yaml").write_text(schema)
+        digests.add(load_silo("north", TABLE, places).schema)
+    assert len(digests) == 3
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        {"unit": "kg", "kind": "categorical", "levels": [1, 2]},
+        {"level-names": {3: "none"}, "kind": "categorical", "levels": [1, 2]},
+        {"level-names": {1: "typical"}},
+    ],
+)
+def test_words_that_fit_no_column_are_refused(column: dict[str, Any], tmp_path: Path) -> None:
+    with refuses(DataError, "schema.yaml", "age"):
+        read_schema(write(tmp_path, changed("columns.0", {"name": "age", **column})))

@@ -7,8 +7,8 @@ import pytest
 
 from fedsilo.deployment import flower_commands as flower
 from fedsilo.deployment import joining
+from fedsilo.deployment.commands import DeploymentRequest, make_deployment, make_secrets
 from fedsilo.deployment.deployment import Deployment
-from fedsilo.deployment.making import DeploymentRequest, make_deployment, make_secrets
 
 
 class FakeSuperLink:

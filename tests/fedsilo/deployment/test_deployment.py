@@ -16,7 +16,7 @@ from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import SettingError
 from fedsilo.core.processes import app_folder, end_trees, free_ports, process_of, runs
 from fedsilo.deployment import flower_commands as flower
-from fedsilo.deployment.commands import MemberStatus, down, logs, status
+from fedsilo.deployment.commands import DeploymentRequest, MemberStatus, down, logs, status
 from fedsilo.deployment.deployed_run import resume_command
 from fedsilo.deployment.deployment import (
     SERVER,
@@ -25,7 +25,6 @@ from fedsilo.deployment.deployment import (
     plan,
     read_deployment,
 )
-from fedsilo.deployment.making import DeploymentRequest
 from fedsilo.server_app.config.operator_files import REGISTRY, read_registry
 
 
@@ -69,6 +68,28 @@ def test_members_do_not_inherit_what_this_shell_says_to_flower(
     for member in planned.members:
         assert "/elsewhere" not in planned.environment(member).values()
     assert planned.environment(SERVER)["FEDSILO_RUNS"] == str(planned.runs)
+
+
+def test_members_reach_each_other_without_the_proxy_of_this_shell(
+    planned: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("https_proxy", "http://proxy.example.org:3128")
+    monkeypatch.setenv("NO_PROXY", "example.org")
+    monkeypatch.delenv("no_proxy", raising=False)
+    for member in planned.members:
+        environment = planned.environment(member)
+        assert environment["no_proxy"] == "127.0.0.1,localhost,example.org"
+        assert environment["NO_PROXY"] == environment["no_proxy"]
+        assert environment["https_proxy"] == "http://proxy.example.org:3128"
+
+
+def test_the_commands_that_start_nothing_do_not_import_pytorch() -> None:
+    code = (
+        "import sys, fedsilo.deployment.commands, fedsilo.deployment.joining\n"
+        "print([name for name in ('torch', 'flwr', 'matplotlib') if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
 
 
 def test_it_is_read_as_it_was_written(planned: Deployment) -> None:

@@ -10,6 +10,7 @@ from cryptography import x509
 
 from fedsilo.core.errors import FedsiloError
 from fedsilo.deployment.certificates import sign_server
+from fedsilo.deployment.commands import DeploymentRequest
 from fedsilo.deployment.deployment import (
     Deployment,
     DeploymentError,
@@ -18,7 +19,6 @@ from fedsilo.deployment.deployment import (
 )
 from fedsilo.deployment.joining import add, renew, revoke
 from fedsilo.deployment.kit import AUTHORITY, KEY, read_kit
-from fedsilo.deployment.making import DeploymentRequest
 from fedsilo.server_app.config.operator_files import read_registry
 from fedsilo.strategies.meeting.checks import Registry
 

@@ -10,7 +10,7 @@ from flwr.app import Context, RecordDict
 from fedsilo.client_app.site.policy import SiteFile, parse_site_file
 from fedsilo.core.errors import RefusedError
 from fedsilo.core.settings_schema import Value, key_of
-from fedsilo.deployment.rule_sentences import SENTENCES, effective, explain_rules, said_of
+from fedsilo.deployment.rules import SENTENCES, effective, explain_rules, said_of
 from tests.support.errors import refuses
 
 OTHER: dict[type, Any] = {bool: True, str: "north", float: 0.25, int: 77}

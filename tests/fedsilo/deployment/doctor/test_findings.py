@@ -55,7 +55,8 @@ def test_a_check_is_skipped_if_one_that_it_needs_has_not_passed() -> None:
     [
         (Refused("a", "b"), "a", "b"),
         (DataError("a: do b"), "a: do b", ""),
-        (OSError(28, "No space left", "/x"), "/x: No space left", "let this user"),
+        (OSError(28, "No space left", "/x"), "/x: No space left", "make room on that disk"),
+        (OSError(13, "Permission denied", "/x"), "/x: Permission denied", "let this user"),
         (ValueError("two\nlines"), "(ValueError: two lines)", "report it to fedsilo's makers"),
     ],
 )

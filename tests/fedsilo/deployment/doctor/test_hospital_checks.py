@@ -19,7 +19,13 @@ from fedsilo.client_app.privacy.signing import own_code
 from fedsilo.client_app.site.node import OWN
 from fedsilo.core.errors import FedsiloError
 from fedsilo.deployment.doctor import machine
-from fedsilo.deployment.doctor.hospital_checks import Confirm, HospitalRequest, command, hold, ready
+from fedsilo.deployment.doctor.hospital_checks import (
+    Confirm,
+    HospitalRequest,
+    hold,
+    ready,
+    start_command,
+)
 from fedsilo.deployment.kit import AUTHORITY, KEY, Card, KitError, make_kit, read_kit
 from fedsilo.deployment.rules import RuleOptions
 from tests.fedsilo.deployment.doctor.conftest import certificate
@@ -91,7 +97,7 @@ def test_a_kit_is_opened_beside_itself_for_its_owner_alone(kit: Path, fleet: int
     assert all(p.stat().st_mode & 0o077 == 0 for p in home.rglob("*"))
     assert setup.rules.trust == "sums"
     assert own_code(home / "state" / OWN / "north"), "its signing key is made at the first start"
-    words = command(setup, "127.0.0.1:8081")
+    words = start_command(setup, "127.0.0.1:8081")
     options = {name: value for name, value in itertools.pairwise(words) if name.startswith("--")}
     assert options["--auth-supernode-private-key"] == str(home / "node.key")
     assert options["--node-config"] == (
@@ -159,6 +165,20 @@ def test_no_second_start_comes_between_while_the_operator_is_asked(kit: Path) ->
     ready(_request(home), start_again)
     assert "already runs" in refusals[0]
     os.close(hold(home, "north"))  # the lock is released afterwards
+
+
+def test_two_first_starts_keep_the_files_of_the_faster_one(kit: Path) -> None:
+    home = kit.parent / "north"
+    codes: list[str] = []
+
+    def start_another(sentences: Sequence[str]) -> None:
+        ready(_request(kit, "sums"), _agree)
+        codes.append(own_code(home / "state" / OWN / "north"))
+
+    with pytest.raises(KitError, match="another start has just opened"):
+        ready(_request(kit, "server"), start_another)
+    assert '"sums"' in (home / "site.yaml").read_text()
+    assert [own_code(home / "state" / OWN / "north")] == codes, "its signing key stays"
 
 
 def test_an_option_that_contradicts_the_hospitals_own_file_is_refused(kit: Path) -> None:

@@ -14,8 +14,7 @@ import pytest
 
 from fedsilo.core.errors import SettingError
 from fedsilo.deployment.worker import hospital
-from fedsilo.deployment.worker.hospital import commands, main
-from fedsilo.deployment.worker.parent import CANNOT
+from fedsilo.deployment.worker.hospital import CANNOT, commands, main
 
 SECRET = Path("/tmp/fedsilo-x/secret")
 TOLD = ["--superlink", "a:9092", "--port", "9999", "--node-config", 'site="north"']

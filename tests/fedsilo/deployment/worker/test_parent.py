@@ -16,7 +16,8 @@ import pytest
 from fedsilo.core.errors import SettingError
 from fedsilo.core.processes import free_ports
 from fedsilo.deployment.worker import parent
-from fedsilo.deployment.worker.parent import CANNOT, HospitalWorker, main, runs_any_app
+from fedsilo.deployment.worker.hospital import CANNOT
+from fedsilo.deployment.worker.parent import HospitalWorker, main, runs_any_app
 
 APP = Path(__file__).resolve().parents[4]
 RULES = 'methods: ["*"]\ndatasets: ["*"]\nrecords: ["*"]\n'

@@ -12,8 +12,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
+from fedsilo.deployment.doctor.credentials import handshake, is_online, same_clock
 from fedsilo.deployment.doctor.findings import Refused
-from fedsilo.deployment.doctor.wire import handshake
 from tests.fedsilo.deployment.doctor.conftest import listening
 
 
@@ -74,6 +74,31 @@ def test_the_server_of_another_authority_is_refused(secrets: Path, other_secrets
 def test_a_port_without_tls_is_refused(secrets: Path) -> None:
     with listening(None) as address, pytest.raises(Refused, match="does not speak TLS"):
         handshake(address, secrets / "ca.crt")
+
+
+def test_a_call_that_a_proxy_stops_is_no_missing_registration(
+    secrets: Path, fleet: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    address = f"localhost:{fleet}"
+    now = datetime.now(UTC)
+    asked = (address, secrets / "ca.crt", secrets / "north.key")
+    monkeypatch.setenv("https_proxy", "http://127.0.0.1:1")
+    monkeypatch.setenv("no_proxy", "")
+    handshake(address, secrets / "ca.crt")  # as before: the plain connection uses no proxy
+    for ask in (lambda: is_online(*asked, 7, now), lambda: same_clock(*asked, now)):
+        with pytest.raises(Refused, match="a call does not reach server") as told:
+            ask()
+        assert (
+            told.value.fix == "$https_proxy sends such calls to a proxy: add localhost to $no_proxy"
+        )
+    monkeypatch.setenv("no_proxy", "localhost")
+    assert not is_online(*asked, 7, now)
+
+
+def test_a_clock_that_is_wrong_is_no_missing_registration(secrets: Path, fleet: int) -> None:
+    asked = (f"localhost:{fleet}", secrets / "ca.crt", secrets / "north.key")
+    with pytest.raises(Refused, match="answered 'Invalid timestamp'"):
+        is_online(*asked, 7, datetime(2020, 1, 1, tzinfo=UTC))
 
 
 def test_a_server_that_does_not_answer_is_silent(secrets: Path) -> None:

@@ -1,0 +1,290 @@
+"""Checks certificates and keys, and whether a server accepts them; containers use the checks too.
+
+A check of a file returns its path, or raises ``Refused`` with one line and its fix. Flower's code
+is imported only where a server is called, because a container starts with this module.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fedsilo.core.files.text_files import file_fault
+from fedsilo.core.one_line import one_line
+from fedsilo.deployment.doctor.findings import Refused, Skipped
+
+if TYPE_CHECKING:
+    from cryptography.x509 import Certificate
+
+CERTIFICATE, PRIVATE_KEY = "BEGIN CERTIFICATE", "PRIVATE KEY"
+OPENSSH_KEY = "BEGIN OPENSSH PRIVATE KEY"
+_RENEW = "renew it ('fedsilo deploy renew server')"
+_CLOCK = "set this machine's clock"
+_PATIENCE = 3.0  # seconds in which the server must answer
+_UNKNOWN = "Invalid node ID"  # what Flower says of a node that is not registered with the key
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")  # variables that gRPC obeys, in this order
+
+
+def secret(path: Path, marker: str, private: bool) -> Path:
+    """Check that a secret is readable and holds the text ``marker``; return its path.
+
+    With ``private``, no other user may read it.
+    """
+    # Before the file is read, because reading a pipe would wait for ever
+    fault = file_fault(path)
+    fix = "name a file, or mount one there"
+    if not fault:
+        fault, fix = _secret_fault(path, marker, private)
+    if fault:
+        raise Refused(f"secret {path} {fault}", fix)
+    return path
+
+
+def _secret_fault(path: Path, marker: str, private: bool) -> tuple[str, str]:
+    """Find what makes a secret's file unusable, and the fix; both are empty for a usable one."""
+    try:
+        text = path.read_text(encoding="ascii", errors="replace")
+        mode = path.stat().st_mode & 0o777
+    except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+        return "is missing", "copy the file there, or mount it"
+    except PermissionError:
+        return f"is not readable by user {os.getuid()}", "chown it to that user"
+    if marker not in text:
+        return f"holds no '{marker}'", "another file was mounted there"
+    if private and mode & 0o077:
+        fault = f"has mode {mode:o}, so other users may read it"
+        return fault, "chmod 600 it, on the host where it is mounted"
+    return "", ""
+
+
+def read_certificate(path: Path) -> Certificate:
+    """Read a certificate in PEM format; Refused if it is missing or damaged."""
+    from cryptography.x509 import load_pem_x509_certificate
+
+    secret(path, CERTIFICATE, private=False)
+    try:
+        return load_pem_x509_certificate(path.read_bytes())
+    except ValueError as error:
+        raise Refused(f"certificate {path} cannot be read", "make a new one") from error
+
+
+def certificate(path: Path, now: datetime | None = None) -> Path:
+    """Check that a certificate is valid at the time ``now`` (None for the clock's); return it."""
+    found, today = read_certificate(path), now or datetime.now(UTC)
+    begin, end = found.not_valid_before_utc, found.not_valid_after_utc
+    fault, fix = "", ""
+    if today > end:
+        fault, fix = f"ended on {end:%Y-%m-%d %H:%M} UTC", _RENEW
+    # Nobody makes a certificate for later, so it is the clock that is behind
+    elif today < begin:
+        fault, fix = f"begins on {begin:%Y-%m-%d %H:%M} UTC", _CLOCK
+    if fault:
+        raise Refused(f"certificate {path} {fault}", fix)
+    return path
+
+
+def lasting_certificate(path: Path, now: datetime, days: int) -> str:
+    """Check that a certificate is valid for at least ``days`` more days; describe its validity."""
+    end = read_certificate(certificate(path, now)).not_valid_after_utc
+    left = (end - now).days
+    if left < days:
+        raise Refused(f"certificate {path} ends on {end:%Y-%m-%d}, in {left} days", _RENEW)
+    return f"{path} is valid until {end:%Y-%m-%d}, {left} days"
+
+
+def matching_key(path: Path, certificate_path: Path) -> Path:
+    """Check that a private key belongs to a certificate; return the key's path."""
+    from cryptography.hazmat.primitives.serialization import load_pem_private_key
+
+    secret(path, PRIVATE_KEY, private=True)
+    certified = read_certificate(certificate_path).public_key()
+    fault, fix = "", ""
+    # The server starts by itself, so nobody is there to type a password
+    try:
+        if load_pem_private_key(path.read_bytes(), None).public_key() != certified:
+            fault, fix = f"the key of {certificate_path}", "mount a key with its certificate"
+    except (TypeError, ValueError):
+        fault, fix = "an unencrypted PEM key", "mount such a key"
+    if fault:
+        raise Refused(f"secret {path} is not {fault}", fix)
+    return path
+
+
+def signed_by(path: Path, authority: Path) -> None:
+    """Check that the authority has signed a certificate, because hospitals trust no other."""
+    from cryptography.exceptions import InvalidSignature
+
+    try:
+        read_certificate(path).verify_directly_issued_by(read_certificate(authority))
+    except (ValueError, TypeError, InvalidSignature) as error:
+        fault = f"certificate {path} was not signed by {authority}"
+        raise Refused(fault, "use the pair of one deployment") from error
+
+
+def handshake(address: str, authority: Path) -> None:
+    """Check that a server answers with a valid certificate; without one, Flower retries for ever.
+
+    ``address`` is the address of the Fleet API, host:port. ``authority`` is the file of the
+    authority's certificate, which must have signed the server's.
+
+    Raises:
+        Refused: the server does not answer or has no TLS, or its certificate has expired or belongs
+            to another host or authority.
+    """
+    host, port = parts(address)
+    context = ssl.create_default_context(cafile=str(authority))
+    context.set_alpn_protocols(["h2"])  # gRPC's HTTP/2; without it the server may refuse the call
+    try:
+        with (
+            socket.create_connection((host, port), timeout=_PATIENCE) as plain,
+            context.wrap_socket(plain, server_hostname=host),
+        ):
+            return
+    # All four are OSErrors, so the most special error comes first
+    except ssl.SSLCertVerificationError as error:
+        fault = f"cannot be trusted by {authority}: {error.verify_message}"
+        fix = "send nothing, and ask the server's operator"
+    except ssl.SSLEOFError:
+        fault = "does not answer (it closes connections)"
+        fix = "wait: it is starting or ending"
+    except ssl.SSLError as error:
+        fault = f"does not speak TLS ({error.reason})"
+        fix = "name the port of its Fleet API"
+    except OSError as error:
+        fault = f"does not answer ({error.strerror or error})"
+        fix = "ask the operator whether it runs, and whether a firewall blocks this machine"
+    raise Refused(f"server {address} {fault}", fix)
+
+
+def parts(address: str) -> tuple[str, int]:
+    """Split an address such as ``[::1]:9092`` into host and port; Refused if it is no address."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise Refused(f"the server's address is '{address}'", "give host:port")
+    return host.strip("[]"), int(port)
+
+
+def same_clock(address: str, authority: Path, key: Path, now: datetime) -> str:
+    """Check that the server accepts this machine's time, by a signed call that it must refuse.
+
+    Flower admits a hospital only if the signed time is at most some minutes off. The call is a
+    heartbeat of node 0, which does not exist. So a server that accepts the time refuses the node,
+    and its words tell which of the two it refused.
+
+    Raises:
+        Refused: the clocks differ too much, or the call does not reach the server.
+        Skipped: the server asks for no keys, or gives another answer.
+    """
+    from flwr.common.constant import TIMESTAMP_TOLERANCE
+    from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+
+    with closing(_Fleet(address, authority, key, now)) as fleet:
+        said = fleet.refusal("SendNodeHeartbeat", SendNodeHeartbeatRequest())
+    # The server checks the time first and the node second, so a refused node had the right time
+    if not said:
+        raise Skipped("the server asks for no keys, so it accepts any time")
+    if said == "Invalid timestamp":
+        raise Refused(
+            f"this machine's clock says {now:%Y-%m-%d %H:%M} UTC, more than "
+            f"{TIMESTAMP_TOLERANCE // 60} minutes from the server's time, so the server admits "
+            "nobody from here",
+            "set this machine's clock, or the server's, by NTP",
+        )
+    if said != _UNKNOWN:
+        raise Skipped(f"the server answered '{said}', which does not reveal its time")
+    return f"{now:%Y-%m-%d %H:%M} UTC, close to the server's time"
+
+
+def is_online(address: str, authority: Path, key: Path, node: int, now: datetime) -> bool:
+    """Tell whether the hospital's node is connected to the server now.
+
+    A heartbeat with an impossible interval shows whether the key is registered for the node, and
+    does not keep a killed node online. Then the node is activated and at once deactivated; the
+    server refuses the activation of a node that is already connected.
+
+    Raises:
+        Refused: the SuperLink has no registration of the key for this node, or does not say.
+    """
+    from flwr.proto.fleet_pb2 import ActivateNodeRequest, DeactivateNodeRequest
+    from flwr.proto.heartbeat_pb2 import SendNodeHeartbeatRequest
+    from flwr.proto.node_pb2 import Node
+
+    with closing(_Fleet(address, authority, key, now)) as fleet:
+        # The server refuses interval 0 only after it has found the key registered for this node
+        beat = SendNodeHeartbeatRequest(node=Node(node_id=node), heartbeat_interval=0)
+        said = fleet.refusal("SendNodeHeartbeat", beat)
+        if "Invalid heartbeat interval" not in said:
+            fault = f"server {address} answered '{said}', not whether this hospital is registered"
+            fix = "ask the server's operator whether it runs Flower's SuperLink with keys"
+            if said == _UNKNOWN:
+                fault = (
+                    f"the SuperLink of server {address} has no registration of this key: it was "
+                    "never registered, or the hospital was revoked or has a newer key"
+                )
+                fix = "ask the server's operator for the newest kit"
+            raise Refused(fault, fix)
+        activate = ActivateNodeRequest(public_key=fleet.public_key, heartbeat_interval=30)
+        if fleet.refusal("ActivateNode", activate):
+            return True
+        # Otherwise the server would take this check for a connected hospital for half a minute
+        fleet.refusal("DeactivateNode", DeactivateNodeRequest(node_id=node))
+        return False
+
+
+class _Fleet:
+    """Calls to a server's Fleet API, signed by a hospital's key with a given time."""
+
+    def __init__(self, address: str, authority: Path, key: Path, now: datetime) -> None:
+        import grpc  # type: ignore[import-untyped]  # its stubs are another package
+        from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey
+        from cryptography.hazmat.primitives.serialization import load_ssh_private_key
+        from flwr.common.constant import PUBLIC_KEY_HEADER, SIGNATURE_HEADER, TIMESTAMP_HEADER
+        from flwr.proto.fleet_pb2_grpc import FleetStub
+        from flwr.supercore.primitives.asymmetric import public_key_to_bytes, sign_message
+
+        private = load_ssh_private_key(key.read_bytes(), None)
+        if not isinstance(private, EllipticCurvePrivateKey):
+            raise Refused(f"secret {key} is no EC key", "ask the server's operator for a new kit")
+        self.public_key = public_key_to_bytes(private.public_key())
+        stamp = now.isoformat()
+        self._signed = (
+            (PUBLIC_KEY_HEADER, self.public_key),
+            (TIMESTAMP_HEADER, stamp),
+            (SIGNATURE_HEADER, sign_message(private, stamp.encode("ascii"))),
+        )
+        credentials = grpc.ssl_channel_credentials(authority.read_bytes())
+        channel = grpc.secure_channel(address, credentials)
+        self._address = address
+        self._stub, self.close = FleetStub(channel), channel.close
+
+    def refusal(self, name: str, request: object) -> str:
+        """Make a call and return the server's text of its refusal; empty if it accepts the call.
+
+        Raises:
+            Refused: the call does not reach the server, although a TLS connection may.
+        """
+        import grpc
+
+        unreached = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
+        try:
+            getattr(self._stub, name)(request, timeout=_PATIENCE, metadata=self._signed)
+        except grpc.RpcError as error:
+            said = str(error.details())
+            if error.code() in unreached:
+                fault = f"a call does not reach server {self._address} ({one_line(said, 200)})"
+                raise Refused(fault, _unreached_fix(parts(self._address)[0])) from None
+            return said
+        return ""
+
+
+def _unreached_fix(host: str) -> str:
+    """Say what to do if gRPC does not reach a server: most often a proxy is in between."""
+    for name in _PROXIES:
+        if os.environ.get(name):
+            return f"${name} sends such calls to a proxy: add {host} to $no_proxy"
+    return "wait: it is starting or ending; or ask the operator whether a firewall is in between"
