@@ -132,6 +132,8 @@ def take_share(index: ImageIndex, share: float) -> ImageIndex:
     """
     if share == 1:
         return index
+    # Each group has a fixed number in [0, 1), and those with the smallest are kept: so a larger
+    # share only adds groups, and a new image of another group changes nothing for the old ones
     sizes = Counter(index.groups)
     kept: set[str] = set()
     images = 0
@@ -199,6 +201,7 @@ def join_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> ImageIn
             group = leader[group]
         return group
 
+    # A patient whose image is a copy of another patient's is joined with that patient
     for original, copy in copies:
         leader[find(index.groups[copy])] = find(index.groups[original])
     return replace(index, groups=tuple(find(group) for group in index.groups))

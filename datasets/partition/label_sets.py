@@ -86,6 +86,8 @@ def _plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
         # No silo has one more private label if the private labels divide evenly
         first_kind = _near_counts(fewer + 1, shared, share) if more else [0]
         second_kind = _near_counts(fewer, shared, share)
+        # Silos of one kind hold equally many shared labels. A shared label that only one silo held
+        # would be a private one, so that there must be two slots for each
         for common in product(first_kind, second_kind):
             plan = _Plan(shared, (more, silos - more), (fewer + 1, fewer), common)
             if plan.slots() >= 2 * shared:
@@ -93,7 +95,7 @@ def _plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
 
 
 def _near_counts(private: int, shared: int, share: float) -> list[int]:
-    """Count the shared labels that a silo may hold, within the tolerance of ``share``."""
+    """List how many shared labels a silo may hold so that its share is within the tolerance."""
     if not private:
         # A silo without a label of its own holds all shared ones, as at share 0
         return [shared] if shared and share <= _NEAR else []
@@ -137,6 +139,7 @@ def _deal_labels(plan: _Plan) -> list[tuple[int, ...]]:
     """Deal out private labels in order, then shared labels in turn."""
     sets = []
     next_private = turn = 0
+    # Labels are numbered: first the private ones, silo by silo, then the shared ones
     first_shared = sum(map(operator.mul, plan.silos, plan.private))
     for silos, private, common in zip(plan.silos, plan.private, plan.common, strict=True):
         for _ in range(silos):
@@ -264,6 +267,8 @@ class LabelCut:
         for labels in self.sets:
             for label in labels:
                 demand[label] += common // len(labels)
+        # A label that many silos hold has less for each of them. What a silo cannot take of a rare
+        # label, it takes of its other labels
         trained = []
         for labels in self.sets:
             need = common // len(labels)
@@ -272,7 +277,7 @@ class LabelCut:
         return validation, trained
 
     def _most(self) -> int:
-        """Return the largest size of a silo at which no label runs short."""
+        """Return the largest number of samples per silo at which no label runs short."""
         sizes = range(1, len(self.labels["train"]) // len(self.sets) + 2)
         # Sizes run short from some size on, so that the first such size can be bisected
         return bisect_left(sizes, True, key=self._runs_short)

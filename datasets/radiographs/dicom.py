@@ -272,6 +272,8 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
     """Apply the modality's table or rescaling, then the VOI table or window; 0..1."""
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
+    # Without a VOI table or window the whole range of the stored bits is shown, not the range of
+    # the values in this picture: a picture's grey must not depend on its own extremes
     low, high = _modality_range(dataset)
     values = apply_modality_lut(raw, dataset)
     if dataset.get("VOILUTSequence"):

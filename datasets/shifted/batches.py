@@ -104,7 +104,7 @@ def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
     if not len(content) or len(content) % size:
         raise DataError(
             f"{path} has {len(content)} bytes, but must hold complete records of '{layout.name}' "
-            f"of {size} bytes each, because it is truncated or belongs to another data set: "
+            f"of {size} bytes each; it is truncated or belongs to another data set: "
             "download it again"
         )
     records = content.reshape(-1, size)

@@ -197,7 +197,9 @@ def shared_groups(
             f"cannot be split with a test share of {share:g}: add other samples"
         )
     total = counts.sum(axis=0)
-    lacking = share * total  # rows that test data still lack, by class and in all
+    # Rows that the test part still lacks, by class and, in the last column, in all. A group is
+    # taken if the sum of squared gaps, each relative to its class's size, becomes smaller
+    lacking = share * total
     is_test = np.zeros(len(counts), dtype=bool)
     order = np.random.default_rng(derive_seed(seed, "test-groups")).permutation(len(counts))
     # The first pass counts the classes only, the second also all rows, the last column

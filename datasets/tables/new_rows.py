@@ -84,11 +84,11 @@ def _read_row(schema: TableSchema, reader: RowReader, number: int, line: list[st
             schema drops such rows.
     """
     tokens = reader.tokens(number, line)
-    features = reader.features(number, tokens)
-    impossible = schema.columns_out_of_range(features)
+    lacking = reader.lacking(tokens, schema.used_columns())
+    features = reader.features(number, tokens, lacking)
+    impossible = reader.out_of_range(features)
     if impossible:
         raise DataError("; ".join(_describe_impossible(column, tokens) for column in impossible))
-    lacking = [name for name in schema.used_columns() if tokens[name] in reader.missing]
     if lacking and schema.policy == "drop":
         raise DataError(f"has no value of {', '.join(lacking)}, but the schema drops such rows")
     return features

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -53,20 +53,21 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
     reader = RowReader(schema, names, where)
     counts = _Counts(schema)
     label = schema.label.column
-    unused = [name for name in names if name not in {*schema.used_columns(), label}]
+    unused = [name for name in names if name not in counts.missing]
     features: list[list[float]] = []
     labels: list[int] = []
     ignored: list[tuple[str, ...]] = []
     for number, line in rows:
         tokens = reader.tokens(number, line)
-        lacking = [name for name in counts.missing if tokens[name] in reader.missing]
+        # The label counts too: a row without one is of no use, whatever the policy says
+        lacking = reader.lacking(tokens, counts.missing)
         if label in lacking:
             counts.leave_out(lacking)
             continue
         # A row that is left out is read too, so that its errors are not hidden
-        values = reader.features(number, tokens)
+        values = reader.features(number, tokens, lacking)
         truth = reader.label(number, tokens)
-        outside = [column.name for column in schema.columns_out_of_range(values)]
+        outside = [column.name for column in reader.out_of_range(values)]
         if counts.is_kept(lacking, outside):
             features.append(values)
             labels.append(truth)
@@ -197,8 +198,15 @@ class RowReader:
     where: str
     missing: Marks = field(init=False)
     unmeasured: Mapping[str, Marks] = field(init=False)  # column -> its marks
+    ranged: Mapping[int, Column] = field(init=False)  # place among the features -> its column
 
     def __post_init__(self) -> None:
+        # All of this is the same for each of a million cells
+        ranged = {}
+        for place, column in enumerate(self.schema.numeric_columns()):
+            if column.range:
+                ranged[place] = column
+        object.__setattr__(self, "ranged", ranged)
         marks = {column.name: column.unmeasured_marks() for column in self.schema.columns}
         object.__setattr__(self, "missing", self.schema.missing_marks())
         object.__setattr__(self, "unmeasured", marks)
@@ -213,14 +221,42 @@ class RowReader:
             )
         return {name: token.strip() for name, token in zip(self.names, line, strict=True)}
 
-    def features(self, number: int, tokens: Mapping[str, str]) -> list[float]:
-        """Read the features of a line: numbers, levels, indicators; NaN where one is missing."""
+    def lacking(self, tokens: Mapping[str, str], columns: Iterable[str]) -> list[str]:
+        """Return those of the columns in which a line has a mark of a missing value."""
+        return [name for name in columns if tokens[name] in self.missing]
+
+    def out_of_range(self, features: Sequence[float]) -> list[Column]:
+        """Return the columns of a row (features,) whose value is outside their range.
+
+        A missing value, NaN, is outside of no range.
+        """
+        outside = []
+        for place, column in self.ranged.items():
+            low, high = column.range
+            if features[place] < low or features[place] > high:
+                outside.append(column)
+        return outside
+
+    def features(
+        self, number: int, tokens: Mapping[str, str], lacking: Collection[str]
+    ) -> list[float]:
+        """Read the features of a line: numbers, levels, indicators; NaN where one is missing.
+
+        ``lacking`` are the columns of the line that have no value.
+        """
         numbers: list[float] = []
         levels: list[float] = []
         for column in self.schema.columns:
-            token = tokens.get(column.name, "")
-            if column.kind == "numeric":
-                value = self._number(token, column)
+            if column.kind == "ignored":
+                continue
+            token = tokens[column.name]
+            is_missing = column.name in lacking
+            if column.kind == "categorical":
+                levels += self._one_hot(number, token, column, is_missing)
+            elif is_missing or token in self.unmeasured[column.name]:
+                numbers.append(math.nan)
+            else:
+                value = _as_number(token)
                 if value is None:
                     raise self._error(
                         number,
@@ -230,10 +266,9 @@ class RowReader:
                         f"({quote_texts(self.schema.missing)})",
                     )
                 numbers.append(value)
-            elif column.kind == "categorical":
-                levels += self._one_hot(number, token, column)
         for column in self.schema.indicator_columns():
-            levels.append(float(self._imputes(tokens[column.name], column)))
+            is_unmeasured = tokens[column.name] in self.unmeasured[column.name]
+            levels.append(float(column.name in lacking or is_unmeasured))
         return numbers + levels
 
     def _error(self, number: int, column: str, token: str, fault: str) -> DataError:
@@ -242,24 +277,8 @@ class RowReader:
             fault = "this is a formula without a value: open the table in Excel and save it"
         return DataError(f"{self.where}, line {number}, column '{column}': {fault}")
 
-    def _imputes(self, token: str, column: Column) -> bool:
-        return token in self.missing or token in self.unmeasured[column.name]
-
-    def _number(self, token: str, column: Column) -> float | None:
-        """Read a number: NaN where it is imputed, None where the text is not a number."""
-        if self._imputes(token, column):
-            return math.nan
-        try:
-            value = float(BOOLEANS.get(token.lower(), token))
-        except ValueError:
-            return None
-        # Python takes '_' for a separator of digits; the comparison is also false for NaN
-        if "_" in token or not abs(value) < _LARGEST:
-            return None
-        return value
-
-    def _one_hot(self, number: int, token: str, column: Column) -> list[float]:
-        if token in self.missing:
+    def _one_hot(self, number: int, token: str, column: Column, is_missing: bool) -> list[float]:
+        if is_missing:
             return [math.nan] * (len(column.levels) - 1)
         level = same_text(token)
         if level not in column.levels:
@@ -287,6 +306,20 @@ class RowReader:
             f"this label is not one of {quote_texts(chain(*classes))}: correct it, or declare it "
             "under 'classes'",
         )
+
+
+def _as_number(token: str) -> float | None:
+    """Read a finite float32 number, or a boolean as 1 or 0; None for any other text."""
+    try:
+        value = float(token)
+    except ValueError:
+        if token.lower() not in BOOLEANS:
+            return None
+        value = float(BOOLEANS[token.lower()])
+    # Python takes '_' for a separator of digits; the comparison is also false for NaN
+    if "_" in token or not abs(value) < _LARGEST:
+        return None
+    return value
 
 
 def quote_texts(texts: Iterable[str]) -> str:

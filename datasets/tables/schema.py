@@ -6,8 +6,7 @@ levels are declared, not found, so that all hospitals have the same features wit
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -225,21 +224,6 @@ class TableSchema(FileModel):
     def used_columns(self) -> list[str]:
         """Return the names of the columns that become features."""
         return [column.name for column in self.columns if column.kind != "ignored"]
-
-    def columns_out_of_range(self, features: Sequence[float]) -> list[Column]:
-        """Return the columns of a row (features,) whose value is outside their range.
-
-        A missing value, NaN, is outside of no range.
-        """
-        outside = []
-        # The first features are those of the numeric columns
-        for column, value in zip(self.numeric_columns(), features, strict=False):
-            if not column.range or math.isnan(value):
-                continue
-            low, high = column.range
-            if not low <= value <= high:
-                outside.append(column)
-        return outside
 
     def count_missing(self, rows: npt.NDArray[np.float32]) -> dict[str, int]:
         """Count the missing values of rows (n, features) by column; only columns with some."""

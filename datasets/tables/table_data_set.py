@@ -55,6 +55,8 @@ class TableDataSet(DataSet):
         """Read, split and cache a site's table."""
         schema = self.schema(places)
         lines, where = self.lines_of(name, schema, places)
+        # The lines themselves are in the key: a file that changed gives another silo, and a copy of
+        # it elsewhere the same
         maker = _MAKER_OF_OWN if self.origin == "own" else _MAKER
         key = [maker, self.name, name, schema.key(), split_values(settings), lines]
 

@@ -100,6 +100,27 @@ def test_the_command_writes_a_card_and_leaves_one_that_is_there(
     assert not (finished / "vit" / "model-card.md").exists()
 
 
+def test_a_card_has_the_numbers_that_pages_show_and_no_others(hearts: Path) -> None:
+    """Switzerland has one healthy test patient, so that its AUC may not be shown."""
+    run = FinishedRun.open(hearts / "fedavg-seed0")
+    shown, text = run.shown().summary["sites"], card(run.path)
+    (head,) = [line for line in text.splitlines() if line.startswith("| site | test rows |")]
+    metrics = [cell.strip() for cell in head.strip("|").split("|")][2:]
+    assert {"accuracy", "auc"} <= set(metrics)
+    hidden = 0
+    for site in run.silos:
+        (row,) = re.findall(rf"^\| {site} \| \S+ \|((?: [^|]+ \|){{{len(metrics)}}})$", text, re.M)
+        for metric, cell in zip(metrics, row.strip("|").split("|"), strict=False):
+            value = shown[site].get(metric)
+            hidden += value is None
+            wanted = "n/a" if value is None else f"{value:.3f}"
+            assert cell.strip().partition(" ")[0] == wanted, (site, metric)
+    assert hidden > 0
+    results = ModelCard(text).data.eval_results or []
+    for one in results:
+        assert one.metric_value == shown[one.dataset_config][one.metric_type]
+
+
 def test_card_has_the_sections_of_mitchell_et_al_and_the_runs_numbers(hearts: Path) -> None:
     run = hearts / "fedavg-seed0"
     text = card(run)

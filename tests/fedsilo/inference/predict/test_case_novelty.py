@@ -118,22 +118,35 @@ def test_an_unusual_case_is_answered_and_still_marked_if_all_are_asked_for(
     assert answered.frame()["novelty"][0] > 1
 
 
-def test_a_value_between_a_code_and_all_measured_values_has_no_answer_and_a_code_is_marked(
+def test_a_value_between_a_code_and_all_measured_values_has_no_answer(
     hearts: Path, tmp_path: Path
 ) -> None:
-    """Switzerland's cholesterol is 0 in every row; the lowest other one is 100."""
+    """Switzerland's cholesterol is 0 in every row, the lowest other one 100, the range from 50."""
     page, table = tmp_path / "cases.html", tmp_path / "new.csv"
-    rows = [",".join((USUAL | {"chol": chol}).values()) for chol in ("240", "0", "6.1")]
+    rows = [",".join((USUAL | {"chol": chol}).values()) for chol in ("240", "0", "6.1", "60")]
     table.write_text("\n".join([",".join(USUAL), *rows]) + "\n")
-    found = predict(hearts, table=table, html=page)
-    frame = found.frame()
-    assert frame["predicted"].isna().tolist() == [False, False, True]
-    assert frame["unusual"].tolist() == ["", "", "beyond the training values: chol"]
-    assert ["chol" in reason for reason in frame["doubtful"]] == [False, True, False]
-    assert (frame["novelty"] > 1).tolist() == [False, False, True]
-    assert found.document["novelty"]["doubtful"] == 1
+    frame = predict(hearts, table=table, html=page).frame()
+    assert frame["predicted"].isna().tolist() == [False, True, True, True]
+    assert frame["fault"].notna().tolist() == [False, True, True, False]
+    assert frame["unusual"][3] == "beyond the training values: chol"
+    assert frame["novelty"][3] > 1
     states = re.findall('class="case ([a-z]+)"', page.read_text())
-    assert states[:2] == ["unusual", "doubtful"]
+    assert states[:3] == ["refused", "refused", "unusual"]
+
+
+def test_a_code_is_answered_and_marked(hearts: Path) -> None:
+    run = FinishedRun.open(hearts)
+    reference = reference_of(run.model(), None)
+    model = run.model("switzerland")
+    found = predict_inputs(
+        model, open_inputs(model, CaseSource("split", "test")), reference=reference
+    )
+    frame = found.frame()
+    usual = frame[frame["unusual"] == ""]
+    assert len(usual) > 5
+    assert usual["predicted"].notna().all()
+    assert usual["doubtful"].str.contains("may mean 'not measured'.*: chol").all()
+    assert found.document["novelty"]["doubtful"] == len(usual)
 
 
 def test_a_site_of_codes_only_and_without_a_limit_marks_a_measured_value(
