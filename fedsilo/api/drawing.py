@@ -291,23 +291,32 @@ def report(
 
     ``by`` and ``decisions`` predict the test samples again, so they need the sites' data.
     """
-    from fedsilo.reports.report import ReportOptions, write_report
+    from fedsilo.pages.page import write_page
+    from fedsilo.reports import report as reports
 
+    for option, file in (("audit-log", audit_log), ("site-file", site_file)):
+        if file and reader != "dpo":
+            raise SettingError(f"--{option} belongs to a report '--for dpo': leave it out")
+    if (by or decisions) and reader != "clinic":
+        raise SettingError("--by and --decisions belong to a report '--for clinic'")
     name_plugins(plugin_texts(plugin))
+    runs = _named_folders(run_dirs)
 
     def examine_run(run: Shown) -> Sequence[Examination]:
         from fedsilo.inference.monitor.examined import examine
 
         return examine(run, several(by), decisions, path_of(data_dir))
 
-    wanted = ReportOptions(
-        reader=reader,
-        audit_log=path_of(audit_log),
-        site_file=path_of(site_file),
-        examine=examine_run if by or decisions else None,
-    )
-    runs = folders_of(run_dirs)
-    return [write_report(runs, Path(out), wanted, overwrite=overwrite)]
+    def build() -> str:
+        return reports.report(
+            runs,
+            reader,
+            examine=examine_run if by or decisions else None,
+            audit_log=path_of(audit_log),
+            site_file=path_of(site_file),
+        )
+
+    return [write_page(Path(out), build, overwrite=overwrite)]
 
 
 def _named_folders(run_dirs: Sequence[AnyRun]) -> list[Path]:

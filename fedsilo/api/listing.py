@@ -1,5 +1,7 @@
 """Lists data sets, settings, methods and experiments, and surveys the data of the sites."""
 
+import re
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,7 @@ from fedsilo.api import options
 from fedsilo.core.arguments import AnyPath, Tell, path_of, plugin_texts, silent
 from fedsilo.core.errors import DataError, SettingError, unknown_name
 from fedsilo.core.one_line import format_count, one_line
+from fedsilo.core.settings_schema import Value
 
 _HUGGING_FACE = "hf:"
 
@@ -89,20 +92,32 @@ def survey(
     tell: Tell = silent,
     **sources: Unpack[options.Sources],
 ) -> Path:
-    """Survey the data of the sites; return the path of the page.
+    """Survey the data of the sites; return the path of the page, which has survey.json beside it.
 
-    With ``deployment`` the sites are its hospitals; otherwise they are simulated.
+    With ``deployment`` the sites are its hospitals; otherwise they are simulated. The experiment
+    decides on the data set and on its parts.
     """
-    from fedsilo.reports.survey.survey_command import survey
+    from fedsilo.deployment import deployed_run
+    from fedsilo.engines.inline_engine import inline_grid
+    from fedsilo.engines.planning import plan_run
+    from fedsilo.reports.survey.survey_page import write_survey_page
+    from fedsilo.server_app.run.survey import run_survey
 
-    return survey(
-        experiment,
-        options.run_sources(sources),
-        tell,
-        deployment=path_of(deployment),
-        supernodes=supernodes,
-        name=name,
-    )
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.gmtime())
+    unnamed = f"survey-{re.sub(r'[^A-Za-z0-9._+-]', '-', experiment)}-{stamp}"
+    given, place = options.run_sources(sources), path_of(deployment)
+    own: dict[str, Value] = {
+        "run.purpose": "survey",
+        "run.name": name or unnamed,
+        "run.resume": False,
+    }
+    if place is not None:
+        folder = deployed_run.run(experiment, place, given, tell, overrides=own)
+    else:
+        plan, resources = plan_run(experiment, given, supernodes=supernodes, overrides=own)
+        with inline_grid(plan, int(resources["num-supernodes"])) as grid:
+            folder = run_survey(grid, plan, tell).path
+    return write_survey_page(folder)
 
 
 @options.command

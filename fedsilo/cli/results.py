@@ -177,7 +177,7 @@ def monitor(
 ) -> None:
     """Print the checks, write a page if asked, and exit with code 3 if a check is an alarm."""
     from fedsilo.inference.monitor.monitor import ALARM
-    from fedsilo.pages.written import write_page
+    from fedsilo.pages.page import write_page
 
     print_result(found)
     if out is not None:

@@ -52,7 +52,7 @@ _START = (
     *(key for key in NETWORK_KEYS if key not in _REGULARISERS),
     *("train.initial-weights", "vit.backbone-weights"),
 )
-# What reading a damaged chosen.json raises: of lists within lists, of 1e999 trials, and the rest
+# Exceptions from a damaged chosen.json: lists within lists, 1e999 trials, and the rest
 _DAMAGES = (
     *(RecursionError, OverflowError),
     *(OSError, ValueError, KeyError, TypeError, AttributeError),
@@ -241,7 +241,9 @@ class Budgets:
 
     def mark_unequal(self, results: pd.DataFrame) -> pd.DataFrame:
         """Return tidy results in which ``MARK`` follows the experiments with another budget."""
-        names = {name: f"{name}{MARK}" for name in self.unlike()}
+        names = {}
+        for name in self.unlike():
+            names[name] = f"{name}{MARK}"
         marked = results.copy()
         for column in results.columns.intersection(["experiment", "compared_with"]):
             marked[column] = results[column].replace(names)

@@ -11,18 +11,15 @@ import re
 import statistics
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pandas as pd
 from rich.table import Table
 
-from fedsilo.comparison.budgets import (
-    MARK,
-    Budgets,
-)
-from fedsilo.comparison.pooled import POOLED
+from fedsilo.comparison.budgets import MARK, Budgets
+from fedsilo.comparison.results import POOLED
 from fedsilo.comparison.slurm import Jobs
 from fedsilo.comparison.tables import csv_text, markdown_table, rich_table
 from fedsilo.comparison.trials import Trial, run_groups, trial_settings
@@ -52,8 +49,10 @@ class CrossValidation:
     def lines(self) -> Iterator[Table | str]:
         """Yield a table per metric, then a line for each experiment with another budget."""
         marked = self.budgets.mark_unequal(self.intervals)
-        yield from (metric_table(marked, metric) for metric in self.metrics)
-        yield from (f"{MARK.strip()} {remark}" for remark in self.budgets.remarks())
+        for metric in self.metrics:
+            yield metric_table(marked, metric)
+        for remark in self.budgets.remarks():
+            yield f"{MARK.strip()} {remark}"
 
     def write(self, csv: Path | None, markdown: Path | None) -> None:
         """Write the intervals as CSV and the tables as Markdown; None for no file."""
@@ -61,7 +60,8 @@ class CrossValidation:
             write_atomically(csv, csv_text(self.intervals))
         if markdown:
             text = markdown_text(self.budgets.mark_unequal(self.intervals), self.metrics)
-            text += "".join(f"\n{MARK.strip()} {remark}\n" for remark in self.budgets.remarks())
+            for remark in self.budgets.remarks():
+                text += f"\n{MARK.strip()} {remark}\n"
             write_atomically(markdown, text)
 
 
@@ -73,7 +73,9 @@ def plan_folds(
     Raises:
         SettingError: the data set has no folds, or the experiments' data differ.
     """
-    trials = {name: _trials(settings, folds, repeats) for name, settings in plans.items()}
+    trials = {}
+    for name, settings in plans.items():
+        trials[name] = _trials(settings, folds, repeats)
     _refuse_other_data(plans)
     return trials
 
@@ -97,8 +99,9 @@ def compare_folds(
     summaries: Mapping[str, Summaries], headline: Sequence[str], folds: int, budgets: Budgets
 ) -> CrossValidation:
     """Compute the intervals of each metric, and of the differences from the first experiment."""
-    pooled = all(POOLED in run["mean"] for runs in summaries.values() for run in runs)
-    metrics = (*headline, *([POOLED] if pooled else []))
+    metrics = list(headline)
+    if all(POOLED in run["mean"] for run in chain(*summaries.values())):
+        metrics.append(POOLED)
     means = metric_intervals(summaries, metrics, folds)
     differences = difference_intervals(summaries, metrics, folds)
     return CrossValidation(pd.concat([means, differences]), metrics, budgets)
@@ -144,12 +147,12 @@ def metric_intervals(
     If a site's test rows leave a metric undefined in some run (AUC with one class), its interval is
     over the other runs, and the site is left out of the mean over sites.
     """
-    return interval_frame(
-        (name, "", group, metric, interval.within(0.0, 1.0))  # all these metrics lie in [0, 1]
-        for name, runs in summaries.items()
-        for metric in metrics
-        for group, interval in _intervals(_by_group(runs, metric), folds)
-    )
+    records = []
+    for name, metric in product(summaries, metrics):
+        for group, interval in _intervals(_by_group(summaries[name], metric), folds):
+            # A t interval knows no range, but all these metrics lie in [0, 1]
+            records.append((name, "", group, metric, interval.within(0.0, 1.0)))
+    return interval_frame(records)
 
 
 def difference_intervals(
@@ -162,23 +165,28 @@ def difference_intervals(
     first, *others = summaries
     records = []
     for other, metric in product(others, metrics):
-        mine, theirs = (_by_group(summaries[name], metric) for name in (first, other))
+        mine = _by_group(summaries[first], metric)
+        theirs = _by_group(summaries[other], metric)
         # Without reindexing, pandas would sort the columns if they differ
         differences = mine - theirs.reindex(columns=mine.columns)
-        found = _intervals(differences, folds)
-        records += [(first, other, group, metric, interval) for group, interval in found]
+        for group, interval in _intervals(differences, folds):
+            records.append((first, other, group, metric, interval))
     return interval_frame(records)
 
 
 def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, CorrectedInterval]]:
     for group, values in by_group.items():
-        if known := values.dropna().tolist():
+        known = values.dropna().tolist()
+        if known:
             yield str(group), corrected_interval(known, folds)
 
 
 def interval_frame(records: Iterable[tuple[str, str, str, str, CorrectedInterval]]) -> pd.DataFrame:
     """Build a table of intervals with the columns ``COLUMNS``."""
-    frame = pd.DataFrame([(*names, *found) for *names, found in records], columns=list(COLUMNS))
+    rows = []
+    for experiment, compared_with, group, metric, interval in records:
+        rows.append((experiment, compared_with, group, metric, *interval))
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
     return frame.astype(dict.fromkeys(("mean", "low", "high", "p"), float) | {"runs": int})
 
 
@@ -190,19 +198,51 @@ def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
     """
     if metric == POOLED:
         return pd.DataFrame({"all": [summary["mean"][POOLED] for summary in runs]})
-    sites = sorted({site for summary in runs for site in summary["sites"]})
-    rows = [[run["sites"].get(site, {}).get(metric) for site in sites] for run in runs]
+    names: set[str] = set()
+    for run in runs:
+        names |= run["sites"].keys()
+    sites = sorted(names)
+    rows = []
+    for run in runs:
+        rows.append([run["sites"].get(site, {}).get(metric) for site in sites])
     values = pd.DataFrame(rows, columns=sites, dtype=float)
-    complete = values.dropna(axis="columns").to_numpy().tolist()
-    return values.assign(all=[sum(run) / len(run) if run else math.nan for run in complete])
+    means = []
+    # A fold may lack a class at a site; means over changing sites could not be subtracted
+    for of_run in values.dropna(axis="columns").to_numpy().tolist():
+        mean = math.nan
+        if of_run:
+            mean = sum(of_run) / len(of_run)
+        means.append(mean)
+    return values.assign(all=means)
 
 
 def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
     """Build the table of one metric: a line per experiment, then the paired differences."""
-    columns, *lines = _lines(intervals, metric)
-    narrow = [[re.sub(r" (?=\[|p=|\(\d+ runs)", "\n", cell) for cell in line] for line in lines]
-    title = f"test {metric}: mean and 95 % interval"
-    return rich_table(title, [columns, *narrow], ends=lambda _: True)
+    narrow = []
+    for line in _lines(intervals, metric):
+        # Mean, interval, p value and number of runs stand below each other
+        narrow.append([re.sub(r" (?=\[|p=|\(\d+ runs)", "\n", cell) for cell in line])
+    return rich_table(f"test {metric}: {_explain(intervals, metric)}", narrow, ends=lambda _: True)
+
+
+def _explain(intervals: pd.DataFrame, metric: str) -> str:
+    """Say what the cells of a metric's table are, and which sites the means 'all' leave out."""
+    text = "mean and 95 % interval"
+    if metric == POOLED:
+        return text
+    single = intervals[(intervals["compared_with"] == "") & (intervals["group"] != "all")]
+    partial = []
+    for site, rows in single.groupby("group", sort=False):
+        of_metric = rows.loc[rows["metric"] == metric, "runs"]
+        # 'all' has only sites with the metric in every run of every experiment
+        everywhere = len(of_metric) == rows["experiment"].nunique()
+        if not everywhere or of_metric.min() < intervals["runs"].max():
+            partial.append(str(site))
+    if partial:
+        count = single["group"].nunique()
+        text += f"; 'all' is over {count - len(partial)} of {count} sites"
+        text += f", without {', '.join(partial)}"
+    return text
 
 
 def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
@@ -212,23 +252,30 @@ def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
     most = intervals["runs"].max()
     cells: dict[str, dict[str, str]] = {}
     for interval in chosen.itertuples():
-        taken_off = str(interval.compared_with)
-        label = f"{interval.experiment} - {taken_off}" if taken_off else str(interval.experiment)
+        label = str(interval.experiment)
+        if interval.compared_with:
+            label = f"{label} - {interval.compared_with!s}"
         cells.setdefault(label, {})[str(interval.group)] = _cell(interval, most)
-    body = [[label, *(row.get(group, "") for group in groups)] for label, row in cells.items()]
-    return [["experiment", *groups], *body]
+    lines = [["experiment", *groups]]
+    for label, row in cells.items():
+        lines.append([label, *(row.get(group, "") for group in groups)])
+    return lines
 
 
 def _cell(interval: Any, most: int) -> str:
     """Format a mean with its interval; if it has fewer than ``most`` runs, add their number."""
-    sign = "+" if interval.compared_with else ""
+    number = ".3f"
+    if interval.compared_with:  # a difference, which has a sign and is tested
+        number = "+.3f"
+    cell = f"{interval.mean:{number}}"
     if pd.isna(interval.low):
-        return f"{interval.mean:{sign}.3f} (1 run)"
-    p = f" p={interval.p:.3f}" if interval.compared_with else ""
-    few = f" ({interval.runs} runs)" if interval.runs < most else ""
-    return (
-        f"{interval.mean:{sign}.3f} [{interval.low:{sign}.3f}, {interval.high:{sign}.3f}]{p}{few}"
-    )
+        return f"{cell} (1 run)"
+    cell += f" [{interval.low:{number}}, {interval.high:{number}}]"
+    if interval.compared_with:
+        cell += f" p={interval.p:.3f}"
+    if interval.runs < most:
+        cell += f" ({interval.runs} runs)"
+    return cell
 
 
 def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:
@@ -236,7 +283,7 @@ def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:
     parts = []
     for metric in metrics:
         body = markdown_table(_lines(intervals, metric))
-        parts.append(f"**{metric}**, mean and 95 % interval\n\n{body}")
+        parts.append(f"**{metric}**, {_explain(intervals, metric)}\n\n{body}")
     return "\n".join(parts)
 
 
@@ -271,9 +318,11 @@ def corrected_interval(values: Sequence[float], folds: int) -> CorrectedInterval
     mean, runs = statistics.fmean(values), len(values)
     if runs == 1:
         return CorrectedInterval(mean, None, None, None, runs)
+    # The term 1 / (folds - 1) does not shrink with more runs, because they reuse the same patients
     error = math.sqrt(1 / runs + 1 / (folds - 1)) * statistics.stdev(values)
     if error == 0:
-        return CorrectedInterval(mean, mean, mean, 1.0 if mean == 0 else 0.0, runs)
+        p = 0.0 if mean else 1.0  # all runs agree on the sign, or that there is no difference
+        return CorrectedInterval(mean, mean, mean, p, runs)
     half = float(stats.t.ppf(0.975, runs - 1)) * error
     p = 2 * float(stats.t.sf(abs(mean) / error, runs - 1))
     return CorrectedInterval(mean, mean - half, mean + half, p, runs)

@@ -4,28 +4,26 @@ A run is in ``<out>/<experiment>-seed<n>``. A finished run with the same setting
 an interrupted run is resumed.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 from rich.table import Table
 
-from fedsilo.comparison.budgets import (
-    Budgets,
-    planned_budgets,
-    refuse_mixed_optimisers,
-)
+from fedsilo.comparison.budgets import Budgets, planned_budgets, refuse_mixed_optimisers
 from fedsilo.comparison.results import (
+    Summary,
     chosen_metrics,
     constant_results,
+    describe_partial_means,
     experiment_results,
     refuse_unmeasured,
     shared_metrics,
-    shared_summaries,
+    summaries_by_seed,
     values_by_seed,
 )
 from fedsilo.comparison.significance import (
@@ -42,16 +40,12 @@ from fedsilo.comparison.tables import (
     comparison_lines,
     comparison_table,
     csv_text,
+    draw_comparison,
     markdown_table,
     over_seeds,
     rich_table,
 )
-from fedsilo.comparison.trials import (
-    Failure,
-    make_pool,
-    run_missing,
-    runs_at_once,
-)
+from fedsilo.comparison.trials import Failure, make_pool, run_missing, runs_at_once
 from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import (
     DataError,
@@ -64,16 +58,18 @@ from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.locations import find_places
 from fedsilo.core.methods import METHODS
 from fedsilo.core.one_line import format_count
+from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.core.settings_schema import Value
 from fedsilo.datasets.registry import data_set, load_silo, silo_names
 from fedsilo.engines.planning import plan_run, start
 from fedsilo.pages.notebook import html_of_lines
+from fedsilo.pictures.learning_curves import draw_pictures, write_picture
 from fedsilo.runs.finished_run import FinishedRun, same_split
 from fedsilo.server_app.config.settings import RunSettings, differences, resolve
 from fedsilo.server_app.records.run_directory import CONFIG, RunDirectory
 
 # experiment -> seed -> summary of the split
-Summaries = Mapping[str, Mapping[int, Mapping[str, Any]]]
+Summaries = Mapping[str, Mapping[int, Summary]]
 
 
 @dataclass(frozen=True)
@@ -101,9 +97,6 @@ class Comparison:
 
     def draw(self, path: Path) -> None:
         """Draw the mean over seeds for each metric and site, as PNG."""
-        from fedsilo.comparison.picture import draw_comparison
-        from fedsilo.pictures.learning_curves import write_picture
-
         write_picture(path, draw_comparison(self.results, self.split))
 
     def markdown(self, median: bool = False) -> str:
@@ -116,9 +109,12 @@ class Comparison:
     def write(self, csv: Path | None, markdown: Path | None, median: bool = False) -> None:
         """Write CSV files (NAME, NAME-budgets, NAME-tests) and one Markdown file; None for none."""
         if csv:
-            frames = {"": over_seeds(self.results), "-budgets": self.budgets.frame()}
-            texts = {name: csv_text(frame) for name, frame in frames.items()}
-            texts |= {"-tests": significance_csv(self.tested)} if self.tested else {}
+            texts = {
+                "": csv_text(over_seeds(self.results)),
+                "-budgets": csv_text(self.budgets.frame()),
+            }
+            if self.tested:
+                texts["-tests"] = significance_csv(self.tested)
             for name, text in texts.items():
                 write_atomically(csv.with_name(f"{csv.stem}{name}{csv.suffix}"), text)
         if markdown:
@@ -150,38 +146,44 @@ class Job:
         run = self.directory
         if not (run.path / CONFIG).is_file():
             return False
-        other: str | None = differences(run.settings.decisive(), self.settings.decisive())
-        silos = run.silos
-        if len(silos) != self.sites:
-            other = f"{len(silos)} sites took part, but {self.sites} are wanted"
-        elif not other:
-            other = self._other_data(silos)
+        # A run of other data would give other numbers under this experiment's name
+        other = self._other_settings(run) or self._other_data(run.silos)
         if other:
             raise RunDirectoryError(
-                f"{run.path} holds a run with other settings: {other}; "
-                "choose another --out, or remove that run"
+                f"the run in {run.path} cannot be used again: {other}; choose another --out, or "
+                "remove that run"
             )
         return RunDirectory(run.path).has_ended()
 
-    def _other_data(self, silos: Mapping[str, Any]) -> str | None:
-        """Name the sites whose data have changed since the run; None if none has.
+    def _other_settings(self, run: FinishedRun) -> str:
+        """Describe how a run's settings or number of sites differ; empty if they are equal."""
+        if len(run.silos) != self.sites:
+            return f"{len(run.silos)} sites took part, but {self.sites} are wanted"
+        return differences(run.settings.decisive(), self.settings.decisive())
 
-        Without data on this machine there is nothing to compare, so the answer is None too.
+    def _other_data(self, silos: Mapping[str, Any]) -> str:
+        """Name the sites whose data have changed since the run; empty if none has.
+
+        Without data on this machine there is nothing to compare, so the answer is empty too.
         """
         common = self.settings.common
         try:
             today = [load_silo(site, common) for site in silos]
         except DataError as error:
             folder = find_places(common.data_dir, common.cache_dir).data
-            exists = folder is not None and folder.is_dir()
-            return f"the data cannot be read now ({error})" if exists else None
-        differing = [
-            silo.name
-            for silo in today
-            if silos[silo.name]["fingerprints"] not in ({}, silo.fingerprints)
-            or silos[silo.name].get("schema", "") != silo.schema
-        ]
-        return f"the data of {', '.join(differing)} have changed" if differing else None
+            if folder is None or not folder.is_dir():
+                return ""
+            return f"its data cannot be read now ({error})"
+        changed = []
+        for silo in today:
+            before = silos[silo.name]
+            # A hospital at trust 'sums' or 'nobody' sent no fingerprints
+            same_rows = before["fingerprints"] in ({}, silo.fingerprints)
+            if not same_rows or before.get("schema", "") != silo.schema:
+                changed.append(silo.name)
+        if not changed:
+            return ""
+        return f"the data of {', '.join(changed)} have changed"
 
 
 @dataclass(frozen=True)
@@ -195,8 +197,6 @@ class _Work:
 
 def _run_or_resume(work: _Work) -> Failure | None:
     """Run or resume an experiment and draw its pictures; return its failure, or None."""
-    from fedsilo.pictures.learning_curves import draw_pictures
-
     try:
         # The settings travel by key, because a plugin's class is unknown in a new process
         directory = start(resolve(work.values), work.resources, work.engine)
@@ -250,18 +250,23 @@ def compare_runs(
     Raises:
         SettingError: no site has samples in the split, or no metric has such a name.
     """
-    summaries = _summaries(jobs, split)
+    runs = [job.directory for job in jobs]
+    summaries = summaries_by_seed([job.experiment for job in jobs], runs, split)
+    every: list[Summary] = []
+    for by_seed in summaries.values():
+        every += by_seed.values()
+    if not any(summary["mean"] for summary in every):
+        raise _nothing_to_compare(split)
     results = _results(jobs, summaries, split, metrics)
+    remarks = describe_partial_means(every, list(results["metric"].unique()))
+    remarks += _left_out(runs, split)
     tested = []
     if tests:
-        for metric in chosen_metrics(tests, _all(summaries), "--tests"):
+        for metric in chosen_metrics(tests, every, "--tests"):
             tested.append(significance(metric, values_by_seed(summaries, metric), paired))
-    remarks = _left_out([job.directory for job in jobs], split)
     if tested:
         seeds = len({job.settings.common.seed for job in jobs})
-        same = {same_split(runs) for runs in runs_of(jobs).values()}
-        cut = None if None in same else False not in same
-        remarks += notes(tested[0], seeds, paired, cut)
+        remarks += notes(tested[0], seeds, paired, _have_one_split(jobs))
     return Comparison(results, split, tested, remarks, budgets)
 
 
@@ -273,23 +278,15 @@ def runs_of(jobs: Sequence[Job]) -> dict[str, list[FinishedRun]]:
     return runs
 
 
-def _all(summaries: Summaries) -> list[Mapping[str, Any]]:
-    return [summary for by_seed in summaries.values() for summary in by_seed.values()]
+def _have_one_split(jobs: Sequence[Job]) -> bool | None:
+    """Tell whether the runs of each experiment share a split; None if some site does not report it.
 
-
-def _summaries(jobs: Sequence[Job], split: str) -> Summaries:
-    """Return the runs' summaries for ``split``: experiment -> seed -> summary.
-
-    Raises:
-        SettingError: no site has samples in the split.
+    The splits of two experiments may differ, as those of two data sets do.
     """
-    summaries: dict[str, dict[int, dict[str, Any]]] = {}
-    found = shared_summaries([job.directory for job in jobs], split)
-    for job, summary in zip(jobs, found, strict=True):
-        summaries.setdefault(job.experiment, {})[job.settings.common.seed] = summary
-    if not any(summary["mean"] for summary in _all(summaries)):
-        raise _nothing_to_compare(split)
-    return summaries
+    answers = [same_split(runs) for runs in runs_of(jobs).values()]
+    if None in answers:
+        return None
+    return all(answers)
 
 
 def _nothing_to_compare(split: str) -> SettingError:
@@ -305,26 +302,38 @@ def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
     At most one sentence; none if no site is left out.
     """
     ends = [run.last_metrics(split) for run in runs]
-    pairs = zip(ends, shared_metrics(runs, ends), strict=True)
-    sites = sorted({site for own, shared in pairs for site in own if own[site] != shared[site]})
-    said = "means and tests leave out metrics that some runs lack, at"
-    return [f"{said} {', '.join(sites)}"] if sites else []
+    sites: set[str] = set()
+    for own, shared in zip(ends, shared_metrics(runs, ends), strict=True):
+        for site in own:
+            if own[site] != shared[site]:
+                sites.add(site)
+    if not sites:
+        return []
+    return [f"means and tests leave out metrics that some runs lack, at {', '.join(sorted(sites))}"]
 
 
 def _results(
     jobs: Sequence[Job], summaries: Summaries, split: str, wanted: str | None
 ) -> pd.DataFrame:
     """Return the results of each experiment, then those of always predicting one class."""
-    metrics = chosen_metrics(wanted, _all(summaries), "--metrics") if wanted else None
+    metrics = None
+    if wanted:
+        every = itertools.chain(*(by_seed.values() for by_seed in summaries.values()))
+        metrics = chosen_metrics(wanted, list(every), "--metrics")
+    frames = []
     data_sets = {job.experiment: job.settings.common.dataset for job in jobs}
-    frames = [
-        experiment_results(name, runs, metrics or data_set(data_sets[name]).headline)
-        for name, runs in summaries.items()
-    ]
-    for name in dict(zip(data_sets.values(), data_sets, strict=True)).values():  # one a data set
-        own = [job.directory for job in jobs if job.experiment == name]
-        cuts = own if same_split(own) is False else own[:1]
-        frames += [constant_results(r.silos, split, metrics, seed) for seed, r in enumerate(cuts)]
+    last_runs: dict[str, list[FinishedRun]] = {}  # data set -> runs of its last experiment
+    for name, runs in runs_of(jobs).items():
+        data = data_sets[name]
+        last_runs[data] = runs
+        shown = metrics or data_set(data).headline
+        frames.append(experiment_results(name, summaries[name], shown))
+    for runs in last_runs.values():
+        cuts = runs
+        if same_split(runs) is not False:
+            cuts = runs[:1]  # the same samples would give the same numbers for each seed
+        for seed, run in enumerate(cuts):
+            frames.append(constant_results(run.silos, split, metrics, seed))
     return pd.concat(frames, ignore_index=True)
 
 
@@ -349,16 +358,20 @@ def refuse_without(split: str, jobs: Sequence[Job]) -> None:
 
 def refuse_one_split(jobs: Sequence[Job]) -> None:
     """Raise a SettingError for --splits if the first two seeds of an experiment share a split."""
-    for one, other in pairwise(job.settings.common for job in jobs):
+    for one, other in itertools.pairwise(job.settings.common for job in jobs):
         if (one.seed, other.seed) != (0, 1):
             continue
         with suppress(DataError):  # without data, finished runs can still be shown
-            cuts = [[load_silo(s, c).fingerprints for s in silo_names(c)] for c in (one, other)]
-            if cuts[0] == cuts[1]:
+            if _fingerprints(one) == _fingerprints(other):
                 raise SettingError(
                     f"--splits: '{one.run_name}' and '{other.run_name}' have the same split, which "
                     "'split.fold-seed' does not change: set 'split.test-folds', or remove --splits"
                 )
+
+
+def _fingerprints(common: CommonSettings) -> list[Mapping[str, str]]:
+    """Return for each site the fingerprints of its splits: split -> digest of the rows."""
+    return [load_silo(site, common).fingerprints for site in silo_names(common)]
 
 
 def plan_job(
@@ -370,10 +383,10 @@ def plan_job(
     own_splits: bool,
 ) -> Job:
     """Plan the run of an experiment with a seed; SettingError if a setting is wrong."""
-    # The names differ, because otherwise a run with another split would be used in its place
-    own_split: dict[str, Value] = {"split.fold-seed": seed} if own_splits else {}
-    name = f"{experiment}-{'split' if own_splits else 'seed'}{seed}"
-    overrides = {"seed": seed, **own_split, "run.name": name}
+    overrides: dict[str, Value] = {"seed": seed, "run.name": f"{experiment}-seed{seed}"}
+    if own_splits:
+        # Another name, because otherwise a run with the common split would be used in its place
+        overrides |= {"split.fold-seed": seed, "run.name": f"{experiment}-split{seed}"}
     settings, resources = plan_run(experiment, sources, supernodes=supernodes, overrides=overrides)
     return Job(experiment, settings, resources, engine)
 

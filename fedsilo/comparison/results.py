@@ -1,7 +1,16 @@
-"""Collects the metrics of runs from their summaries into the tidy table of tables.py."""
+"""Collects the metrics of runs from their summaries into the tidy table of tables.py.
 
+``POOLED`` is a metric that no site reports: balanced accuracy over the samples of all sites. A mean
+of balanced accuracy over sites leaves out a site with one class, and a mean of accuracy rewards a
+model that always predicts this class there. Pooled, each sample counts within its class.
+"""
+
+from __future__ import annotations
+
+import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -17,6 +26,8 @@ Summary = Mapping[str, Any]
 SiteMetrics = Mapping[str, Mapping[str, float]]  # site -> metric -> value
 
 CONSTANT = "always positive (class 1)"
+ALL_SITES = "over sites"  # a mean that leaves out none
+_NAMED = 5  # most sites that a sentence names
 
 
 def of_split(summary: Summary, split: str) -> dict[str, Any]:
@@ -45,6 +56,8 @@ def shared_metrics(
     Returns:
         The metrics that remain, in the order of ``runs``.
     """
+    if len(runs) == 1:
+        return list(metrics)
     lacking = _lacking_metrics(runs, metrics)
     kept_of_runs: list[SiteMetrics] = []
     for run, by_site in zip(runs, metrics, strict=True):
@@ -86,7 +99,8 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
     """Return the runs' summaries for a split, with means over the sites of ``shared_metrics``.
 
     A distribution of a single site keeps all metrics of that site. Those for ``test`` also have
-    ``published``, the paper's numbers.
+    ``published``, the paper's numbers. ``lacking`` has the sites that a mean leaves out,
+    metric -> sites without it, and ``site_count`` the number of all sites.
     """
     ends = [run.last_metrics(split) for run in runs]
     summaries = []
@@ -94,16 +108,85 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
         summary = of_split(run.summary, split)
         if split == "test":
             summary["published"] = run.paper.numbers
+        # Readers would take a mean over some hospitals for one over all, so its gaps are kept
+        summary["lacking"] = _sites_without(shared, list(run.silos))
+        summary["site_count"] = len(run.silos)
         if shared != own:
             groups = {site: str(facts["distribution"]) for site, facts in run.silos.items()}
             sizes = Counter(groups.values())
             rows = dict(shared)
             for site, row in own.items():
+                # The row of a single site is no mean, so it keeps what other runs lack
                 if site in groups and sizes[groups[site]] == 1:
                     rows[site] = row
             summary["mean"] = means(shared)
             summary["distributions"] = by_distribution(rows, groups)
         summaries.append(summary)
+    return summaries
+
+
+def _sites_without(metrics: SiteMetrics, sites: Sequence[str]) -> dict[str, list[str]]:
+    """Return metric -> the sites without it, for metrics that only some of ``sites`` have."""
+    known: dict[str, None] = {}
+    for site in sites:  # not 'all', the only row of a run at trust 'sums'
+        known |= dict.fromkeys(metrics.get(site, {}))
+    lacking: dict[str, list[str]] = {}
+    for metric in known:
+        without = [site for site in sites if metric not in metrics.get(site, {})]
+        if without:
+            lacking[metric] = without
+    return lacking
+
+
+def over_sites(summaries: Iterable[Summary], metric: str) -> str:
+    """Describe over which sites a mean is: "over sites" or "over 3 of 4 sites, without va".
+
+    ``summaries`` are from ``shared_summaries``, on one data set. A site is left out if any of them
+    lacks its value. More than five such sites are counted, but not named.
+    """
+    without: dict[str, None] = {}
+    most_sites = 0
+    for summary in summaries:
+        without |= dict.fromkeys(summary["lacking"].get(metric, ()))
+        most_sites = max(most_sites, summary["site_count"])
+    if not without:
+        return ALL_SITES
+    text = f"over {most_sites - len(without)} of {most_sites} sites"
+    if len(without) <= _NAMED:
+        text += f", without {', '.join(without)}"
+    return text
+
+
+def describe_partial_means(summaries: Sequence[Summary], metrics: Sequence[str]) -> list[str]:
+    """Describe the metrics whose mean leaves out sites: a sentence for each group of sites.
+
+    A reader would otherwise take the row 'all' for the mean over all hospitals. ``summaries`` are
+    from ``shared_summaries``; each data set has its own sentences.
+    """
+    by_data: dict[str, list[Summary]] = {}
+    for summary in summaries:
+        by_data.setdefault(str(summary["dataset"]), []).append(summary)
+    sentences: dict[str, None] = {}
+    for on_data in by_data.values():
+        metrics_of: dict[str, list[str]] = {}
+        for metric in metrics:
+            metrics_of.setdefault(over_sites(on_data, metric), []).append(metric)
+        for text, partial in metrics_of.items():
+            if text != ALL_SITES:
+                sentences[f"'all' of {', '.join(partial)} is the mean {text}"] = None
+    return list(sentences)
+
+
+def summaries_by_seed(
+    experiments: Sequence[str], runs: Sequence[FinishedRun], split: str
+) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return experiment -> seed -> summary with the metrics of a split that all runs share.
+
+    ``experiments`` has the experiment of each run.
+    """
+    summaries: dict[str, dict[int, dict[str, Any]]] = {}
+    for experiment, summary in zip(experiments, shared_summaries(runs, split), strict=True):
+        summaries.setdefault(experiment, {})[int(summary["seed"])] = summary
     return summaries
 
 
@@ -231,3 +314,80 @@ def constant_results(
             if metrics is None or metric in metrics:
                 records.append((CONSTANT, "constant", seed, group, metric, value, None, None))
     return tidy(records)
+
+
+POOLED = "pooled-balanced-accuracy"
+
+
+@dataclass(frozen=True)
+class TwoClassMetrics:
+    """A site's number of samples in each of two classes, and its metrics on them.
+
+    ``balanced`` is the balanced accuracy; None if all samples are of one class.
+    """
+
+    counts: Sequence[int]
+    accuracy: float
+    balanced: float | None
+
+    def count_correct(self) -> tuple[int, int] | None:
+        """Solve for the number of correct predictions in each class; None if not determined.
+
+        With n samples and r correct ones per class, accuracy is (r0 + r1) / (n0 + n1) and balanced
+        accuracy is (r0 / n0 + r1 / n1) / 2. If n0 equals n1, the two equations are the same one, so
+        they have no single solution.
+        """
+        first, second = self.counts
+        # Metrics are float32, and counts are whole numbers
+        right = round(self.accuracy * (first + second))
+        if not second:
+            return right, 0
+        if not first:
+            return 0, right
+        if first == second or self.balanced is None:
+            return None
+        of_second = (2 * self.balanced - right / first) / (1 / second - 1 / first)
+        return right - round(of_second), round(of_second)
+
+
+def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
+    """Compute the balanced accuracy over all sites' samples together.
+
+    None if some site has equally many samples of both classes, or all samples are of one class.
+    """
+    counts = [0, 0]
+    correct = [0, 0]
+    for site in sites:
+        correct_here = site.count_correct()
+        if correct_here is None:
+            return None
+        for label in (0, 1):
+            counts[label] += site.counts[label]
+            correct[label] += correct_here[label]
+    if not all(counts):
+        return None
+    return statistics.fmean((correct[0] / counts[0], correct[1] / counts[1]))
+
+
+def pooled_metric(run: FinishedRun, split: str) -> dict[str, float]:
+    """Return ``POOLED`` for a run's samples in ``split``; empty if it cannot be computed.
+
+    The computation needs two classes, and sites that report their label counts.
+    """
+    own: dict[str, dict[str, float]] = {}
+    # Later rows overwrite earlier ones, so the last measured round stays
+    for row in run.metric_rows:
+        if row["split"] == split and row["site"] in run.silos:
+            own.setdefault(row["site"], {})[row["metric"]] = float(row["value"])
+    counts = {site: run.silos[site]["label_counts"].get(split, []) for site in own}
+    if any(len(labels) != 2 for labels in counts.values()):
+        return {}
+    measured = []
+    for site, values in own.items():
+        if "accuracy" in values:
+            balanced = values.get("balanced-accuracy")
+            measured.append(TwoClassMetrics(counts[site], values["accuracy"], balanced))
+    pooled = pooled_balanced_accuracy(measured)
+    if pooled is None:
+        return {}
+    return {POOLED: pooled}

@@ -97,7 +97,7 @@ def at_an_edge(
 
     An end is ignored if ``rules`` allow no number beyond it.
     """
-    margin = 0.0  # in a grid, only the first and the last number are at an end
+    margin = 0.0  # only the first and the last number of a grid are at an end
     if sampler == "tpe":
         margin = _EDGE
     for key, values in grid.items():
@@ -136,9 +136,11 @@ def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]
 
 
 def _space(values: Sequence[Value], sampler: str) -> BaseDistribution:
+    """Build Optuna's space for a setting: a range for TPE, if all its values are numbers."""
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     ends = _range(values)
+    # The grid tries the declared values themselves, never a number between them
     if sampler != "tpe" or not ends:
         return CategoricalDistribution(values)
     low, high = ends
@@ -149,13 +151,20 @@ def _space(values: Sequence[Value], sampler: str) -> BaseDistribution:
 
 def _range(values: Sequence[Value]) -> tuple[float, float] | None:
     """Return the smallest and the largest value; None if they are equal or not all are numbers."""
-    numbers = [v for v in values if isinstance(v, int | float) and not isinstance(v, bool)]
-    if len(numbers) < len(values) or min(numbers) == max(numbers):
+    numbers: list[float] = []
+    for value in values:
+        # Python counts True as a number, but a switch spans no range
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            return None
+        numbers.append(float(value))
+    low, high = min(numbers), max(numbers)
+    if low == high:
         return None
-    return float(min(numbers)), float(max(numbers))
+    return low, high
 
 
 def _by_logarithm(low: float, high: float) -> bool:
+    """Tell whether a range, such as that of a learning rate, is searched by orders of magnitude."""
     return low > 0 and high / low >= _DECADE
 
 
@@ -167,6 +176,7 @@ def _place(value: float, low: float, high: float) -> float:
 
 
 def _round_digits(value: Any) -> Value:
+    # A drawn number is copied by hand into simulation.yaml, so few digits must give the same run
     if isinstance(value, float):
         return float(f"{value:.{_DIGITS}g}")
     return value  # type: ignore[no-any-return]

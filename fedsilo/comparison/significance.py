@@ -79,7 +79,8 @@ class Tested:
     def records(self) -> list[dict[str, Any]]:
         """Return a row per test, the ANOVA first; a missing p value is None."""
         named = [("ANOVA", "all", "all", self.anova)]
-        named += [("t", *pair, outcome) for pair, outcome in self.pairs.items()]
+        for (later, earlier), outcome in self.pairs.items():
+            named.append(("t", later, earlier, outcome))
         records = []
         for test, experiment, other, outcome in named:
             record = {
@@ -112,15 +113,18 @@ def significance(metric: str, samples: Samples, paired: bool) -> Tested:
     names = tuple(samples)
     if paired:
         _refuse_other_seeds(metric, samples)
-    pairs = [(later, earlier) for earlier, later in itertools.combinations(names, 2)]
+    pairs = list(itertools.combinations(names, 2))
     corrected = {}
-    for pair in pairs:
-        outcome = two_sided(*pair, samples, paired)
+    for earlier, later in pairs:
+        outcome = two_sided(later, earlier, samples, paired)
         if outcome.p is not None:
             # Bonferroni's correction: one of many tests is small by chance
             outcome = replace(outcome, p=min(1.0, outcome.p * len(pairs)))
-        corrected[pair] = outcome
-    anova = one_way({name: list(by_seed.values()) for name, by_seed in samples.items()})
+        corrected[later, earlier] = outcome
+    values = {}
+    for name, by_seed in samples.items():
+        values[name] = list(by_seed.values())
+    anova = one_way(values)
     return Tested(metric, names, anova, corrected)
 
 
@@ -141,7 +145,7 @@ def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outco
     """Run the two-sided t-test of two experiments, without correction for several pairs."""
     from scipy import stats
 
-    chosen = {name: list(samples[name].values()) for name in (later, earlier)}
+    chosen = {later: list(samples[later].values()), earlier: list(samples[earlier].values())}
     why = _too_few(chosen)
     if why:
         return Outcome(None, why=why)
@@ -149,6 +153,7 @@ def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outco
         if all(map(_constant, chosen.values())):
             return Outcome(None, why="neither varies over seeds")
         return _outcome(lambda: stats.ttest_ind(*chosen.values()))
+    # Sorted seeds, so that both values of a pair are from the same seed
     seeds = sorted(samples[later])
     ones = [samples[later][seed] for seed in seeds]
     others = [samples[earlier][seed] for seed in seeds]
@@ -171,7 +176,10 @@ def _outcome(test: Callable[[], Any], freedom: tuple[int, int] = (0, 0)) -> Outc
 
 
 def _too_few(samples: Mapping[str, Sequence[float]]) -> str | None:
-    few = [name for name, values in samples.items() if len(values) < 2]
+    few = []
+    for name, values in samples.items():
+        if len(values) < 2:
+            few.append(name)
     if not few:
         return None
     return f"fewer than two seeds of {', '.join(few)} have this metric"

@@ -1,8 +1,8 @@
-"""Puts the results of many runs into one tidy table, and formats it.
+"""Puts the results of many runs into one tidy table, formats it and draws it.
 
 A tidy table has a row per experiment, group, metric and seed; a group is a site, a distribution or
-``all``. ``over_seeds`` reduces it to a row per experiment, group and metric. From either a table
-for the terminal, Markdown and CSV are made here and nowhere else.
+``all``. ``over_seeds`` reduces it to a row per experiment, group and metric. Only this file makes
+tables for the terminal, Markdown, CSV and the picture from them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,20 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pandas as pd
 from rich.table import Table
 
+from fedsilo.core.drawing.palette import colours
 from fedsilo.core.one_line import format_count, markdown_cell
+from fedsilo.pictures.learning_curves import CURVES
+from fedsilo.pictures.panel_grids import new_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 TIDY = ("experiment", "method", "seed", "group", "metric", "value", "published", "published_sd")
 KEY = ["experiment", "group", "metric"]  # the columns that identify a value over seeds
@@ -35,13 +43,15 @@ def tidy(records: Iterable[Sequence[Any]]) -> pd.DataFrame:
 
 def mean(values: Iterable[float]) -> float:
     """Return the exactly rounded mean, because pandas' mean depends on the order of the values."""
-    return statistics.mean([float(value) for value in values])
+    return statistics.mean(map(float, values))
 
 
 def deviation(values: Iterable[float]) -> float:
     """Return the sample standard deviation, 0 for a single value."""
-    known = [float(value) for value in values]
-    return statistics.stdev(known) if len(known) > 1 else 0.0
+    known = list(map(float, values))
+    if len(known) < 2:
+        return 0.0
+    return statistics.stdev(known)
 
 
 class Spread(NamedTuple):
@@ -64,17 +74,16 @@ class Spread(NamedTuple):
 
 def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
     """Summarise over seeds: a row per experiment, group and metric, with columns ``COMPARISON``."""
-    rows = [
-        (*key, *Spread.of(values.tolist()))
-        for key, values in results.groupby(KEY, sort=False)["value"]
-    ]
+    rows = []
+    for key, values in results.groupby(KEY, sort=False)["value"]:
+        rows.append((*key, *Spread.of(values.tolist())))
     spreads = pd.DataFrame(rows, columns=[*KEY, *Spread._fields])
     facts = results.drop_duplicates(KEY)[[*KEY, "method", *_AS_PUBLISHED]]
     return spreads.merge(facts, on=KEY)[list(COMPARISON)]
 
 
 def spread_cell(spread: Any, median: bool = False) -> str:
-    """Format mean and standard deviation, or median and range; for one seed, only the value.
+    """Format mean ± standard deviation, or median and range; for one seed, only the value.
 
     ``spread`` is a ``Spread``, or a row of ``over_seeds``.
     """
@@ -101,17 +110,21 @@ def published_cell(spread: Any) -> str:
     """Format the published number, with its deviation if that is known; empty if there is none."""
     if pd.isna(spread.published):
         return ""
-    sd = "" if pd.isna(spread.published_sd) else f" ± {spread.published_sd:.3f}"
-    return f"{spread.published:.3f}{sd}"
+    cell = f"{spread.published:.3f}"
+    if not pd.isna(spread.published_sd):
+        cell += f" ± {spread.published_sd:.3f}"
+    return cell
 
 
 def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = False) -> Table:
     """Build the comparison's table for a terminal, with a rule below each experiment."""
     seeds = results.groupby(KEY).size().max()
-    shown = "median (min to max)" if median else "mean ± sample sd"
-    known = results["published_sd"].notna().any() and seeds > 1 and not median
-    as_papers = " (population sd, as published)" if known else ""
-    title = f"{shown}{as_papers} over {format_count(seeds, 'seed')}"
+    shown = "mean ± sample sd"
+    if median:
+        shown = "median (min to max)"
+    elif seeds > 1 and results["published_sd"].notna().any():
+        shown += " (population sd, as published)"
+    title = f"{shown} over {format_count(seeds, 'seed')}"
     lines = comparison_lines(results, split, median)
     return rich_table(title, lines, left=2, ends=lambda line: line[1] == "all")
 
@@ -153,18 +166,25 @@ def group_lines(
     """
     columns = []
     for metric, title in titles.items():
-        columns += [title, *([published[metric]] if metric in published else [])]
+        columns.append(title)
+        if metric in published:
+            columns.append(published[metric])
     lines, most = [columns], spreads.groupby("experiment")["seeds"].max().to_dict()
     for (experiment, group), part in spreads.groupby(["experiment", "group"], sort=False):
-        by_metric = {spread.metric: spread for spread in part.itertuples()}
+        by_metric: dict[str, Any] = {}
+        for spread in part.itertuples():
+            by_metric[str(spread.metric)] = spread
         line = [str(experiment), str(group)]
         for metric in titles:
-            spread: Any = by_metric.get(metric)
-            line.append(cell(spread) if spread else missing)
-            if spread and spread.seeds < most[experiment]:
-                line[-1] += f" ({spread.seeds} of {most[experiment]} seeds)"
+            found: Any = by_metric.get(metric)
+            ours = missing
+            if found:
+                ours = cell(found)
+                if found.seeds < most[experiment]:
+                    ours += f" ({found.seeds} of {most[experiment]} seeds)"
+            line.append(ours)
             if metric in published:
-                line.append(published_cell(spread) if spread else "")
+                line.append(published_cell(found) if found else "")
         lines.append(line)
     return lines
 
@@ -181,8 +201,10 @@ def rich_table(
     """
     table = Table(title=title, title_justify="left")
     columns, *body = lines
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number < left else "right")
+    for column in columns[:left]:
+        table.add_column(column, justify="left")
+    for column in columns[left:]:
+        table.add_column(column, justify="right")
     for line in body:
         table.add_row(*line, end_section=ends(line))
     return table
@@ -190,9 +212,11 @@ def rich_table(
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> str:
     """Build a Markdown table from lines of cells, of which the first has the column titles."""
-    columns, *body = [[markdown_cell(cell) for cell in line] for line in lines]
-    rows = [columns, ["---"] * len(columns), *body]
-    return "".join(f"| {' | '.join(line)} |\n" for line in rows)
+    columns, *body = lines
+    text = ""
+    for line in (columns, ["---"] * len(columns), *body):
+        text += f"| {' | '.join(map(markdown_cell, line))} |\n"
+    return text
 
 
 def seconds_text(seconds: float) -> str:
@@ -212,10 +236,67 @@ def csv_text(frame: pd.DataFrame) -> str:
     """
     texts = frame.astype(object)
     for name in frame.columns:
-        rounded = frame[name].dtype.kind == "f" and name not in _AS_PUBLISHED
-        texts[name] = [
-            "" if pd.isna(value) else f"{value:.6f}" if rounded else str(value)
-            for value in frame[name]
-        ]
+        text_of: Callable[[Any], str] = str
+        if frame[name].dtype.kind == "f" and name not in _AS_PUBLISHED:
+            text_of = "{:.6f}".format
+        cells = []
+        for value in frame[name]:
+            cells.append("" if pd.isna(value) else text_of(value))
+        texts[name] = cells
     titles = [name.replace("_", " ") for name in frame.columns]
     return texts.to_csv(index=False, header=titles, lineterminator="\n")
+
+
+_LEGEND_COLUMNS = 3
+_WIDTH = 0.84  # width of all bars at a site together; the distance between sites is 1
+
+
+def draw_comparison(results: pd.DataFrame, split: str) -> Figure:
+    """Draw each experiment's mean over seeds at each site, with the standard deviation.
+
+    Args:
+        results: a tidy table, see ``tables``.
+        split: the split of the samples, for the title.
+    """
+    spreads = over_seeds(results)
+    metrics = list(spreads["metric"].unique())
+    experiments = list(spreads["experiment"].unique())
+    groups = list(spreads["group"].unique())
+    width = 1.2 + len(groups) * max(0.6, 0.17 * len(experiments) + 0.2)
+    figure = new_figure(max(5.0, width), 0.9 + 2.0 * len(metrics))
+    panels = figure.subplots(len(metrics), 1, squeeze=False, sharex=True)[:, 0]
+    for axes, metric in zip(panels, metrics, strict=True):
+        _draw_panel(axes, spreads[spreads["metric"] == metric], groups, colours(experiments))
+        axes.set_ylabel(CURVES.get(metric, metric))
+    panels[-1].set_xticks(range(len(groups)), groups)
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small"
+    )
+    figure.suptitle(f"{split} samples, mean and sd over seeds", fontsize="medium")
+    return figure
+
+
+def _draw_panel(
+    axes: Axes, spreads: pd.DataFrame, groups: Sequence[str], coloured: Mapping[str, str]
+) -> None:
+    """Draw one metric: a bar per experiment at each group that has it."""
+    each = _WIDTH / len(coloured)
+    for number, (name, colour) in enumerate(coloured.items()):
+        here = spreads[spreads["experiment"] == name].set_index("group").reindex(list(groups))
+        # A single seed has no deviation to draw
+        errors = here["sd"].tolist() if (here["seeds"] > 1).any() else None
+        left = -_WIDTH / 2 + (number + 0.5) * each
+        axes.bar(
+            np.arange(len(groups)) + left,
+            here["mean"].tolist(),
+            each,
+            yerr=errors,
+            error_kw={"elinewidth": 0.8, "capsize": 1.5},
+            label=name,
+            color=colour,
+            edgecolor="white",
+            linewidth=0.5,
+        )
+    axes.set_axisbelow(True)
+    axes.grid(axis="y", alpha=0.3)

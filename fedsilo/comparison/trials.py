@@ -24,14 +24,9 @@ from typing import Any, Self, TypeVar
 
 from rich.progress import Progress
 
-from fedsilo.comparison.pooled import pooled_metric
+from fedsilo.comparison.results import pooled_metric
 from fedsilo.comparison.slurm import Jobs, Slurm, SlurmPool
-from fedsilo.core.errors import (
-    FedsiloError,
-    RunDirectoryError,
-    RunFailedError,
-    SiteError,
-)
+from fedsilo.core.errors import FedsiloError, RunDirectoryError, RunFailedError, SiteError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.one_line import one_line
@@ -40,6 +35,7 @@ from fedsilo.core.settings_schema import Value
 from fedsilo.core.versions import git_revision
 from fedsilo.datasets.registry import silo_names
 from fedsilo.runs.finished_run import FinishedRun
+from fedsilo.server_app.config.resources import cores
 from fedsilo.server_app.config.settings import RunSettings, resolve
 from fedsilo.server_app.records.forms import Summary, check
 from fedsilo.server_app.run.terminal import make_console
@@ -90,8 +86,11 @@ class _Work:
 
 
 def runs_at_once(jobs: int, threads: int = 1) -> int:
-    """Return the number of runs at once: ``jobs``, or if that is 0, one per ``threads`` cores."""
-    return jobs or max(1, (os.cpu_count() or 1) // threads)
+    """Return the number of runs at once: ``jobs``, or if that is 0, one per ``threads`` cores.
+
+    Only the cores that this process may use count, which in a container are its share.
+    """
+    return jobs or max(1, cores() // threads)
 
 
 def run_missing(
@@ -106,7 +105,9 @@ def run_missing(
         RunFailedError: a worker process died.
         Exception: raised by ``work`` or ``ended``; started runs finish, but no other begins.
     """
-    run_of = {pool.submit(work, run): run for run in missing}
+    run_of = {}
+    for run in missing:
+        run_of[pool.submit(work, run)] = run
     try:
         for future in as_completed(run_of):
             ended(run_of[future], future.result())
@@ -257,9 +258,10 @@ def _begin_worker(command: int) -> None:
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
     end_with(command, signal.SIGUSR1)
     # The processes that a run starts write to these descriptors too
+    # Descriptors by number, because a command started with a closed output has no sys.stdout
     nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.dup2(nowhere, sys.stderr.fileno())
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
 
 
 def _in_worker(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:

@@ -19,13 +19,8 @@ from typing import Any
 import pandas as pd
 from rich.table import Table
 
-from fedsilo.comparison.pooled import POOLED
-from fedsilo.comparison.search import (
-    Search,
-    at_an_edge,
-    refuse_small,
-    without_effect,
-)
+from fedsilo.comparison.results import POOLED
+from fedsilo.comparison.search import Search, at_an_edge, refuse_small, without_effect
 from fedsilo.comparison.slurm import Jobs
 from fedsilo.comparison.tables import deviation, mean, rich_table
 from fedsilo.comparison.trials import FAILED, Trial, run_groups, trial_settings
@@ -159,14 +154,19 @@ def plan_search(
         SettingError: the grid is too small, or a setting is wrong or set twice.
     """
     file = simulation_file(sources.file)
-    own = {key: value for key, value in given.items() if value is not None}
-    budget = replace(read_section(file, "tuning", Tuning), **own)
+    budget = read_section(file, "tuning", Tuning)
+    for key, value in given.items():
+        if value is not None:
+            budget = replace(budget, **{key: value})
     grid = find_experiment(file, experiment).grid
     refuse_small(grid, sampler, budget.trials, experiment)
     base, _ = plan_run(experiment, sources)
     budget = _fit_folds(budget, base.common.dataset)
-    keys = [(text, text.partition("=")[0].strip()) for text in sources.changes]
-    twice = [text for text, key in keys if RENAMED.get(key, key) in grid]
+    twice = []
+    for text in sources.changes:
+        key = text.partition("=")[0].strip()
+        if RENAMED.get(key, key) in grid:
+            twice.append(text)
     if twice:
         raise SettingError(
             f"--set {', '.join(twice)}: the grid of this experiment has this setting; remove --set"
@@ -196,13 +196,16 @@ def _run_search(
     groups: list[list[Trial]] = []
     summaries: list[list[dict[str, Any]]] = []
     for batch in search.batches():
-        tried = [_trials(base.as_mapping(), point, budget, data) for point in batch]
+        tried = []
+        for point in batch:
+            tried.append(_trials(base.as_mapping(), point, budget, data))
         if not points:
             runs = format_count(budget.trials * len(tried[0]), "run")
             of = f"{format_count(budget.trials, 'point')}, {_pieces(budget)}"
             tell(f"{plan.experiment}: {of}: {runs} on training data")
         found = run_groups(tried, plan.folder / "trials", jobs, go_on=True)
         points, groups, summaries = [*points, *batch], [*groups, *tried], [*summaries, *found]
+        # A later batch may lack a metric that all runs had so far, so it is chosen anew
         decides = metric or deciding_metric(data_set(base.common.dataset).headline, summaries)
         _refuse_unmeasured(decides, summaries)
         search.tell([point.score for point in _score_points(batch, found, decides)])
@@ -222,6 +225,7 @@ def _trials(
             "split.fold-seed": seed,
             "split.use-test": False,
         }
+        # Test rows are never read, because the choice must not depend on them
         values: dict[str, Value] = {**base, **point, "seed": seed}
         if budget.folds > 1:
             values |= folds
@@ -282,18 +286,27 @@ def _score_points(
     """Return the points with their scores, in the given order."""
     scored = []
     for settings, runs in zip(points, summaries, strict=True):
-        failed = [run[FAILED] for run in runs if FAILED in run]
-        if failed:
-            scored.append(Point(settings, 0.0, 0.0, 0.0, {}, failed=failed[0]))
-            continue
-        means = [run["validation"]["mean"] for run in runs]
-        scores = [float(values[metric]) for values in means]
-        error = deviation(scores) / len(scores) ** 0.5
-        loss = mean([values["loss"] for values in means])
-        by_site = _by_site([run["validation"]["distributions"] for run in runs], metric)
-        bits = hashlib.sha256("".join(run["digest"] for run in runs).encode()).hexdigest()
-        scored.append(Point(settings, mean(scores), error, loss, by_site, bits))
+        scored.append(_score_point(settings, runs, metric))
     return scored
+
+
+def _score_point(
+    settings: Mapping[str, Value], runs: Sequence[Mapping[str, Any]], metric: str
+) -> Point:
+    """Compute a point's scores from the summaries of its runs, one for each fold and seed."""
+    scores, losses, by_run = [], [], []
+    digests = ""
+    for run in runs:
+        if FAILED in run:  # a mean over the other runs would favour points that diverge
+            return Point(settings, 0.0, 0.0, 0.0, {}, failed=run[FAILED])
+        means = run["validation"]["mean"]
+        scores.append(float(means[metric]))
+        losses.append(means["loss"])
+        by_run.append(run["validation"]["distributions"])
+        digests += run["digest"]
+    error = deviation(scores) / len(scores) ** 0.5
+    digest = hashlib.sha256(digests.encode()).hexdigest()
+    return Point(settings, mean(scores), error, mean(losses), _by_site(by_run, metric), digest)
 
 
 def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> dict[str, float]:
@@ -319,11 +332,13 @@ def chosen_document(
 ) -> dict[str, Any]:
     """Build chosen.json: the choice with its reason, all points, and warnings."""
     best = ranked[0]
-    failed = []
+    failed, digests, settings = [], [], []
     for point in ranked:
+        digests.append(point.digest)
+        settings.append(point.settings)
         if point.failed:
             failed.append(f"point {dict(point.settings)} failed: {point.failed}")
-    same = without_effect([point.digest for point in ranked], [point.settings for point in ranked])
+    same = without_effect(digests, settings)
     edges = at_an_edge(plan.grid, best.settings, sampler, plan.rules)
     return {
         "experiment": plan.experiment,

@@ -41,8 +41,10 @@ def _table(table: Table) -> str:
 
 
 def _row(tag: str, contents: Iterable[object]) -> str:
-    cells = [f"<{tag}>{_text(content)}</{tag}>" for content in contents]
-    return f"<tr>{''.join(cells)}</tr>"
+    cells = ""
+    for content in contents:
+        cells += f"<{tag}>{_text(content)}</{tag}>"
+    return f"<tr>{cells}</tr>"
 
 
 def _text(content: object) -> str:

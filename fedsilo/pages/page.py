@@ -7,11 +7,18 @@ same bytes. Everything is escaped except a picture's SVG, which fedsilo itself h
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from fedsilo.core.errors import SettingError
+from fedsilo.core.files.atomic_files import write_atomically
+from fedsilo.models.measures.intervals import Estimate
 
 if TYPE_CHECKING:
     from jinja2 import Environment, Template
@@ -94,3 +101,77 @@ def environment(package: str = "fedsilo.pages", *, html: bool = True) -> Environ
     )
     environment.tests["number"] = is_number
     return environment
+
+
+def write_page(out: Path, page: Callable[[], str], *, overwrite: bool = False) -> Path:
+    """Write a page and return its file.
+
+    Args:
+        out: the file to write.
+        page: a function that builds the page; it is called only if the file may be written.
+        overwrite: whether to replace a file that exists.
+
+    Raises:
+        SettingError: the file is a folder or exists; then nothing is written.
+    """
+    if out.is_dir():
+        raise SettingError(f"{out} is a folder: name a file, such as {out / 'report.html'}")
+    if out.exists() and not overwrite:
+        raise SettingError(f"{out} exists: choose another --out, or say --overwrite")
+    write_atomically(out, page())
+    return out
+
+
+def refuse_twice(paths: Sequence[Path], option: str) -> None:
+    """Raise a SettingError if a file would be written twice; ``option`` sets another name."""
+    for path in paths:
+        if paths.count(path) > 1:
+            raise SettingError(f"{path} would be written twice: give {option} another name")
+
+
+NONE = "n/a"
+BINARY = ("0 (no)", "1 (yes)")  # the groups of a number whose only edge is 0.5
+
+
+def share(value: float | None) -> str:
+    """Return a value, such as a share from 0 to 1, with three decimals; "n/a" for None."""
+    if value is None:
+        return NONE
+    return f"{value:.3f}"
+
+
+def percent(value: float) -> str:
+    """Return a share in percent: ``81.2 %``."""
+    return f"{100 * value:.1f} %"
+
+
+def with_interval(found: Estimate | None) -> str:
+    """Return a value with its interval: ``0.812 (0.730 to 0.873)``."""
+    if found is None:
+        return NONE
+    value = share(found.value)
+    if found.interval is None:
+        return value
+    return f"{value} ({share(found.interval.low)} to {share(found.interval.high)})"
+
+
+def at_most(bound: float) -> str:
+    """Return a bound such as epsilon with two decimals, rounded up so that it stays a bound."""
+    return f"{math.ceil(100 * bound) / 100:,.2f}"
+
+
+def hide_small_count(count: int | None, floor: int) -> str:
+    """Return a count of patients as text; None is a hidden count, which is below the floor."""
+    if count is None:
+        return f"< {floor}"
+    return f"{count:,}"
+
+
+def edge_names(edges: Sequence[float]) -> list[str]:
+    """Return the names of the groups between edges: "below 1", "1 to 2", "from 2"."""
+    if list(edges) == [0.5]:
+        return list(BINARY)
+    names = [f"below {edges[0]:g}"]
+    for low, high in pairwise(edges):
+        names.append(f"{low:g} to {high:g}")
+    return [*names, f"from {edges[-1]:g}"]

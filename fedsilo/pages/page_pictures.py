@@ -80,9 +80,12 @@ def estimates(
     for number, (title, by_row) in enumerate(series.items()):
         # The series of a row lie beside each other, centred on the row
         shift = (number - (len(series) - 1) / 2) * 0.3
-        places = [rows.index(row) + shift for row in by_row]
+        values, places = [], []
+        for row, estimate in by_row.items():
+            values.append(estimate.value)
+            places.append(rows.index(row) + shift)
         axes.errorbar(
-            [estimate.value for estimate in by_row.values()],
+            values,
             places,
             xerr=_reach(list(by_row.values())),
             fmt="os^D"[number % 4],
@@ -93,11 +96,11 @@ def estimates(
             elinewidth=1.2,
             label=title,
         )
-    for row, values in (points or {}).items():
+    for row, dots in (points or {}).items():
         # Below the mean of the row, so that they do not cover its interval
-        axes.plot(values, [rows.index(row) + 0.25] * len(values), "o", color=GREY, markersize=4)
+        axes.plot(dots, [rows.index(row) + 0.25] * len(dots), "o", color=GREY, markersize=4)
     axes.xaxis.set_major_locator(MaxNLocator(5))
-    axes.set_yticks(range(len(rows)), [short_label(row) for row in rows])
+    axes.set_yticks(range(len(rows)), list(map(short_label, rows)))
     axes.set_ylim(len(rows) - 0.5, -0.5)
     return _finish_picture(figure, axes, name, label, legend=len(series) > 1)
 
@@ -128,13 +131,18 @@ def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) ->
 
     The diagonal is where a calibrated model's points are, if certainty is confidence.
     """
-    shares = [one.share() for one in found]
+    means, shares, values = [], [], []
+    for one in found:
+        share = one.share()
+        means.append(one.mean)
+        shares.append(share)
+        values.append(share.value)
     figure, axes = _panel(3.1)
     if diagonal:
         axes.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1)
     axes.errorbar(
-        [one.mean for one in found],
-        [share.value for share in shares],
+        means,
+        values,
         yerr=_reach(shares),
         fmt="o-",
         color=BLUE,

@@ -17,12 +17,7 @@ from fedsilo.core.errors import RunDirectoryError
 from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.metric_names import UPDATE
 from fedsilo.core.one_line import as_word, reason_of
-from fedsilo.pictures.documents import (
-    draw_buffer,
-    draw_cross,
-    draw_forgotten,
-    draw_routing,
-)
+from fedsilo.pictures.documents import draw_buffer, draw_cross, draw_forgotten, draw_routing
 from fedsilo.pictures.labels_and_evidence import draw_distribution, draw_evidence
 from fedsilo.pictures.panel_grids import over_rounds, panel_grid
 from fedsilo.pictures.topology import draw_edge_weights, draw_topology

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from fedsilo.comparison.results import SiteMetrics
-from fedsilo.core.metric_names import CERTAINTY, CLASS, CONFIDENCE, UNCERTAINTY
+from fedsilo.core.metric_names import CERTAINTY, CLASS, CONFIDENCE, TRAINED_PREFIX, UNCERTAINTY
 from fedsilo.models.measures.intervals import Estimate, of_auc, of_share, wilson
 from fedsilo.models.measures.outcome_counts import Bin, bins, merge_bins
-from fedsilo.pages.number_texts import NONE, share, with_interval
-from fedsilo.pages.page import Picture, Table
+from fedsilo.pages.page import NONE, Picture, Table, share, with_interval
 from fedsilo.pages.page_pictures import certainty, estimates
-from fedsilo.reports.headline import head_of
-from fedsilo.reports.runs import taking_part
+from fedsilo.reports.run_facts import head_of, taking_part
 from fedsilo.runs.finished_run import Shown
 
 TITLE = "Not for clinical use"
@@ -131,12 +129,17 @@ def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
 
 
 def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dict[str, Any]:
-    rows = [[outcome.name, *outcome.cells()] for outcome in by_class]
+    rows = []
+    is_hidden = False
+    for outcome in by_class:
+        cells = outcome.cells()
+        is_hidden |= NONE in cells
+        rows.append([outcome.name, *cells])
     samples = _test_counts(run, site)[1]
     return {
         "caption": f"{site}, {samples:,} test {run.noun(samples)}",
         "rows": rows,
-        "hidden": any(NONE in row for row in rows),
+        "hidden": is_hidden,
     }
 
 
@@ -182,10 +185,11 @@ def _certainty(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
 
     Vacuity is drawn only if the network is evidential. Without confidence there is no picture.
     """
-    confidence, uncertainty, vacuity = (
-        merge_bins(bins(metrics.values(), family), run.floor)
-        for family in (CONFIDENCE, UNCERTAINTY, CERTAINTY)
-    )
+    # Bins with fewer samples than the floor are joined with their neighbours
+    sites = metrics.values()
+    confidence = merge_bins(bins(sites, CONFIDENCE), run.floor)
+    uncertainty = merge_bins(bins(sites, UNCERTAINTY), run.floor)
+    vacuity = merge_bins(bins(sites, CERTAINTY), run.floor)
     diagrams = []
     if confidence:
         label = "confidence: the largest probability"
@@ -219,7 +223,10 @@ def _diagram(name: str, filled: Sequence[Bin], label: str, *, diagonal: bool = F
 
 
 def _bin_rows(filled: Sequence[Bin]) -> list[list[str]]:
-    return [[f"{one.mean:.3f}", f"{one.count:,}", with_interval(one.share())] for one in filled]
+    rows = []
+    for one in filled:
+        rows.append([share(one.mean), f"{one.count:,}", with_interval(one.share())])
+    return rows
 
 
 @dataclass(frozen=True)
@@ -266,11 +273,13 @@ class ClassOutcome:
 
 def final_metrics(run: Shown) -> dict[str, dict[str, float]]:
     """Return site -> metric -> test metric of the last round, including those by class and bin."""
-    metrics = {}
+    metrics: dict[str, dict[str, float]] = {}
     for site, by_name in run.last_metrics("test").items():
-        metrics[site] = {
-            name: value for name, value in by_name.items() if not name.startswith("trained-")
-        }
+        metrics[site] = {}
+        for name, value in by_name.items():
+            # A site's own trained model is not the run's result
+            if not name.startswith(TRAINED_PREFIX):
+                metrics[site][name] = value
     return metrics
 
 

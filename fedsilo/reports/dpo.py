@@ -12,12 +12,11 @@ from fedsilo.core.files.state_files import load_state
 from fedsilo.core.messages import ARRAYS, METRICS
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import NOBODY
-from fedsilo.core.settings_schema import Value, key_of, keys_of, rules_of
-from fedsilo.pages.number_texts import at_most
+from fedsilo.core.settings_schema import key_of, keys_of, rules_of
+from fedsilo.pages.page import at_most
 from fedsilo.reports.flows import picture, sentences, shortened
-from fedsilo.reports.headline import head_of
 from fedsilo.reports.hospital_files import AuditLog
-from fedsilo.reports.runs import taking_part
+from fedsilo.reports.run_facts import head_of, taking_part, value_text
 from fedsilo.runs.finished_run import Shown
 from fedsilo.runs.shown import rests_on_classes
 from fedsilo.server_app.records.progress import bytes_text
@@ -138,8 +137,10 @@ def _bytes(run: Shown) -> dict[str, Any]:
         cells.append(_sent_cell(run, sum(sent.values()), hidden))
         cells.append(bytes_text(received[site]))
         rows.append(cells)
-    left = [f"left in '{phase}'" for phase in phases]
-    columns = ["site", "messages", *left, "sent in all", "received in all"]
+    columns = ["site", "messages"]
+    for phase in phases:
+        columns.append(f"left in '{phase}'")
+    columns += ["sent in all", "received in all"]
     return {"byte_columns": columns, "bytes": rows}
 
 
@@ -206,7 +207,9 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
         facts.append((name, f"{guarantee[name]:g}"))
     for name in ("mechanism", "accountant"):
         facts.append((name, guarantee[name]))
-    sites = [[site, at_most(spent)] for site, spent in guarantee["sites"].items()]
+    sites = []
+    for site, spent in guarantee["sites"].items():
+        sites.append([site, at_most(spent)])
     return {"facts": facts, "sites": sites}
 
 
@@ -227,13 +230,6 @@ def site_file_data(file: SiteFile) -> dict[str, Any]:
     return {"site": file.site or "the site", "lists": lists, "limits": limits}
 
 
-def value_text(value: Value) -> str:
-    """Return a setting's value as pages show it: ``true``, ``0.5``, ``(empty)``."""
-    if isinstance(value, bool):
-        return str(value).lower()
-    return str(value) or "(empty)"
-
-
 def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
     """Build the variables about the lines of a hospital's audit log that belong to the run."""
     lines = log.of_run(str(run.settings.common.run_name))
@@ -243,7 +239,9 @@ def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
         outcomes[str(line["outcome"])] += 1
         sent += line["bytes-out"]
         received += line["bytes-in"]
-    by_outcome = [f"{count} {outcome}" for outcome, count in sorted(outcomes.items())]
+    by_outcome = []
+    for outcome, count in sorted(outcomes.items()):
+        by_outcome.append(f"{count} {outcome}")
     return {
         "count": len(lines),
         "first": lines[0]["time"],
@@ -265,7 +263,10 @@ def _record_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             key = (line["site"], line["kind"], record)
             messages[key] += 1
             entries[key] += count
-    return [[*key, str(messages[key]), str(entries[key])] for key in sorted(entries)]
+    rows = []
+    for key in sorted(entries):
+        rows.append([*key, str(messages[key]), str(entries[key])])
+    return rows
 
 
 def _unanswered_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:

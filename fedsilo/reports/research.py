@@ -3,27 +3,29 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-from fedsilo.comparison.results import experiment_results, shared_metrics
+from fedsilo.comparison.results import (
+    describe_partial_means,
+    experiment_results,
+    shared_metrics,
+    summaries_by_seed,
+)
 from fedsilo.comparison.tables import group_lines, mean, over_seeds, seconds_text, spread_cell
 from fedsilo.core.drawing.palette import line_styles
 from fedsilo.core.methods import settings_class
 from fedsilo.core.settings.common_settings import SUMS, CommonSettings
 from fedsilo.core.settings_schema import Value, defaults
 from fedsilo.datasets.registry import data_set
-from fedsilo.pages.number_texts import NONE
-from fedsilo.pages.page import Picture
+from fedsilo.pages.page import NONE, Picture
 from fedsilo.pages.page_pictures import curves
 from fedsilo.pictures.learning_curves import CURVES, series
-from fedsilo.reports.dpo import value_text
-from fedsilo.reports.headline import head_of
 from fedsilo.reports.research_comparison import (
     NO_COMPARISON,
     Runs,
+    Summaries,
     comparison_data,
     comparison_head,
-    summaries_of,
 )
-from fedsilo.reports.runs import experiments_of, taking_part
+from fedsilo.reports.run_facts import experiments_of, head_of, taking_part, value_text
 from fedsilo.runs.finished_run import Shown
 from fedsilo.server_app.records.progress import bytes_text
 
@@ -37,38 +39,46 @@ def research_data(runs: Runs) -> dict[str, Any]:
     first = runs[0]
     several = len(runs) > 1
     # Without test samples at any site, the page is about the validation samples
-    has_test_means = any(run.summary["mean"] for run in runs)
-    split = "test" if has_test_means else "val"
+    split = "val"
+    if any(run.summary["mean"] for run in runs):
+        split = "test"
+    summaries = summaries_by_seed([run.experiment for run in runs], runs, split)
     head = head_of(first)
     marks = []
     if several:
-        head |= comparison_head(runs, split)
+        head |= comparison_head(runs, summaries, split)
     else:
-        marks = [f"round {at}: {mark}" for at, mark in first.summary["marks"].items()]
+        for at, mark in first.summary["marks"].items():
+            marks.append(f"round {at}: {mark}")
     compared = NO_COMPARISON
-    if len(experiments_of(runs)) > 1:
-        compared = comparison_data(runs, split)
+    if len(summaries) > 1:
+        compared = comparison_data(runs, summaries, split)
     withheld: set[str] = set()
-    other_sites = []
+    other_sites, rows, costs = [], [], []
+    pooled = published = False
     for run in runs:
         withheld |= set(run.withheld)
+        pooled |= run.trust == SUMS
+        published |= bool(run.paper.numbers)
         if run.silos != first.silos:
             other_sites.append(run.name)
+        rows.append(_row(run))
+        costs.append(_cost(run))
     return {
         "in_short": head,
         "several": several,
         "split": split,
-        "pooled": any(run.trust == SUMS for run in runs),
+        "pooled": pooled,
         "first": taking_part(first),
-        "rows": [_row(run) for run in runs],
+        "rows": rows,
         "settings": _settings(runs),
         "other_sites": other_sites,
         "curves": _draw_curves(runs, split),
         "marks": marks,
-        "final": list(_final_tables(runs, split)),
-        "published": any(run.paper.numbers for run in runs),
+        "final": list(_final_tables(summaries)),
+        "published": published,
         **compared,
-        "cost": [_cost(run) for run in runs],
+        "cost": costs,
         "withheld": sorted(withheld),
         **_went_wrong(runs),
     }
@@ -105,10 +115,11 @@ def _settings(runs: Runs) -> dict[str, Any]:
 
     A setting that is the same in all runs is listed only if it is not the default.
     """
-    decisive = [run.settings.decisive() for run in runs]
-    keys: dict[str, None] = {}
-    for values in decisive:
-        keys |= dict.fromkeys(values)
+    decisive, keys, software = [], dict[str, None](), dict[str, None]()
+    for run in runs:
+        decisive.append(run.settings.decisive())
+        keys |= dict.fromkeys(run.settings.decisive())
+        software[_software(run)] = None
     by_experiment = experiments_of(runs)
     # Settings of other methods than the first run's always differ, so their defaults do not matter
     usual = defaults(CommonSettings) | defaults(settings_class(str(runs[0].summary["method"])))
@@ -118,9 +129,10 @@ def _settings(runs: Runs) -> dict[str, Any]:
             if usual.get(key) != decisive[0][key]:
                 changed.append((key, value_text(decisive[0][key])))
         elif key != "seed":
-            cells = [_values(by_seed.values(), key) for by_seed in by_experiment.values()]
-            differing.append([key, *cells])
-    software = dict.fromkeys(_software(run) for run in runs)
+            row = [key]
+            for by_seed in by_experiment.values():
+                row.append(_values(by_seed.values(), key))
+            differing.append(row)
     return {
         "experiments": list(by_experiment),
         "differing": differing,
@@ -203,9 +215,10 @@ def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
     The value of a run is the mean over the sites whose metric every run shows in every round.
     Otherwise a line would jump only because a site was away.
     """
-    values_of = [_values_by_round(run, metric, split) for run in runs]
-    measured = []
-    for by_round in values_of:
+    values_of, measured = [], []
+    for run in runs:
+        by_round = _values_by_round(run, metric, split)
+        values_of.append(by_round)
         # shared_metrics needs the sites and metrics, but no values
         measured.append({site: {metric: 0.0} for site in _sites_of_every_round(by_round)})
     lines: dict[str, dict[int, list[float]]] = {}
@@ -215,11 +228,11 @@ def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
         if not sites:
             continue
         for at, value_of in sorted(by_round.items()):
-            line.setdefault(at, []).append(mean(value_of[site] for site in sites))
-    means = {}
+            line.setdefault(at, []).append(mean(map(value_of.__getitem__, sites)))
+    means: dict[str, Line] = {}
     for name, line in lines.items():
-        if line:
-            means[name] = {at: mean(values) for at, values in line.items()}
+        for at, values in line.items():
+            means.setdefault(name, {})[at] = mean(values)
     return means
 
 
@@ -233,15 +246,14 @@ def _values_by_round(run: Shown, metric: str, split: str) -> dict[int, dict[str,
 
 
 def _sites_of_every_round(by_round: Mapping[int, Mapping[str, float]]) -> set[str]:
-    sites_of_rounds = [set(value_of) for value_of in by_round.values()]
-    if not sites_of_rounds:
+    if not by_round:
         return set()
-    return set.intersection(*sites_of_rounds)
+    return set.intersection(*map(set, by_round.values()))
 
 
-def _final_tables(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
+def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
     """Yield a table of the last round's metrics for each experiment that has one."""
-    for experiment, summaries in summaries_of(runs, split).items():
+    for experiment, summaries in experiments.items():
         data = next(iter(summaries.values()))["dataset"]
         results = experiment_results(experiment, summaries, data_set(str(data)).headline)
         spreads = over_seeds(results)
@@ -250,14 +262,17 @@ def _final_tables(runs: Runs, split: str) -> Iterator[dict[str, Any]]:
         seeds = "one seed"
         if len(summaries) > 1:
             seeds = f"mean ± sd over {len(summaries)} seeds"
-        titles = {metric: metric for metric in spreads["metric"].unique()}
+        metrics = list(spreads["metric"].unique())
+        titles = dict(zip(metrics, metrics, strict=True))
         in_paper = spreads.loc[spreads["published"].notna(), "metric"]
         published = dict.fromkeys(in_paper, "published")
+        partial = describe_partial_means(list(summaries.values()), metrics)
         columns, *lines = group_lines(spreads, titles, published, spread_cell, NONE)
         yield {
             "caption": f"{experiment}, {seeds}",
             "columns": ["site or group", *columns],
             "rows": [line[1:] for line in lines],  # without the experiment, which the caption has
+            "note": "".join(f"{sentence}. " for sentence in partial).rstrip(),
         }
 
 

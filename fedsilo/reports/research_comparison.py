@@ -3,24 +3,24 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from fedsilo.comparison.budgets import Budgets, budget_of
-from fedsilo.comparison.results import shared_summaries, values_by_seed
-from fedsilo.comparison.significance import Tested, significance
+from fedsilo.comparison.results import over_sites, values_by_seed
+from fedsilo.comparison.significance import Outcome, Tested, significance
 from fedsilo.comparison.tables import mean
 from fedsilo.core.drawing.palette import line_styles
 from fedsilo.core.one_line import format_count
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.measures.intervals import Estimate, of_mean
-from fedsilo.pages.number_texts import with_interval
-from fedsilo.pages.page import Picture
+from fedsilo.pages.page import Picture, share, with_interval
 from fedsilo.pages.page_pictures import estimates, scatter
-from fedsilo.reports.headline import facts
-from fedsilo.reports.runs import experiments_of
+from fedsilo.reports.run_facts import experiments_of, facts
 from fedsilo.runs.finished_run import Shown, same_split
 
 _PAIRS = 15  # most pairs of experiments whose differences are drawn
+_CHANCE = 0.05  # smallest p of a difference that may be chance
 _UNBOUNDED = ("loss", "entropy", "perplexity")  # all other metrics are at most 1
 
 # The template variables of a page with one experiment
@@ -35,30 +35,29 @@ NO_COMPARISON: Mapping[str, Any] = {
 }
 
 Runs = Sequence[Shown]
+Summaries = Mapping[str, Mapping[int, Mapping[str, Any]]]  # experiment -> seed -> summary
 BySeed = Mapping[int, float]
 
 
-def summaries_of(runs: Runs, split: str) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return experiment -> seed -> summary with the metrics of a split that all runs share."""
-    summaries: dict[str, dict[int, dict[str, Any]]] = {}
-    for run, summary in zip(runs, shared_summaries(runs, split), strict=True):
-        summaries.setdefault(run.experiment, {})[run.summary["seed"]] = summary
-    return summaries
-
-
-def comparison_data(runs: Runs, split: str) -> dict[str, Any]:
+def comparison_data(runs: Runs, summaries: Summaries, split: str) -> dict[str, Any]:
     """Build the template variables for the comparison of two experiments or more.
 
     Experiments on several data sets are named, but not compared.
+
+    Args:
+        runs: all runs of the page.
+        summaries: the same runs, from ``summaries_by_seed``.
+        split: the split of the samples, ``test`` or ``val``.
     """
     experiments = experiments_of(runs)
-    most_seeds = max(len(by_seed) for by_seed in experiments.values())
+    most_seeds = max(map(len, experiments.values()))
     data_sets = {str(run.summary["dataset"]) for run in runs}
     compared: list[dict[str, Any]] = []
     cost_pictures: list[Picture] = []
     if len(data_sets) == 1:
-        compared = _compare_runs(runs, split)
-        cost_pictures = _draw_cost(runs, split)
+        metrics = _headline(runs)
+        compared = _compare_runs(metrics, summaries, split)
+        cost_pictures = _draw_cost(metrics[0], summaries, split)
     return {
         "data_sets": sorted(data_sets),
         "compared": compared,
@@ -72,8 +71,8 @@ def comparison_data(runs: Runs, split: str) -> dict[str, Any]:
 
 def _has_same_seeds(experiments: Mapping[str, Mapping[int, Any]]) -> bool:
     """Tell whether every experiment has the same seeds; ``experiments`` is name -> seed -> any."""
-    seeds = [by_seed.keys() for by_seed in experiments.values()]
-    return all(of_experiment == seeds[0] for of_experiment in seeds)
+    seeds = {tuple(sorted(by_seed)) for by_seed in experiments.values()}
+    return len(seeds) == 1
 
 
 def _headline(runs: Runs) -> Sequence[str]:
@@ -81,22 +80,43 @@ def _headline(runs: Runs) -> Sequence[str]:
     return data_set(str(runs[0].summary["dataset"])).headline
 
 
-def _compare_runs(runs: Runs, split: str) -> list[dict[str, Any]]:
-    """Compare the experiments by each headline metric that more than one of them has."""
-    summaries = summaries_of(runs, split)
+def _compare_runs(metrics: Sequence[str], summaries: Summaries, split: str) -> list[dict[str, Any]]:
+    """Compare the experiments by each metric that more than one of them has."""
     compared = []
-    for metric in _headline(runs):
-        samples = values_by_seed(summaries, metric)
-        known = {name: by_seed for name, by_seed in samples.items() if by_seed}
-        if len(known) > 1:
-            compared.append(_comparison(metric, known, split))
+    for metric in metrics:
+        samples = _known_values(summaries, metric)
+        if len(samples) > 1:
+            label = f"{split} {metric}, mean {_over_sites(summaries, metric)}"
+            compared.append(_comparison(metric, label, samples, split))
     return compared
 
 
-def _comparison(metric: str, samples: Mapping[str, BySeed], split: str) -> dict[str, Any]:
-    """Build the picture, tables and tests of one metric; ``samples`` is experiment -> seed -> it.
+def _known_values(summaries: Summaries, metric: str) -> dict[str, dict[int, float]]:
+    """Return a metric's mean over sites, experiment -> seed -> mean, of experiments with one."""
+    known = {}
+    for name, by_seed in values_by_seed(summaries, metric).items():
+        if by_seed:
+            known[name] = by_seed
+    return known
+
+
+def _over_sites(summaries: Summaries, metric: str) -> str:
+    """Describe over which sites the means of all experiments are, see ``over_sites``."""
+    return over_sites(chain(*(by_seed.values() for by_seed in summaries.values())), metric)
+
+
+def _comparison(
+    metric: str, label: str, samples: Mapping[str, BySeed], split: str
+) -> dict[str, Any]:
+    """Build the picture, tables and tests of one metric.
 
     Tests are paired by seed if every experiment has the same seeds.
+
+    Args:
+        metric: the metric's name.
+        label: the metric with its split, and the sites that its means are over.
+        samples: experiment -> seed -> mean over sites.
+        split: the split of the samples, for the heading of the tests.
     """
     points, centres, rows, descriptions = {}, {}, [], []
     for name, by_seed in samples.items():
@@ -105,7 +125,6 @@ def _comparison(metric: str, samples: Mapping[str, BySeed], split: str) -> dict[
         cell = with_interval(centres[name])
         rows.append([name, str(len(by_seed)), cell])
         descriptions.append(f"{name}: {cell}")
-    label = f"{split} {metric}, mean over sites"
     svg = estimates(f"compared-{metric}", {"mean": centres}, label, points)
     alt = f"{label}. {'; '.join(descriptions)}."
     tested = significance(metric, samples, _has_same_seeds(samples))
@@ -123,11 +142,11 @@ def _comparison(metric: str, samples: Mapping[str, BySeed], split: str) -> dict[
 
 def _reason_for_no_test(tested: Tested) -> str:
     """Explain why there is no p at all; empty if there is one."""
-    has_pair = any(test.p is not None for test in tested.pairs.values())
     # A pair may have a p although the analysis of variance has none, for example if a third
     # experiment has a single seed
-    if has_pair or tested.anova.p is not None:
-        return ""
+    for outcome in (tested.anova, *tested.pairs.values()):
+        if outcome.p is not None:
+            return ""
     return tested.anova.why
 
 
@@ -163,14 +182,13 @@ def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) ->
     return [Picture(svg, f"{label}. {said}.", f"Paired differences, points: seeds. {said}.")]
 
 
-def _draw_cost(runs: Runs, split: str) -> list[Picture]:
-    """Draw the data set's first metric over the bytes of a run, with a point for each run.
+def _draw_cost(metric: str, summaries: Summaries, split: str) -> list[Picture]:
+    """Draw a metric over the bytes of a run, with a point for each run.
 
     Without values of two experiments there is no picture.
     """
-    metric = _headline(runs)[0]
     points: dict[str, list[tuple[float, float]]] = {}
-    for experiment, by_seed in summaries_of(runs, split).items():
+    for experiment, by_seed in summaries.items():
         for summary in by_seed.values():
             value = summary["mean"].get(metric)
             if value is not None:
@@ -178,48 +196,67 @@ def _draw_cost(runs: Runs, split: str) -> list[Picture]:
                 points.setdefault(experiment, []).append((megabytes, value))
     if len(points) < 2:
         return []
-    label = f"{split} {metric}, mean over sites"
+    label = f"{split} {metric}, mean {_over_sites(summaries, metric)}"
     over = "MB sent and received by all sites"
     svg = scatter("cost", points, line_styles(list(points)), over, label)
     descriptions = []
     for name, places in points.items():
-        descriptions.append(f"{name}: {mean(value for _, value in places):.3f}")
+        _, values = zip(*places, strict=True)
+        descriptions.append(f"{name}: {share(mean(values))}")
     alt = f"{label}, over {over}. {'; '.join(descriptions)}."
     return [Picture(svg, alt, f"{metric} against cost, one point per run.")]
 
 
-def comparison_head(runs: Runs, split: str) -> dict[str, Any]:
+def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, Any]:
     """Build the template variables of ``head.html`` in which several runs differ from one."""
-    methods = dict.fromkeys(f"{run.summary['title']} ({run.summary['method']})" for run in runs)
-    common = [pair for pair in facts(runs[0]) if pair[0] not in ("method", "trained")]
-    counts = f"{len(experiments_of(runs))} experiments, {format_count(len(runs), 'run')}"
+    methods: dict[str, None] = {}
+    for run in runs:
+        methods[f"{run.summary['title']} ({run.summary['method']})"] = None
+    common = []
+    for name, value in facts(runs[0]):
+        if name not in ("method", "trained"):  # those differ between the runs
+            common.append((name, value))
+    counts = f"{len(summaries)} experiments, {format_count(len(runs), 'run')}"
     return {
         "facts": [*common, ("methods", ", ".join(methods)), ("runs", counts)],
-        "result": _best_experiment(runs, split),
+        "result": _best_experiment(runs, summaries, split),
         "limit": "An interval over seeds shows how much seeds scatter, but nothing about other "
         "patients.",
     }
 
 
-def _best_experiment(runs: Runs, split: str) -> str:
-    """Name the experiment with the highest mean of the first headline metric, and the next one."""
-    if len({run.summary["dataset"] for run in runs}) > 1:
+def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
+    """Name the experiment with the highest mean of the first headline metric, and the next one.
+
+    It is called the best only if a test tells the two apart, by the p that the page has for them.
+    """
+    data = runs[0].summary["dataset"]
+    if any(run.summary["dataset"] != data for run in runs):
         return "The runs are on several data sets and are not compared."
     metric = _headline(runs)[0]
-    samples = values_by_seed(summaries_of(runs, split), metric)
+    samples = _known_values(summaries, metric)
     means = {}
     for name, by_seed in samples.items():
-        if by_seed:
-            means[name] = _mean(metric, list(by_seed.values()))
+        means[name] = _mean(metric, list(by_seed.values()))
     if not means:
         return f"No run has a {split} {metric} that may be shown."
     # Equal means stay in the order of the runs
     best, *others = sorted(means, key=lambda name: -means[name].value)
     seeds = format_count(len(samples[best]), "seed")
-    said = f"Highest {split} {metric}: {best}, {with_interval(means[best])} over {seeds}"
+    label = f"{split} {metric}, mean {_over_sites(summaries, metric)}"
+    said = f"{best}, {with_interval(means[best])} over {seeds}"
     if not others:
-        return f"{said}."
-    return f"{said}; the next is {others[0]}, {means[others[0]].value:.3f}."
+        return f"{label[0].upper()}{label[1:]}: {said}."
+    following = others[0]
+    said += f"; the next is {following}, {share(means[following].value)}"
+    pairs = significance(metric, samples, _has_same_seeds(samples)).pairs
+    # A pair is named in the order of the runs, the later one first
+    tested = pairs.get((best, following), pairs.get((following, best), Outcome(None)))
+    if tested.p is None:
+        return f"Highest {label}: {said}. No test can tell whether this is more than chance."
+    if tested.p >= _CHANCE:
+        return f"No clear best {label}: {said}, which may be chance (p = {tested.cell()})."
+    return f"Highest {label}: {said} (p = {tested.cell()})."
 
 
 def _unequal_budgets(experiments: Mapping[str, Mapping[int, Shown]]) -> list[str]:
@@ -228,4 +265,7 @@ def _unequal_budgets(experiments: Mapping[str, Mapping[int, Shown]]) -> list[str
     for name, by_seed in experiments.items():
         runs = list(by_seed.values())
         budgets[name] = budget_of(runs[0].settings).with_costs(runs)
-    return [f"{name}: {'; '.join(parts)}" for name, parts in Budgets(budgets).unlike().items()]
+    lines = []
+    for name, parts in Budgets(budgets).unlike().items():
+        lines.append(f"{name}: {'; '.join(parts)}")
+    return lines

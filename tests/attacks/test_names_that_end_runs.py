@@ -25,7 +25,7 @@ from fedsilo.core.settings_schema import Value
 from fedsilo.engines.inline_engine import flower_identity
 from fedsilo.inference.export.card import card_text
 from fedsilo.pictures.learning_curves import draw_pictures
-from fedsilo.reports.report import READERS, ReportOptions, report
+from fedsilo.reports.report import READERS, report
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.records.run_directory import RunDirectory
 from fedsilo.server_app.run.runner import run
@@ -107,7 +107,7 @@ def read_everywhere(directory: RunDirectory) -> None:
     """Draw every picture and have every reader read the run."""
     draw_pictures(directory, pytest.fail)
     for reader in READERS:
-        assert "</html>" in report([directory.path], ReportOptions(reader=reader))
+        assert "</html>" in report([directory.path], reader)
     assert card_text(FinishedRun.open(directory.path), None)
     summary = directory.read_json("summary.json")
     metrics = ["accuracy", "auc", "loss"]

@@ -1,7 +1,6 @@
 """Commands beside a run that are refused or fail, and their fixes."""
 
 import dataclasses
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import pytest
 
 from fedsilo.cli.main import main
+from fedsilo.comparison import trials
 from fedsilo.core.errors import FedsiloError
 from fedsilo.core.files.locations import Places
 from fedsilo.core.settings.common_settings import CommonSettings
@@ -57,7 +57,7 @@ def command(
     """Return a function that runs a command on the experiments above and gives its error."""
     monkeypatch.chdir(tmp_path)
     # Of so small a network a second thread makes nothing faster, on a busy machine all slower
-    monkeypatch.setattr(os, "cpu_count", lambda: 1)
+    monkeypatch.setattr(trials, "cores", lambda: 1)
     Path("simulation.yaml").write_text(EXPERIMENTS)
     outs = (f"out{number}" for number in range(100))
 

@@ -23,11 +23,10 @@ from fedsilo.core.settings.common_settings import SERVER, CommonSettings
 from fedsilo.core.settings_schema import as_mapping, defaults
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.measures.intervals import Estimate, Interval, of_auc, wilson
-from fedsilo.pages.number_texts import NONE, at_most, hide_small_count, with_interval
-from fedsilo.pages.page import environment
+from fedsilo.pages.page import NONE, at_most, environment, hide_small_count, with_interval
 from fedsilo.reports.clinic import class_outcomes, final_metrics
-from fedsilo.reports.headline import facts as facts_of
-from fedsilo.reports.headline import limit, result
+from fedsilo.reports.run_facts import facts as facts_of
+from fedsilo.reports.run_facts import limit, result
 from fedsilo.runs.finished_run import FinishedRun, Shown
 from fedsilo.server_app.config.settings import CIRCUMSTANCES
 

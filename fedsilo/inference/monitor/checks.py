@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fedsilo.models.measures.drift import LARGE, population_stability_index, psi_by_chance
 from fedsilo.models.measures.intervals import Estimate, wilson
-from fedsilo.pages.number_texts import with_interval
+from fedsilo.pages.page import with_interval
 
 _CELLS = 10  # most cells of a numeric feature, with equally many training samples each
 Array = npt.NDArray[np.float64]

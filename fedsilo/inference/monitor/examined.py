@@ -22,8 +22,7 @@ from fedsilo.inference.predict.inputs import CaseSource, open_inputs, table_sche
 from fedsilo.inference.predict.prediction import predict_inputs
 from fedsilo.models.measures.decision_curve import net_benefit
 from fedsilo.models.measures.intervals import of_share
-from fedsilo.pages.number_texts import edge_names, with_interval
-from fedsilo.pages.page import Picture, Table
+from fedsilo.pages.page import Picture, Table, edge_names, with_interval
 from fedsilo.pages.page_pictures import curves, estimates
 from fedsilo.reports.clinic import Examination
 from fedsilo.runs.finished_run import Shown

@@ -23,7 +23,7 @@ from fedsilo.inference.predict.answers import COLUMNS, Predictions
 from fedsilo.inference.predict.calibration import Calibration
 from fedsilo.inference.predict.case_novelty import CaseNovelty, Reference
 from fedsilo.inference.predict.inputs import Inputs, RowInputs, Watch
-from fedsilo.pages.written import refuse_twice
+from fedsilo.pages.page import refuse_twice
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.runs.trained_model import TrainedModel
 from fedsilo.server_app.config.settings import CIRCUMSTANCES

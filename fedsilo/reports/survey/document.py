@@ -9,7 +9,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 from fedsilo.core.errors import RunDirectoryError
 from fedsilo.core.files.text_files import file_fault
 from fedsilo.core.survey import MeasuredFeature, Survey
-from fedsilo.pages.number_texts import edge_names
+from fedsilo.pages.page import edge_names
 
 
 class Between(BaseModel):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
+from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.site_facts import SPLITS
 from fedsilo.core.survey import Count, MeasuredFeature, Survey
 from fedsilo.pages.page import Table, render_page
@@ -12,6 +14,7 @@ from fedsilo.reports.survey.document import (
     Distances,
     SurveyDocument,
     cell_names,
+    read_survey_document,
 )
 from fedsilo.reports.survey.survey_pictures import (
     feature_pictures,
@@ -19,6 +22,7 @@ from fedsilo.reports.survey.survey_pictures import (
     label_picture,
     training_counts,
 )
+from fedsilo.server_app.run.survey import SURVEY
 
 Answers = Mapping[str, Survey]  # site -> its answer
 
@@ -40,6 +44,17 @@ _FOOT = (
 )
 
 
+def write_survey_page(folder: Path) -> Path:
+    """Write survey.html beside the survey.json of a folder, and return its path.
+
+    Raises:
+        RunDirectoryError: survey.json is missing or damaged.
+    """
+    page = folder / "survey.html"
+    write_atomically(page, survey_page(read_survey_document(folder / SURVEY)))
+    return page
+
+
 def survey_page(document: SurveyDocument) -> str:
     """Build the page of a survey."""
     answers = document.sites
@@ -48,16 +63,22 @@ def survey_page(document: SurveyDocument) -> str:
     labels_drawn = label_picture(answers)
     if labels_drawn:
         label_pictures.append(labels_drawn)
+    changed = []
+    has_files = False
+    for site, answer in answers.items():
+        if answer.about.changed:
+            changed.append(site)
+        has_files |= bool(answer.files)
     data = {
         "refused": document.refused,
-        "changed": [site for site, answer in answers.items() if answer.about.changed],
+        "changed": changed,
         "sites": list(_sites(answers)),
         "label_pictures": label_pictures,
         "labels": list(_labels(answers)),
         "distances": list(_distances(training)),
         "feature_pictures": feature_pictures(answers, training.features),
         "features": list(_features(answers)),
-        "has_files": any(answer.files for answer in answers.values()),
+        "has_files": has_files,
         "files": list(_files(answers)),
     }
     subtitle = f"{document.run}, asked {document.asked}"
@@ -95,12 +116,17 @@ def _rows_left_out(answers: Answers) -> dict[str, dict[str, Count]]:
     for site, answer in answers.items():
         if answer.left_out and answer.left_out.missing:
             missing[site] = answer.left_out.missing
-            listed |= {name for name, count in missing[site].items() if count is not None}
+            for name, count in missing[site].items():
+                if count is not None:
+                    listed.add(name)
     if not listed:
         return {}
-    lacking = {}
+    lacking: dict[str, dict[str, Count]] = {}
     for site, counts in missing.items():
-        lacking[site] = {name: count for name, count in counts.items() if name in listed}
+        lacking[site] = {}
+        for name, count in counts.items():
+            if name in listed:
+                lacking[site][name] = count
     return lacking
 
 
@@ -119,7 +145,7 @@ def _distances(training: Distances) -> Iterator[Table]:
     """Yield the distances of the training samples' labels and features; none without counts."""
     if training.labels:
         note = f"Measured on training samples. {_DISTANCE}"
-        rows = [_pair(between) for between in training.labels]
+        rows = list(map(_pair, training.labels))
         yield Table("Labels", ("sites", "distance"), rows, note)
     if training.features:
         shown = [(between.feature, *_pair(between)) for between in training.features[:_WORST]]
@@ -203,7 +229,7 @@ def _files(answers: Answers) -> Iterator[Table]:
         yield Table("Files at the sites, all splits", columns, sorted(rows), note)
     for name, feature in declared.items():
         counts = _file_counts(feature, answers)
-        if any(_has_count(cells) for cells in counts.values()):
+        if any(map(_has_count, counts.values())):
             yield _counts(f"{name} of the files, all splits", "", counts)
 
 

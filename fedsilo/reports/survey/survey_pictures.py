@@ -10,8 +10,7 @@ import numpy as np
 from fedsilo.core.drawing.palette import GREY, line_styles
 from fedsilo.core.drawing.panels import literal
 from fedsilo.core.survey import Count, MeasuredFeature, Survey
-from fedsilo.pages.number_texts import BINARY
-from fedsilo.pages.page import Picture
+from fedsilo.pages.page import BINARY, Picture
 from fedsilo.pages.page_pictures import short_label, svg_of
 from fedsilo.pictures.panel_grids import new_figure
 from fedsilo.reports.survey.document import Between, cell_names

@@ -1,5 +1,10 @@
-"""The state of a run, or of a deployment and its newest run."""
+"""The state of a run as its directory shows it, or of a deployment and its newest run.
 
+``Watched`` is a run; ``View`` adds the processes of a deployment, and ``follow`` shows it in a
+terminal.
+"""
+
+import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,10 +15,183 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from fedsilo.core.errors import RunDirectoryError
+from fedsilo.core.one_line import as_word, format_count
+from fedsilo.core.processes import process_of
 from fedsilo.deployment.deployment import read_deployment
-from fedsilo.reports.watch.watched import Watched, look_at, newest_run
-from fedsilo.server_app.records.progress import bytes_text, clock
+from fedsilo.pages.page import at_most
+from fedsilo.server_app.records.progress import (
+    FILE,
+    Progress,
+    Status,
+    bytes_text,
+    clock,
+    read_progress,
+)
+from fedsilo.server_app.records.run_directory import refuse_links
 from fedsilo.server_app.run.terminal import fit_table
+
+_SILENT = 60.0  # seconds after which a run of another machine counts as silent: it writes every 15
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A run directory and what it says of its run."""
+
+    folder: Path  # the run directory
+    progress: Progress  # the content of ``progress.json``
+    gone: bool  # whether the process that wrote it was killed
+    silent: bool  # whether it runs on another machine and has written nothing for a minute
+    moment: float  # when the file was read, seconds since 1970
+
+    @property
+    def over(self) -> bool:
+        """Whether the run has ended, in whatever way."""
+        return self.gone or self.progress.state != "running"
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since the run's process began, until its last writing if it has ended."""
+        if self.over:
+            return self.progress.seconds
+        return self.progress.seconds + self._since()
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Seconds left, or None before the first round and after the run."""
+        left = self.progress.seconds_left
+        if left is None or self.over:
+            return None
+        return max(0.0, left - self._since())
+
+    def _since(self) -> float:
+        """Return the seconds since the file was written, at least 0 if clocks differ."""
+        return max(0.0, self.moment - self.progress.updated.timestamp())
+
+    def state(self) -> str:
+        """Describe the state of the run, and what to do next."""
+        again = f"'fedsilo resume {as_word(self.folder)}' continues it"
+        if self.gone:
+            return f"its process was killed: {again}"
+        running = "running"
+        if self.silent:
+            running = "nothing written for a minute"
+        texts: dict[Status, str] = {
+            "running": running,
+            "finished": "finished",
+            "failed": f"failed: {self.progress.why}",
+            "interrupted": f"interrupted: {again}",
+        }
+        return texts[self.progress.state]
+
+    def in_words(self) -> str:
+        """Describe in sentences how far the run is, and what it waits for."""
+        here = self.progress
+        if here.state == "finished":
+            return f"The run is finished after {format_count(here.finished_rounds, 'round')}."
+        if self.over:
+            done = f"{here.finished_rounds} of {here.rounds} rounds are finished."
+            return f"The run is over: {self.state()}. {done}"
+        parts = [f"The run is in round {here.round} of {here.rounds}"]
+        if here.phase:
+            parts += _waiting(here)
+        if self.seconds_left is not None:
+            parts.append(f"about {clock(self.seconds_left)} are left")
+        text = f"{'; '.join(parts)}."
+        if self.silent:
+            text += " It has written nothing for a minute."
+        return text
+
+    def line(self) -> str:
+        """Describe the state, the round, the costs and the times in one line."""
+        here = self.progress
+        parts = [f"{here.run}: {self.state()}", f"round {here.round} of {here.rounds}"]
+        if here.phase and not self.over:
+            parts.append(phase_text(here))
+        parts.append(traffic_text(here))
+        spent = epsilon_text(here)
+        if spent:
+            parts.append(spent)
+        parts.append(clock(self.seconds))
+        if self.seconds_left is not None:
+            parts.append(f"{clock(self.seconds_left)} left")
+        return ", ".join(parts)
+
+
+def _waiting(progress: Progress) -> list[str]:
+    """Describe for the current phase who has answered, who is awaited, and who is away."""
+    parts = [f"{len(progress.answered)} of {len(progress.asked)} hospitals have answered"]
+    waiting = []
+    for site in progress.asked:
+        if site not in progress.answered and site not in progress.failed:
+            waiting.append(site)
+    if waiting:
+        parts.append(f"it waits for {', '.join(waiting)}")
+    away = [site for site in waiting if site in progress.away]
+    if away:
+        parts.append(f"of these {', '.join(away)} is not connected")
+    return parts
+
+
+def look_at(folder: Path) -> Watched:
+    """Read the present state of a run directory.
+
+    Raises:
+        RunDirectoryError: it is not a run directory, or of another version of fedsilo.
+    """
+    folder = folder.expanduser().resolve()
+    if not folder.is_dir():
+        raise RunDirectoryError(
+            f"there is no run directory {folder}: name one, or a deployment by --deployment"
+        )
+    refuse_links(folder)  # a link could put a file from elsewhere on the page
+    progress = read_progress(folder)
+    if progress is None:
+        raise RunDirectoryError(
+            f"{folder} has no {FILE}: it is not a run directory; name one, or --deployment DIR"
+        )
+    moment = time.time()
+    gone = silent = False
+    if progress.state == "running" and progress.host == socket.gethostname():
+        gone = process_of(progress.pid, progress.process_started) is None
+    elif progress.state == "running":
+        # A process of another machine cannot be seen, only what it writes
+        silent = moment - progress.updated.timestamp() > _SILENT
+    return Watched(folder, progress, gone, silent, moment)
+
+
+def newest_run(runs: Path) -> Path | None:
+    """Return the run in a folder that was written to last, or None if there is none."""
+    newest = max(runs.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime, default=None)
+    if newest is None:
+        return None
+    return newest.parent
+
+
+def phase_text(progress: Progress) -> str:
+    """Return the current phase, the number of answers, and the sites that are away or failed."""
+    text = f"{progress.phase}: {len(progress.answered)} of {len(progress.asked)} answered"
+    if progress.away:
+        text += f", away: {' '.join(progress.away)}"
+    if progress.failed:
+        text += f", failed: {' '.join(sorted(progress.failed))}"
+    return text
+
+
+def traffic_text(progress: Progress) -> str:
+    """Return the bytes sent down and up."""
+    bytes_ = progress.bytes()
+    return f"{bytes_text(bytes_['down'])} down, {bytes_text(bytes_['up'])} up"
+
+
+def epsilon_text(progress: Progress) -> str:
+    """Return the epsilon of the site that spent most; empty without differential privacy."""
+    spent = progress.epsilon()
+    if spent is None:
+        return ""
+    if not progress.max_epsilon:
+        return f"epsilon {at_most(spent)}"
+    return f"epsilon {at_most(spent)} of {progress.max_epsilon:g}"
 
 
 @dataclass(frozen=True)
@@ -45,7 +223,7 @@ class View:
             if progress.peak_memory_bytes:
                 peak = bytes_text(progress.peak_memory_bytes)
             if progress.epsilon is not None:
-                epsilon = f"{progress.epsilon:.3g}"
+                epsilon = at_most(progress.epsilon)
             row = (
                 site,
                 _doing(site, self.run),

@@ -7,7 +7,7 @@ import pytest
 
 from fedsilo.cli.main import main
 from fedsilo.server_app.records.progress import FILE
-from tests.fedsilo.reports.watch.test_watched import written
+from tests.fedsilo.reports.watch.test_view import written
 
 
 def _refused(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:

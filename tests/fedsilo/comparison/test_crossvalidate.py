@@ -26,7 +26,7 @@ from fedsilo.comparison.crossvalidate import (
     metric_intervals,
     metric_table,
 )
-from fedsilo.comparison.pooled import POOLED
+from fedsilo.comparison.results import POOLED
 from fedsilo.comparison.tables import csv_text
 
 
@@ -62,6 +62,13 @@ def test_figures_are_means_over_runs_per_site_and_over_sites() -> None:
 def test_a_site_without_a_metric_in_some_run_is_no_part_of_its_mean_over_sites() -> None:
     rows = metric_intervals({"a": RUNS}, ("auc",), 2)
     assert _means(rows, "auc") == {"x": (0.6, 2), "y": (0.9, 1), "all": (0.6, 2)}
+
+
+def test_a_table_names_the_sites_that_its_means_over_sites_leave_out() -> None:
+    rows = metric_intervals({"a": RUNS, "b": RUNS}, ("accuracy", "auc"), 2)
+    text = markdown_text(rows, ("accuracy", "auc"))
+    assert "**accuracy**, mean and 95 % interval\n" in text
+    assert "interval; 'all' is over 1 of 2 sites, without y\n" in text
 
 
 def test_a_metric_that_no_run_has_gives_no_row() -> None:

@@ -83,7 +83,7 @@ def test_a_run_on_tables_that_were_changed_since_is_refused(
     _table(tmp_path, one="01" * 12, two="001" * 8)
     assert main(command) == 1
     error = capsys.readouterr().err
-    assert "own-seed0 holds a run with other settings: the data of two have changed" in error
+    assert "own-seed0 cannot be used again: the data of two have changed" in error
     assert error.count("\n") == 1
     assert (tmp_path / "t.csv").read_bytes() == before
 
@@ -123,7 +123,7 @@ def test_a_finished_run_whose_data_have_gone_from_their_folder_is_not_believed(
     (tmp_path / "tables" / "one.csv").unlink()
     capsys.readouterr()
     assert main(command) == 1
-    assert "the data cannot be read now" in capsys.readouterr().err
+    assert "its data cannot be read now" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("in_process")

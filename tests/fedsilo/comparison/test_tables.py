@@ -10,10 +10,14 @@ import pytest
 
 from fedsilo.comparison.results import (
     CONSTANT,
+    TwoClassMetrics,
     chosen_metrics,
     constant_results,
+    describe_partial_means,
     experiment_results,
     of_split,
+    over_sites,
+    pooled_balanced_accuracy,
 )
 from fedsilo.comparison.tables import (
     COMPARISON,
@@ -21,10 +25,12 @@ from fedsilo.comparison.tables import (
     comparison_lines,
     comparison_table,
     csv_text,
+    draw_comparison,
     markdown_table,
     over_seeds,
     published_cell,
     spread_cell,
+    tidy,
 )
 from fedsilo.core.errors import SettingError
 
@@ -268,3 +274,65 @@ def test_published_metrics_are_told_as_they_were_published() -> None:
     summary = _summary(0.8) | {"published": {"D1": {"accuracy": 1, "accuracy-sd": 0.0125}}}
     first, *_ = csv.DictReader(io.StringIO(csv_text(over_seeds(_results("x", [summary], METRICS)))))
     assert (first["published"], first["published sd"]) == ("1", "0.0125")
+
+
+# 3 of 4 healthy and 3 of 6 ill; all 5 are ill and 4 right; 2 of 2 healthy and 1 of 3 ill
+BOTH = TwoClassMetrics((4, 6), 0.6, (3 / 4 + 3 / 6) / 2)
+ILL = TwoClassMetrics((0, 5), 0.8, None)
+OTHER = TwoClassMetrics((2, 3), 0.6, (1 + 1 / 3) / 2)
+
+
+def test_right_answers_of_each_class_follow_from_the_two_accuracies() -> None:
+    assert [site.count_correct() for site in (BOTH, ILL, OTHER)] == [(3, 3), (0, 4), (2, 1)]
+    assert TwoClassMetrics((5, 0), 0.8, None).count_correct() == (4, 0)
+
+
+def test_pooled_each_sample_counts_once_of_its_class() -> None:
+    found = pooled_balanced_accuracy([BOTH, ILL, OTHER])
+    assert found == pytest.approx((5 / 6 + 8 / 14) / 2)
+    right = pooled_balanced_accuracy([BOTH, TwoClassMetrics((0, 5), 1.0, None), OTHER])
+    assert right == pytest.approx((5 / 6 + 9 / 14) / 2), "a site of one class counts, a little"
+
+
+def test_equal_classes_at_a_site_or_one_class_at_all_have_no_pooled_figure() -> None:
+    assert TwoClassMetrics((5, 5), 0.7, 0.7).count_correct() is None
+    assert pooled_balanced_accuracy([BOTH, TwoClassMetrics((5, 5), 0.7, 0.7)]) is None
+    assert pooled_balanced_accuracy([ILL]) is None
+    assert pooled_balanced_accuracy([]) is None
+
+
+def test_a_bar_is_the_mean_over_seeds_at_a_site_and_a_panel_a_metric() -> None:
+    values = {"a": {"north": (0.8, 0.6), "all": (0.7, 0.7)}, "b": {"all": (0.5, 0.9)}}
+    results = tidy(
+        (name, name, seed, group, metric, value, None, None)
+        for metric in ("accuracy", "entropy")
+        for name, groups in values.items()
+        for group, seeds in groups.items()
+        for seed, value in enumerate(seeds)
+    )
+    figure = draw_comparison(results, "test")
+    assert [axes.get_ylabel() for axes in figure.axes] == ["accuracy", "entropy (nats)"]
+    a, b = (c for c in figure.axes[0].containers if len(getattr(c, "patches", ())))
+    assert [bar.get_height() for bar in a.patches] == pytest.approx([0.7, 0.7])  # type: ignore[attr-defined]
+    heights = [bar.get_height() for bar in b.patches]  # type: ignore[attr-defined]
+    assert heights[0] != heights[0], "b was not measured at north"
+    assert heights[1] == pytest.approx(0.7)
+    deviations = [b.errorbar.lines[2][0].get_segments()[1][:, 1]]  # type: ignore[attr-defined]
+    assert deviations[0].tolist() == pytest.approx([0.7 - 0.08**0.5, 0.7 + 0.08**0.5])
+    assert [text.get_text() for text in figure.axes[1].get_xticklabels()] == ["north", "all"]
+
+
+def test_a_mean_names_the_sites_that_it_leaves_out() -> None:
+    lacking = {"auc": ["b"], "f1": ["b"], "kappa": [f"s{place}" for place in range(6)]}
+    summaries = [
+        {"dataset": "x", "lacking": {}, "site_count": 9},
+        {"dataset": "x", "lacking": lacking, "site_count": 9},
+        {"dataset": "y", "lacking": {"accuracy": ["c"]}, "site_count": 2},
+    ]
+    assert describe_partial_means(summaries, ["accuracy", "auc", "f1", "kappa"]) == [
+        "'all' of auc, f1 is the mean over 8 of 9 sites, without b",
+        "'all' of kappa is the mean over 3 of 9 sites",
+        "'all' of accuracy is the mean over 1 of 2 sites, without c",
+    ]
+    assert describe_partial_means(summaries[:1], ["accuracy", "auc"]) == []
+    assert over_sites(summaries[:2], "accuracy") == "over sites"

@@ -88,3 +88,11 @@ def test_a_worker_process_knows_the_network_of_a_plug(tmp_path: Path) -> None:
     )
     trial = _trial(plugin=str(file), network="rows:build")
     assert run_trials([trial], tmp_path / "trials", 1)[0]["mean"]
+
+
+def test_as_many_runs_at_once_as_the_cores_that_this_process_may_use(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trials, "cores", lambda: 6)
+    assert [trials.runs_at_once(0, threads) for threads in (1, 2, 4, 8)] == [6, 3, 1, 1]
+    assert trials.runs_at_once(3, 2) == 3

@@ -8,7 +8,7 @@ import pytest
 
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
 from fedsilo.reports.flows import picture, sentences, shortened
-from fedsilo.reports.report import ReportOptions, report
+from fedsilo.reports.report import report
 
 MOST = 25
 
@@ -29,12 +29,12 @@ def test_sentence_counter_finds_a_long_sentence() -> None:
 
 @pytest.mark.parametrize("name", ["fedavg", "picsr", "ensemble", "table"])
 def test_data_protection_page_has_short_sentences(name: str, finished: Path) -> None:
-    html = report([finished / name], ReportOptions(reader="dpo"))
+    html = report([finished / name], "dpo")
     assert [s for s in _sentences(html) if len(s.split()) > MOST] == []
 
 
 def test_private_data_protection_page_has_short_sentences_and_its_epsilon(private: Path) -> None:
-    html = report([private], ReportOptions(reader="dpo"))
+    html = report([private], "dpo")
     assert [s for s in _sentences(html) if len(s.split()) > MOST] == []
     assert "epsilon per patient is at most" in html
     assert "protects nobody" in html

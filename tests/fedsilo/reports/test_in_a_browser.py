@@ -1,13 +1,15 @@
 """Reports in a real browser: on a desktop, on a phone and on paper."""
 
 from collections.abc import Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fedsilo.reports.report import READERS, Reader, ReportOptions, write_report
+from fedsilo.pages.page import write_page
+from fedsilo.reports.report import READERS, report
 from tests.support.browser import chromium, opened
 
 DESKTOP, PHONE = 1280, 390
@@ -36,11 +38,11 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.fixture(scope="module")
-def pages(hearts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Reader, Path]:
+def pages(hearts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return a page for each reader, of several runs."""
     out = tmp_path_factory.mktemp("pages")
     return {
-        reader: write_report([hearts], out / f"{reader}.html", ReportOptions(reader=reader))
+        reader: write_page(out / f"{reader}.html", partial(report, [hearts], reader))
         for reader in READERS
     }
 
@@ -48,7 +50,7 @@ def pages(hearts: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[Reader
 @pytest.mark.parametrize("width", [DESKTOP, PHONE])
 @pytest.mark.parametrize("reader", READERS)
 def test_a_page_fits_the_window_and_loads_nothing(
-    reader: Reader, width: int, browser: Any, pages: dict[Reader, Path]
+    reader: str, width: int, browser: Any, pages: dict[str, Path]
 ) -> None:
     page, told = opened(browser, pages[reader], width)
     assert told == []
@@ -59,7 +61,7 @@ def test_a_page_fits_the_window_and_loads_nothing(
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_page_can_be_read_without_seeing_it(
-    reader: Reader, browser: Any, pages: dict[Reader, Path]
+    reader: str, browser: Any, pages: dict[str, Path]
 ) -> None:
     page, _ = opened(browser, pages[reader], DESKTOP)
     levels = page.evaluate(_HEADINGS)
@@ -75,7 +77,7 @@ def test_a_page_can_be_read_without_seeing_it(
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_page_prints_without_cutting_tables_off(
-    reader: Reader, browser: Any, pages: dict[Reader, Path]
+    reader: str, browser: Any, pages: dict[str, Path]
 ) -> None:
     paper = 680  # pixels of A4 between margins of 15 mm
     page, _ = opened(browser, pages[reader], paper)

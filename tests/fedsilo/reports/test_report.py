@@ -5,24 +5,23 @@ import re
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+import fedsilo
+from fedsilo.api.options import Reader
 from fedsilo.cli.main import main
+from fedsilo.comparison.results import summaries_by_seed
 from fedsilo.core.errors import DataError, FedsiloError, RunDirectoryError, SettingError
 from fedsilo.reports.dpo import dpo_data
-from fedsilo.reports.headline import result
 from fedsilo.reports.report import (
     READERS,
-    Reader,
-    ReportOptions,
     report,
-    write_report,
 )
 from fedsilo.reports.research import _lines, research_data
-from fedsilo.reports.research_comparison import summaries_of
-from fedsilo.reports.runs import reported_runs
+from fedsilo.reports.research_comparison import _best_experiment
+from fedsilo.reports.run_facts import reported_runs, result
 
 
 def _copy(run: Path, to: Path, **changes: Any) -> Path:
@@ -34,19 +33,19 @@ def _copy(run: Path, to: Path, **changes: Any) -> Path:
 
 @pytest.mark.parametrize("reader", READERS)
 def test_the_same_run_has_the_same_report_wherever_it_lies(
-    reader: Reader, hearts: Path, tmp_path: Path
+    reader: str, hearts: Path, tmp_path: Path
 ) -> None:
-    run, asked = hearts / "fedavg-seed0", ReportOptions(reader=reader)
+    run = hearts / "fedavg-seed0"
     moved = shutil.copytree(run, tmp_path / "elsewhere" / run.name)
-    first = report([run], asked)
-    assert report([moved], asked) == first
+    first = report([run], reader)
+    assert report([moved], reader) == first
     assert str(hearts) not in first
     for forbidden in ("<script", "http://", "https://", "@import", "url(http"):
         assert forbidden not in first.replace("http://www.w3.org/", ""), "but names of formats"
 
 
 def test_research_finds_settings_curves_tests_and_cost(hearts: Path) -> None:
-    html = report([hearts], ReportOptions())
+    html = report([hearts])
     summary = json.loads((hearts / "fedavg-seed0" / "summary.json").read_text())
     assert '<th scope="row">fedavg-seed1</th>' in html
     assert "Settings that differ between runs" in html
@@ -57,7 +56,7 @@ def test_research_finds_settings_curves_tests_and_cost(hearts: Path) -> None:
 
 
 def test_one_run_is_compared_with_nothing(hearts: Path) -> None:
-    html = report([hearts / "local-seed0"], ReportOptions())
+    html = report([hearts / "local-seed0"])
     assert "Comparison" not in html
     assert "bars: 95 %" not in html
 
@@ -67,14 +66,14 @@ def test_runs_of_one_name_that_differ_in_more_than_the_seed_stand_apart(
 ) -> None:
     shutil.copytree(hearts / "fedavg-seed0", tmp_path / "one" / "fedavg-seed0")
     shutil.copytree(private, tmp_path / "two" / "fedavg-seed0")
-    html = report([tmp_path / "one", tmp_path / "two"], ReportOptions())
+    html = report([tmp_path / "one", tmp_path / "two"])
     assert "one/fedavg-seed0" in html
     assert "two/fedavg-seed0" in html
     assert "Each experiment has one seed" in html
 
 
 def test_the_clinic_finds_what_is_found_and_missed_with_intervals(hearts: Path) -> None:
-    html = report([hearts / "fedavg-seed0"], ReportOptions(reader="clinic"))
+    html = report([hearts / "fedavg-seed0"], "clinic")
     metrics = _final(hearts / "fedavg-seed0", "va")
     silos = json.loads((hearts / "fedavg-seed0" / "silos.json").read_text())
     samples = silos["va"]["label_counts"]["test"][1]
@@ -92,7 +91,7 @@ def test_a_run_that_recorded_no_counts_says_so_and_has_the_rest(
     families = (",class.", ",confidence.", ",uncertainty.")
     kept = [row for row in rows if not any(family in row for family in families)]
     (run / "metrics.csv").write_text("\n".join(kept) + "\n")
-    html = report([run], ReportOptions(reader="clinic"))
+    html = report([run], "clinic")
     assert "did not record counts by class" in html
     assert "did not record how often the model is right" in html
     assert "balanced accuracy" in html
@@ -100,23 +99,21 @@ def test_a_run_that_recorded_no_counts_says_so_and_has_the_rest(
 
 @pytest.mark.parametrize("reader", READERS)
 def test_a_site_that_failed_is_named_with_its_reason(
-    reader: Reader, hearts: Path, tmp_path: Path
+    reader: str, hearts: Path, tmp_path: Path
 ) -> None:
     failed = {"round": 2, "phase": "train", "site": "va", "reason": "no <answer> in time"}
     run = _copy(hearts / "local-seed1", tmp_path / "run", failures=[failed], stopped="it is <over>")
-    html = report([run], ReportOptions(reader=reader))
+    html = report([run], reader)
     assert "no &lt;answer&gt; in time" in html
     assert "it is &lt;over&gt;" in html
 
 
 def test_data_protection_finds_bytes_and_no_guarantee(hearts: Path) -> None:
-    html = report([hearts / "fedavg-seed0"], ReportOptions(reader="dpo"))
+    html = report([hearts / "fedavg-seed0"], "dpo")
     assert "no differential-privacy guarantee" in html
     assert "arrays/encoder.*" in html
     assert "no site file applied" in html
-    assert "models stayed at the sites" in report(
-        [hearts / "local-seed0"], ReportOptions(reader="dpo")
-    )
+    assert "models stayed at the sites" in report([hearts / "local-seed0"], "dpo")
 
 
 def test_data_protection_hides_how_many_metrics_of_classes_a_site_with_few_samples_sent(
@@ -161,7 +158,7 @@ def test_data_protection_of_one_site_has_no_bound_that_is_its_own_number(
 
 
 def test_data_protection_finds_epsilon(private: Path) -> None:
-    html = report([private], ReportOptions(reader="dpo"))
+    html = report([private], "dpo")
     spent = json.loads((private / "privacy.json").read_text())["guarantee"]["sites"]["va"]
     (shown,) = re.findall(
         r">va</th>\s*<td class=\"number\">([0-9.]+)</td>\s*</tr>\s*</tbody>", html
@@ -173,7 +170,7 @@ def test_data_protection_finds_epsilon(private: Path) -> None:
 def test_epsilon_is_of_all_that_left_only_where_nobody_is_trusted(
     private: Path, tmp_path: Path
 ) -> None:
-    html = report([private], ReportOptions(reader="dpo"))
+    html = report([private], "dpo")
     assert "covers all that the site sent" not in html
     assert "Nothing bounds what that reveals" in html
     assert "epsilon that the site has spent" in html
@@ -183,7 +180,7 @@ def test_epsilon_is_of_all_that_left_only_where_nobody_is_trusted(
     summary = json.loads((run / "summary.json").read_text())
     summary["privacy"]["trust"]["level"] = "nobody"
     (run / "summary.json").write_text(json.dumps(summary))
-    assert "covers all that the site sent" in report([run], ReportOptions(reader="dpo"))
+    assert "covers all that the site sent" in report([run], "dpo")
 
 
 def test_a_hospital_adds_its_own_log_and_site_file(hearts: Path, tmp_path: Path) -> None:
@@ -191,8 +188,7 @@ def test_a_hospital_adds_its_own_log_and_site_file(hearts: Path, tmp_path: Path)
     lines = [_line("fedavg-seed0", "answered"), _line("fedavg-seed0", "refused"), _line("x", "")]
     log.write_text("\n".join([*map(json.dumps, lines), '{"time": "2026-']) + "\n")
     site_file.write_text("methods: [fedavg]\ndatasets: ['*']\nrecords: ['*']\nmax-rounds: 7\n")
-    asked = ReportOptions(reader="dpo", audit_log=log, site_file=site_file)
-    html = report([hearts / "fedavg-seed0"], asked)
+    html = report([hearts / "fedavg-seed0"], "dpo", audit_log=log, site_file=site_file)
     assert "2 messages of this run" in html
     assert "1 answered, 1 refused" in html
     assert "1 lines of the log are cut short" in html
@@ -229,24 +225,29 @@ def _final(run: Path, site: str) -> dict[str, float]:
 @pytest.mark.parametrize(
     ("asked", "error", "told"),
     [
-        (ReportOptions(audit_log=Path("log")), SettingError, "--audit-log belongs to .*--for dpo"),
-        (
-            ReportOptions(reader="dpo", audit_log=Path("no")),
-            DataError,
-            "audit log no cannot be read",
-        ),
-        (
-            ReportOptions(reader="dpo", site_file=Path("no")),
-            DataError,
-            "site file no cannot be read",
-        ),
+        ({"audit_log": "log"}, SettingError, "--audit-log belongs to .*--for dpo"),
+        ({"site_file": "file"}, SettingError, "--site-file belongs to .*--for dpo"),
+        ({"by": ["age"]}, SettingError, "--by and --decisions belong to .*--for clinic"),
+        ({"reader": "nurse"}, SettingError, "'reader' must be one of research, clinic, dpo"),
+        ({"reader": "dpo", "audit_log": "no"}, DataError, "audit log no cannot be read"),
+        ({"reader": "dpo", "site_file": "no"}, DataError, "site file no cannot be read"),
     ],
 )
 def test_what_a_hospital_lays_beside_must_be_its_file_and_for_data_protection(
-    asked: ReportOptions, error: type[FedsiloError], told: str, hearts: Path
+    asked: dict[str, Any], error: type[FedsiloError], told: str, hearts: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(error, match=told):
-        report([hearts / "fedavg-seed0"], asked)
+        fedsilo.report([hearts / "fedavg-seed0"], tmp_path / "page.html", **asked)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_report_of_no_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match="no run is named"):
+        fedsilo.report([], tmp_path / "page.html")
+
+
+def test_the_command_offers_the_readers_that_have_a_page() -> None:
+    assert get_args(Reader) == READERS
 
 
 @pytest.mark.parametrize(
@@ -267,23 +268,23 @@ def test_a_file_that_is_no_log_of_the_run_is_refused(
     log = tmp_path / "log"
     log.write_text(content)
     with pytest.raises(DataError, match=told):
-        report([hearts / "fedavg-seed0"], ReportOptions(reader="dpo", audit_log=log))
+        report([hearts / "fedavg-seed0"], "dpo", audit_log=log)
 
 
 def test_a_site_file_that_cannot_be_used_is_refused(hearts: Path, tmp_path: Path) -> None:
     path = tmp_path / "site.yaml"
     path.write_text("methods: [fedavgg]\n")
     with pytest.raises(DataError, match=r"site\.yaml cannot be used: .*fedavg"):
-        report([hearts / "fedavg-seed0"], ReportOptions(reader="dpo", site_file=path))
+        report([hearts / "fedavg-seed0"], "dpo", site_file=path)
 
 
 def test_a_folder_without_a_finished_run_is_refused(hearts: Path, tmp_path: Path) -> None:
     with pytest.raises(RunDirectoryError, match="is no run directory and has none"):
-        report([tmp_path], ReportOptions())
+        report([tmp_path])
     unfinished = shutil.copytree(hearts / "local-seed0", tmp_path / "run")
     (unfinished / "summary.json").unlink()
     with pytest.raises(RunDirectoryError, match="has not ended: continue it by 'fedsilo resume"):
-        report([unfinished], ReportOptions())
+        report([unfinished])
 
 
 def test_the_command_writes_whole_files_and_overwrites_only_when_told(
@@ -299,12 +300,12 @@ def test_the_command_writes_whole_files_and_overwrites_only_when_told(
     assert main(["report", run, "--for", "clinic", "--out", str(out), "--overwrite"]) == 0
     assert out.read_text() != first
     with pytest.raises(SettingError, match="is a folder"):
-        write_report([hearts / "local-seed0"], tmp_path, ReportOptions())
+        fedsilo.report([hearts / "local-seed0"], tmp_path)
 
 
 @pytest.mark.parametrize("reader", READERS)
-def test_page_names_data_method_version_and_its_result_first(reader: Reader, hearts: Path) -> None:
-    html = report([hearts / "fedavg-seed0"], ReportOptions(reader=reader))
+def test_page_names_data_method_version_and_its_result_first(reader: str, hearts: Path) -> None:
+    html = report([hearts / "fedavg-seed0"], reader)
     head = html[html.index('class="head"') :]
     for said in ("which of: healthy, disease", "heart-synthetic (made up", "FedAvg (fedavg)"):
         assert said in head
@@ -321,10 +322,44 @@ def test_page_names_data_method_version_and_its_result_first(reader: Reader, hea
 
 
 def test_research_of_several_runs_draws_paired_differences_and_cost(hearts: Path) -> None:
-    html = report([hearts], ReportOptions())
-    assert "Highest test accuracy: " in html
+    html = report([hearts])
+    assert re.search(r"test accuracy, mean over 3 of 4 sites, without switzerland: \w+, 0", html)
     assert "Paired differences, points: seeds. local - fedavg: " in html
     assert "accuracy against cost, one point per run." in html
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (((0.9, 0.91), (0.5, 0.52)), r"Highest test accuracy.*: b, 0\.905 .*; the next is a.*p = "),
+        (((0.9, 0.5), (0.52, 0.89)), r"No clear best test accuracy.*which may be chance \(p = "),
+        (((0.9,), (0.5,)), r"Highest test accuracy.*No test can tell whether this is more than"),
+    ],
+)
+def test_an_experiment_is_the_best_only_if_a_test_tells_it_from_the_next(
+    values: tuple[tuple[float, ...], ...], said: str, hearts: Path
+) -> None:
+    summaries: dict[str, dict[int, dict[str, Any]]] = {}
+    for name, of_experiment in zip("ba", values, strict=True):
+        summaries[name] = {}
+        for seed, value in enumerate(of_experiment):
+            summaries[name][seed] = {"mean": {"accuracy": value}, "lacking": {}, "site_count": 4}
+    runs = reported_runs([hearts])
+    assert re.fullmatch(f"{said}.*", _best_experiment(runs, summaries, "test"))
+
+
+def test_the_row_all_names_the_sites_that_it_leaves_out(hearts: Path) -> None:
+    (run,) = reported_runs([hearts / "fedavg-seed0"])
+    (final,) = research_data([run])["final"]
+    assert "over 3 of 4 sites, without switzerland" in final["note"]
+    named = final["note"].partition(" is the mean")[0].removeprefix("'all' of ").split(", ")
+    for place, metric in enumerate(final["columns"][1:], 1):
+        cells = {row[0]: row[place] for row in final["rows"]}
+        hospitals = [row["metric"] for row in run.metric_rows if row["metric"] == metric]
+        assert hospitals
+        assert (cells["switzerland"] == "n/a") == (metric in named)
+        known = [of_site[metric] for of_site in run.summary["sites"].values() if metric in of_site]
+        assert cells["all"] == f"{sum(known) / len(known):.3f}"
 
 
 def _without_last_metrics(run: Path, site: str) -> None:
@@ -366,7 +401,7 @@ def test_a_site_that_took_no_part_in_one_run_is_in_no_mean_and_in_no_round_of_a_
     silos = json.loads(path.read_text())
     path.write_text(json.dumps({site: silos[site] for site in silos if site != "va"}))
     runs = reported_runs([both])
-    found = summaries_of(runs, "test")
+    found = summaries_by_seed([run.experiment for run in runs], runs, "test")
     for run in runs:
         ends = [run.summary["sites"][site]["entropy"] for site in silos if site != "va"]
         mean = found[run.experiment][run.summary["seed"]]["mean"]
@@ -415,7 +450,7 @@ def test_a_run_without_test_samples_is_not_said_to_be_measured(
     rows = (run / "metrics.csv").read_text().splitlines()
     kept = [row for row in rows if ",test," not in row]
     (run / "metrics.csv").write_text("\n".join(kept) + "\n")
-    html = report([run], ReportOptions(reader="clinic"))
+    html = report([run], "clinic")
     assert "No hospital measured it on test images." in html
     assert "Test images by class" not in html
 
@@ -433,7 +468,7 @@ def test_research_does_not_take_what_sites_do_not_tell_for_nothing(
 def test_an_early_stop_is_no_failure(hearts: Path, tmp_path: Path) -> None:
     run = _copy(hearts / "fedavg-seed0", tmp_path / "run", stopped="stopped early after round 2")
     for reader in READERS:
-        html = report([run], ReportOptions(reader=reader))
+        html = report([run], reader)
         assert "as its settings ask for: stopped early after round 2" in html
         assert html.count("stopped early after round 2") == 1
         assert "What the run continued without" not in html
@@ -454,13 +489,14 @@ def test_runs_are_compared_over_the_sites_that_every_run_shows(
     shown = [run.name for run in runs if "accuracy" in run.summary["sites"]["switzerland"]]
     assert shown == ["fedavg-seed0"], "the others call all of them ill"
     lines = _lines(runs, "accuracy", "test")
-    for name, by_seed in summaries_of(runs, "test").items():
-        for seed, found in by_seed.items():
+    found = summaries_by_seed([run.experiment for run in runs], runs, "test")
+    for name, by_seed in found.items():
+        for seed, of_seed in by_seed.items():
             own = json.loads((out / f"{name}-seed{seed}" / "summary.json").read_text())["sites"]
             metrics = [own[site]["accuracy"] for site in ("cleveland", "hungary", "va")]
-            assert found["mean"]["accuracy"] == pytest.approx(sum(metrics) / 3)
+            assert of_seed["mean"]["accuracy"] == pytest.approx(sum(metrics) / 3)
             shows = (name, seed) == ("fedavg", 0)
-            assert ("accuracy" in found["distributions"]["switzerland"]) == shows
-            assert "loss" in found["distributions"]["switzerland"], "which all show"
-        ends = [found["mean"]["accuracy"] for found in by_seed.values()]
+            assert ("accuracy" in of_seed["distributions"]["switzerland"]) == shows
+            assert "loss" in of_seed["distributions"]["switzerland"], "which all show"
+        ends = [of_seed["mean"]["accuracy"] for of_seed in by_seed.values()]
         assert lines[name][max(lines[name])] == pytest.approx(sum(ends) / len(ends))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from fedsilo.core.errors import RunDirectoryError, SettingError
-from fedsilo.reports.report import ReportOptions, report
-from fedsilo.reports.runs import reported_runs
+from fedsilo.reports.report import report
+from fedsilo.reports.run_facts import reported_runs
 from fedsilo.runs.finished_run import FinishedRun
 from fedsilo.server_app.config.settings import RUN_FORMAT, resolve
 from fedsilo.server_app.records.run_directory import RunDirectory, config_document
@@ -64,7 +64,7 @@ def test_each_file_is_read_once(hearts: Path, monkeypatch: pytest.MonkeyPatch) -
         return open_text(path, *args, **options)
 
     monkeypatch.setattr(Path, "read_text", noted)
-    report([hearts / "fedavg-seed0"], ReportOptions(reader="research"))
+    report([hearts / "fedavg-seed0"], "research")
     assert {name: read.count(name) for name in ("config.toml", "summary.json", "silos.json")} == {
         "config.toml": 1,
         "summary.json": 1,

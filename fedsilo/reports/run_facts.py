@@ -1,17 +1,162 @@
-"""The head of a report: what the run is, its result in one sentence, and its main limit."""
+"""The parts that all reports share: the runs with their names, their head, and their sites."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from fedsilo.core.errors import RunDirectoryError
 from fedsilo.core.one_line import format_count
 from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
+from fedsilo.core.settings_schema import Value
 from fedsilo.core.versions import FEDSILO
 from fedsilo.datasets.registry import data_set
 from fedsilo.models.measures.intervals import wilson
-from fedsilo.pages.number_texts import percent
-from fedsilo.runs.finished_run import Shown
+from fedsilo.pages.page import hide_small_count, percent
+from fedsilo.runs.finished_run import FinishedRun, Shown
 from fedsilo.server_app.records.progress import read_progress
+from fedsilo.server_app.records.run_directory import CONFIG
+
+_SEEDS = ("seed", "split.fold-seed")
+_SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
+_MANY_CLASSES = 8  # a table of more columns cannot be read
+
+
+def reported_runs(folders: Sequence[Path]) -> list[Shown]:
+    """Open the runs in ``folders`` and directly below them, each once, as pages may show them.
+
+    Each run gets a name that is unique on the page, with no more of its path than that needs. Runs
+    that differ only in their seed share an experiment.
+
+    Raises:
+        RunDirectoryError: a folder has no run, or a run has not ended.
+    """
+    runs: dict[Path, FinishedRun] = {}
+    for folder in folders:
+        for path in _run_directories(folder):
+            place = path.resolve()
+            if place not in runs:  # a run may be in two folders, or named by a link
+                runs[place] = FinishedRun.open(path)
+    # A single run needs no path to be distinguished from others
+    if len(runs) == 1:
+        return [run.shown() for run in runs.values()]
+    same_name: dict[str, list[FinishedRun]] = {}
+    for run in runs.values():
+        same_name.setdefault(run.experiment, []).append(run)
+    shown = []
+    for name, run in zip(_unique_names(list(runs)), runs.values(), strict=True):
+        # Runs of one name with other settings are experiments of their own
+        experiment = name
+        if _differ_by_seed(same_name[run.experiment]):
+            experiment = run.experiment
+        shown.append(run.shown(name, experiment))
+    return shown
+
+
+def _run_directories(folder: Path) -> list[Path]:
+    """Return the folder and those directly in it that are run directories, at least one."""
+    candidates = [folder]
+    if folder.is_dir():
+        candidates += sorted(folder.iterdir())
+    found = []
+    for path in candidates:
+        if (path / CONFIG).is_file():
+            found.append(path)
+    if not found:
+        raise RunDirectoryError(
+            f"{folder} is no run directory and has none in it: name another folder"
+        )
+    return found
+
+
+def experiments_of(runs: Sequence[Shown]) -> dict[str, dict[int, Shown]]:
+    """Return experiment -> seed -> run."""
+    experiments: dict[str, dict[int, Shown]] = {}
+    for run in runs:
+        experiments.setdefault(run.experiment, {})[run.summary["seed"]] = run
+    return experiments
+
+
+def _unique_names(paths: Sequence[Path]) -> list[str]:
+    """Return the folders' names, with as many parents as make them unique."""
+    deepest = max(len(path.parts) for path in paths)
+    for depth in range(1, deepest):
+        names = ["/".join(path.parts[-depth:]) for path in paths]
+        if len(set(names)) == len(names):
+            return names
+    return list(map(str, paths))
+
+
+def _differ_by_seed(runs: Sequence[FinishedRun]) -> bool:
+    """Tell whether runs of one name have the same settings except for a seed that occurs once."""
+    first = _settings_without_seeds(runs[0])
+    seeds = set()
+    for run in runs:
+        if _settings_without_seeds(run) != first:
+            return False
+        seeds.add(run.summary["seed"])
+    return len(seeds) == len(runs)
+
+
+def _settings_without_seeds(run: FinishedRun) -> dict[str, Any]:
+    settings: dict[str, Any] = dict(run.settings.decisive())
+    for key in _SEEDS:
+        settings.pop(key, None)
+    return settings
+
+
+def value_text(value: Value) -> str:
+    """Return a setting's value as pages show it: ``true``, ``0.5``, ``(empty)``."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value) or "(empty)"
+
+
+def taking_part(run: Shown) -> dict[str, Any]:
+    """Build the template variables of ``sites.html`` for a run."""
+    splits, columns = [], []
+    for split in _SPLIT_NAMES:
+        if any(facts["sizes"].get(split) for facts in run.silos.values()):
+            splits.append(split)
+            columns.append(_SPLIT_NAMES[split])
+    # Sites report how many samples they left out only at this level of trust
+    reports_dropped = run.trust == SERVER
+    if reports_dropped:
+        columns.append("left out")
+    sizes, by_class = [], []
+    for site, facts in run.silos.items():
+        # A site without the split has None here too, so its absence is as hidden as a small number
+        numbers = [facts["sizes"].get(split) for split in splits]
+        if reports_dropped:
+            numbers.append(facts["dropped"])
+        if splits:
+            sizes.append([site, *_hide_small(numbers, run.floor)])
+        counts = facts["label_counts"].get("test")
+        if counts and "test" in splits and len(run.class_names()) <= _MANY_CLASSES:
+            by_class.append([site, *_hide_small(counts, run.floor)])
+    failed = []
+    for failure in run.summary["failures"]:
+        round_ = str(failure["round"])
+        failed.append([round_, failure["phase"], failure["site"], failure["reason"]])
+    return {
+        "name": run.name,
+        "site_count": format_count(len(run.silos), "site"),
+        "simulated": run.is_simulated,
+        "noun": run.noun(2),
+        "floor": run.floor,
+        "splits": columns,
+        "sizes": sizes,
+        "class_names": run.class_names(),
+        "by_class": by_class,
+        "stopped": run.summary["stopped"],
+        "failed": failed,
+    }
+
+
+def _hide_small(counts: Sequence[int | None], floor: int) -> list[str]:
+    """Return a site's counts of samples as text; None is a hidden one, which is below the floor."""
+    return [hide_small_count(count, floor) for count in counts]
+
 
 _UNTOLD: Mapping[str, str] = {
     SUMS: (
@@ -115,20 +260,17 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]]) -> st
         right += round(accuracy * n)
     right = min(max(right, 0), samples)  # noise of hospitals may lead out of the range
     interval = wilson(right, samples)
+    noise = ""
+    if run.trust == NOBODY:
+        noise = " It includes the hospitals' noise; the interval does not."
+        if run.is_simulated:
+            noise = " The sites were simulated: hospitals would add noise to it."
     return (
         f"Predictions are right for {right:,} of {samples:,} test {run.noun(samples)} of "
         f"{format_count(len(tested), 'hospital')}: {percent(right / samples)} (95 % interval "
         f"{percent(interval.low)} to {percent(interval.high)})"
-        f"{_beside_guessing(run, list(tested))}.{_noise(run)}"
+        f"{_beside_guessing(run, list(tested))}.{noise}"
     )
-
-
-def _noise(run: Shown) -> str:
-    if run.trust != NOBODY:
-        return ""
-    if run.is_simulated:
-        return " The sites were simulated: hospitals would add noise to it."
-    return " It includes the hospitals' noise; the interval does not."
 
 
 def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
@@ -147,13 +289,16 @@ def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
 
 def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
     """Return the accuracy of always predicting one class at these sites, if it may be shown."""
-    counts = [run.silos[site]["label_counts"].get("test", []) for site in sites]
-    if run.trust == NOBODY or not all(counts):
+    if run.trust == NOBODY:  # label counts have noise
         return ""
-    if any(None in row for row in counts):  # a hidden count
-        return ""
+    counts = []
+    for site in sites:
+        of_site = run.silos[site]["label_counts"].get("test", [])
+        if not of_site or None in of_site:  # not reported, or a hidden count
+            return ""
+        counts.append(of_site)
     # The class that most samples of all these sites have
-    totals = [sum(column) for column in zip(*counts, strict=True)]
+    totals = list(map(sum, zip(*counts, strict=True)))
     most = max(totals)
     name = run.class_names()[totals.index(most)]
     return f"; '{name}' for everybody would be right for {percent(most / sum(totals))}"

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from fedsilo.core.errors import RunDirectoryError
-from fedsilo.reports.watch.watched import look_at, newest_run
+from fedsilo.reports.watch.view import look_at, newest_run
 from fedsilo.server_app.records.progress import FILE, Progress, SiteProgress, bytes_text, clock
 
 
@@ -47,7 +47,7 @@ def test_a_run_that_goes_on_is_one_line(tmp_path: Path) -> None:
     watched = look_at(written(tmp_path / "trial"))
     assert watched.line() == (
         "trial: running, round 2 of 3, train: 1 of 3 answered, away: south, 1.5 MB down, 20 B up, "
-        "epsilon 1.5 of 8, 1:10, 1:05 left"
+        "epsilon 1.50 of 8, 1:10, 1:05 left"
     )
     assert not watched.over
 
