@@ -87,7 +87,7 @@ def _lacking_metrics(
             measured.update(by_site.get(site, {}))
         # Runs without a common site are not compared site by site, so each has only its own sites
         expected = set(run.silos)
-        # Runs with a common site are compared, so a site of only some runs lacks its metrics in others
+        # With a common site, each run must have its metrics at the sites of all runs
         if set.intersection(*sites_of[data]):
             expected = set.union(*sites_of[data])
         for site in expected:
