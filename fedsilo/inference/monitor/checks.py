@@ -57,6 +57,7 @@ def drift_checks(
         if cells is None:
             continue
         expected, found = cells
+        # The more features are compared and the fewer samples there are, the larger a PSI by chance
         psi = population_stability_index(expected, found)
         chance = psi_by_chance(len(expected), len(old), len(now), len(columns))
         limit = max(LARGE, chance)

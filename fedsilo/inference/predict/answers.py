@@ -85,6 +85,7 @@ class Predictions:
         lacks the class, the probabilities and the set, but has entropy and novelty.
         """
         columns = self._columns()
+        # k rows, each at the place of its input among all
         frame = pd.DataFrame(columns, index=self.inputs.kept())
         # Cases that are not answered keep their entropy and novelty, but not what they predict
         withheld = []

@@ -76,6 +76,8 @@ def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
         numbers, counts = np.unique(known, return_counts=True)
         if len(numbers) <= _FEW:
             continue
+        # Distances between neighbouring values; numbers are sorted, so the ends are lowest and
+        # highest
         steps = np.diff(numbers)
         apart = max(_APART, _TIMES * float(np.median(steps)))
         # Outliers are far from all others too, but no ten patients share one

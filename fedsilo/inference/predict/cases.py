@@ -227,6 +227,7 @@ def _bin(context: _Context, index: int) -> Bin | None:
     It must be closer than 0.1, otherwise the answer is None. Of equally near bins, the first
     counts.
     """
+    # Bins count the model's own confidence, without a calibration's temperature
     sure = float(context.found.own[index].max())
     nearest = None
     distance = 0.1

@@ -166,6 +166,7 @@ class FileInputs(Inputs):
         size, batch = batch_size(self.numbers), list[npt.NDArray[Any]]()
         # Several threads may round products of small pictures differently
         with threadpool_limits(1, user_api="blas"):
+            # A text in place of an image is the reason why the file cannot be decoded
             for place, image in enumerate(self._decode_files()):
                 if isinstance(image, str):
                     self.faults[place] = image
