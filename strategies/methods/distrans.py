@@ -63,7 +63,7 @@ class DisTrans(FedAvg):
     def initial_state(self) -> State:
         """Return FedAvg's initial network with doubled channels, and the first offsets."""
         single, task = starting_network(self.common, self.task), self.task
-        network = double_channels(single, self.common, self.settings, task.input_shape)
+        network = double_channels(single, self.common, task.input_shape)
         arrays = initial_weights(network)
         if self.settings.offset_aggregation == "none":
             del arrays[OFFSET]
