@@ -51,8 +51,7 @@ class OwnArrays(DataSet):
         return names
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that reads a ``.npy`` file as one sample shaped and typed like ``x``.
-        """
+        """Return a function that reads a ``.npy`` file as one sample, with the shape of ``x``."""
         x = _read(self._folder(places) / f"{site}.npz")[0]
         return lambda path: _read_sample(path, x.shape[1:], x.dtype)
 

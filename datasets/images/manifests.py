@@ -266,8 +266,7 @@ class _Manifest:
         return part
 
     def _mention_large_group(self, index: ImageIndex) -> None:
-        """Log a warning on this machine if one of several patients has more than half of the images.
-        """
+        """Log a warning if one of several patients has more than half of the images."""
         if len(set(index.groups)) < 2:
             return
         most = Counter(index.groups).most_common(1)[0][1]
