@@ -29,8 +29,8 @@ from fedsilo.models.methods.fedaligncl import (
     add_noise,
     alignment_loss,
     discriminator_loss,
+    load_discriminator,
     paired_alignment_loss,
-    received_discriminator,
 )
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.resnet22 import still_statistics
@@ -153,7 +153,7 @@ def open_aligner(
     rivals = []
     if settings.align_target == "others":
         for site in others:
-            rival = received_discriminator(lab.arrays(f"{DISCRIMINATORS}{site}/"), width, site)
+            rival = load_discriminator(lab.arrays(f"{DISCRIMINATORS}{site}/"), width, site)
             rivals.append(rival.to(lab.compute.device))
     discriminator = open_discriminator(lab, width)
     parameters, rate = discriminator.parameters(), lab.common.learning_rate

@@ -30,7 +30,7 @@ class DisTransSite(SiteMethod):
     def open(self, lab: Lab) -> SiteNetwork:
         """Build the two-channel network with the received weights and the site's offset."""
         single, shape = initial_classifier(lab.common, lab.silo), lab.silo.task.input_shape
-        network = double_channels(single, lab.sampling, self.settings, shape, lab.site)
+        network = double_channels(single, lab.sampling, shape, lab.site)
         load_exchanged(network, self._weights(lab, network))
         return lab.compute.place(network)
 

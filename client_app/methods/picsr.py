@@ -25,7 +25,7 @@ from fedsilo.models.methods.picsr import (
     PICSRSettings,
     RoutingProbe,
     StageNotes,
-    opened_router,
+    open_router,
     prototype,
     routing_weights,
 )
@@ -67,7 +67,7 @@ class PICSRSite(SiteMethod):
             arrays = lab.arrays()
             experts = open_experts(lab.common, lab.silo.task, arrays)
             prototypes = arrays_below(PROTOTYPE, arrays)
-            router = opened_router(self.settings, prototypes, arrays)
+            router = open_router(self.settings, prototypes, arrays)
             return lab.compute.place(PICSRNetwork(experts, prototypes, router))
         return lab.classifier(lab.arrays(START) or lab.arrays() or lab.state() or None)
 

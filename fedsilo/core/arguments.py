@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from fedsilo.core.errors import SettingError
+from fedsilo.core.one_line import one_line
 from fedsilo.core.settings_schema import Value
 
 
@@ -91,12 +92,27 @@ def folders_of(runs: Sequence[AnyRun]) -> list[Path]:
 
 
 def texts_of(settings: Settings | None) -> tuple[str, ...]:
-    """Return settings as texts ``key=value``, whose values are JSON if given as a mapping."""
-    if not isinstance(settings, Mapping):
-        return tuple(several(settings))
-    texts = []
-    for key, value in settings.items():
-        texts.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
+    """Return settings as texts ``key=value``, whose values are JSON if given as a mapping.
+
+    Raises:
+        SettingError: an entry of a sequence is no text, or JSON cannot hold a value of a mapping.
+    """
+    texts: list[str] = []
+    fault = ""
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            try:
+                texts.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
+            # A value inside a list may be at fault, so Python's error says of what type it is
+            except (TypeError, ValueError, RecursionError) as error:
+                fault = f"the value of '{key}' cannot be a setting ({one_line(error)})"
+    else:
+        for entry in several(settings):
+            if not isinstance(entry, str):
+                fault = f"a setting must be a text 'key=value', but is {one_line(repr(entry))}"
+            texts.append(entry)
+    if fault:
+        raise SettingError(f"{fault}: give settings as {{'rounds': 5}} or ['rounds=5']")
     return tuple(texts)
 
 

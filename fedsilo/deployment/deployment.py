@@ -124,6 +124,17 @@ class Deployment:
             raise unknown_name("member of the deployment", member, self.members)
         return self.home(member) / f"{member}.log"
 
+    def choose_sites(self, names: Sequence[str]) -> list[str]:
+        """Return the named sites of this machine, or all of them if none is named.
+
+        Raises:
+            SettingError: a name is no site of this machine.
+        """
+        for name in names:
+            if name not in self.sites:
+                raise unknown_name("site of the deployment", name, self.sites)
+        return list(names) or self.sites
+
     def process(self, member: str) -> psutil.Process | None:
         """Return a member's process, or None if it does not run."""
         known = self.started.get(member)
