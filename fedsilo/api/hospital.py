@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Unpack
 
-from fedsilo.api.options import MaybePath, NodeConfig, command
-from fedsilo.core.arguments import AnyPath, Tell, path_of, several, silent
+from fedsilo.api.options import command
+from fedsilo.core.arguments import AnyPath, MaybePath, Tell, several, silent
 from fedsilo.core.errors import SettingError
+from fedsilo.deployment.options import HospitalOptions, NodeConfig
 
 
 @command
@@ -19,29 +19,15 @@ def start(
         AnyPath, "the zip of 'fedsilo deploy add', or the folder into which it was opened"
     ],
     *,
-    folder: Annotated[MaybePath, "the folder for the opened kit (default: next to the zip)"] = None,
-    trust: Annotated[str, "the hospital's level of trust: server, sums or nobody"] = "",
-    method: Annotated[
-        Sequence[str], "a method that runs may ask for (default: any); may be repeated"
-    ] = (),
-    dataset: Annotated[
-        Sequence[str], "a data set that runs may ask for (default: any); may be repeated"
-    ] = (),
-    rule: Annotated[
-        Sequence[str], "another key of the site file, such as max-epsilon=3.0; may be repeated"
-    ] = (),
     yes: Annotated[bool, "confirm the kit's code and the rules without being asked"] = False,
-    data_dir: Annotated[MaybePath, "the folder of the hospital's data"] = None,
-    device: Annotated[str, "auto, cpu, cuda or cuda:N"] = "auto",
-    node_config: NodeConfig = (),
     health: Annotated[str, "address of Flower's health server"] = "",
     tell: Tell = silent,
+    **options: Unpack[HospitalOptions],
 ) -> None:
     """Open a kit, confirm its code and the rules, and become the hospital's node."""
     from fedsilo.client_app.privacy.signing import own_code
     from fedsilo.deployment.doctor.hospital_checks import HospitalRequest, ready, start_command
     from fedsilo.deployment.kit import KitError, read_kit
-    from fedsilo.deployment.rules import RuleOptions
 
     def confirm(sentences: Sequence[str]) -> None:
         for sentence in sentences:
@@ -58,13 +44,7 @@ def start(
                 "nobody can answer"
             )
 
-    named = {"device": device, "data-dir": path_of(data_dir)}
-    own = [f"{key}={json.dumps(str(value))}" for key, value in named.items() if value]
-    rules = RuleOptions(trust, several(method), several(dataset), several(rule))
-    request = HospitalRequest(
-        Path(kit), path_of(folder), rules, node_config=(*own, *several(node_config))
-    )
-    setup = ready(request, confirm)
+    setup = ready(HospitalRequest(Path(kit), options), confirm)
     words = start_command(setup, health)
     assert setup.key is not None
     home = setup.key.parent
