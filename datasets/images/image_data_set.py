@@ -141,6 +141,8 @@ class ImageDataSet(DataSet):
         folder = self.files_folder(places)
 
         def read(path: Path) -> npt.NDArray[Any]:
+            # Joining the folder and an absolute path gives this path, so that any file can be
+            # decoded
             name = str(path.resolve())
             lone = ImageIndex("", folder, (name,), np.zeros(1, np.int64), (name,), (name,))
             return self.reader(lone, size, settings)(name)
@@ -266,6 +268,7 @@ class ImageDataSet(DataSet):
             read = read - frozenset(SPLIT_KEYS)
             folder = "all-public"
         values = as_mapping(settings)
+        # All that decides pixels or split: any change makes another folder in the cache
         key = [
             *(_MAKER, self.name, name, kind, size, self.own_share(places)),
             *(listed, {key: values[key] for key in sorted(read)}),
@@ -319,6 +322,7 @@ def _given_split(index: ImageIndex, groups: Sequence[str], settings: CommonSetti
         DataError: a part is given, but folds are set for it too, or there are too few images for
             them.
     """
+    # A test fold is cut before the validation fold, which comes from the rows that are left
     given = np.array(index.parts)
     rows = {part: np.flatnonzero(given == part) for part in SPLITS}
     for kind, folds in (("test", settings.test_folds), ("val", settings.val_folds)):

@@ -183,6 +183,7 @@ class _Manifest:
         """
         optional = ("split", "patient", *self.columns)
         rows = read_rows(self.folder / self.file, ("path", "label"), optional)
+        # If one line names a part, all must: an empty cell is refused then
         has_parts = any(row.get("split") for _, row in rows)
         images = []
         for number, row in rows:

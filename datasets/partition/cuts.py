@@ -65,6 +65,8 @@ def label_shares(classes: int, silos: int, held: int, rng: np.random.Generator) 
             f"'split.labels-per-silo' must be {math.ceil(classes / silos)} to {classes}, because "
             f"{silos} silos share {classes} labels, but is {held}"
         )
+    # Silos take ``held`` labels each in turn from this random order, over and over. So each label
+    # is taken floor or ceil of silos * held / classes times
     order = rng.permutation(classes)
     holds = np.zeros((classes, silos))
     for silo in range(silos):
@@ -89,6 +91,7 @@ def deal_rows(
     """
     silos: list[dict[str, Rows]] = [{} for _ in range(shares.shape[1])]
     for part, labels_of_part in labels.items():
+        # Silo -> its rows of each label, in the order of the labels
         pieces: list[list[Rows]] = [[] for _ in silos]
         for label, shares_of_label in enumerate(shares):
             rows = rng.permutation(np.flatnonzero(labels_of_part == label))
@@ -214,6 +217,7 @@ def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places)
         raise no_such_silo(name, names)
     pool = open_cut_pool(data, settings, places)
     rows = _rows(data, pool, settings, names)[names.index(name)]
+    # The rows themselves are in the key, so that it does not matter which settings chose them
     facts = [_MAKER, name, pool.key, _as_lists(rows)]
 
     def fill(folder: Path) -> None:
@@ -242,6 +246,7 @@ def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dic
     for name, own in zip(names, rows, strict=True):
         silos[name] = _as_lists(own)
     values = as_mapping(settings)
+    # Not all settings, only those that can change a row's silo
     decided_by = {}
     for key in sorted(["split.partition", *_OF, "split.fold-seed", *_KEYS]):
         decided_by[key] = values[key]

@@ -229,6 +229,7 @@ class LabelCut:
             DataError: the pool has too few samples of some label, or a size is too small.
         """
         validation, trained = self._check_sizes(train_size or self._most(), train_size > 0)
+        # The same label always gives its rows in ascending order, so that nothing here is random
         rows = self._by_label("train")
         train = self._in_turn(rows, trained)
         test = self._own_part("test", test_size)
@@ -255,6 +256,7 @@ class LabelCut:
         Returns:
             Rows per silo, ascending.
         """
+        # For each label, how many of its rows earlier silos have taken: no row is dealt twice
         taken = [0] * self.classes
         silos = []
         for labels, parts in zip(self.sets, counts, strict=True):
@@ -307,6 +309,7 @@ class LabelCut:
         silos = len(self.sets)
         held_out = size - self._training_size(size)
         left = self._counts("train")
+        # All silos validate alike and on all labels, so that each label loses ``silos`` times this
         validation = level(held_out, [count // (2 * silos) for count in left])
         for label, count in enumerate(validation):
             left[label] -= silos * count
@@ -343,7 +346,7 @@ class LabelCut:
         return not self._fits(size, validation, trained)
 
     def _training_size(self, size: int) -> int:
-        """Return how many of a silo's ``size`` samples train; the others validate."""
+        """Return the number of training samples among a silo's ``size``; the others validate."""
         if self._has("val"):
             return size
         return size - size // VALIDATION_SHARE
@@ -398,6 +401,7 @@ class LabelCut:
             given: whether the user set the size.
         """
         lost = labels[parts.index(0)]
+        # The smallest size that trains on at least one image of each of the silo's labels
         least = size
         while self._training_size(least) < len(labels):
             least += 1
@@ -424,6 +428,7 @@ class LabelCut:
         silos, have = len(self.sets), self._counts(part)
         if not sum(have) and not size:
             return [np.empty(0, np.int64)] * silos
+        # Every silo gets the same number of each label, so that a remainder stays unused
         limits = [count // silos for count in have]
         if min(limits) == 0 or 0 < size < self.classes or size > sum(limits):
             raise DataError(

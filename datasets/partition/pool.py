@@ -78,6 +78,7 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
     """
     source = data.source
     pool, key = open_pool(source, places)
+    # Rows of the source's training arrays that train and that validate
     train, val = np.arange(len(pool.train_labels)), np.empty(0, np.int64)
     if pool.train_tracks is not None:
         train, val = hold_out_tracks(pool.train_tracks, pool.train_labels)
@@ -157,6 +158,7 @@ class _Mixed:
         self._row = np.concatenate([np.arange(len(part)) for part in labels])
         # The last key decides first: place within the label, then silo, then row
         place = np.concatenate([_place_in_label(part) for part in labels])
+        # (n,): row of the mixed order -> position in the concatenated silos
         self._order = np.lexsort((self._row, self._silo, place))
         self.labels: Labels = np.concatenate(labels)[self._order]
 
@@ -164,6 +166,8 @@ class _Mixed:
         """Return the inputs of the samples at ``rows`` of the mixed order, (k, *input_shape)."""
         import torch
 
+        # Positions in the concatenated silos. Each silo's array, which may be memory-mapped, is
+        # read once, and only at the rows that are needed
         chosen = self._order[rows]
         shape = self.splits[0].inputs.shape[1:]
         inputs = torch.empty((len(chosen), *shape), dtype=self.splits[0].inputs.dtype)

@@ -121,6 +121,7 @@ def _read(path: Path) -> SiloSet:
         ends = [row[column] for column in _EDGE]
         for name in ends:
             names.setdefault(name, len(names))
+        # An edge has no direction: the silo that appears earlier in the file is always the first
         first, second = sorted(ends, key=names.__getitem__)
         pair = first, second
         fault = ""

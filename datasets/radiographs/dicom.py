@@ -120,6 +120,7 @@ def _read(path: Path, bits: int) -> Grey:
         raise BrokenImageError("has a rescaling, window or lookup table that cannot be applied")
     if dataset.PhotometricInterpretation == "MONOCHROME1":
         picture = 1 - picture
+    # After the inversion, because padding is to be black in both kinds of grey
     picture[_padding(dataset, raw)] = 0
     return picture.astype(np.float32)
 
@@ -230,6 +231,7 @@ def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
     syntax = dataset.file_meta.TransferSyntaxUID
     fault = ""
     if not syntax.is_encapsulated:
+        # Uncompressed pixels take height x width x bytes per pixel
         expected = math.prod(shape) * dataset.BitsAllocated // 8
         if len(content) < expected:
             fault = _DAMAGED
@@ -275,6 +277,7 @@ def _of_jpeg(content: bytes) -> tuple[int, int] | None:
     Returns:
         None if there is no frame header before the image's data.
     """
+    # A segment is 0xFF, a marker and, for most markers, a length of 2 bytes that includes itself
     place = len(_JPEG)
     while content[place] == 0xFF:
         marker = content[place + 1]
@@ -344,6 +347,7 @@ def _padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool
     value = dataset.get("PixelPaddingValue")
     if value is None:
         return np.zeros(raw.shape, dtype=bool)
+    # The limit may be above or below the value; without a limit the value alone is padding
     ends = value, dataset.get("PixelPaddingRangeLimit", value)
     padded: npt.NDArray[np.bool_] = (raw >= min(ends)) & (raw <= max(ends))
     return padded

@@ -213,6 +213,7 @@ def _shrunk(square: Grey, size: int) -> Pixels:
 
 def _nearest(square: Mask, size: int) -> Pixels:
     """Resize a square mask to (size, size), 0 or 1, by taking the nearest pixel."""
+    # The centre of each new pixel, in pixels of the old picture; a mean would blur the mask's edge
     places = ((np.arange(size) + 0.5) * len(square) / size).astype(np.int64)
     return square[np.ix_(places, places)].astype(np.uint8)
 

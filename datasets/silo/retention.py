@@ -34,6 +34,8 @@ def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
         listed.
     """
     for path in _found(folder):
+        # A process that was killed leaves a half-made folder behind. The newest entry in it tells
+        # whether somebody may still be writing
         begun = _BEGUN.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
         if begun and time.time() - max(map(_change_time, [path, *_below(path)])) > _ABANDONED:
             shutil.rmtree(path, ignore_errors=True)
@@ -41,6 +43,7 @@ def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
     for path in _found(folder):
         if _is_derived(path, folder):
             sizes[path] = _bytes(path)
+    # Folders that any process is removing have hidden names, and so do not count here
     left = sum(sizes.values())
     removed = []
     for path in sorted(sizes, key=_change_time):
@@ -96,6 +99,7 @@ def _remove(path: Path) -> bool:
 
     The folder is first renamed to a hidden random name. False means that renaming failed.
     """
+    # Renaming is atomic: from then on no process can open the folder, but open files stay readable
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.rename(aside)

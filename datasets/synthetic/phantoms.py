@@ -149,6 +149,7 @@ def _breast(
     depth, height = patient.uniform(0.9, 1.4), patient.uniform(0.75, 0.95)
     from_wall = (x + 1) / np.float32(depth)
     away = np.sqrt(from_wall**2 + (y / np.float32(height)) ** 2)
+    # The thickness of the breast: full at the chest wall, 0 from the outline (away = 1) on
     within = np.sqrt((1 - away**4).clip(0, 1))
     tissue = (
         0.4 + 0.06 * pictures.texture(patient, size, 3) + 0.03 * pictures.texture(patient, size, 9)
@@ -291,6 +292,7 @@ def _catheter(rng: np.random.Generator, line: Points, radius: float) -> Points:
     The catheter stays within half the vessel's ``radius`` from the line.
     """
     tip = rng.integers(len(line) // 2, len(line))
+    # The sine is 0 at both ends, so that the catheter begins and ends in the middle of the vessel
     aside = rng.uniform(-0.5, 0.5) * radius * np.sin(np.linspace(0, np.pi, tip + 1))
     return line[: tip + 1] + aside[:, None]
 

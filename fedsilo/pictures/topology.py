@@ -141,6 +141,7 @@ def _places(document: Mapping[str, Any]) -> dict[str, Point]:
         sites.remove(hub)
         places[hub] = (0.0, 0.0)
     for place, site in enumerate(sites):
+        # From the top on, clockwise
         angle = math.pi / 2 - 2 * math.pi * place / len(sites)
         places[site] = (math.cos(angle), math.sin(angle))
     return places
@@ -153,6 +154,7 @@ def _lines(edges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         A dictionary per line: 'from', 'to', 'weight', and 'directed', which is false for merged
         edges.
     """
+    # Directed edge -> weight; of a pair with equal weights only the alphabetically first is drawn
     weights = {(edge["from"], edge["to"]): edge["weight"] for edge in edges}
     lines = []
     for (start, end), weight in weights.items():
