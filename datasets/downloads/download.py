@@ -209,7 +209,7 @@ def _open_archive(
         else:
             with tarfile.open(archive, tarinfo=_Member) as tar:
                 entries = []
-                for member in _members(tar, archive):
+                for member in _count_members(tar, archive):
                     if not member.isdir():
                         entries.append((member.name, member.size, member.isreg()))
                 yield tar, _check_entries(entries, archive)
@@ -237,7 +237,7 @@ class _Member(tarfile.TarInfo):
         raise tarfile.ReadError("a sparse file")
 
 
-def _members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
+def _count_members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
     """Yield the members of a tar archive, counting their sizes and headers.
 
     To find the next member, ``tarfile`` inflates the current one, so the count must be checked

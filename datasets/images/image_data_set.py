@@ -180,7 +180,7 @@ class ImageDataSet(DataSet):
                     "a split keeps copies in one part"
                 )
             if own.parts:
-                return _ImageSplit(_given_split(own, groups, settings), notes)
+                return _ImageSplit(_split_as_given(own, groups, settings), notes)
             share, seed = self.own_share(places), settings.fold_seed
             chosen = split_rows(own.labels, settings, share, seed, own.where, groups)
             return _ImageSplit(chosen, notes)
@@ -249,7 +249,7 @@ class ImageDataSet(DataSet):
 
         def fill(target: Path) -> None:
             split = rows()
-            parts, faults = self._parts(index, split.rows, size, settings)
+            parts, faults = self._decode_parts(index, split.rows, size, settings)
             if kind == "silo" and len(parts["train"]) < 2:
                 raise DataError(
                     f"{index.where}: {len(parts['train'])} training images are left "
@@ -277,7 +277,7 @@ class ImageDataSet(DataSet):
         ]
         return cached_silo(places.cache / f"{self.name}-silos", folder, key, len(classes), fill)
 
-    def _parts(
+    def _decode_parts(
         self, index: ImageIndex, rows: RowSplit, size: int, settings: CommonSettings
     ) -> tuple[dict[str, Split], int]:
         """Decode the images of each part.
@@ -310,7 +310,7 @@ def file_stamp(path: Path) -> tuple[int, int] | None:
     return stamp.st_size, stamp.st_mtime_ns
 
 
-def _given_split(index: ImageIndex, groups: Sequence[str], settings: CommonSettings) -> RowSplit:
+def _split_as_given(index: ImageIndex, groups: Sequence[str], settings: CommonSettings) -> RowSplit:
     """Split images by the parts that the user gave, and cut missing parts as folds from 'train'.
 
     Args:

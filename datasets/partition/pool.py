@@ -131,11 +131,11 @@ def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> C
         inputs=lambda part, rows: parts[part].inputs(rows),
         classes=silos[0].task.classes,
         key=[[silo.name, silo.schema, silo.fingerprints] for silo in silos],
-        facts=_facts(silos[0]),
+        facts=_shared_facts(silos[0]),
     )
 
 
-def _facts(silo: Silo) -> dict[str, Any]:
+def _shared_facts(silo: Silo) -> dict[str, Any]:
     """Return the facts that all silos share: class names, schema and, for a table, its features."""
     facts: dict[str, Any] = {"classes": list(silo.classes), "schema": silo.schema}
     if silo.features:
@@ -157,7 +157,7 @@ class _Mixed:
         self._silo = np.repeat(np.arange(len(splits)), [len(part) for part in labels])
         self._row = np.concatenate([np.arange(len(part)) for part in labels])
         # The last key decides first: place within the label, then silo, then row
-        place = np.concatenate([_place_in_label(part) for part in labels])
+        place = np.concatenate([_relative_places(part) for part in labels])
         # (n,): row of the mixed order -> position in the concatenated silos
         self._order = np.lexsort((self._row, self._silo, place))
         self.labels: Labels = np.concatenate(labels)[self._order]
@@ -177,7 +177,7 @@ class _Mixed:
         return inputs
 
 
-def _place_in_label(labels: Labels) -> Labels:
+def _relative_places(labels: Labels) -> Labels:
     """Return each sample's relative position among the samples of its label, (n,), in 0..1.
 
     Sorting the samples of several silos by this position mixes silos in proportion to their sizes.

@@ -101,7 +101,7 @@ def radiograph_header(path: Path) -> ImageHeader:
     """
     if not is_dicom(path):
         return picture_header(path)
-    dataset = _header(path, pixels=False)
+    dataset = _read_header(path, pixels=False)
     try:
         return ImageHeader(int(dataset.Columns), int(dataset.Rows), int(dataset.BitsAllocated))
     except Exception:  # an element that is missing, or is no number
@@ -109,9 +109,9 @@ def radiograph_header(path: Path) -> ImageHeader:
 
 
 def _read(path: Path, bits: int) -> Grey:
-    dataset = _header(path)
+    dataset = _read_header(path)
     _check_kind(dataset, bits)
-    raw = _pixels(dataset)
+    raw = _decode_pixels(dataset)
     try:
         picture = _apply_display(dataset, raw)
     except Exception:  # whatever a damaged table leads to
@@ -121,11 +121,11 @@ def _read(path: Path, bits: int) -> Grey:
     if dataset.PhotometricInterpretation == "MONOCHROME1":
         picture = 1 - picture
     # After the inversion, because padding is to be black in both kinds of grey
-    picture[_padding(dataset, raw)] = 0
+    picture[_find_padding(dataset, raw)] = 0
     return picture.astype(np.float32)
 
 
-def _header(path: Path, pixels: bool = True) -> FileDataset:
+def _read_header(path: Path, pixels: bool = True) -> FileDataset:
     from pydicom import dcmread
     from pydicom.errors import InvalidDicomError
     from pydicom.filereader import read_file_meta_info
@@ -194,7 +194,7 @@ def _syntax_fault(dataset: FileDataset) -> str:
     return ""
 
 
-def _pixels(dataset: FileDataset) -> npt.NDArray[Any]:
+def _decode_pixels(dataset: FileDataset) -> npt.NDArray[Any]:
     """Decode the stored values, (height, width), before any rescaling.
 
     Raises:
@@ -259,7 +259,7 @@ def declared_shape(content: bytes) -> tuple[int, int] | None:
     """
     try:
         if content.startswith(_JPEG):
-            return _of_jpeg(content)
+            return _jpeg_shape(content)
         start = 0
         if content.startswith(_BOXED):
             start = content.find(_JPEG_2000)  # -1 if the boxes hold no picture
@@ -271,7 +271,7 @@ def declared_shape(content: bytes) -> tuple[int, int] | None:
     return None
 
 
-def _of_jpeg(content: bytes) -> tuple[int, int] | None:
+def _jpeg_shape(content: bytes) -> tuple[int, int] | None:
     """Walk through a JPEG's segments to its frame header, and return (height, width) from it.
 
     Returns:
@@ -339,7 +339,7 @@ def _modality_range(dataset: FileDataset) -> tuple[float, float]:
     return low * slope + intercept, high * slope + intercept
 
 
-def _padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+def _find_padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
     """Tell which pixels are padding around the image, (height, width) bool.
 
     The header names the value or range of padding; without it no pixel is padding.

@@ -33,14 +33,14 @@ def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
         The folders that were removed, the longest unopened first; the half-made ones are not
         listed.
     """
-    for path in _found(folder):
+    for path in _list_entries(folder):
         # A process that was killed leaves a half-made folder behind. The newest entry in it tells
         # whether somebody may still be writing
         begun = _BEGUN.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
         if begun and time.time() - max(map(_change_time, [path, *_below(path)])) > _ABANDONED:
             shutil.rmtree(path, ignore_errors=True)
     sizes = {}
-    for path in _found(folder):
+    for path in _list_entries(folder):
         if _is_derived(path, folder):
             sizes[path] = _bytes(path)
     # Folders that any process is removing have hidden names, and so do not count here
@@ -55,7 +55,7 @@ def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
     return removed
 
 
-def _found(folder: Path) -> Iterator[Path]:
+def _list_entries(folder: Path) -> Iterator[Path]:
     """Yield the entries of the cache at depth 1 and 2.
 
     If an entry vanishes meanwhile, the rest of that depth may be skipped until the next call.

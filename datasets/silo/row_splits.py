@@ -89,9 +89,9 @@ def split_rows(
     if settings.test_folds:
         rest, test = cut_fold("test", rows, labels, settings, where, groups)
     elif groups is None:
-        rest, test = shared_out(labels, share, seed, where)
+        rest, test = draw_test_rows(labels, share, seed, where)
     else:
-        rest, test = shared_groups(labels, _number_groups(groups), share, seed, where)
+        rest, test = draw_test_groups(labels, _number_groups(groups), share, seed, where)
     # Validation rows are cut from the rows that are left, however the test rows were chosen
     rest, val = cut_fold("val", rest, labels, settings, where, groups)
     if not settings.use_test:
@@ -172,7 +172,7 @@ def _number_groups(groups: Sequence[str]) -> Indices:
     return np.unique(np.array(groups), return_inverse=True)[1]
 
 
-def shared_out(labels: Indices, share: float, seed: int, where: str) -> tuple[Indices, Indices]:
+def draw_test_rows(labels: Indices, share: float, seed: int, where: str) -> tuple[Indices, Indices]:
     """Draw training and test rows as FLamby does: stratified if every class has more than 2 rows.
 
     Args:
@@ -214,7 +214,7 @@ def shared_out(labels: Indices, share: float, seed: int, where: str) -> tuple[In
     return train, test
 
 
-def shared_groups(
+def draw_test_groups(
     labels: Indices, groups: Indices, share: float, seed: int, where: str
 ) -> tuple[Indices, Indices]:
     """Choose whole groups as test data, so that each class has about ``share`` of its rows in it.
