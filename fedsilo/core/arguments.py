@@ -1,11 +1,14 @@
-"""The types of the API's arguments: paths, runs and settings in every form that it accepts."""
+"""The types of the API's arguments: paths, runs and settings in every form that it accepts.
+
+``Option`` is the help that the command line shows for an argument.
+"""
 
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from fedsilo.core.errors import SettingError
 from fedsilo.core.one_line import one_line
@@ -21,11 +24,34 @@ class HasPath(Protocol):
 
 
 AnyPath = Path | str
+MaybePath = AnyPath | None
 AnyRun = HasPath | Path | str  # a run, or its directory
 Plugins = Sequence[AnyPath] | AnyPath | None  # files FILE.py, or modules of installed packages
 Settings = Mapping[str, Value] | Sequence[str]  # by key, {"uefl.gamma": 0.2}, or as key=value
 Tell = Callable[[str], None]  # takes a line about the progress
 Watch = Callable[[int, int], None]  # takes the amount done and the total amount
+
+
+@dataclass(frozen=True)
+class Option:
+    """The help of an option, and what differs from the rule for its parameter.
+
+    Attributes:
+        help: what the option does.
+        name: its name, such as ``--set``; empty for the parameter's own.
+        value: what the usage shows in place of a value; None for the type's name.
+        required: whether the command line requires it although Python has a default.
+        default: the command line's default if it is not Python's, or None.
+    """
+
+    help: str
+    name: str = ""
+    value: str | None = None
+    required: bool = False
+    default: object = None
+
+
+SimulationFile = Annotated[MaybePath, "the simulation.yaml to read"]
 
 
 @dataclass(frozen=True, kw_only=True)
