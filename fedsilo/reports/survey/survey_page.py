@@ -72,12 +72,12 @@ def survey_page(document: SurveyDocument) -> str:
     data = {
         "refused": document.refused,
         "changed": changed,
-        "sites": list(_sites(answers)),
+        "sites": list(_sites(document)),
         "label_pictures": label_pictures,
         "labels": list(_labels(answers)),
-        "distances": list(_distances(training)),
-        "feature_pictures": feature_pictures(answers, training.features),
-        "features": list(_features(answers)),
+        "distances": list(_distances(training, document)),
+        "feature_pictures": feature_pictures(document, training.features),
+        "features": list(_features(document)),
         "has_files": has_files,
         "files": list(_files(answers)),
     }
@@ -86,9 +86,9 @@ def survey_page(document: SurveyDocument) -> str:
     return render_page("survey.html", title, data, subtitle=subtitle, foot=_FOOT)
 
 
-def _sites(answers: Answers) -> Iterator[Table]:
+def _sites(document: SurveyDocument) -> Iterator[Table]:
     rows = []
-    for site, answer in answers.items():
+    for site, answer in document.sites.items():
         samples = answer.samples or {}
         left_out = _NONE
         if answer.left_out:
@@ -101,19 +101,19 @@ def _sites(answers: Answers) -> Iterator[Table]:
         "decoded."
     )
     yield Table("Samples", columns, rows, note)
-    lacking = _rows_left_out(answers)
+    lacking = _rows_left_out(document)
     if lacking:
         note = "For columns that are not listed here, every count is suppressed."
         title = "Rows left out, by the column whose value is missing or out of range"
         yield _counts(title, "column", lacking, note)
 
 
-def _rows_left_out(answers: Answers) -> dict[str, dict[str, Count]]:
+def _rows_left_out(document: SurveyDocument) -> dict[str, dict[str, Count]]:
     """Return site -> column -> rows left out; only columns with a count that is not suppressed."""
     # A table of suppressed counts only would have a row for each of a hundred columns
     missing = {}
     listed = set()
-    for site, answer in answers.items():
+    for site, answer in document.sites.items():
         if answer.left_out and answer.left_out.missing:
             missing[site] = answer.left_out.missing
             for name, count in missing[site].items():
@@ -126,7 +126,7 @@ def _rows_left_out(answers: Answers) -> dict[str, dict[str, Count]]:
         lacking[site] = {}
         for name, count in counts.items():
             if name in listed:
-                lacking[site][name] = count
+                lacking[site][document.title(name)] = count
     return lacking
 
 
@@ -141,14 +141,16 @@ def _labels(answers: Answers) -> Iterator[Table]:
             yield _counts(f"Labels, {name} samples", "label", counts)
 
 
-def _distances(training: Distances) -> Iterator[Table]:
+def _distances(training: Distances, document: SurveyDocument) -> Iterator[Table]:
     """Yield the distances of the training samples' labels and features; none without counts."""
     if training.labels:
         note = f"Measured on training samples. {_DISTANCE}"
         rows = list(map(_pair, training.labels))
         yield Table("Labels", ("sites", "distance"), rows, note)
     if training.features:
-        shown = [(between.feature, *_pair(between)) for between in training.features[:_WORST]]
+        shown = []
+        for between in training.features[:_WORST]:
+            shown.append((document.title(between.feature), *_pair(between)))
         more = len(training.features) - len(shown)
         note = ""
         if more:
@@ -161,36 +163,37 @@ def _pair(between: Between) -> tuple[str, str]:
     return ", ".join(between.sites), f"{between.distance:.3f}"
 
 
-def _features(answers: Answers) -> Iterator[Table]:
+def _features(document: SurveyDocument) -> Iterator[Table]:
     """Yield a table of means and percentiles, then the counts of each feature."""
+    answers = document.sites
     declared: dict[str, MeasuredFeature] = {}
     for answer in answers.values():
         for feature in answer.about.features:
             declared.setdefault(feature.name, feature)  # the first site's declaration counts
-    rows = _statistics_rows(declared, answers)
+    rows = _statistics_rows(declared, document)
     if rows:
         columns = ("feature", "site", "mean", "sd", "5th percentile", "95th percentile")
         yield Table("Training samples", columns, rows)
     for name, feature in declared.items():
         counts = {}
         for site, cells in training_counts(feature, answers).items():
-            counts[site] = dict(zip(cell_names(feature), cells, strict=True))
+            counts[site] = dict(zip(document.cell_titles(feature), cells, strict=True))
         if counts:
-            yield _counts(f"{name}, training samples", "", counts)
+            yield _counts(f"{document.title(name)}, training samples", "", counts)
 
 
 def _statistics_rows(
-    declared: Mapping[str, MeasuredFeature], answers: Answers
+    declared: Mapping[str, MeasuredFeature], document: SurveyDocument
 ) -> list[tuple[str, ...]]:
     """Return a row for each feature, but binary ones, and each site with statistics of it."""
     rows = []
     for name, feature in declared.items():
         if is_binary(cell_names(feature)):
             continue  # its mean follows from the table of counts
-        for site, answer in answers.items():
+        for site, answer in document.sites.items():
             statistics = _statistics(answer, name)
             if statistics:
-                rows.append((name, site, *statistics))
+                rows.append((document.title(name), site, *statistics))
     return rows
 
 
