@@ -124,7 +124,9 @@ class Column(FileModel):
     def words(self) -> ColumnWords:
         """Return the column's words for people."""
         title = self.title or self.name
-        within = [self.name] if self.title else []
+        within = []
+        if title != self.name:
+            within.append(self.name)
         if self.unit:
             within.append(self.unit)
         if within:

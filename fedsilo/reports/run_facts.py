@@ -161,9 +161,10 @@ def _unlike_columns(run: Shown) -> list[str]:
         return []
     sentences = []
     for entry in entries:
+        question = f"{entry['question'][:1].upper()}{entry['question'][1:]}"
         sentences.append(
             f"{entry['title']}: the mean at {entry['site']} is {entry['relation']} that of the "
-            f"other sites; {entry['question']}"
+            f"other sites. {question}"
         )
     return sentences
 
