@@ -71,7 +71,7 @@ class FlowerStrategy(Strategy):
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Run one round over ``grid`` and return no messages.
+        """Run one whole round over ``grid``, and return no messages, because none are left.
 
         The first call starts from ``arrays``, unless they are empty. Once the method has ended
         early, no further round is run.
@@ -87,9 +87,9 @@ class FlowerStrategy(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Return the model and the metrics after the round, averaged over sites by samples.
+        """Return the model after the round, and the metrics averaged over sites by samples.
 
-        Both are None before the first round.
+        Both are None before the first round. ``replies`` is not used.
         """
         if self._loop is None:
             return None, None
@@ -99,9 +99,9 @@ class FlowerStrategy(Strategy):
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Let all sites measure the final model after the last round; return no messages.
+        """Let all sites measure the final model if this is the last round; return no messages.
 
-        In earlier rounds sites measure while they train, so no separate evaluation is needed.
+        In earlier rounds sites measure while they train, so they need no separate evaluation.
         """
         if server_round == self.rounds and self._loop:
             self._loop.evaluate()
@@ -119,10 +119,10 @@ class FlowerStrategy(Strategy):
         """Print nothing, because the settings are already in the run config."""
 
     def _open_loop(self, grid: Grid, arrays: ArrayRecord) -> RoundLoop:
-        """Return the round loop; create it at the first call.
+        """Return the round loop; the first call meets the sites and creates it.
 
-        The first call meets the sites and takes ``arrays``, unless they are empty, as the starting
-        model.
+        If ``arrays`` are not empty, the first call makes them the starting model. Later calls
+        ignore both arguments.
         """
         if self._loop is None:
             name = self._common.run_name or f"flower-{grid.run.run_id}"
@@ -147,7 +147,7 @@ class _MeanMetrics(Hook):
         self._replies: Mapping[str, Reply] = {}
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Store ``replies`` if any of them has a measurement."""
+        """Store ``replies`` in place of earlier ones if any of them has a measurement."""
         # Metrics of training do not count in an evaluation, because the trained weights are older
         prefixes: tuple[str, ...] = _MEASURED
         if phase == EVALUATE:
@@ -157,7 +157,7 @@ class _MeanMetrics(Hook):
                 self._replies = replies
 
     def record(self) -> MetricRecord:
-        """Return the mean of each metric over the sites that sent it, weighted by samples."""
+        """Return the mean of each measurement over the sites that sent it, weighted by samples."""
         totals: dict[str, float] = {}
         examples: dict[str, int] = {}
         for reply in self._replies.values():
@@ -170,7 +170,7 @@ class _MeanMetrics(Hook):
 
 
 def flower_strategy(name: str) -> type[FlowerStrategy]:
-    """Return the Flower strategy of method ``name``, such as "uefl".
+    """Create the Flower Strategy class for method ``name``, such as "uefl".
 
     Raises:
         SettingError: no method has that name.

@@ -20,11 +20,12 @@ class CrossSite(EnsembleSite):
     open = LocalSite.open  # each received model is measured separately
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
-        """Yield the model that the site keeps and, at the end, every received model.
+        """Yield the site's own model and, in the final evaluation, each site's received model.
 
-        All are measured with the same samples and dropout draws. So this site's own model gets its
-        own metrics again, unless it was clipped and noised. An evidential model is measured with
-        this site's prior, like a shared model.
+        All are measured with the same samples and dropout draws. The received models include this
+        site's, whose metrics are therefore repeated, unless noise was added before it left. An
+        evidential model is measured with this site's prior. ``network`` is loaded with one model
+        after another, so each must be measured before the next one is requested.
 
         Raises:
             SettingError: a received model does not fit the network.
@@ -35,5 +36,7 @@ class CrossSite(EnsembleSite):
         packed = lab.content.array_records.get(ARRAYS, ArrayRecord())
         # Unpacks one model at a time to limit memory
         for site, arrays in by_expert(packed).items():
+            # The same object is reused, because ``Lab`` measures each network before it asks for
+            # the next
             load_exchanged(network, {name: from_numpy(unpack(a)) for name, a in arrays.items()})
             yield Measured(network, {metric: metric_from(metric, site) for metric in CROSSED})

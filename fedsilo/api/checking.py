@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Unpack
 
 from fedsilo.api import options
 from fedsilo.core.arguments import path_of, several
-from fedsilo.core.errors import SettingError, unknown_name
+from fedsilo.core.errors import SettingError
+from fedsilo.deployment.options import NodeConfig
 
 if TYPE_CHECKING:
     from fedsilo.deployment.doctor.findings import Finding
@@ -24,19 +25,30 @@ def site(
     site: Annotated[Sequence[str], "a site of the deployment (default: all)"] = (),
     kit: Annotated[
         options.MaybePath,
-        "a kit, or the folder into which it was opened, instead of the options below",
+        "a kit, or the folder into which it was opened; of the next options, only --node-config "
+        "can be added",
     ] = None,
     superlink: Annotated[str, "the server's host:port"] = "",
     root_certificates: Annotated[options.MaybePath, "the authority's certificate"] = None,
     key: Annotated[
         options.MaybePath, options.Option("the hospital's key", name="--auth-supernode-private-key")
     ] = None,
-    node_config: options.NodeConfig = (),
-    host: Annotated[str, "address to listen on"] = "127.0.0.1",
-    port: Annotated[int, "port of the SuperNode"] = 9094,
+    node_config: NodeConfig = (),
+    host: Annotated[str | None, "address to listen on (default: 127.0.0.1)"] = None,
+    port: Annotated[int | None, "port of the SuperNode (default: 9094)"] = None,
     **sources: Unpack[options.Changes],
 ) -> Iterator[Finding]:
-    """Check a hospital's node, by the arguments that start it."""
+    """Check a hospital's node, by the arguments that start it.
+
+    The arguments come from a deployment, from a kit, or from the options.
+
+    Yields:
+        A finding for each check of each site, in the order of the checks.
+
+    Raises:
+        SettingError: an option has no effect together with another one, or a name is unknown.
+        FedsiloError: the deployment, the kit or the node config cannot be read.
+    """
     from fedsilo.deployment.deployment import read_deployment
     from fedsilo.deployment.doctor.findings import examine
     from fedsilo.deployment.doctor.hospital_checks import open_temporarily, setup_of
@@ -45,35 +57,47 @@ def site(
     from fedsilo.deployment.worker.hospital import parse_node_config
     from fedsilo.engines.planning import planned_settings
 
-    if experiment is None and (sources.get("settings") or sources.get("config")):
-        raise SettingError("--set and --config change an experiment, but none is named: name one")
-    settings = planned_settings(experiment, options.run_sources(sources)) if experiment else None
-    node_config, site = several(node_config), several(site)
-    by_hand = parse_node_config(node_config)
+    by_hand: dict[str, object] = {
+        "--superlink": superlink,
+        "--root-certificates": root_certificates,
+        "--auth-supernode-private-key": key,
+        "--host": host,
+        "--port": port,
+    }
     if deployment:
-        _refuse_both({"--superlink": superlink, "--node-config": node_config})
-        members = read_deployment(Path(deployment))
-        for name in site:
-            if name not in members.sites:
-                raise unknown_name("site of the deployment", name, members.sites)
-        made = [SiteSetup.of(members, name, settings) for name in site or members.sites]
+        _refuse_with("--deployment", by_hand | {"--kit": kit, "--node-config": node_config})
     elif kit:
-        _refuse_both({"--superlink": superlink}, "kit")
-        own_kit = read_kit(Path(kit))
-        is_open = own_kit.path.is_dir()
-        with nullcontext(own_kit.path.resolve()) if is_open else open_temporarily(own_kit) as home:
-            setup = setup_of(own_kit, home, node_config, settings)
-            yield from examine(CHECKS, setup, setup.name)
-        return
+        _refuse_with("--kit", by_hand | {"--site": site})
     elif site:
         raise SettingError(
             "--site needs --deployment: name the deployment, or give 'site' in --node-config"
         )
-    else:
-        certificates, own_key = path_of(root_certificates), path_of(key)
-        made = [SiteSetup(by_hand, superlink, certificates, own_key, host, port, settings)]
-    for setup in made:
-        yield from examine(CHECKS, setup, setup.name)
+    settings = None
+    if experiment is not None:
+        settings = planned_settings(experiment, options.run_sources(sources))
+    elif any(sources.values()):
+        raise SettingError(
+            "--set, --config, --file and --plugin have no effect without an experiment: name one"
+        )
+    node_config, site = several(node_config), several(site)
+    with ExitStack() as opened:
+        if deployment:
+            members = read_deployment(Path(deployment))
+            chosen = members.choose_sites(site)
+            setups = [SiteSetup.of(members, name, settings) for name in chosen]
+        elif kit:
+            own_kit = read_kit(Path(kit))
+            home = own_kit.path.resolve()
+            if not home.is_dir():
+                home = opened.enter_context(open_temporarily(own_kit))
+            setups = [setup_of(own_kit, home, node_config, settings)]
+        else:
+            node, own_port = parse_node_config(node_config), 9094 if port is None else port
+            certificates, own_key = path_of(root_certificates), path_of(key)
+            own = (superlink, certificates, own_key, host or "127.0.0.1", own_port, settings)
+            setups = [SiteSetup(node, *own)]
+        for setup in setups:
+            yield from examine(CHECKS, setup, setup.name)
 
 
 @options.command
@@ -92,11 +116,14 @@ def server(
     ] = None,
     database: Annotated[options.MaybePath, "Flower's database"] = None,
     fleet: Annotated[
-        str,
-        options.Option("address by which hospitals reach the server", name="--fleet-api-address"),
-    ] = "0.0.0.0:9092",
-    host: Annotated[str, "address to listen on"] = "127.0.0.1",
-    port: Annotated[int, "port of the Control API"] = 8000,
+        str | None,
+        options.Option(
+            "address by which hospitals reach the server (default: 0.0.0.0:9092)",
+            name="--fleet-api-address",
+        ),
+    ] = None,
+    host: Annotated[str | None, "address to listen on (default: 127.0.0.1)"] = None,
+    port: Annotated[int | None, "port of the Control API (default: 8000)"] = None,
     hospital: Annotated[Sequence[str], "a hospital that the registry must know"] = (),
 ) -> Iterator[Finding]:
     """Check the server, by the arguments of flower-superlink."""
@@ -106,7 +133,17 @@ def server(
     from fedsilo.server_app.config.operator_files import REGISTRY
 
     if deployment:
-        _refuse_both({"--database": database, "--hospital": hospital})
+        by_hand = {
+            "--ssl-ca-certfile": authority,
+            "--ssl-certfile": certificate,
+            "--ssl-keyfile": certificate_key,
+            "--database": database,
+            "--fleet-api-address": fleet,
+            "--host": host,
+            "--port": port,
+            "--hospital": hospital,
+        }
+        _refuse_with("--deployment", by_hand)
         setup = ServerSetup.of(read_deployment(Path(deployment)))
     else:
         setup = ServerSetup(
@@ -114,8 +151,8 @@ def server(
             certificate=path_of(certificate),
             key=path_of(certificate_key),
             database=path_of(database),
-            fleet=fleet,
-            control=f"{host}:{port}",
+            fleet=fleet or "0.0.0.0:9092",
+            control=f"{host or '127.0.0.1'}:{8000 if port is None else port}",
             runs=path_of(os.environ.get("FEDSILO_RUNS") or None),
             registry=path_of(os.environ.get(REGISTRY) or None),
             hospitals=tuple((name, None) for name in several(hospital)),
@@ -137,14 +174,25 @@ def run(
     from fedsilo.deployment.doctor.findings import examine
     from fedsilo.deployment.doctor.run_checks import CHECKS, RunSetup
 
-    where = read_deployment(Path(deployment)) if deployment else None
+    where = None
+    if deployment:
+        _refuse_with("--deployment", {"--supernodes": supernodes})
+        where = read_deployment(Path(deployment))
     setup = RunSetup(experiment, options.run_sources(sources), seed, supernodes, where)
     setup.plan  # noqa: B018  # an unknown experiment is an error, not a finding
     yield from examine(CHECKS, setup)
 
 
-def _refuse_both(given: dict[str, object], by: str = "deployment") -> None:
-    """Refuse options whose values come from the deployment or the kit."""
-    for option, value in given.items():
-        if value:
-            raise SettingError(f"{option} comes from the {by}: remove it, or remove --{by}")
+def _refuse_with(source: str, others: Mapping[str, object]) -> None:
+    """Refuse options that have no effect because ``source``, another option, states their values.
+
+    Args:
+        source: the option that names a deployment or a kit.
+        others: the value of each other option, by its name; None and empty if it is not given.
+
+    Raises:
+        SettingError: names the first option that is given, and ``source``.
+    """
+    for option, value in others.items():
+        if value != "" and several(value):
+            raise SettingError(f"{option} has no effect with {source}: remove one of the two")

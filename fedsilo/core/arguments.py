@@ -1,13 +1,17 @@
-"""The types of the API's arguments: paths, runs and settings in every form that it accepts."""
+"""The types of the API's arguments: paths, runs and settings in every form that it accepts.
+
+``Option`` is the help that the command line shows for an argument.
+"""
 
 import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from fedsilo.core.errors import SettingError
+from fedsilo.core.one_line import one_line
 from fedsilo.core.settings_schema import Value
 
 
@@ -20,11 +24,34 @@ class HasPath(Protocol):
 
 
 AnyPath = Path | str
+MaybePath = AnyPath | None
 AnyRun = HasPath | Path | str  # a run, or its directory
 Plugins = Sequence[AnyPath] | AnyPath | None  # files FILE.py, or modules of installed packages
 Settings = Mapping[str, Value] | Sequence[str]  # by key, {"uefl.gamma": 0.2}, or as key=value
 Tell = Callable[[str], None]  # takes a line about the progress
 Watch = Callable[[int, int], None]  # takes the amount done and the total amount
+
+
+@dataclass(frozen=True)
+class Option:
+    """The help of an option, and what differs from the rule for its parameter.
+
+    Attributes:
+        help: what the option does.
+        name: its name, such as ``--set``; empty for the parameter's own.
+        value: what the usage shows in place of a value; None for the type's name.
+        required: whether the command line requires it although Python has a default.
+        default: the command line's default if it is not Python's, or None.
+    """
+
+    help: str
+    name: str = ""
+    value: str | None = None
+    required: bool = False
+    default: object = None
+
+
+SimulationFile = Annotated[MaybePath, "the simulation.yaml to read"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,12 +118,27 @@ def folders_of(runs: Sequence[AnyRun]) -> list[Path]:
 
 
 def texts_of(settings: Settings | None) -> tuple[str, ...]:
-    """Return settings as texts ``key=value``, whose values are JSON if given as a mapping."""
-    if not isinstance(settings, Mapping):
-        return tuple(several(settings))
-    texts = []
-    for key, value in settings.items():
-        texts.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
+    """Return settings as texts ``key=value``, whose values are JSON if given as a mapping.
+
+    Raises:
+        SettingError: an entry of a sequence is no text, or JSON cannot hold a value of a mapping.
+    """
+    texts: list[str] = []
+    fault = ""
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            try:
+                texts.append(f"{key}={json.dumps(value, ensure_ascii=False)}")
+            # A value inside a list may be at fault, so Python's error says of what type it is
+            except (TypeError, ValueError, RecursionError) as error:
+                fault = f"the value of '{key}' cannot be a setting ({one_line(error)})"
+    else:
+        for entry in several(settings):
+            if not isinstance(entry, str):
+                fault = f"a setting must be a text 'key=value', but is {one_line(repr(entry))}"
+            texts.append(entry)
+    if fault:
+        raise SettingError(f"{fault}: give settings as {{'rounds': 5}} or ['rounds=5']")
     return tuple(texts)
 
 

@@ -240,8 +240,7 @@ class FinishedRun(RunFiles):
             FedsiloError: the run has no such site; its model or data are not on this machine or
                 have changed; or each site has a model of its own and none is named.
         """
-        from fedsilo.runs.chosen_model import open_at_first_site
-        from fedsilo.runs.trained_model import open_model
+        from fedsilo.runs.trained_model import open_at_first_site, open_model
 
         def open_at(name: str) -> TrainedModel:
             lab = self.lab(name, path_of(data_dir), path_of(state_dir), best)

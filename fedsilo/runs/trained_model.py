@@ -1,6 +1,6 @@
 """A finished run's model at a site, opened to predict: network, preprocessing, classes."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -140,6 +140,27 @@ def open_model(
     has_own_scale = lab.silo.standardisation is not None and lab.common.standardise == "site"
     own = read_own_state or has_own_prior or has_own_scale
     return TrainedModel(run_dir, title, sites, lab, measured, own)
+
+
+def open_at_first_site(
+    sites: Iterable[str], open_at: Callable[[str], TrainedModel]
+) -> TrainedModel:
+    """Open the model at the first site whose data are on this machine.
+
+    Args:
+        sites: the sites of the run, of which there is one or more.
+        open_at: opens the model with the data of a site.
+
+    Raises:
+        DataError: no site's data are here; it is the first site's error.
+    """
+    errors: list[DataError] = []
+    for site in sites:
+        try:
+            return open_at(site)
+        except DataError as error:
+            errors.append(error)
+    raise errors[0]
 
 
 def refuse_other_rows(model: TrainedModel, split: str) -> None:

@@ -38,7 +38,10 @@ class Replies(dict[str, Reply]):
     failed: int = 0
 
     def of(self, sites: Iterable[str]) -> Replies:
-        """Return the replies of the given sites; a site without a reply is skipped."""
+        """Return the replies of the given sites, in the order of this object.
+
+        A site without a reply is skipped. The secret sums and means stay those over all sites.
+        """
         wanted = set(sites)
         chosen = Replies()
         for site, reply in self.items():
@@ -50,8 +53,8 @@ class Replies(dict[str, Reply]):
     def mean_metric(self, name: str) -> float:
         """Return the mean of a metric over the replies, weighted by samples.
 
-        A metric that was summed in secret has only its mean. Otherwise every reply must have the
-        metric.
+        For a metric that was summed in secret it is the known mean. Otherwise every reply must have
+        the metric.
         """
         if name in self.means:
             return self.means[name]
@@ -65,12 +68,12 @@ class Replies(dict[str, Reply]):
 def weighted_mean(
     replies: Mapping[str, Reply], names: Iterable[str], equal: bool = False
 ) -> dict[str, NDArray]:
-    """Return the weighted mean of the arrays ``names`` over all replies, float32.
+    """Return the mean of the arrays ``names`` over all replies, float32, weighted by samples.
 
-    Sums are float64, in the order of site names, with Flower's operations
-    (``aggregate_arrayrecords``), so the same replies give the same bits in whatever order they
-    came. One array is summed over all sites before the next is read. So memory never holds more
-    than the mean and one array of one site.
+    With ``equal`` all replies weigh the same. Sums are float64, in the order of site names, with
+    Flower's operations (``aggregate_arrayrecords``), so equal replies give equal bits in whatever
+    order they arrived. Arrays are averaged one by one, so memory never holds more than the mean and
+    one array of one site.
     """
     sites = sorted(replies)
     weights = [replies[site].examples for site in sites]
@@ -123,18 +126,19 @@ class Ask(ABC):
         """Ask sites and return their usable replies.
 
         Args:
-            phase: the phase; a site answers it with the function of that name of its method.
-            send: the arrays for each site that is asked.
+            phase: the phase; a site answers it with the function of that name in its method.
+            send: the arrays for each site; a site that is not in it is not asked.
             expect: the arrays that each site must return, or arrays of the same shapes. None: those
                 of ``reference``.
-            reference: the arrays of which each site's reply is an update, used to measure its size.
+            reference: the arrays that each site's reply updates, used to measure the update's size.
                 None: the arrays sent, or no arrays if ``expect`` is given.
             notes: further values for the sites: one Notes for all, or one for each site.
             metrics: metrics that each reply must have.
             fault: returns why a well-formed reply is unusable, or None if it is usable.
 
         Raises:
-            SiteError: too few sites gave a usable reply, or a site in ``send`` takes no part.
+            SiteError: too few sites gave a usable reply, or ``send`` has a site that takes no part.
+            TypeError: ``notes`` are no Notes.
         """
         if expect is None:
             # A site returns what it was sent, or what its update is compared with
@@ -188,15 +192,17 @@ class _FirstQuestion(Ask):
 def first_question(
     asks: Callable[[Ask], object], sites: Sequence[str], stateful_sites: Collection[str] = ()
 ) -> Question:
-    """Return the first question that a method's round or evaluation asks; nothing is sent.
+    """Return the first question of a method's round or evaluation, without sending anything.
+
+    The method's code runs only up to that question.
 
     Args:
-        asks: calls ``Method.round`` or ``Method.evaluate`` with the ask that it is given.
+        asks: calls ``Method.round`` or ``Method.evaluate`` with the ``Ask`` that it receives.
         sites: the sites that may be asked.
         stateful_sites: the sites that keep private state of the run.
 
     Returns:
-        The question; one without a phase and sites if the method asks none.
+        The question; if the method asks none, a question with an empty phase and no sites.
     """
     try:
         asks(_FirstQuestion(sites, stateful_sites))

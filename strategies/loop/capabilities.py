@@ -9,7 +9,7 @@ from fedsilo.core.settings.common_settings import AUTO, CommonSettings
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The common settings that a method supports; others are refused before training."""
+    """The common settings that a method supports; any other setting is refused before training."""
 
     vit: bool = True  # the network can be a ViT, whose frozen backbone the server does not know
     tables: bool = True  # the data can be a table
@@ -29,8 +29,12 @@ class Capabilities:
     def refuse_more(self, common: CommonSettings, is_table: bool) -> None:
         """Refuse settings that the method does not support.
 
+        Args:
+            common: the run's settings.
+            is_table: whether the data set is a table.
+
         Raises:
-            SettingError: names the method, the setting and the value to set.
+            SettingError: for the first such setting; says what to set instead.
         """
         refusals = (
             *self._of_rounds(common),
@@ -41,7 +45,7 @@ class Capabilities:
             raise SettingError(refusals[0])
 
     def _of_rounds(self, common: CommonSettings) -> Iterator[str]:
-        """Yield refusals about rounds and the aggregation of weights."""
+        """Yield an error text for each unsupported setting on rounds, sites or aggregation."""
         method = f"method '{common.method}'"
         if common.epoch_steps and not self.paced_epochs:
             yield (
@@ -63,7 +67,7 @@ class Capabilities:
             )
 
     def _of_messages(self, common: CommonSettings) -> Iterator[str]:
-        """Yield refusals about the wire format of updates."""
+        """Yield an error text if updates are compressed but the method averages none."""
         method = f"method '{common.method}'"
         if common.compresses() and not self.updates:
             yield (
@@ -72,7 +76,7 @@ class Capabilities:
             )
 
     def _of_data(self, common: CommonSettings, is_table: bool) -> Iterator[str]:
-        """Yield refusals about the network and the data."""
+        """Yield an error text for each unsupported network, data set or loss."""
         method = f"method '{common.method}'"
         if common.network == "vit" and not self.vit:
             yield f"{method} does not take network 'vit': choose another"

@@ -62,9 +62,9 @@ class Hook:
         Args:
             round_: the round.
             phase: the phase whose message has no usable answer; "hello" for an introduction.
-            site: the site, or "unknown".
-            code: kind of failure, as docs/run-directory.md lists them.
-            cause: what happened, in one line.
+            site: the site's name, or "unknown".
+            code: the kind of failure, from the list in docs/run-directory.md.
+            cause: the cause, in one line.
         """
 
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
@@ -81,11 +81,11 @@ class Hook:
         return None
 
     def why_end(self, state: State, error: SiteError) -> str | None:
-        """Return the reason to end the run well although a round failed; None to raise.
+        """Return the reason to end the run normally after a failed round; None to raise its error.
 
         Args:
             state: the state before the failed round.
-            error: the error by which the round failed.
+            error: the error that made the round fail.
         """
         return None
 
@@ -115,7 +115,10 @@ class Hooks:
             hook(*args, **named)
 
     def first(self, event: str, *args: Any) -> str | None:
-        """Return the first non-empty answer of a hook to the event; None if there is none."""
+        """Call the hooks for an event in their order, and return the first non-empty answer.
+
+        Later hooks are not called. None if no hook has an answer.
+        """
         for hook in self._by_event.get(event, ()):
             answer: str | None = hook(*args)
             if answer:

@@ -52,10 +52,12 @@ class State:
         return tuple(sorted(self.kept))
 
     def facts(self) -> dict[str, Any]:
-        """Return everything but the arrays, as JSON values.
+        """Return all fields but the arrays as JSON values, for a checkpoint.
+
+        Keys are "round", "keepers" (``kept``) and "extras", the method's own fields.
 
         Raises:
-            CheckpointError: a field's value would change in JSON.
+            CheckpointError: JSON would change the value of a field.
         """
         own: dict[str, Any] = {}
         for field_ in fields(self):
@@ -75,7 +77,8 @@ class State:
         """Build the state from its stored ``arrays`` and ``facts``.
 
         Raises:
-            CheckpointError: they belong to another method or an earlier version.
+            CheckpointError: the stored fields are not those of this class, because another method
+                or version stored them.
         """
         extras = dict(facts.get("extras", {}))
         own = {field_.name for field_ in fields(cls)} - _SHARED
@@ -96,7 +99,7 @@ _SHARED = {"arrays", "round", "kept"}
 
 
 def _survives_json(value: Any) -> bool:
-    """Tell whether JSON returns a value unchanged; tuples may become lists."""
+    """Tell whether JSON returns a value unchanged, apart from tuples, which become lists."""
     if isinstance(value, dict):
         has_text_keys = all(isinstance(key, str) for key in value)
         return has_text_keys and all(map(_survives_json, value.values()))
@@ -156,10 +159,12 @@ class Method(ABC):
         return {name: ArraySpec(tuple(array.shape)) for name, array in arrays.items()}
 
     def starting_weights(self) -> dict[str, NDArray]:
-        """Return the network's arrays at the start of a run, drawn from the seed.
+        """Return the network's exchanged arrays at the start of a run.
+
+        They are drawn from the seed, or read from 'train.initial-weights' and the backbone's file.
 
         Raises:
-            SettingError: the file of initial weights is missing or belongs to another network.
+            SettingError: a file of weights is missing or belongs to another network.
         """
         return initial_weights(starting_network(self.common, self.task))
 
@@ -188,7 +193,7 @@ class Method(ABC):
         return self.model(state)
 
     def model(self, state: Any) -> Arrays:
-        """Return the arrays of the model that a finished run stores."""
+        """Return the arrays that a finished run stores as its model: all but ``beside``."""
         arrays: Arrays = state.arrays
         model: dict[str, NDArray] = {}
         for name, array in arrays.items():
@@ -201,18 +206,18 @@ class Method(ABC):
         return None
 
     def average(self, replies: Replies, before: Arrays, equal: bool = False) -> dict[str, NDArray]:
-        """Combine the arrays named in ``before`` as 'server.aggregation' says.
+        """Combine the replies' arrays by 'server.aggregation'.
 
         'mean' weighs each site by its training samples. The other aggregations limit the influence
-        of a few faulty sites. A secret sum was averaged before, so its mean is returned.
+        of a few faulty sites. After a secure sum only the mean is known, so it is returned.
 
         Args:
             replies: the replies to combine.
-            before: the arrays by name with which the sites began.
+            before: the arrays from which the sites started; their names decide which are combined.
             equal: give each site the same weight.
 
         Returns:
-            The combined arrays by name, float32. Without replies, ``before``.
+        The combined arrays by name, float32. Without replies, ``before``.
 
         Raises:
             SiteError: too few sites replied for 'server.aggregation'.
@@ -226,10 +231,11 @@ class Method(ABC):
         return robust_mean(self.common, replies, before, equal)
 
     def share(self, replies: Replies) -> float:
-        """Return the share, from 0 to 1, of the replying sites in the weight of all sites.
+        """Return the fraction of all sites' training samples that belongs to the replies, 0 to 1.
 
-        Sites that do not tell their number of samples all weigh the same. In a secret sum the sites
-        that could not answer weigh nothing.
+        Agreed numbers of samples replace reported ones; sites that report none count as one sample
+        each. In a secure sum it is reduced by the fraction of sites that could not answer, because
+        nobody knows which sites they are.
         """
         every: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
@@ -241,10 +247,10 @@ class Method(ABC):
         return weights / sum(every.values())
 
     def start(self, site: str, ask: Ask) -> dict[str, NDArray]:
-        """Return the arrays, as ``start/<name>``, from which a site's own network starts.
+        """Return the arrays from which a site's own network starts, as ``start/<name>``.
 
-        Empty if the site has begun, or if it starts from the seed, because it can draw those
-        weights itself.
+        Empty if the site already keeps state, or if 'train.initial-weights' is empty, because then
+        the site draws the same weights from the seed.
 
         Raises:
             SettingError: the file of initial weights is missing or belongs to another network.
@@ -262,7 +268,7 @@ class Method(ABC):
         """Describe the data that this method makes leave each site; ``Disclosures()`` for none."""
 
     def leaves(self) -> list[str]:
-        """Return a sentence for each kind of data that leaves a site, by hello or by method."""
+        """Return one sentence for each kind of data that leaves a site, hellos included."""
         sentences = [*self.participants.leaves(), *self.disclosures().leaves]
         compression = compression_of(self.common)
         if compression:
@@ -270,7 +276,7 @@ class Method(ABC):
         return [sentence for sentence in sentences if sentence]
 
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Return further files for the end of a run: file name -> content for JSON.
+        """Return the method's own files for the end of a run: file name -> content for JSON.
 
         Args:
             state: the state after the last round.
@@ -290,9 +296,10 @@ def initial_weights(network: nn.Module) -> dict[str, NDArray]:
 
 
 def starting_network(common: CommonSettings, task: Task) -> TokenClassifier:
-    """Build the network from which a run starts.
+    """Build the network from which a run starts, drawn from the seed or read from weight files.
 
-    Pretrained backbone weights are loaded only if the backbone is exchanged.
+    Pretrained backbone weights are loaded only if the sites exchange the backbone, and
+    'train.initial-weights' is loaded over them.
 
     Raises:
         SettingError: the weights are missing or belong to another architecture.

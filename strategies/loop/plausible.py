@@ -90,10 +90,10 @@ _TAIL = 10  # standard deviations of noise
 
 
 def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
-    """Return the largest number of samples of each split that a site may count in its metrics.
+    """Return, for each split, the largest number of samples that a site may count in its metrics.
 
-    This is the number that the site reported. In a private run that number may have noise, so ten
-    standard deviations of the noise are added.
+    This is the number that the site reported. In a private run that number may contain noise, so
+    ten standard deviations of the noise are added.
     """
     hidden = 0
     if common.is_private():
@@ -103,10 +103,10 @@ def most_counted(facts: SiteFacts, common: CommonSettings) -> dict[str, int]:
 
 
 def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) -> Range:
-    """Return the plausible range of a metric.
+    """Return the range of values that an honest site can report for a metric.
 
     Args:
-        key: the metric's key.
+        key: the metric's key, such as ``incoming.test.accuracy``.
         classes: the number of classes.
         most: the largest number of samples by split; None for no limit.
     """
@@ -132,7 +132,11 @@ def metric_range(key: str, classes: int, most: Mapping[str, int] | None = None) 
 def metric_fault(
     key: str, value: float, classes: int, most: Mapping[str, int] | None = None
 ) -> str | None:
-    """Explain why a metric is not plausible, or return None; arguments as in ``metric_range``."""
+    """Explain why a metric's value is out of range, or return None.
+
+    Shares may exceed their range by 1e-6, a rounding error; counts must be whole. Arguments as in
+    ``metric_range``.
+    """
     allowed = metric_range(key, classes, most)
     if allowed.whole:
         is_plausible = allowed.low <= value <= allowed.high and value == math.floor(value)
@@ -148,11 +152,11 @@ _MOST_OPERATIONS = 100
 
 
 def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[str]) -> str | None:
-    """Explain why the names of a reply's metrics are not valid together, or return None.
+    """Explain why the set of a reply's metric names is invalid, or return None.
 
-    A checkpoint keeps the metrics of the last rounds, and reports read them much later. So a metric
-    may name only classes and sites that exist, a bin needs all of its parts, and the number of
-    metrics is limited.
+    A metric may name only classes and sites that exist, a bin needs all of its parts, and the
+    number of metrics is limited. This is checked now, because checkpoints keep the metrics, and
+    reports read them much later.
 
     Args:
         metrics: a reply's metrics; each key follows the grammar (``is_metric_key``).
@@ -188,10 +192,10 @@ def names_fault(metrics: Mapping[str, float], classes: int, sites: Collection[st
 
 
 def array_fault(name: str, array: NDArray) -> str | None:
-    """Explain why a finite float array cannot have these values, or return None.
+    """Explain why a finite float array has impossible values, or return None.
 
-    Batch norm's statistics describe activations, which raw pixels make large. Every other array
-    holds weights, embeddings or shares.
+    No value may exceed 1e6 in size, or 1e12 in batch norm's statistics and in counts, which raw
+    pixels make large. Variances and counts must not be negative.
     """
     last = name.rpartition("/")[2].rpartition(".")[2]
     largest = _LARGEST_WEIGHT
@@ -220,7 +224,7 @@ class UpdateStatistics:
 
 
 def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
-    """Return the joint L2 norm of a reply's update of the arrays ``names``."""
+    """Return the L2 norm of a reply's update of all arrays ``names`` together, in float64."""
     squared = 0.0
     # Sorted, because the bits of a sum of floats depend on the order
     for name in sorted(names):
@@ -230,7 +234,10 @@ def update_norm(reply: Reply, before: Arrays, names: Iterable[str]) -> float:
 
 
 def group_by_kind(names: Iterable[str]) -> dict[str, list[str]]:
-    """Group array names into "weights" and "statistics"; a kind without names is left out."""
+    """Group array names into "weights" and batch norm's "statistics", each sorted.
+
+    A kind without names is left out.
+    """
     kinds: dict[str, list[str]] = {}
     for name in sorted(names):
         kind = "weights"
@@ -243,13 +250,14 @@ def group_by_kind(names: Iterable[str]) -> dict[str, list[str]]:
 def find_far_updates(
     limit: float, before: Mapping[str, Arrays], replies: Mapping[str, Reply]
 ) -> dict[str, str]:
-    """Return the sites whose update is longer than ``limit`` medians, each with the reason.
+    """Return the sites whose update is longer than ``limit`` times the median, with reasons.
 
-    Weights and statistics are compared separately, and only among at least three sites.
+    Weights and batch norm's statistics are compared separately. Nothing is found among fewer than
+    three sites, or if the median is 0.
 
     Args:
         limit: the setting 'server.max-update-norm'.
-        before: by site, the arrays of which its reply is an update.
+        before: by site, the arrays that its reply updates.
         replies: the replies by site.
     """
     norms: dict[str, dict[str, float]] = {}
@@ -272,13 +280,16 @@ def find_far_updates(
 def update_statistics(
     before: Mapping[str, Arrays], after: Arrays, replies: Mapping[str, Reply]
 ) -> dict[str, UpdateStatistics]:
-    """Compare each site's update of its weights with the change of the model.
+    """Compute the norm of each site's update of its weights, and its cosine to the model's change.
 
     Args:
-        before: by site, the arrays of which its reply is an update.
+        before: by site, the arrays that its reply updates.
         after: the model's arrays after the replies were combined.
-        replies: the sites' replies. A site without weights in both ``before`` and ``after`` is left
-            out.
+        replies: the sites' replies.
+
+    Returns:
+        The statistics by site. A site that has no weights in both ``before`` and ``after`` is left
+        out.
     """
     # The sites that trained each array; per site the squared lengths of its update and of the
     # model's step, and their scalar product

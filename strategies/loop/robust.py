@@ -29,12 +29,12 @@ FAULTY = 1  # f, the number of sites that may be faulty
 
 
 def fewest_sites(common: CommonSettings) -> int:
-    """Return the sites that 'server.aggregation' needs to withstand ``FAULTY`` faulty ones."""
+    """Return how many sites 'server.aggregation' needs to withstand ``FAULTY`` faulty ones."""
     return {"trimmed": 2 * FAULTY + 1, "multikrum": 2 * FAULTY + 3}.get(common.aggregation, 1)
 
 
 def why_too_few(common: CommonSettings, sites: int) -> str | None:
-    """Explain why ``sites`` are too few for 'server.aggregation', or return None."""
+    """Explain that 'server.aggregation' needs more than ``sites`` sites, or return None."""
     needed = fewest_sites(common)
     if sites >= needed:
         return None
@@ -47,19 +47,19 @@ def why_too_few(common: CommonSettings, sites: int) -> str | None:
 def robust_mean(
     common: CommonSettings, replies: Replies, before: Arrays, equal: bool = False
 ) -> dict[str, NDArray]:
-    """Combine the sites' arrays by an 'server.aggregation' other than "mean".
+    """Combine the sites' arrays by an aggregation other than "mean" ('server.aggregation').
 
     Args:
         common: the run's settings.
         replies: the replies by site.
-        before: the arrays by name with which the sites began.
-        equal: give each site the same weight in 'norm-clip'. All others always do.
+        before: the arrays by name from which the sites started.
+        equal: give each site the same weight in 'norm-clip'; the other aggregations always do.
 
     Returns:
-        The combined arrays by name, float32.
+    The combined arrays by name, float32.
 
     Raises:
-        SiteError: too few sites replied.
+        SiteError: too few sites replied for the aggregation.
     """
     reason = why_too_few(common, len(replies))
     if reason:
@@ -94,9 +94,10 @@ def _combine(common: CommonSettings, stacked: NDArray) -> NDArray:
 
 
 def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str, NDArray]:
-    """Return ``before`` plus the weighted mean of updates, each clipped to the median norm.
+    """Return ``before`` plus the mean of the updates, each clipped to the median norm, float32.
 
-    Weights and running statistics are measured and clipped separately.
+    Updates are weighted by samples, or equally with ``equal``. Weights and batch norm's statistics
+    are measured and clipped separately.
     """
     counts = [reply.examples for reply in replies.values()]
     if equal:
@@ -122,10 +123,10 @@ def norm_clipped_mean(replies: Replies, before: Arrays, equal: bool) -> dict[str
 
 
 def chosen_by_krum(replies: Replies, before: Arrays, faulty: int) -> list[str]:
-    """Return all sites but the ``faulty`` ones with the most distant neighbours, sorted.
+    """Return the n - ``faulty`` sites with the lowest scores, which multikrum averages, sorted.
 
-    A site's score is the sum of its distances to its n - f - 2 nearest other sites. The distance is
-    the squared L2 distance between the sites' updates of all arrays (Flower's
+    A site's score is the sum of its distances to its n - f - 2 nearest other sites. A distance is
+    the squared L2 distance between two sites' updates of all arrays (Flower's
     ``compute_distances``).
     """
     sites = list(replies)

@@ -93,7 +93,10 @@ class Round(Ask):
     _step: int = field(init=False, default=-1)
 
     def put(self, question: Question) -> Replies:
-        """Send a question to its sites and return the usable replies; see ``Ask``."""
+        """Send a question to its sites and return the usable replies, sorted by site.
+
+        The hooks learn of each event. Raises the errors of ``Ask.__call__``.
+        """
         self._step += 1
         if self.method.common.measures_in(self.number):
             self.measuring = {EVALUATE, *TRAINING}
@@ -115,7 +118,7 @@ class Round(Ask):
         return replies
 
     def measure_updates(self, after: Arrays) -> None:
-        """Compare each site's update with the change of the model, for each phase of the round.
+        """Compare each site's update with the model's change, for each phase, and call the hooks.
 
         Args:
             after: the model's arrays by name after the round.
@@ -129,7 +132,7 @@ class Round(Ask):
                 after = {**after, **sent}
 
     def message(self, site: str, question: Question) -> Message:
-        """Build the message that asks ``site`` a question."""
+        """Build the message that asks ``site`` a question: the instruction, records and arrays."""
         phase, participants = question.phase, self.method.participants
         # Only a simulated site is on this machine, so only it may learn the folder
         run_dir = ""
@@ -168,7 +171,8 @@ class Round(Ask):
     def _exchange(self, question: Question) -> dict[str, Reply]:
         """Send the messages, wait, and return the replies that could be decoded, by site.
 
-        ``failed`` then holds the reason for each site without a decoded reply.
+        ``failed`` then has the reason for each site without a decoded reply, and ``kinds`` the kind
+        of its failure.
         """
         phase, participants = question.phase, self.method.participants
         sites = sorted(question.send)
@@ -207,7 +211,9 @@ class Round(Ask):
         return replies
 
     def _decode(self, site: str, message: Message, question: Question) -> Reply:
-        """Return the reply in a message, if it has the right form.
+        """Decode the reply in a message, and move its arrays to ``spill``.
+
+        The site's weight becomes its agreed number of samples, if there is one.
 
         Raises:
             SiteError: the site answered with an error, or the reply is malformed; one line.
@@ -238,7 +244,9 @@ class Round(Ask):
         return replace(reply, arrays=self.spill.keep(reply.arrays), examples=examples)
 
     def _check(self, question: Question, replies: Mapping[str, Reply]) -> dict[str, Reply]:
-        """Return the usable replies by site, and apply the failure policy to the others.
+        """Return the usable replies by site, and apply the failure policy to the other sites.
+
+        The hooks learn of each failure.
 
         Raises:
             TooFewSitesError: fewer usable replies than 'run.min-sites' are left.
@@ -269,9 +277,9 @@ class Round(Ask):
         return usable
 
     def _fault(self, question: Question, reply: Reply) -> str | None:
-        """Explain why a reply is unusable, or return None.
+        """Explain why a decoded reply is unusable, or return None.
 
-        Metrics are checked first, then the method's own rule, then the objections of hooks.
+        Its metrics are checked first, then the method's own rule, then the hooks' objections.
         """
         facts, metrics = self.method.participants.facts, reply.metrics
         common, own = self.method.common, facts[reply.site]
@@ -317,10 +325,13 @@ class Round(Ask):
                         yield measurement(INCOMING, split, metric)
 
     def _refuse_too_few(self, question: Question, answered: int) -> None:
-        """Refuse fewer than 'run.min-sites' usable replies; 0 means all sites asked.
+        """Refuse fewer than 'run.min-sites' usable replies; 0 means all sites that were asked.
 
         A phase cannot need more replies than it asked for. The final evaluation does not need the
-        reply of a hospital whose epsilon is spent.
+        reply of a site whose epsilon is spent.
+
+        Raises:
+            TooFewSitesError: names the failed sites with their reasons.
         """
         asked, phase = len(question.send), question.phase
         spent = list(self.codes.values()).count(EpsilonSpentError.code)

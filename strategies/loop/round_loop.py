@@ -48,15 +48,16 @@ class RoundLoop:
     def start(self, grid: Grid, num_rounds: int, timeout: float = 3600.0) -> State:
         """Run the remaining rounds, let the sites measure the model, and return the final state.
 
-        A resumed run continues after ``self.state``.
+        A resumed run continues after ``self.state``. The method or a hook may end the run early.
 
         Args:
             grid: connects the server with the sites.
-            num_rounds: the last round.
+            num_rounds: the number of the last round.
             timeout: seconds to wait for the replies of a phase.
 
         Raises:
-            SiteError: too few sites gave a usable reply in a phase.
+            SiteError: too few sites gave a usable reply in a phase, and no hook ends the run
+                instead.
         """
         self.connect(grid, timeout)
         self.hooks.call("run_started", self.state, self.method.participants, num_rounds)
@@ -73,7 +74,12 @@ class RoundLoop:
         return self.state
 
     def connect(self, grid: Grid, timeout: float = 3600.0) -> None:
-        """Use ``grid`` for all following rounds; arguments as in ``start``."""
+        """Prepare all following rounds to ask the sites over ``grid``.
+
+        Args:
+            grid: connects the server with the sites.
+            timeout: seconds to wait for the replies of a phase.
+        """
         self._grid = grid
         standardisation = None
         pooled = self.method.participants.standardisation()
@@ -92,7 +98,11 @@ class RoundLoop:
         )
 
     def run_round(self) -> None:
-        """Run the round after the current state; the new state replaces it."""
+        """Run the round after ``self.state`` and store the new state there.
+
+        Latecomers are admitted first, if the method allows it. A round that raises leaves the state
+        unchanged.
+        """
         before, method = self.state, self.method
         number = before.round + 1
         if method.capabilities.late_join:
@@ -116,7 +126,7 @@ class RoundLoop:
         self.hooks.call("round_ended", self.state)
 
     def evaluate(self) -> None:
-        """Let all sites measure the current model."""
+        """Let all sites measure the model of ``self.state``; the hooks receive the metrics."""
         state, method = self.state, self.method
         sites = method.participants.sites()
         asked = self._open_round(state.round, sites, dict(state.kept), ends=True)
@@ -132,7 +142,7 @@ class RoundLoop:
         return bool(self.stopped)
 
     def _let_latecomers_in(self, round_: int) -> None:
-        """Add sites that connected after the last round to the run."""
+        """Admit sites that connected after the last round, and tell the hooks."""
         known = self.method.participants
         participants, refused = meet_latecomers(self._grid, known)
         joined = []  # new sites, and known ones that came back on another node
@@ -148,7 +158,7 @@ class RoundLoop:
 
 
 def draw_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> list[str]:
-    """Return the sites that ``round_`` may ask, sorted: 'server.sites-per-round', or all if 0.
+    """Draw 'server.sites-per-round' of the sites for ``round_``, sorted; 0 means all.
 
     The draw depends only on the seed and the round.
     """
@@ -162,10 +172,10 @@ def draw_sites(common: CommonSettings, sites: Sequence[str], round_: int) -> lis
 
 
 def refuse_site_count(common: CommonSettings, sites: int) -> None:
-    """Refuse settings that do not fit the number of sites.
+    """Check that the settings fit the number of sites.
 
     Raises:
-        SettingError: 'server.sites-per-round', 'server.aggregation' or 'secure.aggregation' need
+        SettingError: 'server.sites-per-round', 'server.aggregation' or 'secure.aggregation' needs
             more sites, or the threshold or bits of secure aggregation do not fit.
     """
     if common.sites_per_round > sites:

@@ -60,12 +60,13 @@ class SecureAsk(Ask):
         self.stateful_sites = ask.stateful_sites
 
     def put(self, question: Question) -> Replies:
-        """Ask like ``Round``, but learn only the sample-weighted mean of trained weights.
+        """Ask sites to train, but learn only the sample-weighted mean of the trained weights.
 
-        With trust 'sums' the metrics are summed in secret too.
+        With trust 'sums' metrics are summed in secret too, in training and evaluation. Any other
+        question is asked like in ``Round.put``.
 
         Raises:
-            SettingError: the number of sites does not fit 'secure.threshold'.
+            SettingError: the quantisation is too coarse for these sites.
             SiteError: too few sites replied, or their shares do not belong together.
         """
         send, phase, ask = question.send, question.phase, self.ask
@@ -117,10 +118,13 @@ class SecureAsk(Ask):
         return replies
 
     def _judge_failures(self, sum_: SecureSum, phase: str, asked: int) -> None:
-        """Apply 'run.min-sites' to the sites in a sum that could answer; which failed is unknown.
+        """Apply 'run.min-sites' to the number of sites in the sum that could train or measure.
+
+        A site that could not adds 0 to the sum and hides which one it is, so only their number is
+        known.
 
         Raises:
-            TooFewSitesError: fewer than 'run.min-sites' could answer.
+            TooFewSitesError: fewer than 'run.min-sites' sites could answer.
         """
         if not sum_.failed:
             return
@@ -161,7 +165,7 @@ class SecureAsk(Ask):
 
 
 def _fault(sum_: SecureSum, phase: str, reply: Reply) -> str | None:
-    """Explain why a reply's secure aggregation record is unusable, or return None."""
+    """Explain why a reply's secure aggregation record is unusable in this phase, or return None."""
     record = reply.secure
     try:
         if read_whole(record, "round") != sum_.round:

@@ -51,7 +51,7 @@ _MARGIN = 1.001
 
 
 class SecureSum:
-    """The server's knowledge of one secure sum.
+    """The server's data on one secure sum, which it collects phase by phase.
 
     Args:
         round_: the round, from 1.
@@ -100,7 +100,7 @@ class SecureSum:
         self._sums: dict[str, Words] = {}
 
     def masked_specs(self) -> dict[str, ArraySpec]:
-        """Return the specs of a masked reply: whole numbers instead of floats."""
+        """Return the specs of a masked reply: the same shapes in uint32, and the masked counts."""
         specs = {name: ArraySpec(spec.shape, "uint32") for name, spec in self.specs.items()}
         specs[COUNTS] = ArraySpec((2,), "uint32")
         if self.metrics:
@@ -109,7 +109,10 @@ class SecureSum:
         return specs
 
     def record(self, phase: str, site: str) -> ConfigRecord:
-        """Build the record that ``site`` receives in a phase."""
+        """Build the record of secure aggregation that ``site`` receives in a phase.
+
+        It holds what the other sites sent in the phase before: keys, names, shares or signatures.
+        """
         values: dict[str, Any] = {"round": self.round}
         if phase == SECURE_SHARES:
             # Lists in one order of sites, because a record holds no mappings
@@ -146,11 +149,11 @@ class SecureSum:
         return ConfigRecord(values)
 
     def take_keys(self, replies: Mapping[str, Reply]) -> None:
-        """Store the sites' public keys, and derive the threshold, the splits and the context.
+        """Store the sites' public keys, and derive threshold, scale, splits and context.
 
         Raises:
-            SettingError: the number of sites does not fit 'secure.threshold' or 'secure-bits'.
-            SiteError: too few sites are left.
+            SettingError: the quantisation is too coarse for this number of sites.
+            SiteError: too few sites have sent keys, or their 'secure-samples' differ.
         """
         try:
             self.threshold = needed_sites(self.common, len(replies))
@@ -174,10 +177,10 @@ class SecureSum:
         self.context = context_of(self.common.run_name, self.round, self.keys, self.threshold)
 
     def _agreed_samples(self, replies: Mapping[str, Reply]) -> int:
-        """Return B, the 'secure-samples' of all site files, which must be the same everywhere.
+        """Return B, the 'secure-samples' that all site files must agree on.
 
         Raises:
-            SiteError: the numbers differ; names the sites with each number.
+            SiteError: the numbers differ, or one is below 1; names the sites with each number.
         """
         said: dict[int, list[str]] = {}
         for site, reply in sorted(replies.items()):
@@ -192,7 +195,11 @@ class SecureSum:
         return next(iter(said))
 
     def take_shares(self, replies: Mapping[str, Reply]) -> None:
-        """Store the sealed shares, one from each site for each other site."""
+        """Store the sealed shares that each site made for each other site.
+
+        Raises:
+            SiteError: fewer sites than the threshold replied.
+        """
         self._refuse_few(replies, "shared their keys")
         for site, reply in sorted(replies.items()):
             record = reply.secure
@@ -200,7 +207,13 @@ class SecureSum:
             self._checks[site] = bytes(record["check"])
 
     def take_masked(self, replies: Mapping[str, Reply]) -> None:
-        """Add up the masked arrays; only one array of one site is in memory at a time."""
+        """Add up the masked arrays modulo 2^32, and store the replies without arrays.
+
+        Only one array of one site is in memory at a time.
+
+        Raises:
+            SiteError: fewer sites than the threshold replied.
+        """
         self._refuse_few(replies, "sent masked weights")
         for name in sorted(self.masked_specs()):
             total: Any = np.uint32(0)
@@ -212,7 +225,11 @@ class SecureSum:
             self.replies[site] = replace(reply, arrays={})
 
     def take_signatures(self, replies: Mapping[str, Reply]) -> None:
-        """Store each site's signature of the list of sites whose weights arrived."""
+        """Store each site's signature of the list of sites whose weights arrived.
+
+        Raises:
+            SiteError: fewer sites than the threshold replied.
+        """
         self._refuse_few(replies, "signed whose weights came")
         for site, reply in sorted(replies.items()):
             self.signatures[site] = bytes(reply.secure["signature"])
@@ -222,16 +239,19 @@ class SecureSum:
     ) -> tuple[dict[str, NDArray], dict[str, float]]:
         """Remove the masks and return the means of the trained arrays and of the metrics.
 
+        ``failed`` becomes the number of sites in the sum that could not answer.
+
         Args:
             replies: the replies of phase ``secure-unmask``.
-            before: the arrays by name with which the sites began.
+            before: the arrays by name from which the sites started.
 
         Returns:
-            The arrays by name, float32, and the metrics by name; both are weighted by samples.
+        The arrays by name, float32, and the metrics by name; both are weighted by samples.
 
         Raises:
             SettingError: the quantisation is too coarse for these samples.
-            SiteError: too few sites replied, or their shares do not belong together.
+            SiteError: too few sites replied, their shares do not belong together, or the unmasked
+                sum is impossible.
         """
         self._refuse_few(replies, "helped to take the masks off")
         sums = mask_arrays(self._sums, *self._masks_left(replies))
@@ -257,9 +277,13 @@ class SecureSum:
         return mean, self._metric_means(replace(way, limit=1.0).total(portions, sites), behind)
 
     def _metric_means(self, portions: NDArray, behind: Words) -> dict[str, float]:
-        """Return the mean of each metric over the samples of the sites that have a value.
+        """Return the mean of each metric over the samples behind it, rounded to 6 digits.
 
         A metric without a finite value at any site is left out.
+
+        Args:
+            portions: for each metric, the unmasked sum of the sites' scaled values.
+            behind: for each metric, the number of samples behind the sum.
         """
         means = {}
         for name, portion, samples in zip(self.metrics, portions, behind, strict=True):
@@ -271,7 +295,7 @@ class SecureSum:
         return means
 
     def _masks_left(self, replies: Mapping[str, Reply]) -> tuple[list[bytes], list[bytes]]:
-        """Return the mask keys to add to the sum, and those to subtract.
+        """Return the mask keys whose masks must be added to the sum, and those to subtract.
 
         Each site that answered left its own mask in the sum. A site that gave shares but no weights
         left its pairwise masks at all other sites, so the server reconstructs that site's key to
@@ -299,12 +323,12 @@ class SecureSum:
     def _secret(self, site: str, shares: Mapping[str, Mapping[str, bytes]]) -> bytes:
         """Reconstruct the secret of ``site`` from the shares that other sites have returned.
 
-        One wrong share does no harm if there are more shares than the threshold, because each share
-        is left out once.
+        The secret is the site's own mask seed if it sent weights, else its private mask key. One
+        wrong share does no harm if there are more shares than the threshold, because the search
+        leaves out each share once.
 
         Raises:
-            SiteError: no choice of shares gives the secret; names the likely cause as far as it is
-                known.
+            SiteError: no choice of shares gives the secret; names the likely cause.
         """
         given: dict[str, bytes] = {}
         for giver, gives in shares.items():
@@ -327,20 +351,20 @@ class SecureSum:
         )
 
     def _fits(self, site: str, secret: bytes) -> bool:
-        """Tell whether ``secret`` is the one of which ``site`` made shares."""
+        """Tell whether ``secret`` matches the commitment or public key that ``site`` sent."""
         if site in self.replies:
             return len(secret) == KEY and mask_check(secret) == self._checks[site]
         return public_half(secret) == self.keys[site][0]
 
     def _refuse_counts(self, samples: int, behind: Words) -> None:
-        """Refuse sums of samples and failures that honest sites cannot have.
+        """Check that the unmasked counts of samples and failures are possible for honest sites.
 
         Args:
             samples: the training samples of all sites together.
             behind: for each metric, the samples of all sites together.
 
         Raises:
-            SiteError: no site could answer, or a number is impossible.
+            SiteError: no site could answer, or a count is 0 or above what the sites may have.
         """
         sites = len(self.replies)
         if self.failed == sites and samples == 0:
@@ -367,9 +391,14 @@ class SecureSum:
     def _refuse_unlikely(
         self, updates: Mapping[str, NDArray], way: Quantisation, share: float
     ) -> None:
-        """Refuse a mean that is longer than clipped updates allow.
+        """Refuse a mean that is longer than clipped updates and rounding errors allow.
 
         Masks that do not cancel leave random numbers, which are far longer.
+
+        Args:
+            updates: the mean update of each array.
+            way: the quantisation of this sum.
+            share: the scale B / samples by which the sums were multiplied.
 
         Raises:
             SiteError: the mean is longer than 'secure.clip-norm' allows.

@@ -1,15 +1,15 @@
-"""The checks of sites before a run: a hello, the operator's terms, and what sites must share.
+"""Check sites before a run: each hello, the operator's terms, and the values that sites must share.
 
-Each check is a function that says what is wrong, in one line, or nothing; the tuples name them in
-their order. ``HELLO_CHECKS`` read one hello before the server knows who sent it: its values must be
-possible. ``Terms`` is the operator's: the registered name of a node and the agreed number of
-samples. ``TOGETHER_CHECKS`` compare sites with one another.
+Each check returns a fault in one line, or None; tuples list the checks in order. ``HELLO_CHECKS``
+read one hello before the server knows who sent it, and require possible values. ``Terms`` are the
+operator's: the registered name of a node and the agreed number of samples. ``TOGETHER_CHECKS``
+compare sites with one another and return the sites to leave out.
 
-If two sites claim the same data, the server cannot know who is right, so both are left out. Where
-sites must agree, the most frequent answer is taken and the others are left out; of equally frequent
-answers the one of the first site by name is taken. With three or more sites, a site is odd if the
-mean or standard deviation of a feature is more than ``FAR`` times that of the median site: it uses
-another unit, or its numbers are untrue.
+If two sites claim the same data, the server cannot know who is right, so both are left out. If
+sites must agree, the most frequent answer wins and the other sites are left out; ties go to the
+answer of the first site by name. With three or more sites, a site is odd if the mean or standard
+deviation of a feature is more than ``FAR`` times that of the median site: the site uses another
+unit, or its numbers are untrue.
 """
 
 import math
@@ -45,7 +45,10 @@ _FEW = 3  # between two sites nobody can tell which one is odd
 
 
 def check_texts(facts: SiteFacts) -> str | None:
-    """Check that all texts are printable, short and few."""
+    """Check that a hello's texts are printable and at most 200 characters long.
+
+    'software' may have at most 10 entries.
+    """
     if len(facts.software) > _SOFTWARE:
         return f"its 'software' has {len(facts.software)} entries, not at most {_SOFTWARE}"
     texts: dict[str, Sequence[str]] = {
@@ -63,7 +66,11 @@ def check_texts(facts: SiteFacts) -> str | None:
 
 
 def check_shown_names(facts: SiteFacts) -> str | None:
-    """Check that names can stand in tables and plots."""
+    """Check that the distribution and the class names can be shown in tables and plots.
+
+    "all" is refused as a distribution, because tables use it for the mean over sites. Dollar signs
+    and backslashes are refused, because plots would read them as formulas.
+    """
     if facts.distribution == "all":
         return "its 'distribution' is 'all', which stands for the mean over sites"
     # matplotlib reads these marks as formulas or styles
@@ -74,7 +81,7 @@ def check_shown_names(facts: SiteFacts) -> str | None:
 
 
 def check_fingerprints(facts: SiteFacts) -> str | None:
-    """Check that fingerprints are SHA-256 digests of splits."""
+    """Check that each fingerprint belongs to a split and is a SHA-256 in hexadecimal digits."""
     if not facts.fingerprints.keys() <= set(SPLITS):
         return f"its 'fingerprints' are not of {', '.join(SPLITS)}"
     if not all(map(_DIGEST.fullmatch, facts.fingerprints.values())):
@@ -83,7 +90,7 @@ def check_fingerprints(facts: SiteFacts) -> str | None:
 
 
 def check_inputs(facts: SiteFacts) -> str | None:
-    """Check that an input is an image of possible size, or a row with a value for each feature."""
+    """Check that an input is an image of possible size, or a row with one value per feature."""
     shape = facts.input_shape
     # Only three lengths are looked at, because a hostile shape may have many, each of them huge
     are_lengths = all(0 < length <= _LENGTH for length in shape[:3])
@@ -95,7 +102,7 @@ def check_inputs(facts: SiteFacts) -> str | None:
 
 
 def check_classes(facts: SiteFacts) -> str | None:
-    """Check the number of classes; all of them have names, or none has."""
+    """Check that there are 2 to 10,000 classes, and that either all of them have names or none."""
     if not 2 <= facts.classes <= _CLASSES:
         return f"it has {one_line(facts.classes, 30)} classes, not 2 to {_CLASSES}"
     if facts.class_names and len(facts.class_names) != facts.classes:
@@ -104,7 +111,10 @@ def check_classes(facts: SiteFacts) -> str | None:
 
 
 def check_counts(facts: SiteFacts) -> str | None:
-    """Check counts of samples and patients; a site at trust 'sums' reports no label counts."""
+    """Check that a hello's counts are possible: label counts, left-out samples and the floor.
+
+    A site at trust 'sums' reports no label counts, so missing ones are no fault here.
+    """
     if not facts.label_counts.keys() <= set(SPLITS):
         return f"its 'label-counts' are not of {', '.join(SPLITS)}"
     for counts in facts.label_counts.values():
@@ -118,7 +128,11 @@ def check_counts(facts: SiteFacts) -> str | None:
 
 
 def check_sums(facts: SiteFacts) -> str | None:
-    """Check that a table's sums can belong to its training rows."""
+    """Check that a table's sums of values and squares are possible for its training rows.
+
+    Counts are whole and at most the number of rows, sums are at most 1e18, and the sums of squares
+    satisfy the Cauchy-Schwarz inequality up to rounding. A hello without sums has no fault.
+    """
     sums = facts.sums
     if sums is None:
         return None
@@ -148,7 +162,7 @@ HELLO_CHECKS: tuple[Callable[[SiteFacts], str | None], ...] = (
 
 
 def find_hello_fault(facts: SiteFacts) -> str | None:
-    """Return the first fault of a hello, as a sentence about its site; None if it has none."""
+    """Return the first fault of a hello, as a sentence that names the site; None if it has none."""
     # The name comes first, because the other sentences quote it
     fault = site_name_fault(facts.site)
     if fault:
@@ -195,7 +209,10 @@ class AgreedWeights:
     samples: Mapping[str, int]  # the agreed number for each site, by name
 
     def fault(self, facts: SiteFacts) -> str | None:
-        """Explain why a site may not count for the samples that it reports, or return None."""
+        """Explain why a site's reported training samples contradict the agreement, or return None.
+
+        A site needs an agreed number, and must not report more samples than that.
+        """
         site, said = facts.site, facts.sizes()["train"]
         if site not in self.samples:
             return f"site {site} has no entry in 'run.site-weights' {self.path}: add one"
@@ -220,10 +237,13 @@ class Terms:
     def fault(self, node: int, facts: SiteFacts, simulated: bool = False) -> str | None:
         """Explain in one line why the node cannot take part, or return None.
 
+        The registry is checked first, then the agreed weights, then the method's own condition.
+
         Args:
             node: the node's id.
             facts: the site's hello.
-            simulated: whether all sites of the run are simulated. These have no keys to check.
+            simulated: whether all sites of the run are simulated; simulated sites have no keys, so
+                the registry is not checked.
         """
         fault = None
         if self.registry and not simulated:
@@ -245,7 +265,16 @@ def task_of(facts: SiteFacts) -> Task:
 
 
 def find_difference(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | None:
-    """Return the first difference between two sites in what all sites must share, or None."""
+    """Describe the first difference between two sites in the values that all sites must share.
+
+    Compared are the task, the features, the schema and the backbone. None if all are equal.
+
+    Args:
+        site: the name of the first site.
+        facts: the hello of the first site.
+        other: the name of the second site.
+        others: the hello of the second site.
+    """
     if task_of(facts) != task_of(others):
         return (
             f"site {site} holds {task_of(facts)}, site {other} {task_of(others)}: all sites of a "
@@ -275,7 +304,11 @@ def find_difference(site: str, facts: SiteFacts, other: str, others: SiteFacts) 
 
 
 def find_shared_data(facts: Facts, pooled: bool) -> Refused:
-    """Return the sites that hold the same training samples, because these count twice."""
+    """Return the sites whose training samples another site also has, each with the reason.
+
+    Such samples would count twice. Equal fingerprints of the training split decide, and all sites
+    with the same one are returned.
+    """
     owners: dict[str, list[str]] = {}
     for site in sorted(facts):
         if facts[site].sizes().get("train") and "train" in facts[site].fingerprints:
@@ -292,7 +325,11 @@ def find_shared_data(facts: Facts, pooled: bool) -> Refused:
 
 
 def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
-    """Return the sites whose task is not the most frequent one, each with the difference."""
+    """Return the sites whose task differs from the most frequent one, each with the difference.
+
+    The task here is the input shape, classes, features, schema and backbone. Ties go to the task of
+    the first site by name.
+    """
     # The sites of each task; ties go to the task of the first site by name
     having: dict[Hashable, list[str]] = {}
     for site in sorted(facts):
@@ -311,10 +348,10 @@ def find_other_tasks(facts: Facts, pooled: bool) -> Refused:
 
 
 def find_unwanted_sums(facts: Facts, pooled: bool) -> Refused:
-    """Return the sites that lack the sums of their features, or send sums that nobody pools.
+    """Return the sites that send feature sums although the run pools none, or lack them if it does.
 
-    Sums are wanted if ``pooled``, that is if 'data.standardise' is "pooled". If no site sends sums,
-    the data are not tables and no site is returned.
+    ``pooled`` tells whether 'data.standardise' is "pooled". If no site sends sums, no site is
+    returned, because the data are not tables.
     """
     if all(site.sums is None for site in facts.values()):
         return {}
@@ -331,7 +368,11 @@ def find_unwanted_sums(facts: Facts, pooled: bool) -> Refused:
 
 
 def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
-    """Return the sites with a feature whose scale is far above the median site's."""
+    """Return the sites with a feature whose scale is above 1000 times the median site's scale.
+
+    The scale is the larger of the absolute mean and the standard deviation. With fewer than three
+    sites that send sums, no site is returned.
+    """
     scales: dict[str, Vector] = {}
     for site in sorted(facts):
         sums = facts[site].sums
@@ -353,9 +394,9 @@ def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
 
 
 def _scales(sums: Sums) -> Vector:
-    """Return the magnitude of each feature's values, (features,); NaN for a feature without values.
+    """Return each feature's scale at one site, (features,): max(abs(mean), standard deviation).
 
-    It is the larger of the absolute mean and the standard deviation.
+    NaN for a feature without values.
     """
     # NaN marks features without values, which must not count as 0 in a median
     known = np.where(sums.count > 0, sums.count, np.nan)
@@ -366,10 +407,14 @@ def _scales(sums: Sums) -> Vector:
 
 
 def _typical(scales: Vector) -> float:
-    """Return the median site's scale of one feature, or infinity if no site can be odd.
+    """Return the median scale of one feature over sites, or infinity if no site can be called odd.
 
-    For a rare flag that is 0 at most sites it is the median over the sites with other values. If
-    only one site has such values, there is nothing to compare it with.
+    Args:
+        scales: the feature's scale at each site, (sites,); NaN if a site has no values.
+
+    Returns:
+        If the median is 0, as for a rare flag, the median over the sites with a scale above 0.
+        Infinity if fewer than three sites have values, or fewer than two a scale above 0.
     """
     known = scales[~np.isnan(scales)]
     if len(known) < _FEW:

@@ -40,10 +40,10 @@ _BYTES = 2**22  # the largest hello or survey; names and counts of thousands of 
 
 
 def read_hello(content: RecordDict, counted: bool = True) -> SiteFacts:
-    """Read and check a node's hello.
+    """Read and check a node's hello, which is untrusted.
 
     Args:
-        content: the hello.
+        content: the content of the node's message.
         counted: whether the hello must have label counts; at trust 'sums' it has none.
 
     Raises:
@@ -66,7 +66,7 @@ def ask_nodes(
     read: Callable[[RecordDict], T],
     away_timeout: float = 300.0,
 ) -> tuple[list[Heard[T]], list[str]]:
-    """Ask nodes for a hello or a survey.
+    """Ask all nodes for a hello or a survey at once, and wait at most 10 minutes for their answers.
 
     Args:
         grid: connects the server with the nodes.
@@ -76,8 +76,8 @@ def ask_nodes(
         away_timeout: seconds until a disconnected node is given up.
 
     Returns:
-        The usable answers, sorted by node. Then, for each other node, a line that says why it has
-        no usable answer.
+        The usable answers, sorted by node; and one line for each other node that says why it has no
+        usable answer.
     """
     asks = ConfigRecord({kind.removeprefix("query."): True, **own_versions()})
     content = RecordDict({CONFIG: asks})
@@ -104,14 +104,14 @@ def ask_nodes(
 
 @contextmanager
 def reading(what: str, content: RecordDict) -> Iterator[None]:
-    """Turn any failure of the block into a SiteError, because it reads untrusted data.
+    """Turn any exception in the block, which reads untrusted data, into a SiteError of one line.
 
     Args:
         what: the name of the data in errors, such as "its hello".
-        content: the data; at most 4 MiB.
+        content: the data.
 
     Raises:
-        SiteError: the data are larger, or cannot be read; one line.
+        SiteError: the data are larger than 4 MiB, or the block failed.
     """
     try:
         size = record_bytes(content)

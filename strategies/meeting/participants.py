@@ -70,7 +70,7 @@ class Participants:
         return {site: weights.samples[site] for site in self.sites()}
 
     def leaves(self) -> list[str]:
-        """Return sentences on the statistics that sites sent in their hellos; empty without any."""
+        """Describe the feature sums that sites sent in their hellos; empty if there are none."""
         if self.standardisation() is None:
             return []
         return [
@@ -85,7 +85,10 @@ class Participants:
         return task_of(self.facts[self.sites()[0]])
 
     def standardisation(self) -> FeatureStatistics | None:
-        """Return the mean and standard deviation pooled from the sites' sums; None without sums."""
+        """Pool the sites' feature sums into the mean and standard deviation of each feature.
+
+        None if no site sent sums.
+        """
         pooled = []
         for site in self.sites():  # sorted, because sums of floats depend on the order
             sums = self.facts[site].sums
@@ -97,7 +100,7 @@ class Participants:
 
 
 def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = None) -> list[int]:
-    """Wait up to a minute for ``min-sites`` nodes, and return the ids of the connected ones.
+    """Wait up to a minute for ``min-sites`` nodes; return all connected nodes' ids, sorted.
 
     Args:
         grid: connects the server with the nodes.
@@ -105,7 +108,7 @@ def wait_for_nodes(grid: Grid, settings: CommonSettings, silos: int | None = Non
         silos: the number of silos; None if only the sites know it.
 
     Raises:
-        SiteError: fewer nodes than ``min-sites`` are connected, or none, or more than silos.
+        SiteError: fewer nodes than ``min-sites``, or none, or more than ``silos`` are connected.
     """
     needed = max(settings.min_sites, 1)
     limit = time.monotonic() + _JOIN_SECONDS
@@ -138,7 +141,8 @@ def meet_sites(
     Arguments and other errors are those of ``hear_sites``.
 
     Raises:
-        SiteError: fewer than ``min-sites`` sites (by default all) can take part; names the others.
+        SiteError: a node was refused, and fewer than ``min-sites`` sites (0 means all) can take
+            part. The message has the reasons.
     """
     met = hear_sites(grid, settings, silos, terms)
     needed = needed_sites(met, settings)
@@ -170,15 +174,15 @@ def needed_sites(met: Participants, settings: CommonSettings) -> int:
 def hear_sites(
     grid: Grid, settings: CommonSettings, silos: int | None = None, terms: Terms | None = None
 ) -> Participants:
-    """Ask every connected node who it is.
+    """Ask every connected node who it is, and return the sites that can take part.
 
-    A node that cannot take part, on its own or together with the others, is left out and named in
-    ``refused``. Possibly no site is left.
+    A node that cannot take part, alone or together with the others, is left out, and ``refused``
+    has the reason. Possibly no site is left.
 
     Args:
         grid: connects the server with the nodes.
         settings: the run's settings.
-        silos: the number of silos, which nodes cannot exceed; None if only the sites know it.
+        silos: the largest possible number of sites; None if only the sites know it.
         terms: the operator's terms; None for none.
 
     Raises:
@@ -208,7 +212,10 @@ def hear_sites(
 
 
 def _admit(heard: list[Hello], refused: list[str], terms: Terms, simulated: bool) -> list[Hello]:
-    """Return the nodes that meet operator's and method's terms; add others to ``refused``."""
+    """Return the hellos that meet the operator's and the method's terms.
+
+    The reasons against the other hellos are appended to ``refused``.
+    """
     admitted = []
     for hello in heard:
         fault = terms.fault(hello.node, hello.said, simulated)
@@ -220,10 +227,10 @@ def _admit(heard: list[Hello], refused: list[str], terms: Terms, simulated: bool
 
 
 def _find_duplicates(heard: list[Hello], simulated: bool) -> dict[int, str]:
-    """Return the nodes whose site already has a node, each with the reason.
+    """Return the nodes to leave out because another node is the same site: node -> reason.
 
-    The node with the lowest id takes part; with a registry only the node with the right key is
-    left. In a simulation two nodes of one site are an error, so all of them are left out.
+    At real sites the node with the lowest id stays. In a simulation two nodes of one site are an
+    error in their configuration, so all of them are left out.
     """
     nodes: dict[str, list[int]] = {}
     for hello in heard:
@@ -251,7 +258,10 @@ def _second_node_refusal(site: str, node: int) -> str:
 
 
 def _drop_unlike(heard: list[Hello], settings: CommonSettings, refused: list[str]) -> list[Hello]:
-    """Return the sites that fit together; add the reasons against the others to ``refused``."""
+    """Return the hellos of the sites that fit together, by ``TOGETHER_CHECKS``.
+
+    The reasons against the other sites are appended to ``refused``, each reason once.
+    """
     pooled = settings.standardise == "pooled"
     for check in TOGETHER_CHECKS:
         reasons = check({hello.said.site: hello.said for hello in heard}, pooled)
@@ -263,10 +273,13 @@ def _drop_unlike(heard: list[Hello], settings: CommonSettings, refused: list[str
 
 
 def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participants, list[str]]:
-    """Ask nodes that connected since; return all participants and the new refusals.
+    """Ask the nodes that connected since the last call, and admit those that can take part.
 
     A site whose SuperNode restarted has a new node but is the same site. While its old node still
-    counts as connected, the new one is refused, reported once, and asked again later.
+    counts as connected, the new one is refused, which is reported once, and asked again later.
+
+    Returns:
+        All participants, old and new, and the new refusals, one line each.
     """
     connected = set(grid.get_node_ids())
     new_nodes = sorted(connected - participants.asked - set(participants.nodes.values()))
@@ -300,7 +313,16 @@ def meet_latecomers(grid: Grid, participants: Participants) -> tuple[Participant
 
 
 def _why_not(facts: SiteFacts, participants: Participants, joined: Participants) -> str | None:
-    """Explain why a latecomer without another connected node cannot take part, or return None."""
+    """Explain why a latecomer cannot take part, or return None.
+
+    A known site must come back with the same data. Any site must share the task with the first site
+    by name, must send sums if that site does, and must not have another site's training samples.
+
+    Args:
+        facts: the latecomer's hello.
+        participants: the participants without the latecomer.
+        joined: the participants including the latecomer.
+    """
     known = participants.facts.get(facts.site)
     if known is not None and known.fingerprints != facts.fingerprints:
         return "it comes back with other data: start a new run"

@@ -54,11 +54,11 @@ class SimulatedSites(Grid):
         return [_FIRST_NODE + partition for partition in range(self._sites)]
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Send each message to the SuperNode that answers for its site; return message ids.
+        """Send each message to a SuperNode in its site's name; return the message ids.
 
-        Sites take turns over the SuperNodes. It does not matter which SuperNode answers, because a
-        simulated site keeps its state in files under its own name, never in the SuperNode's
-        context.
+        A record in the message names the simulated site. Sites are spread over the SuperNodes in
+        turn. Any SuperNode can answer for any site, because a simulated site keeps its state in
+        files under its own name, never in the SuperNode's context.
         """
         supernodes = sorted(self._grid.get_node_ids())
         sent = []
@@ -96,7 +96,9 @@ def is_simulation(grid: Grid) -> bool:
 
 
 def with_all_sites(grid: Grid, settings: CommonSettings) -> Grid:
-    """Return a grid with one node per silo in a simulation; else return ``grid`` unchanged.
+    """Return a grid with one node per silo for Flower's simulation; else ``grid`` itself.
+
+    Data sets that do not know their silos also leave the grid unchanged.
 
     Raises:
         DataError: the data set's files, which give the number of silos, are missing.

@@ -33,7 +33,7 @@ class Surveyed:
 def survey_sites(
     grid: Grid, settings: CommonSettings, silos: int | None = None, registry: Registry | None = None
 ) -> Surveyed:
-    """Ask every connected node for a survey.
+    """Ask every connected node to describe its data, and return the usable answers by site.
 
     Args:
         grid: connects the server with the nodes.
@@ -42,8 +42,8 @@ def survey_sites(
         registry: binds names to nodes; None if any node may take any name.
 
     Raises:
-        SiteError: fewer than 'run.min-sites' nodes are connected, or none answers; names the
-            reasons.
+        SiteError: too few or too many nodes are connected, or no answer is usable; then the message
+            has the reasons.
     """
     nodes = wait_for_nodes(grid, settings, silos)
     read = partial(read_survey, dataset=settings.dataset)
@@ -55,11 +55,11 @@ def survey_sites(
 
 
 def read_survey(content: RecordDict, dataset: str) -> Survey:
-    """Read and check a site's answer to the survey.
+    """Read and check a site's answer to the survey, which is untrusted.
 
     Raises:
-        SiteError: the answer cannot be read, is about another data set, or holds an impossible
-            value; one line.
+        SiteError: the answer cannot be read, is about another data set than ``dataset``, or holds
+            an impossible value; one line.
     """
     with reading("its answer to the survey", content):
         if set(content) != {SURVEYED}:
@@ -76,7 +76,11 @@ def read_survey(content: RecordDict, dataset: str) -> Survey:
 def _answers_by_site(
     heard: Sequence[Heard[Survey]], registry: Registry | None, refused: list[str]
 ) -> dict[str, Survey]:
-    """Return the answers by site; if two nodes claim one name, neither answer is used."""
+    """Return the answers by site name; append the reasons against others to ``refused``.
+
+    If two nodes claim one name, neither answer is used. The registry is not checked if all sites
+    are simulated.
+    """
     names = [answer.said.about.site for answer in heard]
     if all(answer.said.about.simulated for answer in heard):
         registry = None  # simulated sites have no keys

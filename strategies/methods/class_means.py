@@ -42,7 +42,7 @@ class ClassMeans(Local):
         return large_classes(counts, self._floor(site))
 
     def notices(self) -> list[str]:
-        """Say that 'class-min-count' has no effect, if the floor of every site is higher."""
+        """Warn if 'class-min-count' has no effect, because every site's own floor is higher."""
         least = int(self.settings.class_min_count)
         floor = min(facts.floor for facts in self.participants.facts.values())
         if least >= floor:
@@ -59,7 +59,7 @@ class ClassMeans(Local):
         return {f"{self.kind}{label}": ArraySpec((self.size,)) for label in self.held(site)}
 
     def disclosures(self) -> Disclosures:
-        """Describe the means, their smallest number of samples, and their recipients."""
+        """Describe the means that leave; if no site has a large enough class, say so."""
         if any(map(self.held, self.participants.sites())):
             return Disclosures(*self.means_that_leave())
         reason = f"there is no class that {self.enough()}"
@@ -70,9 +70,10 @@ class ClassMeans(Local):
         """Return sentences on the data that leave a site that sends means."""
 
     def enough(self) -> str:
-        """Put into words from how many training samples of a class a site sends its mean.
+        """Return the condition under which a site sends a class mean, as the end of a sentence.
 
-        The words give the lowest number, and name the sites that need more.
+        Such as "the site has at least 10 training samples of (site b 20)": the lowest number over
+        all sites, and in brackets each site that needs more.
         """
         sites = self.participants.sites()
         lowest = min(map(self._floor, sites))
@@ -86,7 +87,10 @@ class ClassMeans(Local):
         return words
 
     def fewest(self) -> str:
-        """Describe the mean over the fewest training samples; some site must send a mean."""
+        """Describe the mean that rests on the fewest training samples: its site, class and number.
+
+        At least one site must send a mean.
+        """
         means = []
         for site in self.participants.sites():
             for label, count in self.held(site).items():
@@ -117,7 +121,10 @@ class FedProto(ClassMeans):
     kind = PROTOTYPE
 
     def means_that_leave(self) -> list[str]:
-        """Describe the prototypes and their smallest number of samples."""
+        """Describe the prototypes and the smallest number of samples behind one.
+
+        For network "logistic" a second sentence warns that a prototype is an exact mean of rows.
+        """
         sentences = [
             f"each round: for each class that {self.enough()}, the mean "
             f"embedding of those samples, {self.fewest()}; the mean over "
@@ -133,7 +140,10 @@ class FedProto(ClassMeans):
         return sentences
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let sites train near the global prototypes, and average those that they send (eq. 6)."""
+        """Let sites train near the global prototypes, and average the returned ones (eq. 6).
+
+        A class that no site sent in this round keeps its global prototype.
+        """
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}
         before: dict[str, Arrays] = {}
@@ -170,10 +180,11 @@ class FedProto(ClassMeans):
         return state.arrays
 
     def _prototype_weight(self, site: str, label: int) -> float:
-        """Return the weight of a site's prototype: its count of the class.
+        """Return the weight of a site's prototype: its number of training samples of the class.
 
-        If 'run.site-weights' has an agreed number for the site, the count is scaled to it, so that
-        a site cannot raise its weight.
+        It is 0 if the site does not send the class. If 'run.site-weights' has an agreed number of
+        samples for the site, the count is multiplied by agreed / reported samples, so that a site
+        cannot raise its weight.
         """
         count, agreed = self.held(site).get(label, 0), self.participants.agreed_samples()
         if site not in agreed:
@@ -201,7 +212,7 @@ class FedDistill(ClassMeans):
     kind = LOGITS
 
     def means_that_leave(self) -> list[str]:
-        """Describe the logits, their smallest number of samples, and their recipients."""
+        """Describe the mean logits, the fewest samples behind one, and their recipients."""
         recipients = {1: "nobody gets them", 2: "the other site gets them as they are"}
         means = (
             f"each round: for each class that {self.enough()}, the mean "
@@ -211,7 +222,7 @@ class FedDistill(ClassMeans):
         return [means + recipients.get(len(self.participants.sites()), everybody)]
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let sites train on the others' mean logits, and store the logits that they send."""
+        """Let each site train on the others' mean logits, and store the logits it returns."""
         send: dict[str, Arrays] = {}
         expect: dict[str, Specs] = {}
         for site in ask.sites:
@@ -225,8 +236,12 @@ class FedDistill(ClassMeans):
         return replace(state, arrays=arrays)
 
     def _logits_for(self, site: str, state: State) -> Arrays:
-        """Return the others' mean logits for each class that ``site`` sends itself."""
+        """Return the other sites' mean logits of each class that ``site`` sends itself, float32.
+
+        A class that no other site has sent yet is left out.
+        """
         mean_logits = {}
+        # Own logits are left out, because a site would only be pulled towards its own answers
         for label in self.held(site):
             logits = []
             for other in self.participants.sites():

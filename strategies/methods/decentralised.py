@@ -53,7 +53,7 @@ class Decentralised(Method):
     capabilities = Capabilities(initial_weights=True)
 
     def kind(self) -> str:
-        """Return the topology's kind; "star" becomes "hub", a star around a silo."""
+        """Return the topology's kind; "star" becomes "hub", a star around one of the silos."""
         return among_silos(str(getattr(self.settings, "topology", self.common.method)))
 
     @cached_property
@@ -71,7 +71,9 @@ class Decentralised(Method):
         return open_silo_set(self.common.silo_set)
 
     def initial_state(self) -> Any:
-        """Check the topology and return the weights from which every silo starts.
+        """Return the weights from which every silo starts, as ``model/<array>``.
+
+        The topology is built here, so that an invalid one stops the run before round 1.
 
         Raises:
             SettingError: the topology is not connected, or names other silos than take part.
@@ -80,7 +82,7 @@ class Decentralised(Method):
         return self.state_class(with_prefix(MODEL, self.starting_weights()))
 
     def round(self, state: Any, ask: Ask) -> Any:
-        """Let each silo mix its neighbours' models with its own and train the mixture."""
+        """Let each silo mix its own model with its neighbours' models, and train the mixture."""
         send: dict[str, Arrays] = {}
         notes: dict[str, MixingNotes] = {}
         for site in ask.sites:
@@ -99,11 +101,11 @@ class Decentralised(Method):
         return with_prefix(MODEL, self.model(state) or state.arrays)
 
     def model(self, state: State) -> dict[str, NDArray]:
-        """Return Theta."""
+        """Return the consensus model Theta by plain array names."""
         return arrays_below(MODEL, state.arrays)
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
-        """Return Theta if the site measures it or starts from it in this round; else empty."""
+        """Return Theta as ``model/<array>`` if the site measures or starts from it; else empty."""
         if site in ask.stateful_sites and not self.common.measures_in(state.round + 1):
             return {}
         return with_prefix(MODEL, self.model(state))
@@ -116,7 +118,11 @@ class Decentralised(Method):
         return arrays
 
     def with_models(self, state: Any, trained: Replies) -> Any:
-        """Return the state with the silos' new models and with their mean as Theta."""
+        """Return the state with the silos' newly trained models, and with their mean as Theta.
+
+        All silos that replied have the same weight in Theta. A silo without a reply keeps its model
+        of an earlier round. The silos' training times are added up too (``time``).
+        """
         theta = self.average(trained, self.model(state), equal=True)
         # A silo that did not answer keeps its model of an earlier round
         arrays = with_prefix(SILO, arrays_below(SILO, state.arrays))
@@ -127,7 +133,7 @@ class Decentralised(Method):
         return replace(state, arrays=arrays | with_prefix(MODEL, theta))
 
     def time(self, replies: Mapping[str, Reply]) -> None:
-        """Add up the training time of each silo."""
+        """Add each reply's training seconds to the silo's total, and count the reply."""
         for site, reply in replies.items():
             total, count = self._seconds.get(site, (0.0, 0))
             self._seconds[site] = (total + reply.metrics.get(SECONDS, 0.0), count + 1)
@@ -142,7 +148,11 @@ class Decentralised(Method):
         return None
 
     def documents(self, state: Any, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Return topology.json: the graph, its weights, and cycle times of several graphs."""
+        """Return topology.json: the graph, its mixing weights, and cycle times of several graphs.
+
+        Cycle times are left out if this process has not timed every silo, for example because it
+        only resumed a run after its last round.
+        """
         times: dict[str, float] | None = None
         visits: Mapping[str, float] | None = None
         # A process that resumed a run after its last round has no times of the silos
@@ -156,7 +166,7 @@ class Decentralised(Method):
         return {_DOCUMENT: document}
 
     def disclosures(self) -> Disclosures:
-        """Describe the weights and their recipients."""
+        """Describe the weights: neighbours receive a silo's own, and all silos the mean."""
         return Disclosures(
             "all weights and batch-norm statistics of the silo's own model, each round; they go to "
             f"its neighbours in the topology '{self.kind()}', and their mean over all silos to all "
@@ -203,7 +213,7 @@ class Star(Decentralised):
         return "star"
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let all silos train Theta, and take the mean with equal weights."""
+        """Let all silos train Theta, and replace it by the equally weighted mean of the results."""
         theta = self.model(state)
         trained = ask(
             TRAIN,

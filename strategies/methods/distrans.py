@@ -61,9 +61,13 @@ class DisTrans(FedAvg):
         )
 
     def initial_state(self) -> State:
-        """Return FedAvg's initial network with doubled channels, and the first offsets."""
+        """Return FedAvg's initial network with doubled channels, and the initial offsets.
+
+        With 'offset-aggregation' "none" there is no offset, and with "embedding" one offset per
+        site, which a new embedding computes.
+        """
         single, task = starting_network(self.common, self.task), self.task
-        network = double_channels(single, self.common, self.settings, task.input_shape)
+        network = double_channels(single, self.common, task.input_shape)
         arrays = initial_weights(network)
         if self.settings.offset_aggregation == "none":
             del arrays[OFFSET]
@@ -74,7 +78,11 @@ class DisTrans(FedAvg):
         return State(arrays)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average networks and offsets; or fit the embedding to each site's offset."""
+        """Average the networks, and average the offsets or train the embedding for them.
+
+        'offset-aggregation' decides: with "mean" the offset is one of the averaged arrays, and with
+        "embedding" the embedding takes one step towards each site's returned offset.
+        """
         trained = ask(TRAIN, {site: self.model_for(site, state) for site in ask.sites})
         arrays = self.average(trained, _network(state.arrays))
         if self.settings.offset_aggregation == "embedding":
@@ -82,7 +90,7 @@ class DisTrans(FedAvg):
         return replace(state, arrays=arrays)
 
     def model_for(self, site: str, state: State) -> Arrays:
-        """Return the network and the offset from which ``site`` continues."""
+        """Return the network and, unless offsets stay at the sites, the offset for ``site``."""
         network = _network(state.arrays)
         own = state.arrays.get(f"{OFFSETS}{site}")
         if own is not None:
@@ -90,7 +98,10 @@ class DisTrans(FedAvg):
         return network
 
     def _fit_embedding(self, state: State, replies: Mapping[str, Reply]) -> OffsetEmbedding:
-        """Return the embedding after one step towards each site's offset, in site order."""
+        """Return the embedding after one gradient step towards each returned offset.
+
+        The steps run in the order of site names, in float64, from the weights in ``state``.
+        """
         some_offset = state.arrays[f"{OFFSETS}{self.participants.sites()[0]}"]
         classes = self.task.classes
         embedding = build_embedding(self.common.seed, classes, len(some_offset))
@@ -99,6 +110,7 @@ class DisTrans(FedAvg):
             # float64, because many steps on a small network add up
             weights[name] = torch.from_numpy(np.array(array, np.float64))
         embedding.load_state_dict(weights)
+        # Sorted, because each step changes the weights from which the next one starts
         for site, reply in sorted(replies.items()):
             offset = torch.from_numpy(reply.arrays[OFFSET].astype(np.float64))
             wanted = from_pixels(offset, self.common)

@@ -36,7 +36,7 @@ class SCAFFOLD(FedAvg):
     beside = (CONTROL,)
 
     def initial_state(self) -> State:
-        """Return the network's initial weights, and zero control variates."""
+        """Return the network's initial weights, and a zero control variate per trained array."""
         model = self.starting_weights()
         controls = {}
         for name, array in model.items():
@@ -45,11 +45,12 @@ class SCAFFOLD(FedAvg):
         return State(model | controls)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Step towards the mean weights, and move c by the mean change at replying sites.
+        """Step towards the sites' mean weights, and update the server's control variate c.
 
-        Site i's model counts by its samples n_i per step of its K_i, so that the corrections of all
-        sites add up to 0 (``models.methods.scaffold``): sum (n_i / K_i) (y_i - x) over
-        sum (n_i / K_i), which is the mean update of one step over the mean of 1 / K_i.
+        Site i's update y_i - x is weighted by w_i = n_i / K_i, its samples over its steps, so that
+        the corrections of all sites add up to 0 (``models.methods.scaffold``). The model moves by
+        'server-learning-rate' times the weighted mean of the updates. c moves by the mean change of
+        the sites' variates, times the share of training samples at the sites that replied.
         """
         model, controls = self.model(state), arrays_below(CONTROL, state.arrays)
         send = dict.fromkeys(ask.sites, state.arrays)
@@ -73,7 +74,10 @@ class SCAFFOLD(FedAvg):
         return replace(state, arrays=after)
 
     def implausible_steps(self, reply: Reply) -> str | None:
-        """Explain why a site with that many samples cannot take so many steps, or return None."""
+        """Explain why the reply's 1 / K is impossible for so many samples, or return None.
+
+        K must be from 1 to ``most_steps``.
+        """
         share, most = reply.metrics[INVERSE_STEPS], most_steps(self.common, reply.examples)
         if share <= 1 and share * most >= 1 - _ROUNDING:
             return None
@@ -97,7 +101,12 @@ class FedDyn(FedAvg):
     beside = (_H,)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average like FedAvg; h = h - alpha share (mean - model), and model = mean - h / alpha."""
+        """Average like FedAvg, then correct the mean by the server's drift term h.
+
+        h becomes h - alpha * share * (mean - model), where share is the replying sites' part of all
+        training samples, and the new model is mean - h / alpha. Running statistics of batch norm
+        become the mean.
+        """
         model, alpha = self.model(state), self.settings.regularisation_alpha
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
         mean = self.average(trained, model)
@@ -121,7 +130,7 @@ class FedNova(FedAvg):
     """
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average the updates per step, and multiply them by the mean number of steps."""
+        """Move the model by the mean update per step, times the mean number of steps."""
         model = state.arrays
         trained = ask(
             TRAIN, dict.fromkeys(ask.sites, model), metrics=[STEPS], fault=self.implausible_steps
@@ -130,7 +139,7 @@ class FedNova(FedAvg):
         return replace(state, arrays=self.towards(trained, model, steps))
 
     def implausible_steps(self, reply: Reply) -> str | None:
-        """Explain why a site with that many samples cannot take so many steps, or return None."""
+        """Explain why the number of steps is not from 1 to ``most_steps``, or return None."""
         steps, most = reply.metrics[STEPS], most_steps(self.common, reply.examples)
         if 1 <= steps <= most:
             return None
@@ -142,7 +151,11 @@ class FedNova(FedAvg):
 
 
 def most_steps(common: CommonSettings, samples: int) -> int:
-    """Return the most optimiser steps that a site with ``samples`` can take in a round."""
+    """Return the most optimiser steps that a site with ``samples`` can take in a round.
+
+    With paced epochs it is the pace, with 'train.local-steps' that number, and otherwise the number
+    of epochs times the batches per epoch.
+    """
     if common.epoch_steps and common.pace:
         return common.pace
     if common.local_steps and not common.epoch_steps:

@@ -52,7 +52,7 @@ class FedAlignCL(FedAvg):
     state_class = FedAlignCLState
 
     def variant(self) -> str:
-        """Return the paper's name of the variant that the two switches choose."""
+        """Return the paper's name of the variant: Fed, Fed-Align, Fed-CL or Fed-Align-CL."""
         name = "Fed"
         if self.settings.align:
             name += "-Align"
@@ -61,7 +61,11 @@ class FedAlignCL(FedAvg):
         return name
 
     def disclosures(self) -> Disclosures:
-        """Describe the weights, the embeddings and the noise on them."""
+        """Describe the weights, the shared embeddings and the added noise.
+
+        With 'align-target' "others", the discriminator's weights are described too; with the
+        curriculum, the share of forgotten images.
+        """
         own, noisy, noise = self.settings, " without noise", ""
         if own.noise_variance:
             size = sizes = f"of variance {own.noise_variance:g}"
@@ -90,9 +94,10 @@ class FedAlignCL(FedAvg):
         return Disclosures(*sentences, noise=noise)
 
     def round(self, state: FedAlignCLState, ask: Ask) -> FedAlignCLState:
-        """Average noisy weights, and store the embeddings that the next round sends to other sites.
+        """Average the noisy weights, and store the embeddings that the next round sends on.
 
-        A round asks for embeddings if the next one aligns.
+        All sites have the same weight in the average (algorithm 1). Sites return embeddings only if
+        the next round aligns. A site that did not reply has no embeddings in the new state.
         """
         weights = self.model(state)
         send: dict[str, Arrays] = {}
@@ -116,7 +121,10 @@ class FedAlignCL(FedAvg):
     def _forgotten_shares(
         self, state: FedAlignCLState, replies: Replies
     ) -> Mapping[str, Mapping[str, float]]:
-        """Return the shares of forgotten samples, extended by those of this round."""
+        """Return the shares of forgotten samples, epoch -> site -> share, with this round added.
+
+        A later round of the same epoch replaces a site's share.
+        """
         epoch = str(epoch_of(state.round + 1, self.common))
         shares = dict(state.forgotten.get(epoch, {}))
         for site, reply in replies.items():
@@ -129,7 +137,10 @@ class FedAlignCL(FedAvg):
     def documents(
         self, state: FedAlignCLState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
-        """Return forgotten.json, the share of forgotten samples: epoch -> site -> share."""
+        """Return forgotten.json: the variant, and epoch -> site -> share of forgotten samples.
+
+        Empty if no site reported a share.
+        """
         if not state.forgotten:
             return {}
         return {"forgotten.json": {"variant": self.variant(), "epochs": state.forgotten}}
@@ -145,7 +156,11 @@ class FedAlignCL(FedAvg):
         return min(self.settings.shared_embeddings, self.participants.facts[site].sizes()["train"])
 
     def _embedding_specs(self, count: int) -> dict[str, ArraySpec]:
-        """Return the specs of the embeddings and of the discriminator that may come with them."""
+        """Return the specs of the arrays that a site returns with ``count`` embeddings.
+
+        These are the embeddings (count, channels) and, with 'align-target' "others", the weights of
+        the site's discriminator. Empty if ``count`` is 0.
+        """
         if not count:
             return {}
         channels = self.blueprint.channels

@@ -40,9 +40,10 @@ class FedAvg(Method):
         return replace(state, arrays=self.average(trained, state.arrays))
 
     def towards(self, replies: Replies, model: Arrays, rate: float) -> dict[str, Any]:
-        """Move ``model`` by ``rate`` times the way to the mean of the replies.
+        """Return the arrays after a step from ``model`` towards the replies' mean, float32.
 
-        A rate of 1 gives the mean. Batch norm's running statistics always become the mean.
+        The step is ``rate`` times the distance, so a rate of 1 gives the mean itself. Running
+        statistics of batch norm always become the mean.
         """
         after = self.average(replies, model)
         if rate == 1:
@@ -54,7 +55,7 @@ class FedAvg(Method):
         return after
 
     def disclosures(self) -> Disclosures:
-        """Describe the weights."""
+        """Describe the weights and, with secure aggregation, the masks' keys."""
         what = "all weights and batch-norm statistics of the network, each round"
         if self.common.secure_aggregation == "none":
             return Disclosures(what)
@@ -73,7 +74,10 @@ class Cyclic(FedAvg):
     capabilities = Capabilities(paced_epochs=True, initial_weights=True, some_sites=True)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let each silo train the model that the silo before it returned."""
+        """Pass the model through all silos: each trains the model that the silo before it returned.
+
+        The order is drawn from the seed and the round.
+        """
         seed = derive_seed(self.common.seed, "cycle", state.round + 1)
         for site in np.random.default_rng(seed).permutation(ask.sites).tolist():
             trained = ask(TRAIN, {site: state.arrays})
@@ -103,10 +107,10 @@ class Mix(FedAvg):
     )
 
     def initial_state(self) -> State:
-        """Return the initial weights.
+        """Return the network's initial weights, drawn from the seed.
 
         Raises:
-            SettingError: a site is not simulated.
+            SettingError: some site is not simulated, because a real hospital cannot pool its data.
         """
         real = []
         for site, facts in self.participants.facts.items():
@@ -120,7 +124,11 @@ class Mix(FedAvg):
         return State(self.starting_weights())
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let the trainer train on all data; if it fails, the state is unchanged."""
+        """Let the first site by name train on the data of all sites, and take over its weights.
+
+        The other sites receive the model too, but return no arrays. If the first site fails, the
+        weights stay as they are.
+        """
         trainer, sites = self.participants.sites()[0], self.participants.sites()
         replies = ask(
             TRAIN,

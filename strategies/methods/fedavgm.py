@@ -1,6 +1,6 @@
-"""Methods whose server goes on from FedAvg's mean: FedAvgM, the adaptive ones, and FedSWA.
+"""Methods whose server does more with FedAvg's mean: FedAvgM, the adaptive optimisers, and FedSWA.
 
-Messages are FedAvg's. What the server keeps, moments or a mean of models, is never sent.
+Messages are FedAvg's. The server's own arrays, moments or a mean of models, are never sent.
 """
 
 from dataclasses import replace
@@ -26,7 +26,11 @@ class FedAvgM(FedAvg):
     beside = (_MOMENTS,)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average like FedAvg, then take the settings' step from the model towards the mean."""
+        """Average like FedAvg, then let the server's optimiser step towards the mean.
+
+        The step treats mean - model as the gradient. Running statistics of batch norm become the
+        mean. The state also holds each array's moments, ``moments/<array>``.
+        """
         model = self.model(state)
         trained = ask(TRAIN, dict.fromkeys(ask.sites, model))
         mean = self.average(trained, model)
@@ -34,6 +38,7 @@ class FedAvgM(FedAvg):
         for name, array in mean.items():
             if is_statistic(name):
                 continue
+            # float64, because the step is a small difference of large numbers
             old = model[name].astype(np.float64)
             moment = state.arrays.get(f"{_MOMENTS}{name}")  # None before the first step
             step, moment = self.settings.step(array - old, moment)
@@ -46,13 +51,19 @@ _MEAN = "mean/"  # the prefix of the mean in the state, which the checkpoint sto
 
 
 class FedSWA(FedAvg):
-    """Averages sites, and in the last rounds also its own models; their mean is measured."""
+    """Averages sites, and in the last rounds also averages the models of these rounds.
+
+    Sites train from the newest model; the final evaluation measures the mean of models.
+    """
 
     settings: FedSWASettings
     beside = (_MEAN,)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Average like FedAvg from the last model; in the last rounds update a mean of models."""
+        """Average like FedAvg; in the last 'averaged-rounds' also update a mean over rounds.
+
+        Training always continues from the newest model, never from the mean.
+        """
         last, mean = super().model(state), arrays_below(_MEAN, state.arrays)
         after: State = super().round(replace(state, arrays=last), ask)
         # The number of models in the mean so far; below 0 while averaging has not begun
@@ -66,7 +77,7 @@ class FedSWA(FedAvg):
         return replace(after, arrays=arrays)
 
     def model(self, state: State) -> Arrays:
-        """Return the mean of models after the last round; before it, the last model."""
+        """Return the mean over rounds after the last round, and the newest model before that."""
         mean = arrays_below(_MEAN, state.arrays)
         if mean and state.round >= self.common.rounds:
             return mean

@@ -54,11 +54,11 @@ class FedEFM(Decentralised):
     state_class = FedEFMState
 
     def initial_state(self) -> Any:
-        """Return the weights from which every silo starts.
+        """Return the weights from which every silo starts, as ``model/<array>``.
 
         Raises:
-            SettingError: the topology is invalid, or the network's map is too large for
-                'fedefm.emd-solver'.
+            SettingError: the topology is invalid, or 'fedefm.emd-solver' is "cvxpylayers" and the
+                network's feature map is too large for it.
         """
         if self.settings.emd_solver == "cvxpylayers":
             network = build_classifier(self.common, self.task)
@@ -66,7 +66,11 @@ class FedEFM(Decentralised):
         return super().initial_state()
 
     def round(self, state: FedEFMState, ask: Ask) -> FedEFMState:
-        """Train at home in round 1; later let neighbours train the models, and distil them back."""
+        """Let neighbours train each silo's model, and let the silo distil the results.
+
+        In round 1 each silo trains its own model at home, because there is no model to send yet. If
+        'fedefm.visit' is "average", every round mixes models like ``Decentralised``.
+        """
         if self.settings.visit == "average":
             return cast(FedEFMState, super().round(state, ask))
         send: dict[str, dict[str, NDArray]] = {}
@@ -86,21 +90,29 @@ class FedEFM(Decentralised):
         return self._after(state, ask(DISTIL, send, expect=expected))
 
     def theta_for(self, site: str, state: State, ask: Ask) -> dict[str, NDArray]:
-        """Return Theta if ``site`` needs it: in every round if silos continue from the mean."""
+        """Return Theta as ``model/<array>`` if ``site`` needs it in this round; else empty.
+
+        If silos continue from the mean, every silo needs it in every round.
+        """
         if self.settings.continue_from == "mean":
             return with_prefix(MODEL, self.model(state))
         return super().theta_for(site, state, ask)
 
     def _visitors(self, host: str, state: State) -> dict[str, NDArray]:
-        """Return the models that ``host`` trains in the round after ``state``."""
+        """Return the models that ``host`` trains in the next round, as ``visitor/<owner>/<array>``.
+
+        They belong to the silos that have ``host`` as an in-neighbour.
+        """
         models: dict[str, NDArray] = {}
+        # The arc host -> owner says that the owner gets the host's knowledge, so the owner's model
+        # travels the other way: to the host
         for owner in self.participants.sites():
             if host in self.topology.in_neighbours(owner, state.round + 1):
                 models |= with_prefix(f"{VISITOR}{owner}/", silo_model(owner, state))
         return models
 
     def _after(self, state: FedEFMState, replies: Replies) -> FedEFMState:
-        """Return the state with the silos' new models, Theta and this round's closeness."""
+        """Return the state with the silos' new models, their mean, and this round's closeness."""
         edges = {}
         for owner, reply in replies.items():
             for host in self.participants.sites():
@@ -124,7 +136,10 @@ class FedEFM(Decentralised):
         return {}
 
     def visit_seconds(self) -> Mapping[str, float] | None:
-        """Return the seconds per visitor at each site; the mean for a site that hosted none."""
+        """Return each site's mean seconds per visiting model.
+
+        A site that trained no visitor gets the mean over the sites that did.
+        """
         known = {site: total / count for site, (total, count) in self._visits.items()}
         mean = sum(known.values()) / max(1, len(known))
         return dict.fromkeys(self.participants.sites(), mean) | known
@@ -132,7 +147,11 @@ class FedEFM(Decentralised):
     def documents(
         self, state: FedEFMState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
-        """Return topology.json, and closeness.json: "owner<-host" -> round -> mean closeness."""
+        """Return topology.json and closeness.json.
+
+        closeness.json has "owner<-host" -> round -> mean closeness, from -1 to 1, of the model that
+        the host trained for the owner. It is left out if no closeness was measured.
+        """
         documents = super().documents(state, values)
         if state.closeness:
             edges: dict[str, dict[str, float]] = {}
@@ -143,7 +162,7 @@ class FedEFM(Decentralised):
         return documents
 
     def disclosures(self) -> Disclosures:
-        """Describe own models, visiting models and the closeness."""
+        """Describe the silo's own model, the visiting models and their closeness."""
         own = super().disclosures()
         if self.settings.visit == "average":
             return own

@@ -55,7 +55,7 @@ class FedEvPrompt(Method):
     )
 
     def disclosures(self) -> Disclosures:
-        """Describe the maps and the averaged prompts."""
+        """Describe the attention maps and the averaged prompts, or say that neither leaves."""
         own, sentences = self.settings, []
         if own.distillation_weight:
             chosen = "any"
@@ -77,7 +77,10 @@ class FedEvPrompt(Method):
         return State({name: weights[name] for name in names})
 
     def round(self, state: State, ask: Ask) -> State:
-        """Send prompts and the other sites' maps, average the prompts, and replace the buffer."""
+        """Send prompts and the other sites' maps, average the prompts, and replace the maps.
+
+        A site that did not reply has no map in the new state.
+        """
         shared = _averaged_arrays(state)
         send: dict[str, Arrays] = {}
         expect: dict[str, Mapping[str, NDArray | ArraySpec]] = {}
@@ -99,7 +102,11 @@ class FedEvPrompt(Method):
         return _averaged_arrays(state)
 
     def _map_specs(self, site: str) -> dict[str, ArraySpec]:
-        """Return the specs of the maps that ``site`` sends, one for each class that it has."""
+        """Return the specs of the maps that ``site`` sends, by array name ``maps/<class>``.
+
+        Each class with n training samples has an array (min(n, 'buffer-maps'), cells). Empty if
+        'distillation-weight' is 0, because then no maps are used.
+        """
         if not self.settings.distillation_weight:
             return {}
         cells, most = math.prod(self._grid), self.settings.buffer_maps
@@ -111,7 +118,10 @@ class FedEvPrompt(Method):
         return specs
 
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Return buffer.json, the content of the buffer, for its picture."""
+        """Return buffer.json: the attention maps of each site and class, and the grid of patches.
+
+        Map values are rounded to 7 digits. Empty if the buffer has no maps.
+        """
         sites: dict[str, dict[str, Any]] = {}
         for site, maps in by_site(arrays_below(BUFFER, state.arrays)).items():
             sites[site] = {label: np.round(array, 7).tolist() for label, array in maps.items()}
@@ -136,7 +146,7 @@ def _maps_of_others(site: str, state: State) -> Arrays:
 
 
 def _fault_of_maps(reply: Reply) -> str | None:
-    """Explain which map of a reply is invalid and why, or return None."""
+    """Explain which map array of a reply is invalid and why; None if all are valid."""
     for name, array in reply.arrays.items():
         if not name.startswith(MAPS):
             continue

@@ -18,10 +18,10 @@ class FedPer(FedAvg):
     capabilities = replace(FedAvg.capabilities, some_sites=False)
 
     def initial_state(self) -> State:
-        """Return the initial weights of the shared arrays.
+        """Return the initial weights of the shared arrays, without those that stay at the sites.
 
         Raises:
-            SettingError: no array would be shared, or all would.
+            SettingError: none or all of the network's arrays would be shared.
         """
         arrays = self.starting_weights()
         shared = dict(arrays)

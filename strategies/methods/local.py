@@ -45,7 +45,11 @@ class Ensemble(Method):
     capabilities = Capabilities(vit=False, paced_epochs=True, evidence=False, initial_weights=True)
 
     def round(self, state: State, ask: Ask) -> State:
-        """Let each site train alone; collect the models in the last round."""
+        """Let each site train alone; in the run's last round also collect its model.
+
+        Collected models are stored as ``expert/<site>/<array>``. Before that the state has no
+        arrays.
+        """
         send = {site: self.start(site, ask) for site in ask.sites}
         if state.round + 1 != self.common.rounds:
             ask(TRAIN, send, expect={})
@@ -80,7 +84,7 @@ class Cross(Ensemble):
     capabilities = Capabilities(paced_epochs=True, initial_weights=True)
 
     def disclosures(self) -> Disclosures:
-        """Describe the weights and the metrics of other sites' models."""
+        """Describe the site's own weights, and the metrics of other sites' models on its data."""
         return Disclosures(
             "once, after the last round: all trained weights and batch-norm statistics of the "
             "site's own model, which go to all other sites once",
@@ -89,11 +93,12 @@ class Cross(Ensemble):
         )
 
     def documents(self, state: State, values: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
-        """Return cross.json: for each metric the matrix of test values.
+        """Return cross.json: for each metric a matrix of test values.
 
-        Rows are training sites, columns are testing sites. A value is None if the testing site's
-        labels leave the metric undefined, or if a site failed: the training site in the last round,
-        or the testing site in the final evaluation. A metric without any value is left out.
+        Rows are training sites and columns are testing sites.
+
+        A value is None if the testing site's labels leave the metric undefined, or if one of the
+        two sites gave no reply. A metric without any value is left out.
         """
         sites = self.participants.sites()
         document = {}

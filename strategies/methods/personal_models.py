@@ -31,7 +31,10 @@ class PersonalState(State):
     personal: Sequence[str] = ()
 
     def with_keepers(self, replies: Mapping[str, Reply]) -> PersonalState:
-        """Return the state after a round in which sites trained models that stay with them."""
+        """Return the state with the sites added that trained a personal model in this round.
+
+        Only sites whose reply says that they store state are added.
+        """
         personal = set(self.personal)
         for site, reply in replies.items():
             if reply.keeps_state:
@@ -48,7 +51,10 @@ class FedAvgFT(FedAvg):
     state_class = PersonalState
 
     def round(self, state: PersonalState, ask: Ask) -> State:
-        """Average like FedAvg; in the last rounds let each site fine-tune its own model."""
+        """Average like FedAvg; in the last 'finetune-rounds' let each site fine-tune its own copy.
+
+        In those rounds sites return no arrays, so the global weights stay the same.
+        """
         if self._finetunes(state):
             send = {site: self.model_for(site, state) for site in ask.sites}
             alone = ask(TRAIN, send, expect={})
@@ -57,13 +63,13 @@ class FedAvgFT(FedAvg):
         return after
 
     def model_for(self, site: str, state: PersonalState) -> Arrays:
-        """Return the global weights for a site without a personal model; else empty."""
+        """Return the global weights for a site without a personal model; else no arrays."""
         if site in state.personal:
             return {}
         return state.arrays
 
     def disclosures(self) -> Disclosures:
-        """Describe the weights that leave in the rounds of FedAvg."""
+        """Describe the weights, which leave only in the rounds before the fine-tuning."""
         averaged = self.common.rounds - self.settings.finetune_rounds
         return Disclosures(
             f"all weights and batch-norm statistics of the network, each of the first {averaged} "
@@ -82,10 +88,10 @@ class FedBABU(FedAvgFT):
     """
 
     def initial_state(self) -> Any:
-        """Return the network's initial weights.
+        """Return the network's initial weights, drawn from the seed.
 
         Raises:
-            SettingError: the network has no trained layer besides its head.
+            SettingError: the last layer is the network's only trained layer.
         """
         head = last_layers(self.blueprint, 1)
         trained = set()
@@ -100,7 +106,11 @@ class FedBABU(FedAvgFT):
         return super().initial_state()
 
     def round(self, state: PersonalState, ask: Ask) -> State:
-        """Average bodies; in the last rounds let each site fine-tune its own model."""
+        """Average all layers but the last, or let each site fine-tune its own copy.
+
+        The last 'finetune-rounds' fine-tune. Sites receive the fixed last layer, but do not return
+        it.
+        """
         if self._finetunes(state):
             return super().round(state, ask)
         body = dict(state.arrays)

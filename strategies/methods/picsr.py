@@ -31,7 +31,7 @@ from fedsilo.models.methods.picsr import (
     PICSRSettings,
     StageNotes,
     build_router,
-    opened_router,
+    open_router,
     prototype_distances,
     routing_document,
 )
@@ -63,7 +63,7 @@ class PICSR(Method):
     state_class = PersonalState
 
     def disclosures(self) -> Disclosures:
-        """Describe expert, prototype, router and routing statistics."""
+        """Describe the expert, the prototype, the router and the routing statistics."""
         sentences = [
             "once: all weights of the site's expert, which go to all other sites",
             "once: the site's prototype, the mean of its standardised training samples (without "
@@ -84,7 +84,7 @@ class PICSR(Method):
         return PersonalState(self.starting_weights())
 
     def round(self, state: PersonalState, ask: Ask) -> PersonalState:
-        """Run a round of the current stage: warm up, train experts, or train the router."""
+        """Run the round's stage: warm up like FedAvg, train experts, or average the router."""
         stage = self.settings.stage(state.round)
         if stage == EXPERTS:
             return self._experts_round(state, ask)
@@ -100,7 +100,10 @@ class PICSR(Method):
         return replace(state, arrays={**state.arrays, **mean})
 
     def _experts_round(self, state: PersonalState, ask: Ask) -> PersonalState:
-        """Let each site train its expert alone; collect the experts in the last such round."""
+        """Let each site train its expert alone; in the last such round also collect it.
+
+        That reply holds the expert and the site's prototype.
+        """
         send = {site: self._expert_start(site, state, ask) for site in ask.sites}
         notes = StageNotes(EXPERTS)
         if not self.settings.collects(state.round):
@@ -112,7 +115,11 @@ class PICSR(Method):
         return replace(state, arrays=self._collect(replies))
 
     def evaluate(self, state: PersonalState, ask: Ask) -> None:
-        """Let sites measure the routed experts; in a run that stopped early, their own."""
+        """Let sites measure the mixture of all experts.
+
+        In a run that stopped before the experts were collected, each site measures its own expert,
+        or the global weights if it has none.
+        """
         stage = self.settings.stage(state.round)
         send = dict.fromkeys(ask.sites, state.arrays)
         if stage == EXPERTS:
@@ -121,7 +128,11 @@ class PICSR(Method):
         ask(EVALUATE, send, expect={}, notes=StageNotes(stage))
 
     def _expert_start(self, site: str, state: PersonalState, ask: Ask) -> Arrays:
-        """Return the start of a site's expert; empty if the site has begun its own."""
+        """Return the arrays from which a site's expert starts; empty once the site trains its own.
+
+        Finetuned experts start from the global weights, local ones from the seed or from
+        'train.initial-weights'.
+        """
         if self.settings.experts == "local":
             return self.start(site, ask)
         if site in state.personal:
@@ -129,7 +140,7 @@ class PICSR(Method):
         return state.arrays
 
     def _fault_of_expert(self, reply: Reply) -> str | None:
-        """Refuse an expert whose output for its own silo's mean sample is not finite."""
+        """Explain that an expert's output for its own prototype is not finite; None if it is."""
         # An expert with huge weights is finite itself but makes every mixture non-finite
         network = build_classifier(self.common, self.task)
         arrays = _to_tensors(reply.arrays)
@@ -143,17 +154,21 @@ class PICSR(Method):
     def documents(
         self, state: PersonalState, values: Mapping[str, Mapping[str, float]]
     ) -> dict[str, Any]:
-        """Return routing.json: the routing between sites, and the distances between prototypes."""
+        """Return routing.json: routing weights between sites, and distances of prototypes.
+
+        Empty if the run stopped before the experts were collected.
+        """
         if not arrays_below(ROUTER, state.arrays):
             return {}  # the run stopped before the router was made
         arrays = _to_tensors(state.arrays)
         prototypes = arrays_below(PROTOTYPE, arrays)
-        router = opened_router(self.settings, prototypes, arrays)
+        router = open_router(self.settings, prototypes, arrays)
         distances = prototype_distances(router, prototypes)
         return {"routing.json": routing_document(values, list(prototypes), distances)}
 
     def _collect(self, replies: Mapping[str, Reply]) -> dict[str, NDArray]:
-        """Return the experts and prototypes from the replies, and a new router."""
+        """Return the experts and prototypes from the replies, and a new router's weights."""
+        # The router is built only now, because its outputs are the sites that delivered an expert
         router = build_router(self.settings, self.task.input_shape, len(replies), self.common.seed)
         arrays = with_prefix(ROUTER, initial_weights(router))
         for site, reply in replies.items():
@@ -163,7 +178,7 @@ class PICSR(Method):
         return {name: np.ascontiguousarray(array) for name, array in arrays.items()}
 
     def _trained_arrays(self, state: PersonalState) -> Arrays:
-        """Return the arrays that sites train in the next round: the network, or the router."""
+        """Return the arrays that the next round trains: in the warm-up all, else the router."""
         if self.settings.stage(state.round) == WARMUP:
             return state.arrays
         return with_prefix(ROUTER, arrays_below(ROUTER, state.arrays))

@@ -31,7 +31,7 @@ from fedsilo.models.methods.uefl_books import (
     centroid_fault,
     gaussian_codebook,
     segment_dimension,
-    started_book,
+    start_book,
 )
 from fedsilo.strategies.loop.ask import Replies
 from fedsilo.strategies.loop.method import (
@@ -77,12 +77,12 @@ class UEFL(Method):
     state_class = UEFLState
 
     def initial_state(self) -> UEFLState:
-        """Return the initial weights and the first book, Gaussian.
+        """Return the initial weights and the first codebook, a Gaussian one that all sites use.
 
         Raises:
-            SettingError: uncertainty is to be judged, but a site has no validation samples, or has
-                fewer features than the first book has codewords, which it may have to
-                re-initialise.
+            SettingError: the run measures uncertainty, but a site has no validation samples, or has
+                fewer training features than the first book has codewords, which 'uefl.refresh'
+                needs.
         """
         for site, facts in self.participants.facts.items():
             features = facts.sizes()["train"] * self._features
@@ -94,14 +94,19 @@ class UEFL(Method):
         return UEFLState(arrays, access={"0": self.participants.sites()})
 
     def notices(self) -> list[str]:
-        """Name the sites that have many clusters too small to be sent."""
+        """Warn about sites with many clusters too small to be sent; empty without such sites."""
         features: dict[str, int] = {}
         for site, facts in self.participants.facts.items():
             features[site] = facts.sizes()["train"] * self._features
         return self.settings.few_centroids(features)
 
     def round(self, state: UEFLState, ask: Ask) -> UEFLState:
-        """Train and average; at the end of an iteration extend the codebooks where needed."""
+        """Train and average the network and the books; at the end of an iteration extend the books.
+
+        There all sites measure their uncertainty. Uncertain sites get a new book. With
+        'uefl.refresh' the certain sites' features re-initialise the first book, unless the run ends
+        now.
+        """
         if not state.round and self.settings.first_book == "kmeans":
             found = self._found(state, ask, ask.sites)
             state = replace(self._refresh(state, found), refreshed=())
@@ -115,6 +120,7 @@ class UEFL(Method):
         entropies = ask(UNCERTAINTY, books, expect={}, metrics=[ENTROPY])  # eq. 8
         state = self._judge(state, entropies)  # eq. 9
         asked = state.uncertain
+        # A run that ends now needs no new first book
         is_over = own.stop_when_certain and state.certain
         if own.refresh == "kmeans" and not is_over:
             asked = ask.sites  # certain sites re-initialise the first book
@@ -122,7 +128,10 @@ class UEFL(Method):
         return self._refresh(self._extend(state, found), found)
 
     def _found(self, state: UEFLState, ask: Ask, sites: Sequence[str]) -> Replies:
-        """Return the replies of sites that found codewords (K-means, section 3.2)."""
+        """Ask ``sites`` for centroids of their features, and return the replies with new codewords.
+
+        Sites run K-means (section 3.2). A site that found no codeword is left out.
+        """
         expect: dict[str, Specs] = {}
         notes: dict[str, CentroidNotes] = {}
         for site in sites:
@@ -141,7 +150,7 @@ class UEFL(Method):
         )
 
     def model_for(self, site: str, state: UEFLState) -> Arrays:
-        """Return the network and the books that ``site`` may use."""
+        """Return the network and the codebooks that ``site`` has access to, sorted by name."""
         arrays: dict[str, NDArray] = {}
         for name, array in sorted(state.arrays.items()):
             book = name.removeprefix(CODEBOOK)
@@ -153,13 +162,17 @@ class UEFL(Method):
         return {site: self.model_for(site, state) for site in sites}
 
     def _average_books(self, state: UEFLState, trained: Replies) -> Arrays:
-        """Return the mean of the network over all sites, and of each book over its users."""
+        """Return the network averaged over all sites, and each codebook averaged over its users.
+
+        A book is unchanged if none of its users replied.
+        """
         network: dict[str, NDArray] = {}
         books: dict[str, NDArray] = {}
         for name, array in state.arrays.items():
             if not name.startswith(CODEBOOK):
                 network[name] = array
                 continue
+            # Sites without access never received the book, so only its users count
             users = trained.of(state.access[name.removeprefix(CODEBOOK)])
             books |= self.average(users, {name: array})
         return self.average(trained, network) | books
@@ -177,7 +190,11 @@ class UEFL(Method):
         )
 
     def _extend(self, state: UEFLState, found: Replies) -> UEFLState:
-        """Add a book for the uncertain sites that found codewords; record the round in any case."""
+        """Add a book for the uncertain sites that found codewords, and note it in ``extended``.
+
+        The round is noted even if none of the uncertain sites found codewords; then no book is
+        added. If no site is uncertain, the state is unchanged.
+        """
         if not state.uncertain:
             return state
         sites = [site for site in state.uncertain if site in found]
@@ -190,7 +207,7 @@ class UEFL(Method):
         return replace(state, arrays=arrays, access=access)
 
     def _refresh(self, state: UEFLState, found: Replies) -> UEFLState:
-        """Re-initialise the first book from the centroids of certain sites, if there are any."""
+        """Re-initialise the first book from the certain sites' centroids, if there are any."""
         certain = [site for site in found if site not in state.uncertain]
         if not certain:
             return state
@@ -198,7 +215,11 @@ class UEFL(Method):
         return replace(state, arrays=arrays, refreshed=[*state.refreshed, state.round + 1])
 
     def _book(self, book: int, state: UEFLState, found: Replies) -> Arrays:
-        """Return a book: centroids merged by weighted K-means, or a new Gaussian one."""
+        """Return the named array of a new book: the centroids merged by weighted K-means.
+
+        If no centroids were sent, because new books are Gaussian, the codewords are drawn from the
+        seed.
+        """
         dimension = state.arrays[f"{CODEBOOK}0"].shape[1]
         parts = []
         for reply in found.values():
@@ -206,7 +227,7 @@ class UEFL(Method):
                 counts = reply.arrays["counts"].astype(np.int64)
                 parts.append(Centroids(reply.arrays["centroids"], counts))
         where = dimension, self.common.seed, state.round + 1
-        return {f"{CODEBOOK}{book}": started_book(book, parts, self.settings, *where)}
+        return {f"{CODEBOOK}{book}": start_book(book, parts, self.settings, *where)}
 
     def _centroid_specs(self, site: str, state: UEFLState) -> dict[str, ArraySpec]:
         if not self.settings.sends_centroids(site in state.uncertain, first=not state.entropies):
@@ -220,7 +241,10 @@ class UEFL(Method):
         return centroid_fault(reply.arrays, found, codes, features)
 
     def why_finished(self, state: UEFLState) -> str | None:
-        """Return the reason to end the run early: no silo is uncertain. None to continue."""
+        """Return a reason to end the run early if no site is uncertain; None to continue.
+
+        Only 'uefl.stop-when-certain' allows this, and only before the last round.
+        """
         if not self.settings.stop_when_certain or not state.certain:
             return None
         if state.round >= self.common.rounds:

@@ -44,11 +44,11 @@ class Links:
 def resolve_links(
     sites: tuple[str, ...], silo_set: SiloSet | None, settings: LinkSettings
 ) -> Links:
-    """Return the links between sorted ``sites``.
+    """Return latency and capacity between every two of the sorted ``sites``, (sites, sites) each.
 
-    Sites without a link use the quickest path over other sites: its latency is the sum of its
-    links', its capacity that of the narrowest. Missing values of a link come from ``settings``.
-    Without a silo set every pair has a link.
+    Two sites without a direct link use the path of the lowest total latency; its capacity is that
+    of its slowest link. Missing values of a link come from ``settings``. Without a silo set every
+    pair has a link.
     """
     graph = link_graph(sites, silo_set)
     if not graph.number_of_edges():
@@ -81,17 +81,17 @@ def cycle_time(
     compute_seconds: Mapping[str, float],
     visit_seconds: Mapping[str, float] | None = None,
 ) -> float:
-    """Return the seconds of a round; for matcha the expected seconds.
+    """Return the seconds of one round; for matcha the expected seconds over its random rounds.
 
     Args:
         topology: the neighbours of each site.
         links: the links between the topology's sites.
         model_bytes: the bytes of a model on the wire.
-        compute_seconds: site -> seconds that it computes at home in a round.
-        visit_seconds: site -> seconds that it trains one visiting model. None: sites compute, then
-            send to their neighbours; in a star to the server and back. Otherwise FedEFM's rounds:
-            each site's model is sent to the sites from which it would receive, which train their
-            visitors one after another and send them back; when all are back, sites compute.
+        compute_seconds: site -> seconds that the site computes in a round.
+        visit_seconds: site -> seconds that the site trains one visiting model. None: sites compute,
+            then send to their neighbours; in a star to the server and back. If given, FedEFM's
+            rounds are timed: each model travels to its in-neighbours, which train their visitors
+            one after another and send them back. When all are back, sites compute.
     """
     compute = np.array([compute_seconds[site] for site in topology.sites])
     visits = None
@@ -112,7 +112,11 @@ def cycle_time(
 
 @dataclass(frozen=True, eq=False)
 class _Seconds:
-    """Times over given links; ``compute`` and ``visits`` are seconds, (sites,)."""
+    """Computes round times over given links.
+
+    Fields: the links, the bits of a model, and the seconds of computing and of training one
+    visiting model, (sites,). ``visits`` is None if no models visit.
+    """
 
     links: Links
     bits: int
@@ -120,7 +124,11 @@ class _Seconds:
     visits: NDArray[np.float64] | None = None
 
     def round(self, arcs: Arcs) -> float:
-        """Return the seconds of a synchronous round: of its slowest arc, at least the computing."""
+        """Return the seconds of a synchronous round, which ends with its slowest arc.
+
+        With visits: the slowest journey out, training at the host and back, plus the slowest
+        computing.
+        """
         if self.visits is None:
             return self.mixing(arcs)
         # The arc host -> owner is the way back, so a host has as many visitors as arcs leave it
@@ -130,20 +138,24 @@ class _Seconds:
         return float(away.max() + self.compute.max())
 
     def mixing(self, arcs: Arcs) -> float:
-        """Return the seconds of a round in which sites compute and then send."""
+        """Return the seconds until every site has computed and then sent over its arcs."""
         delays = self.compute[:, None] + self.transfer(arcs)
         return float(np.where(_others(arcs), delays, self.compute[:, None]).max())
 
     def star(self, arcs: Arcs) -> float:
-        """Return the seconds to gather models at the hub and to send the mean back out."""
+        """Return the seconds to compute, send all models to the hub, and send the mean back.
+
+        The hub is the site that the most arcs enter.
+        """
         arcs = _others(arcs)
+        # In a star every arc leads to or from the hub, so most arcs enter there
         hub = int(arcs.sum(axis=0).argmax())
         uplinks = np.zeros_like(arcs)
         uplinks[:, hub] = arcs[:, hub]
         return self.mixing(uplinks) + float(self.transfer(uplinks.T)[hub].max())
 
     def transfer(self, arcs: Arcs) -> Matrix:
-        """Return the seconds of each arc, (from, to); 0 where there is no arc."""
+        """Return each arc's seconds, (from, to): latency + bits / speed; 0 without an arc."""
         arcs, line = _others(arcs), self.links.access_gbps
         # All transfers of a site at one time share its own line
         sending = np.maximum(1, arcs.sum(axis=1))[:, None]
@@ -165,13 +177,14 @@ def topology_document(
     compute_seconds: Mapping[str, float] | None,
     visit_seconds: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Build the content of topology.json: the graph, its weights, and the times of rounds.
+    """Build the content of topology.json: the graph, its mixing weights, and the times of rounds.
 
-    ``cycle-times`` has this topology and every other that can be built over the same links. It is
-    empty if the computing times are unknown.
+    ``cycle-times`` has this topology and the others that can be built over the same links, by kind.
+    It is empty if ``compute_seconds`` is None.
     """
     links = resolve_links(topology.sites, silo_set, settings)
     cycle_times: dict[str, float] = {}
+    # Without computing times, no round time can be compared
     if compute_seconds:
         for kind, other in _alternatives(topology, silo_set).items():
             seconds = cycle_time(other, links, model_bytes, compute_seconds, visit_seconds)
@@ -229,7 +242,10 @@ def _matcha(topology: Topology) -> dict[str, Any]:
 
 
 def _alternatives(topology: Topology, silo_set: SiloSet | None) -> dict[str, Topology]:
-    """Return the topologies to compare, by kind, including this one."""
+    """Return complete, ring, star, matcha and this topology by kind, over the same links.
+
+    A topology that cannot be built is left out.
+    """
     alternatives = {}
     sites, seed, budget = topology.sites, topology.seed, topology.budget
     for kind in dict.fromkeys([*_COMPARED, topology.kind]):

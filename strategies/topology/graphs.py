@@ -49,7 +49,10 @@ class Topology:
         return self.weights
 
     def mixing(self, site: str, round_: int) -> dict[str, float]:
-        """Return a site's weights in a round: of its own model and of its in-neighbours' models."""
+        """Return the weights by which ``site`` mixes its own and its in-neighbours' models.
+
+        They sum to 1. The site itself is always included, even with weight 0.
+        """
         row = self.matrix(round_)[self.sites.index(site)].tolist()
         weights: dict[str, float] = {}
         for name, weight in zip(self.sites, row, strict=True):
@@ -65,7 +68,7 @@ class Topology:
 def build_topology(
     kind: str, sites: Iterable[str], silo_set: SiloSet | None, seed: int, budget: float
 ) -> Topology:
-    """Build the topology of a run.
+    """Build the topology of a run: its arcs, mixing weights and, for "matcha", its matchings.
 
     Args:
         kind: the value of the setting 'topology'.
@@ -73,11 +76,11 @@ def build_topology(
         silo_set: the known links, or None. ``graph`` and ``matcha`` use only these links. Their
             latencies decide the order of a ring and the site in the middle of a hub.
         seed: seeds matcha's draws.
-        budget: the share of matchings that a round of matcha uses.
+        budget: the mean share of matchings that a round of matcha uses.
 
     Raises:
-        SettingError: there are fewer than 2 sites, the silo set names other sites or is not
-            connected, ``graph`` has no links, or the budget is too small.
+        SettingError: the kind is unknown, there are fewer than 2 sites, the silo set names other
+            sites or is not connected, ``graph`` has no links, or the budget is too small.
     """
     names = tuple(sorted(sites))
     _refuse(kind, names, silo_set)
@@ -98,7 +101,11 @@ def build_topology(
 
 
 def link_graph(names: tuple[str, ...], silo_set: SiloSet | None) -> nx.Graph:
-    """Return the silo set's links as a graph over the sites' positions, with their attributes."""
+    """Return the silo set's links as an undirected graph over the positions of ``names``.
+
+    Each edge has ``latency`` in milliseconds and ``gbps``, or None. Without a silo set there is no
+    edge.
+    """
     graph = nx.Graph()
     graph.add_nodes_from(range(len(names)))
     if silo_set is None:
@@ -161,7 +168,7 @@ def _complete(base: nx.Graph) -> _Built:
 
 
 def _ring(base: nx.Graph) -> _Built:
-    """Let each site receive from its predecessor on a short tour."""
+    """Connect the sites to a directed ring along a short tour; both weights of a site are 1/2."""
     order = _tour(base)
     arcs = list(zip(order, [*order[1:], order[0]], strict=True))
     weights = np.eye(len(order)) / 2
@@ -171,13 +178,16 @@ def _ring(base: nx.Graph) -> _Built:
 
 
 def _star(base: nx.Graph) -> _Built:
-    """Put the server at the hub's site; every site receives the mean of all."""
+    """Connect all sites to a hub, where the server is; all weights are 1 / n."""
     arcs, _ = _hub(base)
     return arcs, np.full((len(base), len(base)), 1 / len(base))
 
 
 def _hub(base: nx.Graph) -> _Built:
-    """Put the site with the quickest slowest link in the middle; ties go to the first."""
+    """Connect all sites to the one whose largest latency is smallest; ties go to the first name.
+
+    Without latencies the first site is the hub.
+    """
     latencies = _latencies(base)
     hub = 0
     if latencies is not None:
@@ -190,7 +200,10 @@ def _hub(base: nx.Graph) -> _Built:
 
 
 def _weigh_edges(graph: nx.Graph) -> _Built:
-    """Weigh each edge by 1 / (1 + the larger degree); the site itself gets the rest."""
+    """Return both arcs of each edge, and Metropolis-Hastings weights (sites, sites).
+
+    An edge weighs 1 / (1 + the larger degree of its ends), and the site's own model gets the rest.
+    """
     size = len(graph)
     weights = np.zeros((size, size))
     for a, b in graph.edges:
@@ -210,7 +223,10 @@ _BUILDERS: dict[str, Callable[[nx.Graph], _Built]] = {
 
 
 def _latencies(base: nx.Graph) -> Matrix | None:
-    """Return milliseconds along the quickest paths, (sites, sites); None unless all are known."""
+    """Return milliseconds along the quickest paths, (sites, sites).
+
+    None if no link is known, or if a link has no latency.
+    """
     known = [latency is not None for _, _, latency in base.edges(data="latency")]
     if not known or not all(known):
         return None
@@ -222,10 +238,10 @@ def _latencies(base: nx.Graph) -> Matrix | None:
 
 
 def _tour(base: nx.Graph) -> list[int]:
-    """Return the positions of the sites on a short round tour that begins at 0.
+    """Return the positions of the sites in the order of a short round tour that begins at 0.
 
-    It is the shorter of Christofides' tour and the greedy tour, in the direction of the lower
-    neighbour. Without latencies it is the order of names.
+    It is the shorter of Christofides' tour and the greedy tour, in the direction whose second site
+    has the lower position. Without latencies it is the order of names.
     """
     latencies = _latencies(base)
     if latencies is None:

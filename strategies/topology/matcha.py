@@ -50,13 +50,15 @@ class Matcha:
     def matrix(self, active: Sequence[bool]) -> Matrix:
         """Return the mixing matrix of the ``active`` matchings, (sites, sites), doubly stochastic.
 
-        With the paper's step, a site that uses more than 1 / alpha links would give its own model a
-        negative weight. In such a round the step is 1 / (the largest number of links of a site).
+        It is I - step * (sum of their Laplacians). The step is alpha, but at most 1 / (the largest
+        number of links that a site uses), because otherwise that site's own model would get a
+        negative weight.
         """
         total = np.zeros((self.size, self.size))
         for is_used, part in zip(active, laplacians(self.size, self.matchings), strict=True):
             if is_used:
                 total = total + part
+        # The diagonal of ``total`` holds each site's number of links, which are its largest entries
         step = min(self.alpha, 1 / max(1.0, total.max()))
         matrix: Matrix = np.eye(self.size) - step * total
         return matrix.clip(min=0.0)  # rounding makes 1 - (1 / n) * n negative for some n
@@ -64,7 +66,8 @@ class Matcha:
     def cases(self) -> Iterator[tuple[float, tuple[bool, ...]]]:
         """Yield the possible choices of matchings in a round, each with its probability.
 
-        With more than 12 matchings, the next 1000 sampled rounds are used.
+        For more than 12 matchings these are the draws of rounds 1 to 1000, each with probability
+        1/1000.
         """
         if len(self.matchings) > _ENUMERATED:
             for round_ in range(1, _DRAWN + 1):
@@ -95,10 +98,11 @@ def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
     Args:
         graph: the base graph, connected, with nodes 0, 1, ....
         budget: the mean share of matchings that a round uses, above 0 and at most 1.
-        seed: seeds the draws.
+        seed: seeds the draws of each round.
 
     Raises:
-        SettingError: the budget is too close to 0, or no solver found an optimum.
+        SettingError: the budget is so small that some sites would never meet, or the solver found
+            no optimum.
     """
     size = graph.number_of_nodes()
     matchings = decompose(graph)
@@ -108,7 +112,7 @@ def solve_matcha(graph: nx.Graph, budget: float, seed: int) -> Matcha:
 
 
 def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
-    """Return the Laplacian of each matching, (size, size)."""
+    """Return the graph Laplacian D - A of each matching, (size, size)."""
     matrices = []
     for edges in matchings:
         laplacian = np.zeros((size, size))
@@ -120,16 +124,20 @@ def laplacians(size: int, matchings: Sequence[Sequence[Edge]]) -> list[Matrix]:
 
 
 def decompose(graph: nx.Graph) -> tuple[tuple[Edge, ...], ...]:
-    """Split ``graph`` into matchings; take the smaller result of two heuristics.
+    """Split ``graph`` into matchings, sorted edges (a, b) with a < b, by two heuristics.
 
-    Nodes must be numbers, because sets of texts have a different order in each process.
+    The result with fewer matchings is returned. Nodes must be numbers, because sets of texts have a
+    different order in each process.
     """
     matchings = min([_by_colour(graph), _by_matching(graph)], key=len)
     return tuple(tuple(sorted(edges)) for edges in matchings)
 
 
 def _by_colour(graph: nx.Graph) -> list[list[Edge]]:
-    """Colour the edges greedily; edges of one colour share no site, so they form a matching."""
+    """Split the edges into matchings by a greedy edge colouring.
+
+    Edges of one colour share no site, so they form a matching.
+    """
     colours = nx.greedy_color(nx.line_graph(graph), strategy="largest_first", interchange=True)
     matchings: dict[int, list[Edge]] = {}
     for (a, b), colour in colours.items():
@@ -138,9 +146,10 @@ def _by_colour(graph: nx.Graph) -> list[list[Edge]]:
 
 
 def _by_matching(graph: nx.Graph) -> list[list[Edge]]:
-    """Remove matchings one by one; each covers as many sites of the largest degree as possible.
+    """Split the edges into matchings by removing maximum-weight matchings until no edge is left.
 
-    The largest degree d decides the number of matchings: a graph needs d or d + 1 (Vizing).
+    The weights make each matching cover as many sites of the largest degree d as possible, because
+    d decides the number of matchings: a graph needs d or d + 1 (Vizing).
     """
     left = nx.Graph(graph.edges)
     matchings = []
@@ -160,12 +169,13 @@ def _by_matching(graph: nx.Graph) -> list[list[Edge]]:
 def activation_probabilities(
     size: int, matchings: Sequence[Sequence[Edge]], budget: float
 ) -> tuple[float, ...]:
-    """Return the probability of each of M matchings, to 6 digits.
+    """Return the probability that a round uses each of the M matchings, rounded to 6 digits.
 
-    maximise lambda_2(sum p_j L_j) subject to sum p_j <= budget * M and 0 <= p_j <= 1.
+    They maximise lambda_2(sum p_j L_j) subject to sum p_j <= budget * M and 0 <= p_j <= 1.
 
     Raises:
-        SettingError: see ``solve_matcha``.
+        SettingError: the budget is so small that some sites would never meet, or the solver found
+            no optimum.
     """
     import cvxpy  # imported here, because it takes 1.2 s and other topologies do not need it
 
@@ -189,7 +199,10 @@ def activation_probabilities(
 
 
 def _round_probabilities(values: NDArray[np.float64], total: float) -> tuple[float, ...]:
-    """Round probabilities to 6 digits; take what exceeds ``total`` off the largest one."""
+    """Round probabilities to 6 digits in [0, 1], without exceeding ``total`` in sum.
+
+    Any surplus is subtracted from the largest one.
+    """
     rounded = np.clip(np.round(values, _DIGITS), 0.0, 1.0)
     surplus = math.ceil(max(0.0, rounded.sum() - total - 1e-12) * 10**_DIGITS) / 10**_DIGITS
     largest = int(rounded.argmax())
@@ -208,13 +221,13 @@ def algebraic_connectivity(
 def step_size(
     size: int, matchings: Sequence[Sequence[Edge]], probabilities: Sequence[float]
 ) -> float:
-    """Return alpha, to 6 digits: the step size by which sites agree fastest.
+    """Return alpha, the step size by which sites agree fastest, rounded to 6 digits.
 
-    minimise rho subject to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I. The
-    program is solved for 1 - rho in units of E[L]'s scale, because a small budget makes E[L] tiny.
+    It minimises rho subject to alpha^2 <= beta and I - 2 alpha E[L] + beta E[L^2] - J <= rho I. The
+    program maximises 1 - rho, in units of E[L]'s scale, because a small budget makes E[L] tiny.
 
     Raises:
-        SettingError: see ``solve_matcha``.
+        SettingError: the solver found no optimum.
     """
     import cvxpy
 
@@ -233,7 +246,10 @@ def step_size(
 def _moments(
     size: int, matchings: Sequence[Sequence[Edge]], probabilities: Sequence[float]
 ) -> tuple[Matrix, Matrix]:
-    """Return E[L] and E[L^2]; a matching's L^2 is 2 L, and matchings are drawn independently."""
+    """Return E[L] and E[L^2] of a round's Laplacian L, (size, size) each.
+
+    Matchings are drawn independently, and a matching's L_j^2 is 2 L_j.
+    """
     parts = laplacians(size, matchings)
     # Var of a drawn matching is p (1 - p), and L^2 = 2 L gives the factor 2
     often = np.array(probabilities)
@@ -242,10 +258,10 @@ def _moments(
 
 
 def _disagreement(size: int) -> Matrix:
-    """Return an orthonormal basis of the space orthogonal to the consensus, (size, size - 1).
+    """Return an orthonormal basis of the space orthogonal to the all-ones vector, (size, size - 1).
 
-    Every Laplacian is 0 on the consensus. So a program over the whole space would have no interior
-    point, which solvers need.
+    Every Laplacian is 0 on that vector, the consensus. So a program over the whole space would have
+    no interior point, which solvers need.
     """
     return np.linalg.qr(np.ones((size, 1)), mode="complete").Q[:, 1:]
 
@@ -264,10 +280,10 @@ def _weighted_sum(weights: Any, parts: Sequence[Matrix]) -> Any:
 
 
 def _solve(problem: Any) -> None:
-    """Solve a semidefinite program.
+    """Solve a semidefinite program with SCS; its variables then hold the optimum.
 
-    It uses SCS, because interior-point solvers fail or warn if several eigenvalues are equal at the
-    optimum, which is common here.
+    Interior-point solvers fail or warn if several eigenvalues are equal at the optimum, which is
+    common here.
 
     Raises:
         SettingError: the program has no optimum.

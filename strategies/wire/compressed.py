@@ -29,7 +29,10 @@ Bits = npt.NDArray[np.uint16]
 
 
 def to_bf16(values: Floats) -> Bits:
-    """Round ``values``, which must be finite, to bfloat16 and return the bits."""
+    """Round float32 values to bfloat16, to nearest, ties to even; return the bits as uint16.
+
+    The values must be finite.
+    """
     # Adding just below half a unit, and one more if the kept part is odd, carries exactly when
     # "nearest, ties to even" rounds up. A NaN could become infinite here
     bits = values.view(np.uint32)
@@ -64,7 +67,10 @@ class Compression:
         )
 
     def pack(self, arrays: Arrays, packed: Packed) -> None:
-        """Add the weights as bfloat16 bits to ``packed``, if 'server.wire-down' says so."""
+        """Put the weights into the cache ``packed`` as bfloat16, if 'server.wire-down' says so.
+
+        ``to_record`` then sends the cached form. Arrays already in the cache are skipped.
+        """
         if self.down != "bf16":
             return
         for name, array in arrays.items():
@@ -73,7 +79,7 @@ class Compression:
                 packed[id(array)] = array, Array(to_bf16(np.ascontiguousarray(array)))
 
     def received(self, arrays: Arrays) -> dict[str, NDArray]:
-        """Return the arrays as a site uses them, with bfloat16 bits converted back to float32."""
+        """Return the received arrays, with bfloat16 bits converted back to float32."""
         usable: dict[str, NDArray] = dict(arrays)
         if self.down == "bf16":
             for name, array in arrays.items():
@@ -82,7 +88,7 @@ class Compression:
         return usable
 
     def packed(self, leaving: Arrays, sent: Arrays) -> dict[str, NDArray]:
-        """Return a site's arrays in the form in which they travel.
+        """Return a site's arrays in their wire format: updates as bytes, others unchanged.
 
         Args:
             leaving: the arrays that the site returns, by name.
@@ -115,7 +121,7 @@ class Compression:
         """Decode a reply like ``reply.decode``, and add its updates to the arrays ``sent``.
 
         Raises:
-            SiteError: the reply is malformed, or an update is not finite; one line.
+            SiteError: the reply is malformed, or a restored array is not finite; one line.
         """
         kind = _VALUES[self.precision]
         travelling = dict(expected)

@@ -28,15 +28,16 @@ def send_and_receive(
     away_timeout: float = 300.0,
     away: Callable[[Collection[int]], None] = lambda nodes: None,
 ) -> Iterator[tuple[int, Message]]:
-    """Send ``messages`` and yield each node with its reply as it arrives.
+    """Send ``messages`` and yield (node, reply) as each reply arrives.
 
-    It ends when all replies have come, or at the timeout.
+    The iterator ends when all replies have come, or at the timeout. A node that is disconnected for
+    too long, or whose message Flower rejects, yields an error message.
 
     Args:
         grid: Flower's grid, or the in-process one.
         messages: at most one message per node.
         timeout: seconds to wait for all replies.
-        away_timeout: seconds that a node may be disconnected before its reply is given up.
+        away_timeout: seconds that a node may be disconnected before it counts as lost.
         away: called with the disconnected nodes that still owe a reply, whenever they change.
     """
     # Flower gives no id for a message that it rejects, and sends its own error replies (node
@@ -79,14 +80,14 @@ def send_and_receive(
 
 
 def retry_soon() -> bool:
-    """Let Flower ask again soon for an object that its sender is still uploading.
+    """Make Flower retry after 50 ms for an object that its sender is still uploading.
 
     A message becomes visible before all its objects have arrived. Flower then waits a second, which
     is most of a short round, and doubles the wait up to ten seconds. No setting changes the first
-    wait.
+    wait, so the default arguments of Flower's functions are replaced in this process.
 
     Returns:
-        Whether this version of Flower has that wait; other versions keep their own.
+        Whether the waits were replaced; an unknown version of Flower keeps its own.
     """
     try:
         module = importlib.import_module(_OBJECTS)

@@ -31,7 +31,10 @@ class _Pickler(pickle.Pickler):
         self._end = 0
 
     def persistent_id(self, obj: Any) -> tuple[int, int] | None:
-        """Return the future position of a large bytes object; None for anything else."""
+        """Collect a bytes object of 64 KiB or more, and return its begin and end in shared memory.
+
+        None for anything else, which is pickled as usual.
+        """
         if type(obj) is not bytes or len(obj) < _LARGE:
             return None
         self.large.append(obj)
@@ -61,7 +64,10 @@ class Packing:
         self._shared: Tensor | None = None
 
     def pack(self, message: Message) -> Parcel:
-        """Pack a message so that another process can open it.
+        """Pickle a message so that another process can unpack it; large parts go to shared memory.
+
+        If its large parts are the same objects as in the message before, their shared memory is
+        reused.
 
         Raises:
             ProcessError: shared memory has no room.
@@ -80,7 +86,7 @@ class Packing:
 
 
 def _share(parts: list[bytes]) -> Tensor:
-    """Join the parts in shared memory.
+    """Copy the parts, one after another, into one tensor in shared memory, uint8.
 
     Raises:
         ProcessError: shared memory has no room.

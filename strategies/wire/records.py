@@ -56,8 +56,9 @@ def to_record(arrays: Mapping[str, NDArray], packed: Packed | None = None) -> Ar
 
     Args:
         arrays: the arrays to send, by name.
-        packed: a cache. An array object or a record in it is not serialised again for each site. It
-            holds the array itself too, so that no other object can get the array's id.
+        packed: a cache of serialised arrays and records, which this function extends, so that
+            arrays for several sites are serialised once. It also holds the arrays themselves, so
+            that no other object can get the same id.
     """
     if packed is None:
         packed = {}
@@ -91,7 +92,7 @@ def packed_bytes(array: NDArray) -> int:
 
 
 def from_record(record: ArrayRecord) -> dict[str, NDArray]:
-    """Return the arrays of a record by name.
+    """Unpack all arrays of a record, by name.
 
     Raises:
         ArrayError: an entry is not an array of numbers.
@@ -100,7 +101,7 @@ def from_record(record: ArrayRecord) -> dict[str, NDArray]:
 
 
 def read_header(packed: Array) -> Header:
-    """Read the header of a serialised array, and check that the number of bytes fits it.
+    """Read the header of a serialised array, and check that the number of bytes fits its shape.
 
     Raises:
         ArrayError: the bytes are not an array of numbers, or are too many or too few.
@@ -126,7 +127,7 @@ def read_header(packed: Array) -> Header:
 
 
 def unpack(packed: Array) -> NDArray:
-    """Return a serialised array as a copy.
+    """Unpack a serialised array into a new array, in the order of its dimensions in memory.
 
     Raises:
         ArrayError: the bytes are not an array of numbers.
@@ -169,12 +170,14 @@ Bundles = dict[tuple[tuple[str, int], ...], tuple[list[Array], Array]]
 
 
 def bundle(content: RecordDict, cache: Bundles | None = None) -> RecordDict:
-    """Join the arrays of each record into one; a record with a single array is unchanged.
+    """Return a message's content in which each record's arrays are joined into one bundle.
+
+    A record stays unchanged if it has a single array, or an array that does not hold numbers.
 
     Args:
         content: the content of a message.
-        cache: bundles made before, so that data for several sites are serialised once. It holds the
-            arrays too, so that no other object can get the ids of their data.
+        cache: bundles made before, which this function extends, so that data for several sites are
+            serialised once. It also holds the arrays, so that no other object can get the same id.
     """
     if cache is None:
         cache = {}
@@ -199,7 +202,7 @@ def _bundle(record: ArrayRecord, cache: Bundles) -> Array:
 
 
 def unbundle(content: RecordDict) -> RecordDict:
-    """Return ``content`` with its bundles taken apart.
+    """Return a message's content with each bundle replaced by the arrays in it.
 
     Raises:
         SiteError: a bundle is cut short or altered, or there are too many records.
@@ -214,10 +217,10 @@ def unbundle(content: RecordDict) -> RecordDict:
 
 
 def refuse_many_records(records: Mapping[str, ArrayRecord]) -> None:
-    """Refuse a message with more array records than any of fedsilo's own.
+    """Check that a message has at most 16 array records, more than any message of fedsilo has.
 
     Raises:
-        SiteError: it has too many.
+        SiteError: the message has more.
     """
     if len(records) > _MOST_RECORDS:
         raise SiteError(
@@ -226,12 +229,14 @@ def refuse_many_records(records: Mapping[str, ArrayRecord]) -> None:
 
 
 def open_bundle(name: str, array: Array, most: int | None = None) -> dict[str, NDArray]:
-    """Return the arrays of a bundle, sorted by name; they share the bundle's memory.
+    """Return the arrays of a bundle, sorted by name.
+
+    Sizes are checked before the bytes are parsed, because they are untrusted.
 
     Args:
         name: the name of the record, for errors.
         array: the bundle.
-        most: the most bytes that its arrays may have together; None for no limit.
+        most: the largest number of bytes of all its arrays together; None for no limit.
 
     Raises:
         SiteError: the bundle is cut short, altered, or too large.
@@ -267,7 +272,7 @@ def _arrays_in(data: bytes) -> dict[str, NDArray]:
 
 
 def record_bytes(content: RecordDict) -> int:
-    """Return the bytes of ``content`` on the wire, without the envelope."""
+    """Return the number of bytes of a message's content on the wire, without Flower's envelope."""
     weights = 0
     for record in content.values():
         if isinstance(record, ConfigRecord):  # Flower's own count fails at an empty text

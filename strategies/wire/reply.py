@@ -77,6 +77,8 @@ Check = Callable[[Reply], str | None]
 def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
     """Decode a reply, and check its metrics, and the names, types and shapes of its arrays.
 
+    ``expected`` has the required arrays. Metrics and arrays must be finite.
+
     Raises:
         SiteError: the reply does not have the expected form; one line.
     """
@@ -91,6 +93,7 @@ def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
         for name, array in arrays.items():
             size += len(name) + packed_bytes(array)
     secure: Mapping[str, Any] = dict(content.config_records.get(SECURE, {}))
+    # Sites report it as a metric, because metrics are the only values that every reply has
     keeps = metrics.get(KEPT_STATE, 0) == 1
     return Reply(site, arrays, metrics, bytes_up=size, secure=secure, keeps_state=keeps)
 
@@ -122,7 +125,11 @@ def _metrics(content: RecordDict) -> dict[str, float]:
 
 
 def _arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
-    """Return the arrays of a reply; their names are compared before any array is unpacked."""
+    """Unpack the arrays of a reply, after checking that their names are the expected ones.
+
+    Raises:
+        SiteError: an array is missing, surplus, or does not fit its spec.
+    """
     arrays: Mapping[str, Array | NDArray] = record
     if list(record) == [BUNDLE]:
         arrays = open_bundle(ARRAYS, record[BUNDLE], most_bytes(expected))
@@ -137,12 +144,17 @@ def _arrays(record: ArrayRecord, expected: Specs) -> dict[str, NDArray]:
 
 
 def _array(name: str, spec: ArraySpec, given: Array | NDArray) -> NDArray:
-    """Return an array that fits its spec.
+    """Check an array against its spec, and unpack it if it is serialised.
+
+    Serialised bytes are unpacked only if their header fits the spec.
 
     Args:
         name: the array's name, for errors.
         spec: the expected type and shape.
-        given: the array, or its serialised form, which is unpacked only once its header fits.
+        given: the array, or its serialised form.
+
+    Raises:
+        SiteError: the type or shape differs, or a value is not finite.
     """
     try:
         header: NDArray | Header = read_header(given) if isinstance(given, Array) else given
@@ -167,7 +179,10 @@ def _array(name: str, spec: ArraySpec, given: Array | NDArray) -> NDArray:
 
 
 def most_bytes(expected: Specs) -> int:
-    """Return the most bytes that a reply's arrays may have together, at 4 bytes per number."""
+    """Return the largest number of bytes of a reply's arrays together, at 4 bytes per number.
+
+    A dimension of any length counts as 65,536.
+    """
     total = 0
     for spec in expected.values():
         size = 4
@@ -192,7 +207,10 @@ class Spill:
     _file: IO[bytes] | None = field(init=False, default=None)
 
     def keep(self, arrays: Mapping[str, NDArray]) -> Mapping[str, NDArray]:
-        """Return ``arrays``, or a mapping that reads the same arrays from the file one by one.
+        """Store the arrays of one reply, in memory if there is room, else in the file.
+
+        Returns:
+        The same ``arrays``, or a mapping that reads them from the file, one at each access.
 
         Raises:
             RunDirectoryError: the disk has no room.
@@ -250,7 +268,7 @@ class SpilledArrays(Mapping[str, NDArray]):
 def _places(
     arrays: tuple[tuple[str, np.dtype[Any], tuple[int, ...]], ...],
 ) -> Mapping[str, tuple[int, int, np.dtype[Any], tuple[int, ...]]]:
-    """Return for each array its offset in bytes, its size, its type and its shape."""
+    """Return the place of each array in a file: name -> (offset in bytes, bytes, type, shape)."""
     found, place = {}, 0
     for name, dtype, shape in arrays:
         size = dtype.itemsize * math.prod(shape)

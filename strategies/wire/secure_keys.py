@@ -89,23 +89,29 @@ def public_half(private: bytes) -> bytes:
 def mask_key(private: bytes, public: bytes, context: bytes) -> bytes:
     """Derive the 32 bytes from which two sites draw the mask between them.
 
+    Both sites get the same bytes from their own private and the other's public key.
+
     Raises:
-        SiteError: one of the two is not a key.
+        SiteError: ``private`` or ``public`` is not a key.
     """
     return _derive(private, public, words("mask", context))
 
 
 def seal_key(private: bytes, public: bytes, context: bytes) -> bytes:
-    """Derive the key, base64 of 32 bytes, that seals one site's shares for another.
+    """Derive the key, base64 of 32 bytes, with which two sites seal and open each other's shares.
 
     Raises:
-        SiteError: one of the two is not a key.
+        SiteError: ``private`` or ``public`` is not a key.
     """
     return base64.urlsafe_b64encode(_derive(private, public, words("seal", context)))
 
 
 def _derive(private: bytes, public: bytes, use: bytes) -> bytes:
-    """Derive a key for one use from an ECDH agreement, by HMAC-SHA256, 32 bytes."""
+    """Derive a 32-byte key for one use from the two sites' ECDH secret, by HMAC-SHA256.
+
+    Raises:
+        SiteError: ``private`` or ``public`` is not a key.
+    """
     try:
         agreed = generate_shared_key(bytes_to_private_key(private), bytes_to_public_key(public))
     except _NO_KEY:
@@ -122,13 +128,13 @@ def refuse_no_key(public: bytes) -> None:
     """Check that the bytes are a public key on the curve that all sites use.
 
     Raises:
-        SiteError: they are not.
+        SiteError: the bytes are not such a key.
     """
     mask_key(new_key_pair().private, public, b"")
 
 
 def seal_shares(shares: Shares, key: bytes, way: tuple[int, int]) -> bytes:
-    """Seal shares so that only ``key`` opens them.
+    """Encrypt shares, together with the positions of both sites, so that only ``key`` opens them.
 
     Args:
         shares: the shares.
@@ -139,10 +145,15 @@ def seal_shares(shares: Shares, key: bytes, way: tuple[int, int]) -> bytes:
 
 
 def open_shares(token: bytes, key: bytes, way: tuple[int, int]) -> Shares:
-    """Open sealed shares.
+    """Decrypt the shares that ``seal_shares`` sealed.
+
+    Args:
+        token: the sealed shares.
+        key: the key from ``seal_key``.
+        way: the expected positions of the sending and the receiving site.
 
     Raises:
-        SiteError: they were sealed by another key, or for another pair of sites.
+        SiteError: the shares were sealed by another key, or for another pair of sites.
     """
     try:
         source, target, own_mask, mask = share_keys_plaintext_separate(decrypt(key, token))
@@ -159,10 +170,13 @@ def cut_secret(secret: bytes, threshold: int, sites: int) -> list[bytes]:
 
 
 def join_shares(shares: Sequence[bytes]) -> bytes:
-    """Restore a secret from its shares.
+    """Combine Shamir shares into the secret.
+
+    Shares of different secrets, or too few shares, may also give wrong bytes instead of an error,
+    so the caller verifies the result.
 
     Raises:
-        SiteError: the shares belong to different secrets, or are too few.
+        SiteError: the shares have different lengths or one place twice, or give no secret.
     """
     lengths = {len(share) for share in shares}
     places = {share[:4] for share in shares}
@@ -176,10 +190,10 @@ def join_shares(shares: Sequence[bytes]) -> bytes:
 
 
 def read_texts(record: Mapping[str, Any], key: str) -> list[str]:
-    """Return a record's list of texts.
+    """Read a list of texts from a record.
 
     Raises:
-        SiteError: the record has no such list.
+        SiteError: the record has no such list under ``key``.
     """
     values = record.get(key)
     if isinstance(values, list) and all(isinstance(value, str) for value in values):
@@ -188,10 +202,10 @@ def read_texts(record: Mapping[str, Any], key: str) -> list[str]:
 
 
 def read_tokens(record: Mapping[str, Any], key: str, longest: int) -> list[bytes]:
-    """Return a record's list of bytes, each of 1 to ``longest`` bytes.
+    """Read a list of bytes values from a record, each of 1 to ``longest`` bytes.
 
     Raises:
-        SiteError: the record has no such list, or an entry is empty or longer.
+        SiteError: the record has no such list under ``key``, or an entry is empty or longer.
     """
     values = record.get(key)
     if not isinstance(values, list):
@@ -205,19 +219,19 @@ def read_tokens(record: Mapping[str, Any], key: str, longest: int) -> list[bytes
 
 
 def read_token(record: Mapping[str, Any], key: str, longest: int) -> bytes:
-    """Return one bytes value of a record, of 1 to ``longest`` bytes.
+    """Read one bytes value from a record, of 1 to ``longest`` bytes.
 
     Raises:
-        SiteError: the record has no such value, or it is empty or longer.
+        SiteError: the record has no such value under ``key``, or the value is empty or longer.
     """
     return read_tokens({key: [record.get(key)]}, key, longest)[0]
 
 
 def read_whole(record: Mapping[str, Any], key: str) -> int:
-    """Return a whole number of a record.
+    """Read a whole number from a record; a bool is none.
 
     Raises:
-        SiteError: the record has no such number.
+        SiteError: the record has no such number under ``key``.
     """
     value = record.get(key)
     if type(value) is not int:

@@ -37,10 +37,10 @@ _KEY_CODE = re.compile(r"[0-9a-f]{4}(-[0-9a-f]{4}){7}")
 
 
 def words(purpose: str, *parts: object) -> bytes:
-    """Encode parts for signing or hashing, so that different parts never give the same bytes.
+    """Encode values as JSON for signing or hashing; different values never give the same bytes.
 
     Args:
-        purpose: the purpose, which is the first part.
+        purpose: the purpose of the signature or hash, which is the first value.
         parts: texts, numbers, lists and bytes.
     """
     # JSON quotes every part, so no two different lists give the same text
@@ -63,7 +63,7 @@ def common_splits(said: Iterable[str]) -> list[str]:
     """Return the splits that all sites measure, sorted.
 
     Args:
-        said: for each site, its splits joined by commas.
+        said: for each site, its splits joined by commas, such as "test,val".
     """
     common: set[str] | None = None  # None before the first site
     for splits in said:
@@ -77,7 +77,7 @@ def common_splits(said: Iterable[str]) -> list[str]:
 def context_of(
     run: str, round_: int, keys: Mapping[str, tuple[bytes, bytes]], threshold: int
 ) -> bytes:
-    """Hash everything that the sites of a round must agree on, to 32 bytes.
+    """Hash the values on which the sites of a round must agree, to 32 bytes.
 
     Args:
         run: the name of the run.
@@ -90,7 +90,7 @@ def context_of(
 
 
 def arrays_digest(arrays: Mapping[str, NDArray]) -> bytes:
-    """Return the SHA-256 of arrays with their names, types and shapes, 32 bytes."""
+    """Return the SHA-256 of arrays, including their names, types and shapes, 32 bytes."""
     total = hashlib.sha256()
     for name in sorted(arrays):
         array = np.ascontiguousarray(arrays[name])
@@ -100,14 +100,12 @@ def arrays_digest(arrays: Mapping[str, NDArray]) -> bytes:
 
 
 def bound_to(context: bytes, received: Mapping[str, NDArray], masked: Iterable[str]) -> bytes:
-    """Hash the values to which masks between sites are bound, to 32 bytes.
-
-    If two sites received different arrays, or mask different ones, their masks do not cancel.
+    """Hash the values that two sites must share for their masks to cancel, to 32 bytes.
 
     Args:
-        context: the context of the round.
+        context: the context of the round, from ``context_of``.
         received: all arrays that a site received, named ``<record>/<array>``.
-        masked: the names of the arrays and metrics that it masks.
+        masked: the names of the arrays and metrics that the site masks.
     """
     return digest("bound", context, arrays_digest(received), sorted(masked))
 
@@ -118,10 +116,10 @@ def public_text(private: EllipticCurvePrivateKey) -> bytes:
 
 
 def fingerprint(public: bytes) -> str:
-    """Return the fingerprint of a public key in OpenSSH's form, as ``ssh-keygen -l`` prints it.
+    """Return the fingerprint of a public key, ``SHA256:...``, as ``ssh-keygen -l`` prints it.
 
     Raises:
-        SiteError: the text is not such a key.
+        SiteError: the bytes are not a public key in OpenSSH's form.
     """
     return f"SHA256:{base64.b64encode(_fingerprint_bytes(public)).decode().rstrip('=')}"
 
@@ -134,13 +132,13 @@ def _fingerprint_bytes(public: bytes) -> bytes:
 
 
 def key_code(public: bytes) -> str:
-    """Return a public key's code, which people can read to each other: 128 bits of its SHA-256.
+    """Return a code of a public key that people can read aloud: 128 bits of its SHA-256.
 
-    It has eight groups of four hexadecimal digits. Fingerprints have many capital letters, which
-    would not survive a telephone call.
+    It has eight groups of four hexadecimal digits. A fingerprint has upper- and lower-case letters,
+    which would not survive a telephone call.
 
     Raises:
-        SiteError: the text is not a key in OpenSSH's form.
+        SiteError: the bytes are not a public key in OpenSSH's form.
     """
     digits = _fingerprint_bytes(public).hex()
     return "-".join(digits[at : at + 4] for at in range(0, 32, 4))
@@ -157,7 +155,10 @@ def sign_text(private: EllipticCurvePrivateKey, text: bytes) -> bytes:
 
 
 def is_signed(public: bytes, text: bytes, signature: bytes) -> bool:
-    """Tell whether ``signature`` of ``text`` was made with the private half of ``public``."""
+    """Tell whether ``signature`` of ``text`` was made with the private half of ``public``.
+
+    False also if ``public`` is not an elliptic-curve key in OpenSSH's form.
+    """
     try:
         key = load_ssh_public_key(public)
         if not isinstance(key, EllipticCurvePublicKey):

@@ -30,12 +30,14 @@ from fedsilo.server_app.config.settings import resolve
 from fedsilo.server_app.records.progress import read_progress
 from fedsilo.server_app.run.meeting import read_meeting
 
-_SECONDS = 10
+# Nobody ever writes to the pipes of these tests, so a reader that waits for one waits for good. The
+# limit is far above what the slowest test takes, which starts Python and imports Flower
+_SECONDS = 300
 
 
 @pytest.fixture(autouse=True)
 def at_once() -> Iterator[None]:
-    """Fail a test that waits for a pipe."""
+    """Fail a test that waits for a pipe, which would otherwise never end."""
 
     def end(*_: object) -> None:
         pytest.fail("it waits for a pipe")

@@ -128,7 +128,7 @@ def test_every_figure_of_the_readmes_table_is_in_a_file_of_the_page_in_its_row()
     rows = [row for row in text.splitlines() if row.startswith("| [`")]
     assert len(rows) == 5
     for row in rows:
-        (page,) = re.findall(r"\(docs/(results/[\w-]+\.md)\)", row)
+        (page,) = re.findall(r"\(docs/(results/[\w-]+\.md)(?:#[\w-]+)?\)", row)
         cells = re.sub(r"\([^)]*\)", "", row)
         assert list(_lost([DOCS / page], [(cells, row)])) == []
         assert list(_lost([DOCS / page], [(cells.replace("|", "| 7.654321", 1), row)])) != []

@@ -7,6 +7,9 @@ import pytest
 from fedsilo.core.arguments import path_of, refuse_target, several, texts_of
 from fedsilo.core.errors import SettingError
 
+CIRCULAR: list[object] = []
+CIRCULAR.append(CIRCULAR)
+
 
 def test_a_target_is_free_and_its_folder_is_made(tmp_path: Path) -> None:
     refuse_target(tmp_path / "new" / "file.pt2", "another --out")
@@ -30,3 +33,23 @@ def test_arguments_become_lists_texts_and_paths() -> None:
     wrong: object = 3
     with pytest.raises(SettingError):
         path_of(wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        (5, "5"),
+        (["rounds=2", 5], "5"),
+        (Path("settings.toml"), "settings.toml"),
+        ({"rounds": 2, "network.name": object()}, "'network.name'"),
+        ({"split.silos": {1, 2}}, "'split.silos'"),
+        ({"track.tags": CIRCULAR}, "'track.tags'"),
+    ],
+)
+def test_settings_that_are_no_text_and_no_json_are_refused_in_one_line(
+    settings: object, named: str
+) -> None:
+    with pytest.raises(SettingError, match=r"give settings as \{'rounds': 5\}") as refused:
+        texts_of(settings)  # type: ignore[arg-type]
+    assert named in str(refused.value)
+    assert "\n" not in str(refused.value)

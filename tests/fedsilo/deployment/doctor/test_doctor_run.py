@@ -64,11 +64,11 @@ def test_who_cannot_take_part_fails_and_the_others_are_listed(
     from fedsilo.client_app import session
     from fedsilo.core.errors import RefusedError
 
-    def refuse_few(site: str, counts: Any, node_config: Any) -> None:
+    def refuse_few_samples(site: str, counts: Any, node_config: Any) -> None:
         if site == "s2a":
             raise RefusedError("site s2a has not agreed")
 
-    monkeypatch.setattr(session, "refuse_few", refuse_few)
+    monkeypatch.setattr(session, "refuse_few_samples", refuse_few_samples)
     assert _run("--json") == 1
     found = _document(capsys)["findings"]
     failed = {f["check"]: f for f in found if f["status"] == "FAILED"}
@@ -180,13 +180,11 @@ def test_a_run_whose_purpose_is_to_meet_writes_what_the_sites_report(tmp_path: P
         (["site", "--deployment", "nowhere"], "there is no deployment in "),
         (["server", "--deployment", "nowhere"], "there is no deployment in "),
         (["site", "uefl-digit"], "unknown experiment 'uefl-digit'"),
-        (["site", "--set", "rounds=3"], "--set and --config change an experiment"),
+        (["site", "--set", "rounds=3"], "have no effect without an experiment"),
+        (["site", "--plugin", "own.py"], "have no effect without an experiment"),
+        (["site", "--file", "own.yaml"], "have no effect without an experiment"),
         (["site", "--site", "north"], "--site needs --deployment"),
         (["site", "--node-config", "site='a"], "--node-config cannot be read"),
-        (
-            ["site", "--node-config", 'site="a"', "--deployment", "x"],
-            "--node-config comes from the deployment",
-        ),
     ],
 )
 def test_bad_input_is_one_line(
@@ -201,6 +199,30 @@ def test_bad_input_is_one_line(
     error = capsys.readouterr().err
     assert error.startswith("fedsilo: error")
     assert told in error
+    assert error.count("\n") == 1
+
+
+BY_HAND = ("superlink", "root-certificates", "auth-supernode-private-key", "host", "port")
+SERVER_BY_HAND = ("ssl-ca-certfile", "ssl-certfile", "ssl-keyfile", "database", "fleet-api-address")
+
+
+@pytest.mark.parametrize(
+    ("command", "source", "option"),
+    [
+        *(("site", "deployment", option) for option in (*BY_HAND, "kit", "node-config")),
+        *(("site", "kit", option) for option in (*BY_HAND, "site")),
+        *(("server", "deployment", option) for option in (*SERVER_BY_HAND, "hospital", "host")),
+        ("server", "deployment", "port"),
+        ("run uefl-digits", "deployment", "supernodes"),
+    ],
+)
+def test_an_option_without_effect_is_refused_with_both_names(
+    command: str, source: str, option: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # The folder does not exist, so nothing was read before the refusal
+    assert main(["doctor", *command.split(), f"--{source}", "nowhere", f"--{option}", "5"]) == 1
+    error = capsys.readouterr().err
+    assert f"--{option} has no effect with --{source}:" in error
     assert error.count("\n") == 1
 
 
