@@ -1,6 +1,7 @@
-"""Answer a message of a round: run a phase of the method or of secure aggregation, and pack it.
+"""Answer a message of a round: run the phase that it asks for, and pack the result.
 
-``pack`` is the one way out of a site: arrays, masked in secret sums, and metrics of enough samples.
+``pack`` is the only way out of a site. It sends arrays, which are masked in secret sums, and the
+metrics that rest on enough samples.
 """
 
 import time
@@ -47,11 +48,12 @@ _OF_NO_PATIENT = (STEPS, "inverse-steps", "new-codewords")
 
 
 def answer(lab: Lab) -> RecordDict:
-    """Answer one phase of a round.
+    """Run the requested phase of secure aggregation or of the method, and return the packed reply.
 
     Raises:
-        SiteError: the method has no such phase, or does not return ``Outgoing`` from it;
-            'machine.deterministic' refuses an operation; or the run has no secure aggregation.
+        SiteError: the method has no such phase, or the phase does not return ``Outgoing``; an
+            operation is not deterministic although 'machine.deterministic' is 'true'; or the server
+            asks for a secret sum in a run without secure aggregation.
     """
     phase = lab.instruction.phase
     with noted_operations() as lab.unrepeatable:
@@ -63,7 +65,7 @@ def answer(lab: Lab) -> RecordDict:
         if phase in TRAINING and lab.common.secure_aggregation != "none":
             # An hour of training would be in vain if the sum is refused afterwards
             lab.masked_part.refuse_before_data()
-        outgoing = lab.session.phase(phase)(lab)
+        outgoing = lab.session.phase_function(phase)(lab)
         if not isinstance(outgoing, Outgoing):
             raise SiteError(
                 f"site {lab.site}: phase '{phase}' of method '{lab.common.method}' must return "
@@ -76,22 +78,26 @@ def answer(lab: Lab) -> RecordDict:
 def open_declared(
     session: SiteSession, instruction: Instruction, content: RecordDict, final: bool
 ) -> SiteSession:
-    """Load the data of a hospital that declares them, after all checks that need no data.
+    """Load the data of a hospital that has so far answered from its declaration of the data.
+
+    The phase and the secret sum are checked first, so that every refusal is independent of the
+    data.
 
     Args:
-        session: the run at this site, with a stand-in for the data.
-        instruction: the message's instruction.
+        session: the run at this site, with zero samples in place of the data.
+        instruction: the server's request.
         content: the message's records.
-        final: whether the message asks for the final evaluation, which is no phase of the method.
+        final: True for the final evaluation, which is not a phase of the method.
 
     Returns:
-        The session with the data.
+        The session with the real data.
 
     Raises:
-        FedsiloError: the message is refused, or cannot be answered.
+        FedsiloError: the method lacks the phase, the secret sum is refused, or the data are
+            unusable.
     """
     if not final:
-        session.phase(instruction.phase)
+        session.phase_function(instruction.phase)
     masked_part = MaskedPart(session, instruction, content, session.state_folder(instruction))
     masked_part.refuse_before_data()
     note_opening()
@@ -102,25 +108,25 @@ def open_declared(
 def failed_answer(
     session: SiteSession, instruction: Instruction, content: RecordDict
 ) -> RecordDict:
-    """Build the reply of a hospital that could not answer; it looks like every other reply.
+    """Build the reply of a hospital that could not answer; it looks like a successful one.
 
-    The site's state stays as it was, but is stored under the number of this message, because the
-    reply tells the server that there is one.
+    It holds masked zeros in place of the arrays, and says that private state was stored. So the
+    previous state is stored again under this message's round and step.
 
     Args:
-        session: the run at this site, with a stand-in for the data.
-        instruction: the message's instruction.
+        session: the run at this site, with zero samples in place of the data.
+        instruction: the server's request.
         content: the message's records.
 
     Raises:
-        FedsiloError: nothing can be masked, for a reason that does not depend on the data.
+        FedsiloError: the zeros cannot be masked, for a reason that does not depend on the data.
     """
     note_opening()  # a later error may tell what this site has masked before
     folder = session.state_folder(instruction)
     if instruction.phase != EVALUATE:
         files = SiteState(folder, session.digest)
         with suppress(CheckpointError):
-            files.store(instruction, files.before(instruction) or {})
+            files.store(instruction, files.load_before(instruction) or {})
     kept = int(instruction.phase != EVALUATE)
     reply = RecordDict({METRICS: MetricRecord({KEPT_STATE: kept})})
     if instruction.returns or instruction.phase == EVALUATE:
@@ -129,7 +135,11 @@ def failed_answer(
 
 
 def evaluate(lab: Lab) -> RecordDict:
-    """Measure the received model on validation and test data, and build the reply."""
+    """Measure the received model on validation and test data, and return the packed reply.
+
+    Also erases the secrets of the last secure round, because the run is over. At trust 'sums' they
+    are still needed, because the metrics are summed in secret too.
+    """
     if lab.common.secure_aggregation != "none" and lab.common.trust != SUMS:
         drop_secrets(lab.state_files.folder)
     with noted_operations() as lab.unrepeatable:
@@ -139,10 +149,14 @@ def evaluate(lab: Lab) -> RecordDict:
 
 
 def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
-    """Store the arrays that stay, and pack those that leave; nothing else leaves a site.
+    """Store the arrays that stay at the site, and build the reply from those that leave.
+
+    A trained network is measured on validation data first. Arrays leave only if the server asks for
+    them; in secure aggregation they are masked.
 
     Raises:
-        FedsiloError: something cannot be stored, or must not leave.
+        FedsiloError: a stored array is not finite, a file cannot be written, or the mask is
+            refused.
     """
     network, session = outgoing.network, lab.session
     if network is not None and network is lab.trained and lab.instruction.evaluate:
@@ -170,10 +184,12 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
 
 
 def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
-    """Pack arrays that are not masked; compressed ones as updates to the received arrays.
+    """Pack unmasked arrays as float32; a compressed run sends compressed updates instead.
+
+    An update is the array minus the received array of the same name.
 
     Raises:
-        SiteError: a compressed update is not finite; names site, round and array.
+        SiteError: a compressed update is not finite; the text names site, round and array.
     """
     plain: dict[str, NDArray] = {}
     for name, array in leaving.items():
@@ -189,11 +205,11 @@ def _plain_record(lab: Lab, leaving: Arrays) -> ArrayRecord:
 
 
 def _adds_to_a_sum(lab: Lab) -> bool:
-    """Tell whether a masked part is due whatever the method sends.
+    """Tell whether the reply must carry a masked part even if the method sends no arrays.
 
-    Measurements are summed in secret, also at the end, when no arrays are sent. And a site that
-    fails masks 0, so one that does not fail masks something too: also where the server has chosen
-    settings by which the whole network stays here.
+    True at trust 'sums' whenever the server expects arrays, and for the final evaluation, whose
+    metrics are summed in secret. A site that fails adds masked zeros, so a site that succeeds must
+    add a part too: otherwise the server could see which sites failed.
     """
     phase = lab.instruction.phase
     if lab.common.trust != SUMS or phase in SECURING:
@@ -202,10 +218,15 @@ def _adds_to_a_sum(lab: Lab) -> bool:
 
 
 def _leaving_metrics(lab: Lab) -> dict[str, float]:
-    """Return the metrics that may leave at the run's level of trust.
+    """Return the metrics that may leave at the run's level of trust, by key.
 
-    Under a hospital's own cap on epsilon, metrics without noise depend on no patient: the number of
-    steps follows from reported counts. At trust 'sums' none leave, because they are summed.
+    - Trust 'sums': none that were measured, because they are part of the secret sum.
+    - With the hospital's own cap on epsilon: only step counts, which follow from reported counts,
+      and metrics with noise, for which the ledger pays here.
+    - Otherwise: all metrics of splits with enough samples.
+
+    At trust 'server' the time and memory of this answer are added, and in a private run the epsilon
+    that the site has spent.
     """
     session, common, limits = lab.session, lab.common, lab.session.limits
     sizes = {name: sum(counts) for name, counts in session.reported.items()}
@@ -233,10 +254,14 @@ def _leaving_metrics(lab: Lab) -> dict[str, float]:
 
 
 def _store(lab: Lab, keep: Arrays) -> bool:
-    """Store the site's private state after this phase; tell whether there is any.
+    """Write the site's private state after this phase; return True if a state was written.
+
+    The state is what the method keeps, plus the optimiser's moments. A hospital that declares its
+    data always writes one, because a failed site does too and the replies must look alike.
 
     Raises:
-        SiteError: an array is not finite, because training diverged.
+        SiteError: an array is not finite, because training diverged. With the hospital's own cap on
+            epsilon such values become finite instead, because an error would reveal them.
     """
     continued = lab.continued
     if keep or continued:

@@ -1,12 +1,13 @@
-"""The Flower ClientApp: it answers messages by the site's session, and turns errors into replies.
+"""The Flower ClientApp: it answers messages from the site's session and turns errors into replies.
 
-An error reply names site, round and reason, so that the server's failure policy can decide; the
-traceback stays in the site's own log. A hospital with a site file obeys it, and each message gets a
-line in its audit log before the reply leaves.
+An error reply names the site, the round and the reason, so that the server's failure policy can
+decide what to do. The traceback stays in the site's own log. A hospital with a site file obeys that
+file, and each message gets a line in its audit log before the reply leaves.
 
-One rule for all errors is here too. Once patients' data have been opened, a hospital that does not
-trust the server with single answers sends a constant text. In a secure sum it sends no error at
-all: a site that could not answer adds 0, so the server learns only how many sites could not.
+This module also decides which errors the server may see. Once patients' data have been opened, a
+hospital that does not show the server its single answers sends a constant error text. In a secure
+sum it sends no error at all: a site that could not answer adds 0, so the server learns only how
+many sites could not answer.
 """
 
 import logging
@@ -23,10 +24,10 @@ from flwr.clientapp import ClientApp
 from fedsilo.client_app.site.node import (
     Answering,
     Opened,
-    for_simulated_site,
+    context_of_simulated_site,
     is_simulated,
     owner_only,
-    watching,
+    track_opening,
 )
 from fedsilo.client_app.site.trust import constant_error, tells_single_answers
 from fedsilo.core.errors import (
@@ -56,14 +57,17 @@ from fedsilo.strategies.wire.records import bundle, unbundle
 
 
 class HospitalApp(ClientApp):
-    """A ClientApp that logs and refuses every message of an unknown kind.
+    """A ClientApp that answers only known kinds of message, and logs and refuses all others.
 
     Flower would also accept ``evaluate.default`` for ``evaluate``, but quotas and the audit log
     know only one name for each kind.
     """
 
     def __call__(self, message: Message, context: Context) -> Message:
-        """Answer a message of a known kind; refuse any other with a one-line reason."""
+        """Answer a message of a known kind; return an error reply to any other kind.
+
+        Settings under the names of an older version are renamed first.
+        """
         if RENAMED.keys() & context.run_config.keys():  # a server with another app may send them
             try:
                 current = with_current_keys(context.run_config, quietly=True)
@@ -92,25 +96,25 @@ Guard = Callable[[Answering], AbstractContextManager[None]]
 
 @app.query("hello")
 def hello(message: Message, context: Context) -> Message:
-    """Answer with this site's name and its silo's counts and fingerprints, without data."""
+    """Answer with this site's name, label counts and data fingerprints; no sample leaves."""
     return _reply(message, context, _hello)
 
 
 @app.query("survey")
 def survey(message: Message, context: Context) -> Message:
-    """Answer with floored counts that describe the data; a repeated survey gets equal counts."""
+    """Answer a survey of the data with counts above the floor; a repeated survey gets the same."""
     return _reply(message, context, _summary)
 
 
 @app.train()
 def train(message: Message, context: Context) -> Message:
-    """Answer one phase of a round."""
+    """Answer one phase of a round, which may be any phase of the run's method."""
     return _reply(message, context, _phase)
 
 
 @app.evaluate()
 def evaluate(message: Message, context: Context) -> Message:
-    """Measure the final model."""
+    """Measure the final model on this site's validation and test data."""
     return _reply(message, context, partial(_phase, final=True))
 
 
@@ -135,7 +139,7 @@ def _hello(answering: Answering) -> RecordDict:
     from fedsilo.client_app.hello import site_facts
     from fedsilo.client_app.session import session_of
 
-    with _naming_site(answering.context):
+    with _prefix_site(answering.context):
         refuse_other_versions(answering.message.content.config_records.get(CONFIG, {}))
         facts = site_facts(session_of(answering.context, again=True))
     return RecordDict({CONFIG: ConfigRecord(facts.to_config())})
@@ -144,14 +148,14 @@ def _hello(answering: Answering) -> RecordDict:
 def _summary(answering: Answering) -> RecordDict:
     from fedsilo.client_app.summary.survey_answer import answer_survey
 
-    with _naming_site(answering.context):
+    with _prefix_site(answering.context):
         refuse_other_versions(answering.message.content.config_records.get(CONFIG, {}))
         return answer_survey(answering.context, answering.rules)
 
 
 @contextmanager
-def _naming_site(context: Context) -> Iterator[None]:
-    """Put the site's name before an error, because the server does not know it yet."""
+def _prefix_site(context: Context) -> Iterator[None]:
+    """Put the site's name before an error's text, because the server does not know the name yet."""
     try:
         yield
     except FedsiloError as error:
@@ -159,31 +163,33 @@ def _naming_site(context: Context) -> Iterator[None]:
 
 
 def _reply(message: Message, context: Context, answer: Answer) -> Message:
-    """Answer a message, and turn any failure into an error reply.
+    """Answer a message, and turn any exception into an error reply.
 
-    A message passes the guards in order, and the answer passes them in reverse order. A site with a
-    site file logs its answer. A real site's reply is bundled last, after all checks of what leaves.
+    At a real site, guards check the message before ``answer`` runs, and then check the answer in
+    the reverse order: site file, ledger, secret sum, floors and quotas. A site with a site file
+    writes an audit log line for each message. A real site bundles its arrays last, after all checks
+    of what leaves.
     """
     simulated, ruled = is_simulated(context), "site-file" in context.node_config
     if simulated and SIMULATED_SITE in message.content:
-        context = for_simulated_site(message, context)
+        context = context_of_simulated_site(message, context)
     guards: list[Guard] = []
     if ruled:
-        from fedsilo.client_app.privacy.ledger import by_newest_ledger
-        from fedsilo.client_app.site.policy import under_site_file
+        from fedsilo.client_app.privacy.ledger import require_newest_ledger
+        from fedsilo.client_app.site.policy import enforce_site_file
 
-        guards += [under_site_file, by_newest_ledger]
+        guards += [enforce_site_file, require_newest_ledger]
     if not simulated:
-        from fedsilo.client_app.site.bounds import within_bounds
+        from fedsilo.client_app.site.bounds import enforce_bounds
 
-        guards += [failing_in_the_sum, within_bounds]
+        guards += [hide_failure_in_sum, enforce_bounds]
     answering = Answering(message, context)
     opened = answering.opened
     error: Exception | None = None
     with ExitStack() as around:
         if not simulated:
             around.enter_context(owner_only())
-            around.enter_context(watching(opened))
+            around.enter_context(track_opening(opened))
         try:
             message.content = unbundle(message.content)
             with ExitStack() as passed:
@@ -203,11 +209,12 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
 
 
 @contextmanager
-def failing_in_the_sum(answering: Answering) -> Iterator[None]:
-    """Let the site add 0 to a secret sum if it fails after its data were opened.
+def hide_failure_in_sum(answering: Answering) -> Iterator[None]:
+    """Let a site that fails after opening its data add 0 to the secret sum, instead of raising.
 
-    Otherwise the server would learn that this site failed, and it could make the failure depend on
-    a single patient.
+    Otherwise the server would learn that this site failed, and a malicious server could make the
+    failure depend on a single patient. Errors at other levels of trust, of a hello or a survey, and
+    from before the data were opened are raised unchanged.
     """
     message, context, opened = answering.message, answering.context, answering.opened
     opened.hidden = not tells_single_answers(context.node_config, context.run_config)
@@ -232,7 +239,10 @@ def failing_in_the_sum(answering: Answering) -> Iterator[None]:
 
 
 def refuse(message: Message, context: Context, error: RefusedError) -> Message:
-    """Refuse a message before any part of it is opened, and log the refusal."""
+    """Build the error reply to a message that is refused unread; log it if there is a site file.
+
+    The site file names the log; if the file cannot be read, the log is in 'state-dir'.
+    """
     error = RefusedError(f"site {_own_name(context)}: {error}")
     reply = _failure(message, context, error, Opened())
     if "site-file" not in context.node_config:
@@ -247,7 +257,12 @@ def refuse(message: Message, context: Context, error: RefusedError) -> Message:
 
 
 def _failure(message: Message, context: Context, error: Exception, opened: Opened) -> Message:
-    """Turn an error into a reply; a real hospital's own log gets the full reason."""
+    """Build the error reply to a message: an error code and a one-line reason.
+
+    A real site writes the full reason to its own log. If patients' data were opened and the server
+    may not see this site's single answers, the reply has a constant text instead (see
+    ``constant_error``), and ``opened.why`` gets the real reason.
+    """
     reason = _reason(error, context)
     if "site" in context.node_config:  # in a simulation the server's own log line is enough
         said = reason
@@ -269,7 +284,7 @@ def _own_name(context: Context) -> str:
 
 
 def _round_of(message: Message) -> int:
-    """Return the round that a message names; 0 if it names none."""
+    """Return the round number in a message's config; 0 if it is missing or not an integer."""
     config = message.content.config_records.get(CONFIG, ConfigRecord())
     round_ = config.get("round", 0)
     if not isinstance(round_, int):
@@ -280,10 +295,17 @@ def _round_of(message: Message) -> int:
 def _log(
     answering: Answering, context: Context, reply: Message, error: Exception | None
 ) -> Message:
-    """Write the audit log's line, then return the reply; without the line, return an error.
+    """Write the message's line to the audit log and return the reply.
 
-    The line tells why the site did not answer, even if the reply does not. ``context`` is Flower's
-    own, without the limits of the site file.
+    If the line cannot be written, an error reply is returned in place of the reply, because nothing
+    may leave unlogged.
+
+    Args:
+        answering: the message; the line gets its ``why`` even if the reply does not give the
+            reason.
+        context: Flower's own context, without the limits of the site file.
+        reply: the reply that is about to leave.
+        error: the exception that caused an error reply; None if there was none.
     """
     from fedsilo.client_app.site import audit_log
     from fedsilo.client_app.site.policy import log_path
@@ -296,7 +318,7 @@ def _log(
     site = _own_name(context)
     try:
         mark = _ledger_mark(context)
-        line = audit_log.entry(site, message, context, reply, outcome, why, mark)
+        line = audit_log.build_entry(site, message, context, reply, outcome, why, mark)
         audit_log.append_line(log_path(context, answering.rules), line)
     except Exception as unlogged:  # nothing may leave unlogged
         fault = f"site {site}: {_reason(unlogged, context)}"
@@ -311,10 +333,10 @@ def _log(
 
 
 def _ledger_mark(context: Context) -> "LedgerMark | None":
-    """Return the ledger's length and digest; None if it is missing or damaged.
+    """Return the number of releases in the privacy ledger, and the digest of its file.
 
-    A damaged ledger already prevents the releases that depend on it, but their refusal must be
-    logged.
+    None if the ledger is missing or damaged. A damaged ledger does not raise here: it already stops
+    every release that needs it, and the line about that refusal must still be logged.
     """
     from fedsilo.client_app.privacy.ledger import ledger_mark
 
@@ -325,7 +347,11 @@ def _ledger_mark(context: Context) -> "LedgerMark | None":
 
 
 def _reason(error: Exception, context: Context) -> str:
-    """Return an error's text for the server, without a real site's paths and file names."""
+    """Return an error's text for the server, without a real site's paths and file names.
+
+    For an exception from outside fedsilo, the text is only its class and the system's reason, such
+    as "disk full", because its message may quote a patient's value.
+    """
     if isinstance(error, FileNamesError) and not is_simulated(context):
         return (
             f"site {_own_name(context)}: the data cannot be used; the site's own log says why, as "
@@ -346,7 +372,7 @@ def _reason(error: Exception, context: Context) -> str:
 
 
 def _code(error: Exception) -> int:
-    """Return the number that tells the server the kind of an error."""
+    """Return the error code that tells the server the kind of error; Flower's own if unknown."""
     if not isinstance(error, FedsiloError):
         return _CLIENT_APP_RAISED
     return ERROR_CODES.get(error.code, _CLIENT_APP_RAISED)

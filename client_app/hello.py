@@ -10,15 +10,15 @@ from fedsilo.models.maths.standardisation import sums_of
 
 
 def site_facts(session: SiteSession) -> SiteFacts:
-    """Build the site's hello.
+    """Build the site's answer to a hello: name, task, label counts, fingerprints and software.
 
-    For a server that is not trusted with single answers, digests and numbers of broken samples are
-    left out, because anyone who guesses the data could check the guess. At trust 'sums' label
-    counts are left out too: the server learns only sums of samples, in each round.
+    Unless the run's trust is 'server', fingerprints and the number of broken samples are left out,
+    because anyone who guesses the data could check the guess. At trust 'sums' label counts are left
+    out too, because the server may learn only sums over sites.
 
     Raises:
-        RefusedError: the site has too few rows for the sums that the run asks for.
-        SettingError: the weights of the network are missing.
+        RefusedError: the site has too few rows for the feature sums that the run asks for.
+        SettingError: the weights of the pretrained backbone are missing.
     """
     silo, trust = session.silo, session.settings.trust
     software: dict[str, str] = {}
@@ -51,10 +51,14 @@ def site_facts(session: SiteSession) -> SiteFacts:
 
 
 def feature_sums(session: SiteSession) -> Sums | None:
-    """Return the site's sums for a table's pooled mean and standard deviation; None if not asked.
+    """Return each feature's count, sum and sum of squares over the training rows.
+
+    The server pools them to one mean and standard deviation. None if the data are no table, or if
+    'data.standardise' is not 'pooled'.
 
     Raises:
-        RefusedError: a sum would cover so few rows that it reveals too much about each.
+        RefusedError: the site has fewer training rows than 'privacy.sums-min-count', or a feature
+            has known values, but fewer than that.
     """
     silo, settings = session.silo, session.settings
     if not silo.features or settings.standardise != "pooled":

@@ -1,8 +1,8 @@
-"""The tools of a method for one message: received arrays, kept state, training and measuring.
+"""The tools of a method for one message: received arrays, stored state, training and measuring.
 
-A method (``client_app/methods``) decides their order and returns an ``Outgoing``, from which
-``client_app.answer.pack`` makes the reply. ``Lab.fit`` and ``Lab.privacy`` hide each patient in
-everything that is trained or averaged.
+A method (``client_app/methods``) decides the order of the steps and returns an ``Outgoing``, from
+which ``client_app.answer.pack`` makes the reply. ``Lab.fit`` and ``Lab.privacy`` apply the
+hospital's floors and differential privacy to everything that is trained or averaged.
 """
 
 import time
@@ -55,7 +55,7 @@ _COUNTED = "counted/"
 class Outgoing:
     """The result of a method's phase: the arrays that leave the site, and those that stay.
 
-    It is packed after the site's own checks. Nothing else can leave.
+    Nothing else can leave, and the site's own checks come before it does.
     """
 
     # The trained network: it is measured again, and it is sent unless ``send`` is given
@@ -119,7 +119,7 @@ class Lab:
     def arrays(self, prefix: str = "") -> dict[str, Tensor]:
         """Return the received arrays whose names begin with ``prefix``, without the prefix.
 
-        They keep the order in which they were sent; the result is empty if no name has the prefix.
+        They keep the order in which they were sent, and are decompressed. Empty if no name matches.
         """
         if self._arrays is None:
             packed = self.content.array_records.get(ARRAYS, ArrayRecord())
@@ -130,9 +130,10 @@ class Lab:
         return {n.removeprefix(prefix): a for n, a in self._arrays.items() if n.startswith(prefix)}
 
     def state(self, prefix: str = "") -> dict[str, Tensor]:
-        """Return the arrays kept in an earlier phase whose names begin with ``prefix``, without it.
+        """Return this site's stored arrays whose names begin with ``prefix``, without the prefix.
 
-        The optimiser's moments are left out, because the lab handles them itself.
+        They are those that the method kept in its last phase. The optimiser's moments are not among
+        them, because ``fit`` handles them itself. Empty if nothing was stored.
         """
         kept = {}
         for name, array in self.stored_state.items():
@@ -141,10 +142,11 @@ class Lab:
         return kept
 
     def counted_state(self) -> dict[str, Tensor]:
-        """Return the arrays that this site kept with its last reply that the server used.
+        """Return the arrays that were stored with this site's last reply that the server used.
 
-        A reply that was lost, refused or late is in none of the server's sums, so the arrays kept
-        with it must not count. The result is stored again with this reply.
+        A reply that was lost, refused or late is in none of the server's sums, so the arrays stored
+        with it must not count. The returned arrays are stored again with this reply, beside the new
+        ones.
         """
         if self.state_files.is_counted(self.instruction):
             newest = self.state()
@@ -156,20 +158,20 @@ class Lab:
 
     @cached_property
     def privacy(self) -> PatientPrivacy:
-        """The privacy mechanisms for this message's training and statistics."""
+        """The differentially private mechanisms for this message's training and statistics."""
         return PatientPrivacy(self.session, self.instruction.round, self.masked_part.ledger)
 
     @cached_property
     def stored_state(self) -> dict[str, Tensor]:
-        """The site's whole state before this message, read and checked once."""
-        return self.state_files.before(self.instruction) or {}
+        """The site's whole private state before this message, read once; empty if there is none."""
+        return self.state_files.load_before(self.instruction) or {}
 
     def classifier(self, arrays: dict[str, Tensor] | None) -> TokenClassifier:
         """Build the run's network on the compute device.
 
         Args:
             arrays: the network's weights by name; None for initial weights drawn from the seed.
-                Prefixed arrays (``<kind>/<name>``) do not belong to the network and are ignored.
+                Names with a '/' (``<kind>/<name>``) do not belong to the network and are ignored.
         """
         network = initial_classifier(self.common, self.silo)
         if arrays is not None:
@@ -177,11 +179,14 @@ class Lab:
         return self.compute.place(network)
 
     def open(self) -> SiteNetwork:
-        """Build the method's network for this message, both for training and for evaluation."""
+        """Build the method's network for this message, by the ``open`` of the method."""
         return cast(SiteNetwork, self.session.method.open(self))
 
     def measure(self, network: SiteNetwork) -> None:
-        """Measure the received model, if the server asks for it."""
+        """Measure the received model on validation and test data, if the server asks for that.
+
+        The metrics go into ``metrics``.
+        """
         if self.instruction.evaluate:
             self.metrics |= self.measure_splits(network, INCOMING, ("val", "test"))
 
@@ -201,24 +206,34 @@ class Lab:
         aside: tuple[str, ...] = (),
         stays: bool = False,
     ) -> None:
-        """Train ``network`` in place; report its loss, and measure it again in the reply.
+        """Train ``network`` in place, add its training loss to the metrics, and note it as trained.
+
+        ``pack`` then measures the trained network again. If epochs or the optimiser span rounds,
+        training continues from the stored state of the last round.
 
         Args:
             network: on the compute device.
-            objective: the loss of a batch's inputs and labels; None for the network's own.
-            penalty: a term that is added to each batch's loss, or None.
+            objective: maps a batch's inputs and labels to its loss; None for the network's own
+                loss.
+            penalty: returns a term that is added to each batch's loss, or None.
             after_step: called after each step with the batch's inputs and the optimiser, or None.
             beside: a second optimiser that steps with the same gradients, or None.
-            plan: the passes, each a list of batches of sample numbers; None for the settings'.
-            order: returns the order (n,) of an epoch's samples if epochs span rounds, or None.
+            plan: the passes, each a list of batches of sample numbers; None for those of the
+                settings.
+            order: returns the order (n,) of the samples in a given epoch; used only if epochs span
+                rounds. None for a random order.
             settings: the length and the optimiser of the training; None for the run's.
             split: the samples; None for the site's training samples.
-            steps: the number of optimiser steps; 0 for that of ``settings``.
-            aside: names the training of another model: no loss is reported and no state is kept.
-            stays: whether the model and all that is made from it stay here, so it needs no noise.
+            steps: the number of optimiser steps; 0 for the number in ``settings``.
+            aside: a key that names the training of a further model, such as ("head",). Then no loss
+                is reported, no optimiser state is stored, and the model is not measured as the
+                trained one.
+            stays: whether the model, and everything made from it, stays at the site. Then a private
+                run trains it without noise.
 
         Raises:
-            RefusedError: a floor on samples or steps, or a cap on epsilon (EpsilonSpentError).
+            RefusedError: a batch or the training is smaller than the hospital's floors allow, or a
+                cap on epsilon is reached (EpsilonSpentError).
             SiteError: the training diverged.
         """
         settings, round_ = settings or self.sampling, self.instruction.round
@@ -256,9 +271,9 @@ class Lab:
     def _protect_patients(
         self, training: LocalTraining, aside: tuple[str, ...], stays: bool
     ) -> None:
-        """Set the hospital's floors on a training, and DP-SGD in a private run.
+        """Set the hospital's floors on a training; in a private run, set DP-SGD and pay for it.
 
-        A model that stays here needs no noise, because nothing that is made from it leaves.
+        A model that stays at the site gets no noise, because nothing that is made from it leaves.
 
         Raises:
             RefusedError: the private batches are too small, or a cap on epsilon is reached
@@ -281,22 +296,29 @@ class Lab:
         send: Arrays | None = None,
         keep: Arrays | None = None,
     ) -> Outgoing:
-        """Return ``Outgoing(...)``; kept for plugins of version 0.1, and removed after 0.2."""
+        """Return ``Outgoing(network, send=send, keep=keep)``; to be removed after version 0.2.
+
+        Plugins written for version 0.1 call it.
+        """
         return Outgoing(network, send=send, keep=keep)
 
     def measure_splits(
         self, network: SiteNetwork, model: str, splits: tuple[str, ...]
     ) -> dict[str, float]:
-        """Measure the networks that the method names on ``splits``; return metrics by key.
+        """Measure the networks that the method chooses on each of ``splits``.
 
-        A split without samples, or with too few samples of the measured labels, is left out. Under
-        a hospital's own cap on epsilon the result is empty: ``pack`` then computes noisy metrics
-        from each sample's contribution, only for the received model.
+        A split without samples, or with too few samples of the measured labels, is left out. If the
+        hospital has its own cap on epsilon, the result is empty. Then each sample's part in the
+        metrics is recorded instead, only for the received model, and ``pack`` adds noise to their
+        sums.
 
         Args:
-            network: passed on to the method.
+            network: the network that is passed to the method's ``measured``.
             model: "incoming" or "trained", the first part of each key.
             splits: any of "train", "val" and "test".
+
+        Returns:
+            ``<model>.<split>.<metric>`` -> value.
         """
         if self.session.cap:
             # Only the first is the received model; others have their own names and stay here
@@ -313,7 +335,10 @@ class Lab:
         return values
 
     def _measure_split(self, one: Measured, model: str, split: str) -> dict[str, float]:
-        """Return the metrics of one network on one split, by their names in the reply."""
+        """Return one network's metrics on one split, by their names in the reply; may be empty.
+
+        The test split of the final evaluation also gets outcome counts.
+        """
         samples: Split = getattr(self.silo, split)
         fewest = 1
         if one.within is not None:
@@ -341,19 +366,20 @@ class Lab:
         key: tuple[str, ...],
         metrics: Collection[str] = MEASURED,
     ) -> None:
-        """Record each sample's contribution to metrics; ``pack`` adds noise to their sums.
+        """Record each sample's part, from 0 to 1, in the metrics; ``pack`` adds noise to the sums.
 
-        Nothing is recorded if the site reports too few samples, because nothing may reveal the true
-        number, not even that it is 0.
+        Nothing is recorded if this site's reported count for the split is 0 or below the hospital's
+        floor. The reported count decides, because the true number must not show, not even that it
+        is 0.
 
         Args:
             network: the received network.
             split: "val" or "test".
-            key: further keys of the random numbers, besides round and site.
-            metrics: some of ``MEASURED``.
+            key: further keys of the dropout seed, besides round and site.
+            metrics: some of ``MEASURED``, which has "accuracy", "loss" and "entropy".
         """
-        told = sum(self.session.reported.get(split, ()))
-        if not told or split not in self.session.measured_splits():
+        reported = sum(self.session.reported.get(split, ()))
+        if not reported or split not in self.session.measured_splits():
             return
         samples: Split = getattr(self.silo, split)
         place: tuple[int | str, ...] = (self.instruction.round, self.site, *key)

@@ -1,4 +1,4 @@
-"""A site's part of a secret sum, masked so that the server learns only the sum."""
+"""A site's part of a secret sum: masked, so that the server learns only the sum over sites."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -46,63 +46,71 @@ class MaskedPart:
     def masked_record(
         self, leaving: Arrays, received: Arrays, metrics: Mapping[str, float]
     ) -> ArrayRecord:
-        """Pack arrays for a sum that reveals no single summand.
+        """Pack the updates, samples and metrics of this site, masked for the secret sum.
 
         Args:
             leaving: the arrays that leave, by name.
-            received: the arrays that the site received. The sum adds the updates to these, clipped
-                to 'secure.clip-norm'.
-            metrics: the measured metrics; those that the server asks to sum are added.
+            received: the arrays that the site received. What is summed is ``leaving`` minus
+                ``received``, clipped to norm 'secure.clip-norm'.
+            metrics: the measured metrics; those that the server asks for are summed too.
         """
         update = {}
         for name, array in leaving.items():
             update[name] = array.cpu().double() - received[name]
-        with self.naming_round():
+        with self.prefix_round():
             return to_record(self._mask(update, metrics))
 
     def refuse_before_data(self) -> None:
-        """Refuse an impossible secret sum before data are opened; afterwards nothing is refused.
+        """Check everything that can make the secret sum fail, before the patients' data are opened.
+
+        Afterwards nothing may be refused, because a refusal could depend on a patient.
 
         Raises:
-            FedsiloError: names site and round.
+            FedsiloError: the sum is impossible or reveals too much; the text names site and round.
         """
-        with self.naming_round():
+        with self.prefix_round():
             secure = self.secure_site()
             names = read_texts(secure.asked, "metrics")
             for name in names:
                 self._bounds_of(name)
             received = self._received_arrays()
-            self._zeros(received)
-            secure.ready(received, names)
+            self._zero_update(received)
+            secure.prepare_masking(received, names)
 
     def refuse_after_failure(self) -> None:
-        """Fail again for weights for which this site has failed before.
+        """Fail again if this site failed before with the same received arrays.
 
         Raises:
-            SiteError: it has.
+            SiteError: it did. If it answered now, the difference of both sums would be its own
+                part.
         """
         self.secure_site().refuse_after_failure(self._received_arrays())
 
     def failed_part(self) -> ArrayRecord:
-        """Build the masked part of a site that could not answer: zeros, and the mark of a failure.
+        """Build the masked part of a site that could not answer: zeros, and one counted failure.
 
         Raises:
-            FedsiloError: nothing can be masked.
+            FedsiloError: the zeros cannot be masked, for example because the keys were used before.
         """
-        with self.naming_round():
+        with self.prefix_round():
             return to_record(self._mask(None, {}))
 
     def _mask(self, update: Arrays | None, metrics: Mapping[str, float]) -> dict[str, NDArray]:
-        """Clip and mask this site's update and metrics for a secret sum.
+        """Clip this site's update, quantise it together with its metrics, and add the masks.
 
-        If ``update`` is None, because the site could not answer, zeros stand in for it. The part
-        always has the names and shapes that the server expects.
+        The result has the names and shapes that the server expects, whether or not the site could
+        answer.
+
+        Args:
+            update: the arrays minus the received ones, by name; None if the site could not answer,
+                then zeros take its place.
+            metrics: the measured metrics by name; only those that the server asks for are used.
 
         Raises:
-            SiteError: the update has other names or shapes.
+            SiteError: the update has other names or shapes than the server asks for.
         """
         received = self._received_arrays()
-        zeros = self._zeros(received)
+        zeros = self._zero_update(received)
         part = zeros
         if update is not None:
             part = dict(update)
@@ -123,15 +131,15 @@ class MaskedPart:
         return dict(secure.mask(clipped, received, portions))
 
     def _received_arrays(self) -> dict[str, NDArray]:
-        """Return all received arrays, named ``<record>/<array>``."""
+        """Return the arrays of all records in the message, named ``<record>/<array>``."""
         received = {}
         for record, arrays in self.content.array_records.items():
             for name, array in arrays.items():
                 received[f"{record}/{name}"] = unpack(array)
         return received
 
-    def _zeros(self, received: Mapping[str, NDArray]) -> dict[str, Tensor]:
-        """Return zeros in the shapes of the arrays that the server asks to sum, float64.
+    def _zero_update(self, received: Mapping[str, NDArray]) -> dict[str, Tensor]:
+        """Return float64 zeros in the shape of each array that the server asks to sum, by name.
 
         Raises:
             SiteError: the server asks for an array that it has not sent.
@@ -144,27 +152,38 @@ class MaskedPart:
         return zeros
 
     def _bounds_of(self, name: str) -> tuple[float, float]:
-        """Return the smallest and the largest value of a metric that the server asks to sum."""
+        """Return the smallest and the largest value of a metric that the server asks to sum.
+
+        Raises:
+            RefusedError: the metric has no bounds, or the run's trust is not 'sums'.
+        """
         ends = bounds(name, self.session.silo.task.classes)
         if ends is None or self.session.settings.trust != SUMS:
             raise RefusedError(f"'{name[:80]}' is not a measurement that is summed here")
         return ends
 
     def answer_phase(self) -> ConfigRecord:
-        """Answer a phase of secure aggregation; errors name the site and the round.
+        """Answer a phase of secure aggregation in which nothing is trained, such as "secure-keys".
 
         Raises:
-            SiteError: the run has no secure aggregation, or see ``SecureSite.answer``.
+            SiteError: the run has no secure aggregation, or the message is malformed.
+            RefusedError: the answer would reveal more than a sum; the text names site and round.
         """
-        with self.naming_round():
+        with self.prefix_round():
             if self.session.settings.secure_aggregation == "none":
                 raise SiteError("the server asks for keys, but the run has no secure aggregation")
             return self.secure_site().answer(self.instruction.phase)
 
     def secure_site(self, failed: bool = False) -> SecureSite:
-        """Build the site's side of secure aggregation in this round.
+        """Build the site's side of secure aggregation for this message.
 
-        ``failed`` says that the site could not answer and adds nothing.
+        Args:
+            failed: True if the site could not answer. Then it adds zeros, and 1 to the count of
+                failures.
+
+        Raises:
+            SiteError: the message has no record of secure aggregation.
+            RefusedError: the hospital's signing key is unusable.
         """
         session, instruction = self.session, self.instruction
         name, settings = session.silo.name, session.settings
@@ -193,7 +212,7 @@ class MaskedPart:
             session.limits.colluding_sites,
             measures,
             samples,
-            self._book(samples),
+            self._sum_record(samples),
             question,
         )
 
@@ -203,8 +222,8 @@ class MaskedPart:
             raise SiteError(f"the message has no record '{SECURE}'")
         return record
 
-    def _book(self, samples: int) -> SummedBefore | None:
-        """Open the record of this hospital's sums in all runs; None in a simulation."""
+    def _sum_record(self, samples: int) -> SummedBefore | None:
+        """Open the record of this hospital's secret sums in all runs; None without 'state-dir'."""
         session = self.session
         if session.simulated or "state-dir" not in session.node_config:
             return None
@@ -214,8 +233,8 @@ class MaskedPart:
         return SummedBefore(folder, terms.hex())
 
     @contextmanager
-    def naming_round(self) -> Iterator[None]:
-        """Put site and round before an error of secure aggregation."""
+    def prefix_round(self) -> Iterator[None]:
+        """Put the site and the round before the text of a FedsiloError."""
         try:
             yield
         except FedsiloError as error:

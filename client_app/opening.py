@@ -1,7 +1,6 @@
-"""Open a site for a run: its settings, its limits and its data, before anything is said of them.
+"""Open a site for a run: read its settings, its limits and its data, before anything leaves.
 
-Whatever is refused here depends only on the run's settings and on the hospital's own rules, until
-the data are read.
+Until the data are read, every refusal depends only on the run's settings and the hospital's rules.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
 from fedsilo.client_app.site.identity import node_cap, site_name, site_settings
 from fedsilo.client_app.site.limits import Limits, limits_of
 from fedsilo.client_app.site.node import forget_opening, is_simulated, note_opening, own_folder
-from fedsilo.client_app.site.policy import refuse_few
+from fedsilo.client_app.site.policy import refuse_few_samples
 from fedsilo.client_app.site.trust import tells_single_answers
 from fedsilo.core.errors import DataError, RefusedError, SiteError
 from fedsilo.core.files.locations import find_places
@@ -38,7 +37,7 @@ _CUTS = (*keys_with(CommonSettings, "folds"), *keys_with(CommonSettings, "sampli
 
 @dataclass(frozen=True)
 class OpenedSite:
-    """A site whose settings, limits and data have been read for a run; nothing has left it."""
+    """A site whose settings, limits and data were read for a run; nothing has left it yet."""
 
     # The run's settings, overridden by the site's own folders, device and limits
     settings: CommonSettings
@@ -55,17 +54,25 @@ class OpenedSite:
     load: Callable[[], Silo] | None = None  # reads the data that ``stand_in`` stands for
 
     def noise(self, *key: int | str) -> torch.Generator | None:
-        """Return the random source of noise for ``key``; None for the operating system's.
+        """Return the random generator for noise with ``key``; None for the operating system's.
 
-        Only a simulated site draws noise from the seed. A server knows the run's seed, so it could
-        subtract noise that was drawn from the seed.
+        Only a simulated site draws noise from the run's seed. A server knows that seed, so it could
+        subtract a real site's noise.
         """
         if not self.simulated:
             return None
         return generator(self.settings.seed, *key)
 
     def require_consent(self, key: str, purpose: str) -> None:
-        """Refuse the run at a real hospital whose node config does not say ``key=true``."""
+        """Check that a real hospital's node config says ``key=true``; a simulated site passes.
+
+        Args:
+            key: the key of the node config, such as "allow-embeddings".
+            purpose: what the hospital would agree to, for the error.
+
+        Raises:
+            RefusedError: the key is missing or not true.
+        """
         if not self.simulated and self.node_config.get(key) is not True:
             raise RefusedError(
                 f"site {self.silo.name} has not agreed: {purpose}; set '{key}=true' in the node "
@@ -73,11 +80,15 @@ class OpenedSite:
             )
 
     def read_declared(self) -> Silo:
-        """Read the data that ``stand_in`` stands for; from here on every failure stays in a sum.
+        """Read the real data, for which ``stand_in`` holds zero samples in the declared counts.
+
+        From here on, an error must not reach the server, because it may depend on a patient.
 
         Raises:
             DataError: the data cannot be read.
-            SiteError: the data no longer match the hospital's declaration.
+            SiteError: a class has fewer samples than declared, or the task, the features or the
+                classes changed.
+            RefusedError: there are fewer training samples than the hospital's own minimum.
         """
         declared = self.stand_in
         assert declared is not None
@@ -93,7 +104,7 @@ class OpenedSite:
                 f"site {silo.name}: the data are fewer or of another kind than when this hospital "
                 f"declared them: remove '{DECLARED}' in its 'state-dir' to have them counted again"
             )
-        refuse_few(silo.name, counts["train"], self.node_config)
+        refuse_few_samples(silo.name, counts["train"], self.node_config)
         return silo
 
 
@@ -102,16 +113,21 @@ def _kind_of(silo: Silo) -> tuple[object, ...]:
 
 
 def open_site(context: Context, with_data: bool = True) -> OpenedSite:
-    """Open this node's silo under the run's settings, without asking whether it can take part.
+    """Read this node's settings, limits and data for a run, without admitting it to the run.
 
     Args:
         context: Flower's context of the message.
-        with_data: False to use a stand-in for the data of a hospital that declares them.
+        with_data: False if a hospital at trust 'sums' should get zero samples, in the counts that
+            it declared, instead of its data.
 
     Raises:
-        SiteError: the server chooses among a real hospital's samples. From sums with and without
-            one sample it could learn that sample.
+        RefusedError: the run's folds or sampling choose among a real hospital's samples, which
+            could reveal one sample by comparison; 'state-dir' is missing where it is needed; the
+            hospital's cap on epsilon needs a private run; or consent to send folder names is
+            missing.
         SettingError: settings of differential privacy contradict each other.
+        SiteError: the node config names no site.
+        DataError: the data cannot be read.
     """
     simulated, run, node = is_simulated(context), context.run_config, context.node_config
     settings = _run_settings(context)
@@ -150,11 +166,12 @@ def open_site(context: Context, with_data: bool = True) -> OpenedSite:
 
 
 def _run_settings(context: Context) -> CommonSettings:
-    """Return the run's settings with the site's own values, if the hospital's rules allow them.
+    """Return the run's settings, overridden by the site's own values.
 
     Raises:
-        RefusedError: the run chooses among the site's samples, or has no noise that a hospital's
-            cap on epsilon could count.
+        RefusedError: the run chooses among the site's samples without 'allow-folds'; or the
+            hospital has a cap on epsilon, but the run has no noise, so that no epsilon can be
+            computed.
     """
     settings, node = site_settings(context), context.node_config
     if not is_simulated(context):
@@ -181,7 +198,7 @@ def _refuse_chosen_samples(settings: CommonSettings) -> None:
 
 
 def _refuse_without_epsilon(settings: CommonSettings) -> None:
-    """Refuse a run without clipping and noise, whose epsilon a hospital's cap cannot count."""
+    """Refuse a run without clipping and noise, because it has no epsilon to count for the cap."""
     if not settings.is_private():
         raise RefusedError(
             "the site has a cap on epsilon, but the run's 'privacy.sample-clip-norm' is 0: without "
@@ -191,7 +208,7 @@ def _refuse_without_epsilon(settings: CommonSettings) -> None:
 
 
 def _log_what_is_left_out(silo: Silo, settings: CommonSettings) -> None:
-    """Log how many samples and files a hospital's run leaves out; simulations log it elsewhere."""
+    """Log how many samples and which files the run leaves out, in a real hospital's own log."""
     if silo.dropped:
         logging.getLogger("flwr").warning(
             "fedsilo: %d samples of this site cannot be used and are left out", silo.dropped
@@ -202,11 +219,13 @@ def _log_what_is_left_out(silo: Silo, settings: CommonSettings) -> None:
 
 
 def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
-    """Load the silo; a fault of the hospital's whole 'data-dir' is added to an error.
+    """Load the site's data, and log what is left out at a real hospital.
+
+    If 'data-dir' is empty or unreadable, the error says so too.
 
     Raises:
-        DataError: the files are unusable. It names only files that the data set itself names,
-            because a file's name may identify a patient.
+        DataError: the files are unusable. The text names only files that the data set itself names,
+            because other file names may identify a patient.
     """
     note_opening()
     try:
@@ -229,7 +248,7 @@ def _load(name: str, settings: CommonSettings, context: Context) -> Silo:
 
 
 def _folder_fault(context: Context) -> str | None:
-    """Describe the fault of a node config's 'data-dir'; None if it has none."""
+    """Say why the node config's 'data-dir' is unusable (unreadable or empty); else return None."""
     folder = str(context.node_config.get("data-dir", ""))
     if not folder:
         return None

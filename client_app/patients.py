@@ -1,4 +1,4 @@
-"""Differential privacy of one message's training and statistics, paid for before they are made."""
+"""Differential privacy for one message: the ledger is charged before each mechanism is used."""
 
 from dataclasses import dataclass
 
@@ -14,27 +14,32 @@ from fedsilo.core.settings.common_settings import CommonSettings
 from fedsilo.models.privacy.promises import statistics_noise
 from fedsilo.models.privacy.release import Release
 
-_CROWD = 4  # if a batch is this many times the floor on average, P(batch < floor) is below 1e-6
+_BATCH_MARGIN = (
+    4  # if a batch is this many times the floor on average, P(batch < floor) is below 1e-6
+)
 
 
 @dataclass(frozen=True)
 class PatientPrivacy:
-    """Differential privacy per patient, for the answer to one message."""
+    """The differentially private mechanisms that answer one message, and their cost in epsilon."""
 
     session: SiteSession  # the run at this site
     round: int  # the message's round
     ledger: Ledger  # counts the epsilon that the site spends in this run
 
     def training(self, settings: CommonSettings, aside: tuple[str, ...] = ()) -> PrivateTraining:
-        """Pay for a private training, and return its mechanism.
+        """Charge the ledger for a DP-SGD training, and return the training's mechanism.
+
+        The number of steps and the sampling rate follow from the reported sample count.
 
         Args:
             settings: the settings of the training.
-            aside: names a training of another model than the site's own.
+            aside: a key that names the training of a model other than the site's own; else empty.
 
         Raises:
-            EpsilonSpentError: it would exceed a cap on epsilon.
-            RefusedError: no cap bounds the run, and its batches are too small.
+            EpsilonSpentError: the training would exceed a cap on epsilon.
+            RefusedError: the mean batch is smaller than 4 times the hospital's 'minimum-batch', at
+                a site without a cap of its own.
         """
         key: tuple[int | str, ...] = (self.round, self.session.silo.name, *aside)
         reported = sum(self.session.reported["train"])
@@ -50,20 +55,23 @@ class PatientPrivacy:
         return PrivateTraining(settings, reported, release, sampling)
 
     def steps(self, settings: CommonSettings) -> int:
-        """Return the optimiser steps of a round; private ones do not depend on the real samples."""
+        """Return the number of optimiser steps in a round.
+
+        In a private run it follows from the reported sample count, so it reveals nothing more.
+        """
         if settings.is_private():
             return private_steps(settings, sum(self.session.reported["train"]))
         samples, floor = len(self.session.silo.train.labels), self.session.limits.minimum_batch
         return steps_of(samples, settings, floor)
 
     def means(self) -> PrivateMeans | None:
-        """Pay for private means of this site's samples, and return their mechanism.
+        """Charge the ledger for one set of class means, and return the mechanism that adds noise.
 
         Returns:
-            None if the run is not private.
+            The mechanism; None if the run is not private, so that exact means may leave.
 
         Raises:
-            EpsilonSpentError: they would exceed a cap on epsilon.
+            EpsilonSpentError: the means would exceed a cap on epsilon.
         """
         settings = self.session.settings
         if not settings.is_private():
@@ -74,13 +82,13 @@ class PatientPrivacy:
         return PrivateMeans(release, self.session.reported["train"])
 
     def measurements(self, bound: float) -> Release:
-        """Pay for the metrics of one reply, and return their bound and noise.
+        """Charge the ledger for the metrics of one reply, and return the release that adds noise.
 
         Args:
-            bound: the largest L2 norm of a patient's contribution.
+            bound: the largest L2 norm of one patient's part in the metrics.
 
         Raises:
-            EpsilonSpentError: they would exceed a cap on epsilon.
+            EpsilonSpentError: the metrics would exceed a cap on epsilon.
         """
         return self._pay(bound, statistics_noise(self.session.settings), None)
 
@@ -92,15 +100,26 @@ class PatientPrivacy:
         releases: int = 1,
         rate: float = 1.0,
     ) -> Release:
-        """Charge the ledger for ``releases``, and return what makes exactly that many."""
+        """Charge the ledger, and return a release that can be used exactly ``releases`` times.
+
+        Args:
+            bound: C, the norm to which a patient's part is clipped.
+            noise: the standard deviation of the noise, in units of ``bound``.
+            source: the random generator; None for the operating system's.
+            releases: the number of releases, such as optimiser steps.
+            rate: the probability that a patient is in one release.
+
+        Raises:
+            EpsilonSpentError: the releases would exceed a cap on epsilon.
+        """
         self.ledger.spend({(noise, rate): releases})
         return Release(bound, noise, releases, source)
 
     def _refuse_small_batches(self, settings: CommonSettings, rate: float) -> None:
         floor, size = self.session.smallest_batch, settings.batch_size
-        if rate < 1 and floor > 1 and size < _CROWD * floor:
+        if rate < 1 and floor > 1 and size < _BATCH_MARGIN * floor:
             raise RefusedError(
                 f"private batches are drawn at random, {size} samples on average, and fewer than "
                 f"{floor} could be in one ('minimum-batch'): set 'train.batch-size' to at least "
-                f"{_CROWD * floor}, or 'max-epsilon' in the site file"
+                f"{_BATCH_MARGIN * floor}, or 'max-epsilon' in the site file"
             )

@@ -1,8 +1,8 @@
 """A site in one run: opened and checked once, then used to answer every message of the run.
 
 A message holds only an instruction and arrays. At a real hospital each message is a separate
-process, which opens its own session. A simulated site's session is kept between messages and opened
-again at the hello with which a run begins.
+process, which opens its own session. A simulated site's session is cached between messages, and
+opened again at the hello with which a run begins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fedsilo.client_app.privacy.noisy_counts import Counts, noisy_counts
 from fedsilo.client_app.site.limits import NO_LIMITS
 from fedsilo.client_app.site.node import build_settings, is_simulated, own_folder
 from fedsilo.client_app.site.own_file import secret_seed
-from fedsilo.client_app.site.policy import refuse_few
+from fedsilo.client_app.site.policy import refuse_few_samples
 from fedsilo.client_app.site.private_state import settings_digest_of
 from fedsilo.client_app.training.augmentation import check_images
 from fedsilo.client_app.training.compute import Compute, compute_of
@@ -41,7 +41,7 @@ _OTHERS = 256 * 2**20  # the bytes of other sites' samples that a process keeps
 
 @dataclass(frozen=True)
 class SiteSession(OpenedSite):
-    """One site in one run, which can take part in it."""
+    """One site in one run, after the check that it can take part."""
 
     # The number of samples of each class that this site reports, by split; at trust 'sums' the
     # hospital's declaration, with a cap on epsilon noisy numbers
@@ -66,9 +66,10 @@ class SiteSession(OpenedSite):
 
     @classmethod
     def from_context(cls, context: Context) -> SiteSession:
-        """Open this node's site for a run, and check before anything leaves that it can take part.
+        """Open this node's site for a run, and check that it can take part, before anything leaves.
 
-        A hospital that declares its data is opened with a stand-in for them.
+        A hospital that declares its data gets zero samples in the declared counts; ``with_data``
+        reads the data. At a real hospital the sampling seed is the hospital's own secret.
 
         Args:
             context: Flower's context of a message.
@@ -87,10 +88,11 @@ class SiteSession(OpenedSite):
         """Build the session of an opened site, and check that the site can take part.
 
         Raises:
-            EpsilonSpentError: counts are reported for the first time, and the hospital's cap is
-                reached.
-            SiteError: the site has too few samples for the method, a hospital's consent is missing,
-                or the hospital's own limits forbid the run.
+            EpsilonSpentError: noisy label counts must be drawn for the first time, but would exceed
+                the hospital's cap on epsilon.
+            SiteError: the site has too few samples for the method.
+            RefusedError: the hospital's limits forbid the run, or it has not given a necessary
+                consent.
         """
         settings = site.settings
         own: Any = build_settings(settings_class(settings.method), site.run_config)
@@ -110,11 +112,14 @@ class SiteSession(OpenedSite):
         return session
 
     def with_data(self) -> SiteSession:
-        """Return the session with the data that the hospital declared; errors stay inside a sum.
+        """Return a copy of the session with the real data in place of the declared zero samples.
+
+        Its errors must not reach the server; the caller adds 0 to the secret sum instead.
 
         Raises:
             DataError: the data cannot be read.
             SiteError: the data no longer match the hospital's declaration.
+            RefusedError: the real data break a floor of the hospital.
         """
         session = replace(self, silo=self.read_declared())
         if session.settings.class_weights != "none":
@@ -124,12 +129,15 @@ class SiteSession(OpenedSite):
         return session
 
     def measured_splits(self) -> tuple[str, ...]:
-        """Return the splits whose metrics leave.
+        """Return the names of the splits whose metrics may leave.
 
-        Splits of few samples do not. Under a hospital's own cap, the training loss does not leave,
-        nor do metrics of a model that was trained without noise: noise for one patient's share of a
-        mean does not hide a patient on whom the whole model was trained. At trust 'sums', where
-        metrics get no noise, no split leaves under a cap, nor do splits without samples.
+        - A split with fewer reported samples than the hospital's floor is left out. Outside secret
+          sums an empty split does no harm and stays listed.
+        - With the hospital's own cap on epsilon, "train" is left out. If the method measures a
+          model that was trained without noise, all splits are: noise on the metrics would not hide
+          the patients it was trained on.
+        - At trust 'sums' with such a cap all splits are left out, because summed metrics get no
+          noise.
         """
         is_summed = self.settings.trust == SUMS
         if self.cap and (is_summed or self.method.measures_what_stays):
@@ -145,12 +153,14 @@ class SiteSession(OpenedSite):
         return tuple(splits)
 
     def silo_for(self, content: RecordDict) -> Silo:
-        """Return a table's silo as networks take it: standardised, with missing values as 0.
+        """Return the site's table with standardised features and missing values as 0.
+
+        The last result is cached by the mean and standard deviation.
 
         Raises:
             SettingError: 'data.standardise' is 'declared', but the schema declares no mean and
                 deviation.
-            SiteError: the message lacks the pooled statistics.
+            SiteError: 'data.standardise' is 'pooled', but the message lacks the pooled statistics.
         """
         standardisation = find_standardisation(self.silo, self.settings, content)
         key = standardisation.mean.tobytes(), standardisation.std.tobytes()
@@ -159,17 +169,17 @@ class SiteSession(OpenedSite):
             self._standardised[key] = standardise_silo(self.silo, standardisation)
         return self._standardised[key]
 
-    def phase(self, phase: str) -> Callable[[Any], Any]:
+    def phase_function(self, phase: str) -> Callable[[Any], Any]:
         """Return the method's function for a phase that a message names.
 
-        Only a declared phase is found. A server could otherwise call any function of the method by
-        its name, such as a helper that returns samples.
+        Only phases listed in the method's ``phases`` are found. Otherwise a server could call any
+        function of the method by name, such as a helper that returns samples.
 
         Args:
-            phase: the name in the message, with dashes.
+            phase: the name in the message, with dashes; the function has underscores.
 
         Raises:
-            SiteError: the method's class declares no such phase, or lacks the function for it.
+            SiteError: the phase is not listed, or the method lacks its function.
         """
         name = phase.replace("-", "_")
         if phase not in self.method.phases or not hasattr(self.method, name):
@@ -181,10 +191,12 @@ class SiteSession(OpenedSite):
         return cast(Callable[[Any], Any], getattr(self.method, name))
 
     def state_folder(self, instruction: Instruction) -> Path:
-        """Return the folder of this site's private state in the run of a message.
+        """Return the folder for this site's private state in a run; it may not exist yet.
+
+        It is ``<state-dir>/<run>/<site>``, or ``<run-dir>/sites/<site>`` in a simulation.
 
         Raises:
-            SiteError: a real site (not a simulated one) has no ``state-dir``.
+            SiteError: a real site's node config has no 'state-dir'.
         """
         name, site = instruction.run_name, self.silo.name
         if "state-dir" in self.node_config:
@@ -197,14 +209,23 @@ class SiteSession(OpenedSite):
         )
 
     def held_bytes(self) -> int:
-        """Return the bytes of the samples that this session keeps in memory."""
+        """Return the bytes of all samples that this session holds, with standardised copies."""
         silos = [self.silo, *self._standardised.values()]
         return sum(s.inputs.nbytes + s.labels.nbytes for o in silos for s in o.splits().values())
 
     def _refuse_unfit(self) -> None:
-        """Refuse a run that this site's samples or the hospital's limits do not allow."""
+        """Check a run against this site's sample counts and the hospital's limits.
+
+        The checks are: enough samples in total, per label and per step; enough steps; augmentation
+        that fits the images; balanced enough class weights; and an optimiser that does not forget
+        early steps.
+
+        Raises:
+            RefusedError: a limit of the hospital forbids the run.
+            SettingError: a setting does not fit the data.
+        """
         counts, settings = self.reported["train"], self.settings
-        refuse_few(self.silo.name, counts, self.node_config)
+        refuse_few_samples(self.silo.name, counts, self.node_config)
         if sum(counts) < self.limits.minimum_batch:
             raise RefusedError(
                 f"site {self.silo.name} has fewer than {self.limits.minimum_batch} training "
@@ -222,10 +243,14 @@ class SiteSession(OpenedSite):
         refuse_forgetful(settings, self.limits.minimum_steps_per_reply)
 
     def _refuse_small_steps(self, samples: int) -> None:
-        """Refuse a run whose rounds have too few or too small steps for ``samples`` samples.
+        """Check that a round has enough optimiser steps, and enough samples in each step.
 
-        A hospital judges by its declaration. After the data are opened it could only fail inside
-        the sum, and nobody would know why.
+        Called for a hospital that declares its data, with the declared number ``samples``. Once the
+        data are open it could only fail inside the secret sum, and nobody would learn why.
+
+        Raises:
+            RefusedError: fewer steps than 'minimum-steps-per-reply', or smaller ones than
+                'minimum-batch'.
         """
         settings, limits = self.settings, self.limits
         if settings.epoch_steps:
@@ -253,8 +278,11 @@ class SiteSession(OpenedSite):
     def _refuse_few_weighed(self) -> None:
         """Reject class weights that let a few samples dominate a step.
 
-        A hospital with its own cap needs no check, because each sample's gradient is clipped and
-        noise hides it.
+        The effective sample size must reach 'minimum-batch'. A simulated site passes, and so does a
+        hospital with its own cap on epsilon, because there clipping and noise hide each sample.
+
+        Raises:
+            RefusedError: the effective sample size is too small.
         """
         weights = class_weights(self.settings, self.silo)[self.silo.train.labels]
         least, effective = self.limits.minimum_batch, effective_samples(weights)
@@ -267,12 +295,14 @@ class SiteSession(OpenedSite):
 
 
 def reported_counts(site: OpenedSite) -> Counts:
-    """Return the number of samples of each class that a site reports, by split.
+    """Return the number of samples of each class that the site tells the server, by split.
 
-    At trust 'sums' it is the hospital's declaration: there are at least that many.
+    These are the true counts; or a hospital's declared lower bounds at trust 'sums'; or noisy
+    counts if the hospital has its own cap on epsilon. Noise is drawn once for the same data, and
+    the ledger pays for it then.
 
     Raises:
-        EpsilonSpentError: this is a first report, and the hospital's cap is reached.
+        EpsilonSpentError: noisy counts must be drawn for the first time, but would exceed the cap.
     """
     if site.cap is None:
         return (site.stand_in or site.silo).label_counts()
@@ -284,14 +314,15 @@ _sessions: OrderedDict[Hashable, SiteSession] = OrderedDict()
 
 
 def session_of(context: Context, again: bool = False) -> SiteSession:
-    """Return the session of a run at this node; open it at the first message.
+    """Return the session of a run at this node.
 
-    Only a simulated site's session is kept. A hospital's site file, ledgers and data are read again
-    for each of its messages.
+    A real hospital opens a new session for each message, so that its site file, ledgers and data
+    are read again. A simulated site's session is cached; the least recently used ones are dropped
+    when the samples of other sites exceed 256 MiB.
 
     Args:
         context: Flower's context of the message.
-        again: open it again, because a run begins and the data may have changed.
+        again: True to replace a cached session, because a run begins and the data may have changed.
 
     Raises:
         FedsiloError: the site cannot take part.
@@ -312,7 +343,13 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
 
 
 def finished_session(settings: CommonSettings, own: Any, silo: Silo) -> SiteSession:
-    """Build the session of a finished run, with the method's ``own`` settings."""
+    """Build a simulated site's session without limits, to use the models of a finished run.
+
+    Args:
+        settings: the run's common settings.
+        own: the settings of the run's method.
+        silo: the site's data.
+    """
     return SiteSession(
         settings,
         silo,

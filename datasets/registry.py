@@ -1,4 +1,7 @@
-"""The data sets by name, and the silos in them; a data set's module is imported when first used."""
+"""Find data sets by name and load their silos.
+
+The module of a data set is imported only when that data set is first used.
+"""
 
 import inspect
 import re
@@ -55,7 +58,12 @@ DATA_SETS = {
 
 
 def data_set(name: str) -> DataSet:
-    """Return the data set of that name, or raise a ``SettingError`` with the known ones."""
+    """Return the ``DataSet`` object for a data set's name, fedsilo's own or a plugin's.
+
+    Raises:
+        SettingError: no data set or plugin has this name, fedsilo does not support it (multi-label
+            chestmnist), or the plugin's object is not a data set.
+    """
     if name in _UNREAD:
         raise SettingError(f"data set '{name}' {_UNREAD[name]}: name one of {', '.join(MEDMNIST)}")
     if name not in DATA_SETS:
@@ -68,7 +76,12 @@ def data_set(name: str) -> DataSet:
 
 
 def _load_plugin(name: str) -> DataSet:
-    """Load the data set of a plugin."""
+    """Load the ``DataSet`` object of a plugin; if the plugin names a class, create an instance.
+
+    Raises:
+        SettingError: the plugin does not exist, its object is not a ``DataSet``, or the object's
+            own ``name`` is that of one of fedsilo's data sets.
+    """
     found = plug("dataset", name, DATA_SETS)
     data = found
     if isinstance(found, type) and not inspect.isabstract(found):
@@ -82,7 +95,7 @@ def _load_plugin(name: str) -> DataSet:
     return data
 
 
-# Field of the settings that may name a plugin -> the names of fedsilo itself
+# Settings field that may name a plugin -> the names that fedsilo itself defines
 _OURS: Mapping[str, Collection[str]] = {
     "method": METHODS,
     "network": OWN_NETWORKS,
@@ -96,7 +109,14 @@ def _is_ours(key: str, name: str) -> bool:
 
 
 def plugs_of(settings: CommonSettings) -> list[Plug]:
-    """Return the plugs that a run names, not imported; a ``SettingError`` if there is no such."""
+    """Find the plugins that a run's method, network, data set and partition name; import none.
+
+    Returns:
+        A ``Plug`` for each of these four settings that names none of fedsilo's own; may be empty.
+
+    Raises:
+        SettingError: a setting names neither one of fedsilo's own nor a plugin.
+    """
     plugins = []
     for key, ours in _OURS.items():
         name = str(getattr(settings, key))
@@ -106,11 +126,14 @@ def plugs_of(settings: CommonSettings) -> list[Plug]:
 
 
 def plugin_modules(values: Mapping[str, Value]) -> list[str]:
-    """Return the modules in which recorded settings name an object, without importing one.
+    """List the top-level modules of the plugins that recorded settings name; import none.
 
-    ``values`` must have today's keys: a plugin under a former name would be overlooked here. Of a
-    module in a package it is the package. A name that is neither fedsilo's nor could be a
-    module is left out: whoever builds the settings refuses it.
+    A name with a ':' or '.' and a name that an entry point declares are resolved to the module's
+    top-level package. A plain name counts only if setting 'plugin' lists its file. All other names
+    are skipped, because building the settings rejects them later.
+
+    Args:
+        values: setting key -> value, with today's keys; a plugin under a former key is overlooked.
     """
     files = set(map(module_of, plugin_entries(str(values.get("plugin", "")))))
     modules = []
@@ -129,11 +152,13 @@ def plugin_modules(values: Mapping[str, Value]) -> list[str]:
 
 
 def check_data_settings(settings: CommonSettings) -> None:
-    """Refuse what the data set cannot do.
+    """Check that the settings fit the chosen data set.
 
     Raises:
-        SettingError: a key that only other data sets read is set, a fold does not exist, or images
-            would be too small.
+        SettingError: a key that only other data sets read differs from its default, the partition
+            is impossible, a fold does not exist, or the image size is above 0 but below
+            ``SMALLEST_IMAGE``.
+        DataError: the partition's silo set cannot be read.
     """
     chosen = data_set(settings.dataset)
     cuts.check_partition(chosen, settings)
@@ -157,7 +182,7 @@ def check_data_settings(settings: CommonSettings) -> None:
 
 
 def silo_names(settings: CommonSettings) -> list[str]:
-    """Return the names of the silos, by partition, or none if only the sites know them."""
+    """Return the names of all silos in the run's partition; [] if only the sites know the names."""
     if cuts.is_cut(settings):
         return cuts.cut_names(settings)
     places = find_places(settings.data_dir, settings.cache_dir)
@@ -165,7 +190,7 @@ def silo_names(settings: CommonSettings) -> list[str]:
 
 
 def silo_count(settings: CommonSettings) -> int | None:
-    """Return the number of silos, or None if only the sites know it."""
+    """Return the number of silos; None if the sites' files decide it or no data are here."""
     if data_set(settings.dataset).silos_by_files and not cuts.is_cut(settings):
         return None
     try:
@@ -175,7 +200,10 @@ def silo_count(settings: CommonSettings) -> int | None:
 
 
 def data_fingerprint(settings: CommonSettings) -> str:
-    """Return a digest of all silos' data and splits, as ``settings`` cut them."""
+    """Compute one digest over all silos' names, schemas and split checksums under these settings.
+
+    It loads every silo, so equal digests mean equal data and equal splits.
+    """
     facts = []
     for name in silo_names(settings):
         silo = load_silo(name, settings)
@@ -184,10 +212,18 @@ def data_fingerprint(settings: CommonSettings) -> str:
 
 
 def load_silo(name: str, settings: CommonSettings, places: Places | None = None) -> Silo:
-    """Return the silo ``name``, from the cache or made now.
+    """Load the silo ``name`` from the cache; create it there first if it is missing.
+
+    If ``settings.partition`` is not 'own', the silo is cut from the data set's pooled samples.
+
+    Args:
+        name: the silo's name.
+        settings: the run's settings.
+        places: data and cache directory; None finds them from the settings.
 
     Raises:
-        DataError: there is no such silo, a file is missing or unusable, or data are too few.
+        DataError: no silo has this name, a file is missing or unusable, or there are too few
+            samples.
     """
     places = places or find_places(settings.data_dir, settings.cache_dir)
     chosen = data_set(settings.dataset)
@@ -197,7 +233,7 @@ def load_silo(name: str, settings: CommonSettings, places: Places | None = None)
 
 
 def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
-    """Return the ``cut_document`` of the silos, or None if they are the data set's own."""
+    """Return the ``cut_document`` of a random partition; None for partitions 'own' and 'unseen'."""
     if not cuts.is_cut(settings) or settings.partition == "unseen":  # nothing in it is random
         return None
     places = find_places(settings.data_dir, settings.cache_dir)
@@ -205,7 +241,10 @@ def cut_of(settings: CommonSettings) -> dict[str, Any] | None:
 
 
 def image_reader(site: str, settings: CommonSettings) -> ImageReader:
-    """Return the function that reads a new image's file as the images of a site were read.
+    """Return a function that reads a new image file just as the images of ``site`` were read.
+
+    The function takes a path and returns an array (channels, height, width), as in
+    ``Split.inputs``.
 
     Raises:
         DataError: the data set is a table, or its declaration cannot be read.
@@ -215,14 +254,15 @@ def image_reader(site: str, settings: CommonSettings) -> ImageReader:
 
 
 def overview(data_dir: str) -> list[dict[str, str]]:
-    """Return a row for each data set.
+    """Describe each of fedsilo's data sets for the command that lists them.
 
     Args:
-        data_dir: where to look for files; empty for $FEDSILO_DATA.
+        data_dir: the directory to search for files; '' means $FEDSILO_DATA.
 
     Returns:
-        Texts by ``name``, ``kind`` (public, own, synthetic), ``licence``, ``source``, ``size``,
-        ``terms`` and ``here``, empty where there is nothing to say.
+        A dictionary of texts per data set, with the keys ``name``, ``kind`` (public, own or
+        made-up), ``licence``, ``source``, ``size``, ``terms`` and ``here`` (which files were
+        found). A text is '' if it is unknown or does not apply.
     """
     places = find_places(data_dir, "")
     rows = []

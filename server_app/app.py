@@ -22,7 +22,10 @@ class _WithoutTraceback(logging.Filter):
     dropped = False
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Tell whether a record is shown."""
+        """Tell whether a log record is shown: not if it repeats an error that the app has logged.
+
+        A record that carries a FedsiloError is dropped, and so are "Exit Code" records after it.
+        """
         error = None
         if record.exc_info:
             error = record.exc_info[1]
@@ -36,10 +39,10 @@ _WITHOUT_TRACEBACK = _WithoutTraceback()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the purpose that the run config states: a meeting, a survey or a training run.
+    """Hold a meeting, a survey or a training run, as 'run.purpose' in the run config states.
 
     Raises:
-        FedsiloError: one line with the fault and what to do; it is logged first.
+        FedsiloError: one line with the fault and the remedy, which is logged before.
     """
     warnings.filterwarnings("ignore", "Tip: In future versions of Ray", FutureWarning)
     log = logging.getLogger("flwr")

@@ -1,4 +1,5 @@
 """The hospital's side of each method, one file per method.
 
-Imports the lab and everything below it. The table in fedsilo/core/methods.py finds the classes.
+This folder imports the lab and everything below it. The table in fedsilo/core/methods.py finds the
+classes.
 """

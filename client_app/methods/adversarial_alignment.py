@@ -1,7 +1,7 @@
 """Adversarial alignment within a site's training step (Fed-Align-CL, algorithm 1, eq. 2 and 3).
 
-The site keeps its discriminator (``discriminator/``) and that optimiser's moments
-(``discriminator-moments/``).
+The site stores its discriminator (``discriminator/``) and the moments of the discriminator's
+optimiser (``discriminator-moments/``).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -29,8 +29,8 @@ from fedsilo.models.methods.fedaligncl import (
     add_noise,
     alignment_loss,
     discriminator_loss,
+    load_discriminator,
     paired_alignment_loss,
-    received_discriminator,
 )
 from fedsilo.models.networks.encoders import float_inputs
 from fedsilo.models.networks.resnet22 import still_statistics
@@ -39,15 +39,15 @@ _MOMENTS = "discriminator-moments/"
 
 
 def mean_embeddings(network: TokenClassifier, inputs: Tensor) -> Tensor:
-    """Map inputs (batch, *input_shape) to embeddings (batch, c), the mean of the tokens."""
+    """Map inputs (batch, *input_shape) to embeddings (batch, c), means over a sample's tokens."""
     return network.encode(inputs).mean(dim=1).float()
 
 
 @dataclass
 class Aligner:
-    """Aligns embeddings after each step on the classification loss.
+    """Aligns this site's embeddings with the other sites', after each step on the task's loss.
 
-    It takes one step of the discriminator D against each other site, then one of the feature
+    It takes one step of the discriminator D against each other site, then one step of the feature
     extractor F. Algorithm 1 takes a step of F for each other site. Because a site has a single
     discriminator, all of these would go the same way. One step on the newest D costs two passes per
     batch for any number of sites.
@@ -67,9 +67,12 @@ class Aligner:
     noised: Callable[[Tensor], Tensor] | None = None
 
     def __call__(self, inputs: Tensor, optimiser: Optimizer) -> None:
-        """Take the steps for a batch of inputs (batch, *input_shape), as the data set holds them.
+        """Align after a training step, on the step's batch of inputs (batch, *input_shape).
 
-        ``optimiser`` is the network's. Parameters without a gradient stay as they are.
+        Args:
+            inputs: the batch, as the data set holds it.
+            optimiser: the network's optimiser. It takes one more step; parameters without a
+                gradient, such as the head's, do not change.
         """
         parts = micro_batches(len(inputs), self.micro_batch)
         optimiser.zero_grad(set_to_none=True)
@@ -77,19 +80,19 @@ class Aligner:
         with still_statistics(self.network):
             if len(parts) == 1:
                 own = self._mean_embeddings(inputs)
-                self._teach(own.detach())
-                self._confuse(own, 1.0)
+                self._train_discriminator(own.detach())
+                self._add_alignment_gradients(own, 1.0)
             else:  # one part's graph at a time limits memory to that of a part
                 with torch.no_grad():
                     known = torch.cat([self._mean_embeddings(inputs[part]) for part in parts])
-                self._teach(known)
+                self._train_discriminator(known)
                 for part in parts:
                     share = (part.stop - part.start) / len(inputs)
-                    self._confuse(self._mean_embeddings(inputs[part]), share)
+                    self._add_alignment_gradients(self._mean_embeddings(inputs[part]), share)
         optimiser.step()
 
     def kept(self) -> dict[str, Tensor]:
-        """Return the arrays that the site keeps: the discriminator and its optimiser's moments."""
+        """Return the arrays to store at the site: the discriminator and its optimiser's moments."""
         moments = moments_of(self.discriminator_optimiser, self.discriminator)
         weights = with_prefix(DISCRIMINATOR, self.discriminator.state_dict())
         return weights | with_prefix(_MOMENTS, moments)
@@ -98,8 +101,12 @@ class Aligner:
         with self.compute.autocast():
             return mean_embeddings(self.network, float_inputs(inputs))
 
-    def _teach(self, own: Tensor) -> None:
-        """Take one step of the discriminator against each other site (eq. 2)."""
+    def _train_discriminator(self, own: Tensor) -> None:
+        """Take one step of the discriminator against each other site, in sorted order (eq. 2).
+
+        ``own`` are this batch's embeddings (batch, c). At most as many of another site's are drawn
+        at random for a step.
+        """
         for site in sorted(self.others):
             other = self.others[site]
             chosen = torch.randperm(len(other), generator=self.rng)[: len(own)]
@@ -109,8 +116,12 @@ class Aligner:
             loss.backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
             self.discriminator_optimiser.step()
 
-    def _confuse(self, own: Tensor, share: float) -> None:
-        """Add the gradients of the alignment loss to the feature extractor's (eq. 3)."""
+    def _add_alignment_gradients(self, own: Tensor, share: float) -> None:
+        """Add the gradients of the weighted alignment loss for the embeddings ``own`` (eq. 3).
+
+        ``share`` is the share of the batch in ``own`` (n, c), so that parts add up to the batch.
+        The target is either the others' discriminators or the complement of the site's own.
+        """
         if self.rivals:
             sent = own
             if self.noised:
@@ -125,21 +136,24 @@ class Aligner:
 def open_aligner(
     lab: Lab, network: TokenClassifier, settings: FedAlignCLSettings
 ) -> Aligner | None:
-    """Build the aligner for this message; None without alignment or without others' embeddings.
+    """Build the aligner for this message from the received embeddings and the stored discriminator.
+
+    None if this epoch does not align, or if no other site's embeddings were received.
 
     Raises:
-        SiteError: the embeddings do not fit this network, or the site's own came back.
+        SiteError: received embeddings have another width or are not finite, or include the site's
+            own.
     """
     round_, width = lab.instruction.round, network.channels
     if not settings.aligns(epoch_of(round_, lab.common)):
         return None
-    others = _others(lab, width)
+    others = _received_embeddings(lab, width)
     if not others:
         return None
     rivals = []
     if settings.align_target == "others":
         for site in others:
-            rival = received_discriminator(lab.arrays(f"{DISCRIMINATORS}{site}/"), width, site)
+            rival = load_discriminator(lab.arrays(f"{DISCRIMINATORS}{site}/"), width, site)
             rivals.append(rival.to(lab.compute.device))
     discriminator = open_discriminator(lab, width)
     parameters, rate = discriminator.parameters(), lab.common.learning_rate
@@ -164,7 +178,10 @@ def open_aligner(
 
 
 def open_discriminator(lab: Lab, width: int) -> Discriminator:
-    """Return the site's discriminator as it was left; at first the seed's."""
+    """Build the site's discriminator with its stored weights; at first with weights from the seed.
+
+    It takes embeddings of ``width`` numbers, and is on the compute device.
+    """
     with seed_generators(lab.common.seed, "discriminator", lab.site):
         discriminator = Discriminator(width)
     weights = lab.state(DISCRIMINATOR)
@@ -174,13 +191,17 @@ def open_discriminator(lab: Lab, width: int) -> Discriminator:
 
 
 def kept_discriminator(lab: Lab) -> dict[str, Tensor]:
-    """Return the stored arrays of the discriminator, for a round that does not align."""
+    """Return the discriminator's stored arrays, to store again in a round without alignment."""
     kept = (DISCRIMINATOR, _MOMENTS)
     return {name: array for name, array in lab.state().items() if name.startswith(kept)}
 
 
-def _others(lab: Lab, width: int) -> dict[str, Tensor]:
-    """Return the others' noisy embeddings (m, width) by site, sorted."""
+def _received_embeddings(lab: Lab, width: int) -> dict[str, Tensor]:
+    """Return the other sites' noisy embeddings (m, width), by site, sorted by name.
+
+    Raises:
+        SiteError: an array has another width or is not finite, or the site's own came back.
+    """
     others = dict(sorted(lab.arrays(f"{EMBEDDINGS}/").items()))
     for site, array in others.items():
         if site == lab.site:

@@ -14,30 +14,34 @@ from fedsilo.models.networks.site_network import exchanged_arrays, load_exchange
 
 
 class APFLSite(SiteMethod):
-    """Keeps v, and receives and sends w; the measured model is alpha v + (1 - alpha) w."""
+    """Stores v, receives and sends w; the model that is measured is alpha v + (1 - alpha) w."""
 
     settings: APFLSettings
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the mixture; v starts as the first received w."""
+        """Build the network with the mixture's weights; at first v equals the received w."""
         w = {name: array for name, array in lab.arrays().items() if "/" not in name}
         return lab.classifier(mixture(lab.state() or w, w, self.settings.mixing_alpha))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train w by its own loss and v by the mixture's loss, on the same batches."""
+        """Train w on its own loss and v on the mixture's loss, on the same batches.
+
+        Two optimisers with the same settings take the steps. w is sent, v is stored, and the
+        network ends as the mixture.
+        """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         own = copy_network(network).train()
         load_exchanged(own, lab.state() or lab.arrays())
         load_exchanged(network, lab.arrays())
         beside = open_optimiser(own, lab.sampling)
-        lab.fit(network, objective=self._both(network, own), beside=beside)
+        lab.fit(network, objective=self._joint_loss(network, own), beside=beside)
         w, v = _copy_arrays(network), _copy_arrays(own)
         load_exchanged(network, mixture(v, w, self.settings.mixing_alpha))
         return Outgoing(network, send=w, keep=v)
 
-    def _both(self, w: TokenClassifier, v: TokenClassifier) -> Objective:
-        """Return w's loss plus the mixture's loss, whose gradients train only v."""
+    def _joint_loss(self, w: TokenClassifier, v: TokenClassifier) -> Objective:
+        """Return a loss that trains w by its own loss and, in the mixture's loss, only v."""
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             # Detached, so that the mixture's loss trains v and leaves w to its own loss

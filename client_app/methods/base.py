@@ -2,9 +2,9 @@
 
 A method is a class with one function per phase, named like the phase with underscores for dashes. A
 phase gets the ``Lab`` and returns ``Outgoing``. A message can ask only for the phases in the class
-attribute ``phases``; a class that has other phases than ``train`` lists all of them there, and no
-message can call its further functions. An author needs eight names. Of the class: ``open``
-and ``train``. Of the lab: ``arrays`` (received), ``state`` (kept by this site), ``classifier`` (the
+attribute ``phases``. A class that has other phases than ``train`` lists all of them there; no
+message can call its further functions. An author needs eight names. Of the class: ``open`` and
+``train``. Of the lab: ``arrays`` (received), ``state`` (stored by this site), ``classifier`` (the
 run's network), ``measure`` and ``fit``. And ``Outgoing``.
 
 Two more functions have defaults: ``measured`` (which networks are measured, and further metrics)
@@ -65,14 +65,14 @@ class SiteMethod(ABC):
         self.settings = settings
 
     def admit(self, session: SiteSession) -> None:  # noqa: B027  # most methods take every site
-        """Check that this site can take part, before anything leaves it.
+        """Check that this site can take part, before anything leaves it; by default every site can.
 
         Raises:
-            SiteError: it cannot.
+            SiteError: the site cannot take part.
         """
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network to train and measure; here from all received arrays."""
+        """Build the network to train and measure; by default with all received arrays."""
         return lab.classifier(lab.arrays())
 
     @abstractmethod
@@ -82,10 +82,11 @@ class SiteMethod(ABC):
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
         """Return the networks to measure in place of ``network``, each with its further metrics.
 
-        An evidential network is also measured for its vacuity and, at the end and with enough test
-        samples, for the dependence of its accuracy on its certainty. A model that stays is also
-        measured on its silo's own labels, if other silos have labels that this silo lacks. Each
-        network is measured before the next one is requested.
+        By default that is ``network``. An evidential network also gets its vacuity and, in the
+        final evaluation with enough test samples, its accuracy by confidence and by vacuity. A
+        model that stays at the site is also measured on only its own labels, if silos lack labels
+        by the partition. Each network is measured before the next one is requested, so that one
+        object can be loaded again and again.
         """
         plain = Measured(network)
         if evidences(network):
@@ -96,10 +97,11 @@ class SiteMethod(ABC):
 
 
 def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
-    """Yield ``network`` for a final measurement on only the labels of its training samples.
+    """Yield ``network`` for a measurement on only the labels of the site's training samples.
 
-    The metrics are ``own-labels-accuracy`` and ``own-labels-loss``. Nothing is yielded if all test
-    samples have these labels, because the metrics would equal the usual ones.
+    It is yielded only in the final evaluation, and only if some test sample has another label:
+    otherwise the metrics would equal the usual ones. They are ``own-labels-accuracy`` and
+    ``own-labels-loss``.
     """
     known = torch.unique(lab.silo.train.labels)
     ends = lab.instruction.phase == EVALUATE
@@ -109,7 +111,10 @@ def on_own_labels(lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
 
 
 def evidence_of(lab: Lab, network: SiteNetwork) -> Any:
-    """Return a function that makes the evidence probe of ``network`` for a given split."""
+    """Return a function of a split's name that builds the evidence probe of ``network`` for it.
+
+    The probe has bins only for the test split of the final evaluation, if it has enough samples.
+    """
 
     def probe(split: str) -> EvidenceProbe:
         labels = lab.silo.splits()[split].labels

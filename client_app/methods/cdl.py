@@ -1,9 +1,9 @@
 """CDL at a silo: a main model, mixed with the neighbours', and a support model that stays.
 
-In the silo's first round there is only the main model, trained by the task; its result becomes the
+In the silo's first round there is only the main model, trained on the task; its result becomes the
 support model (``support/<array>``). Later the task's loss and the divergence from the support model
-train the mixed main model. The divergence from the main model trains the support model, by an
-optimiser with the same settings that is new in each round.
+train the mixed main model. The divergence from the main model trains the support model, with an
+optimiser of the same settings that is new in each round.
 """
 
 from typing import cast
@@ -23,12 +23,16 @@ _SUPPORT = "support/"
 
 
 class CDLSite(DecentralisedSite):
-    """Mixes, trains two models, and sends the main one."""
+    """Mixes its model with the neighbours', trains it with a support model, and sends it."""
 
     settings: CDLSettings
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the main model and the support model towards each other."""
+        """Train the main model and the support model towards each other; send the main, store both.
+
+        In the first round only the main model is trained, and a copy of it becomes the support
+        model.
+        """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         load_exchanged(network, self._start(lab))
@@ -39,11 +43,14 @@ class CDLSite(DecentralisedSite):
         support = copy_network(network).train()
         load_exchanged(support, stored)
         beside = open_optimiser(support, lab.sampling)
-        lab.fit(network, objective=self._apart(network, support), beside=beside)
+        lab.fit(network, objective=self._divergence_loss(network, support), beside=beside)
         return send_and_keep(network, with_prefix(_SUPPORT, exchanged_arrays(support)))
 
-    def _apart(self, main: TokenClassifier, support: TokenClassifier) -> Objective:
-        """Return the main model's loss plus the divergence, whose gradients train both models."""
+    def _divergence_loss(self, main: TokenClassifier, support: TokenClassifier) -> Objective:
+        """Return the main model's task loss plus the divergence between both models' outputs.
+
+        The divergence has gradients for both models.
+        """
 
         def loss(inputs: Tensor, labels: Tensor) -> Tensor:
             logits = main(inputs)

@@ -20,11 +20,12 @@ class CrossSite(EnsembleSite):
     open = LocalSite.open  # each received model is measured separately
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
-        """Yield the model that the site keeps and, at the end, every received model.
+        """Yield the site's own model and, in the final evaluation, each site's received model.
 
-        All are measured with the same samples and dropout draws. So this site's own model gets its
-        own metrics again, unless it was clipped and noised. An evidential model is measured with
-        this site's prior, like a shared model.
+        All are measured with the same samples and dropout draws. The received models include this
+        site's, whose metrics are therefore repeated, unless noise was added before it left. An
+        evidential model is measured with this site's prior. ``network`` is loaded with one model
+        after another, so each must be measured before the next one is requested.
 
         Raises:
             SettingError: a received model does not fit the network.

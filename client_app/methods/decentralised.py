@@ -1,8 +1,8 @@
-"""A silo with its own model: it mixes it with its neighbours', trains it, sends it and keeps it.
+"""A silo with its own model, which it mixes with its neighbours', trains, sends and stores.
 
-Ring and MATCHA need nothing else, because only the server knows the neighbours. The silo keeps its
-model (``own/<array>``). The silo measures the received consensus model Theta in each round, and its
-own model once, at the end, as ``own-<metric>``.
+Ring and MATCHA need nothing else, because only the server knows the neighbours. The own model is
+stored as ``own/<array>``. The silo measures the received consensus model Theta in each round, and
+its own model once, at the end, as ``own-<metric>``.
 """
 
 from collections.abc import Iterator
@@ -28,14 +28,17 @@ _OWN_METRICS = ("accuracy", "balanced-accuracy", "auc", "loss")
 
 
 class DecentralisedSite(SiteMethod):
-    """Mixes, trains, sends."""
+    """Mixes its own model with its neighbours', trains it and sends it."""
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with Theta, if it was sent; else with the silo's own model."""
+        """Build the network with the consensus model Theta if it was sent, else with its own."""
         return lab.classifier(lab.arrays(MODEL) or own_model(lab))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Measure Theta, then train from the silo's own start."""
+        """Measure Theta, then train from the mixture with the neighbours' models.
+
+        The result is sent, and stored as the silo's own model.
+        """
         network = lab.open()
         lab.measure(network)
         load_exchanged(network, self._start(lab))
@@ -43,17 +46,21 @@ class DecentralisedSite(SiteMethod):
         return send_and_keep(network)
 
     def _start(self, lab: Lab) -> dict[str, Tensor]:
-        """Return the weighted mean of the silo's own model and its neighbours' models."""
+        """Return the mean of the own model and the neighbours', weighted by the mixing matrix.
+
+        Without neighbours it is the own model.
+        """
         neighbours = by_site(lab.arrays(NEIGHBOUR))
         if not neighbours:
             return own_model(lab)
         return mix_models({**neighbours, lab.site: own_model(lab)}, _mixing_row(lab))
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterator[Measured]:
-        """Yield the network and, at the end, also the silo's own model.
+        """Yield ``network`` and, in the final evaluation, also the silo's own model.
 
-        If test samples have labels that the silo never trained on, the own model is also measured
-        on its own labels.
+        If some test samples have labels that the silo never trained on, the own model is measured a
+        second time, on only its own labels. ``network`` is loaded with the own model between the
+        yields.
         """
         yield from super().measured(lab, network)
         if lab.instruction.phase == EVALUATE and (own := lab.state(OWN)):
@@ -63,13 +70,13 @@ class DecentralisedSite(SiteMethod):
 
 
 def send_and_keep(network: SiteNetwork, keep: dict[str, Tensor] | None = None) -> Outgoing:
-    """Send the silo's own model, and keep it for the next round together with ``keep``."""
+    """Return the own model to send, and to store together with the arrays ``keep``."""
     own = with_prefix(OWN, exchanged_arrays(network))
     return Outgoing(network, keep=own | (keep or {}))
 
 
 def own_model(lab: Lab) -> dict[str, Tensor]:
-    """Return the silo's own model; before it has one, Theta, from which all silos start.
+    """Return the silo's stored model; in its first round Theta, from which all silos start.
 
     Raises:
         SiteError: the silo has no model, and Theta was not sent.
@@ -84,7 +91,11 @@ def own_model(lab: Lab) -> dict[str, Tensor]:
 
 
 def _mixing_row(lab: Lab) -> dict[str, float]:
-    """Return the silo's row of the mixing matrix, site -> weight."""
+    """Return this silo's row of the mixing matrix from the message: site -> weight.
+
+    Raises:
+        SiteError: the row has no weight for this silo itself.
+    """
     mixing = MixingNotes.from_values(lab.instruction.notes).mixing
     row = {str(site): float(weight) for site, weight in mixing.items()}
     if lab.site not in row:

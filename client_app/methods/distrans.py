@@ -1,4 +1,4 @@
-"""DisTrans at a site: train the two-channel network and, by SGD of its own, the offset.
+"""DisTrans at a site: train the two-channel network and, with SGD, the offset of its inputs.
 
 With ``offset-aggregation`` "none" the offset (``offset.weight``) is state of the site, first drawn
 from the site's own seed, and is neither received nor sent.
@@ -23,21 +23,22 @@ from fedsilo.models.networks.site_network import exchanged_arrays, load_exchange
 
 
 class DisTransSite(SiteMethod):
-    """Receives and returns the network and, unless it stays, the offset."""
+    """Receives and sends the network and, unless the offset stays, the offset."""
 
     settings: DisTransSettings
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with the global weights and the site's offset."""
+        """Build the two-channel network with the received weights and the site's offset."""
         single, shape = initial_classifier(lab.common, lab.silo), lab.silo.task.input_shape
-        network = double_channels(single, lab.sampling, self.settings, shape, lab.site)
+        network = double_channels(single, lab.sampling, shape, lab.site)
         load_exchanged(network, self._weights(lab, network))
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train network and offset; keep the offset if it stays, and send it otherwise.
+        """Train network and offset with the same gradients; send the network.
 
-        One gradient serves both steps, as in the authors' code.
+        The offset is sent too, or stored if 'distrans.offset-aggregation' is "none". One gradient
+        serves both optimisers, as in the authors' code.
         """
         network = cast(DoubleChannelClassifier, lab.open())
         lab.measure(network)
@@ -54,7 +55,8 @@ class DisTransSite(SiteMethod):
     def _weights(self, lab: Lab, network: DoubleChannelClassifier) -> dict[str, Tensor]:
         """Return the received arrays with this site's offset, and without those of other sites.
 
-        The offset is the site's own state if it never leaves, else the received one.
+        If offsets stay at the sites, it is the stored one, or in the first round the network's.
+        Otherwise it is the received one; a finished run's model has one offset per site.
         """
         arrays = lab.arrays()
         if self._stays():

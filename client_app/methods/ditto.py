@@ -1,4 +1,4 @@
-"""Ditto at a site: train and send the global model; train an own model near it and keep that."""
+"""Ditto at a site: train and send the global model; train an own model near it and store that."""
 
 from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod, SiteNetwork, exchanged_arrays
 from fedsilo.client_app.methods.fedprox import proximal
@@ -6,7 +6,7 @@ from fedsilo.models.methods.ditto import DittoSettings
 
 
 class DittoSite(SiteMethod):
-    """Has two models; its own model is the measured one."""
+    """Trains the global model, which it sends, and its own model, which is measured and stored."""
 
     settings: DittoSettings
     measures_what_stays = True
@@ -16,7 +16,10 @@ class DittoSite(SiteMethod):
         return lab.classifier(lab.state() or lab.arrays())
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model, then the own model near the received one, for the same time."""
+        """Train the global model, then the own model with a penalty towards the received one.
+
+        Both get the same number of steps. The global model is sent, the own model is stored.
+        """
         own, shared = lab.open(), lab.classifier(lab.arrays())
         lab.measure(own)
         near = proximal(own, self.settings.personal_lambda, lab.arrays())

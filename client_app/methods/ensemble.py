@@ -6,19 +6,19 @@ from fedsilo.models.networks.mixture import Mixture, open_experts
 
 
 class EnsembleSite(LocalSite):
-    """Trains alone like ``local``; measures the mean of all experts once they are known."""
+    """Trains alone like ``local``; measures the mean of all sites' models once it receives them."""
 
     measures_what_stays = False  # The kept model is the one that is sent
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the mean of the received experts; without any, this site's own model."""
+        """Build the mean of the received models' predictions; without any, the site's own model."""
         if arrays := from_others(lab):
             experts = open_experts(lab.common, lab.silo.task, arrays)
             return lab.compute.place(Mixture(experts))
         return super().open(lab)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the site's expert, keep it, and send it if the server asks for it."""
+        """Train the site's own model and store it; it is sent too if the server asks for arrays."""
         network = lab.open()
         lab.measure(network)
         lab.fit(network)

@@ -1,7 +1,7 @@
 """Fed-Align-CL at a site: local steps, alignment to the others' embeddings, curriculum, noise.
 
-The site keeps its discriminator (``adversarial_alignment``), which of its samples the local model
-predicted right at the end of an epoch (``right``, ``right-epoch``), and the state of pacing.
+The site stores its discriminator (``adversarial_alignment``), the state of paced epochs, and which
+of its samples the local model predicted right at the end of an epoch (``right``, ``right-epoch``).
 """
 
 from functools import partial
@@ -42,12 +42,17 @@ _RIGHT, _RIGHT_EPOCH = "right", "right-epoch"
 
 
 class FedAlignCLSite(SiteMethod):
-    """Receives global weights and the others' noisy embeddings, and returns its own."""
+    """Receives global weights and the others' noisy embeddings, and sends its own of both."""
 
     settings: FedAlignCLSettings
 
     def admit(self, session: SiteSession) -> None:
-        """Require a hospital's consent before embeddings of single images leave it."""
+        """Require a real hospital's consent, because embeddings of single images leave it.
+
+        Raises:
+            RefusedError: the run aligns embeddings, but the node config does not say
+                'allow-embeddings=true'.
+        """
         if self.settings.align:
             session.require_consent(
                 "allow-embeddings",
@@ -56,19 +61,26 @@ class FedAlignCLSite(SiteMethod):
             )
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train in the curriculum's order; align after each step if others sent embeddings."""
+        """Train in the curriculum's order; align after each step if embeddings were received.
+
+        In round 1 the network is first pretrained, if 'fedaligncl.pretraining-epochs' is above 0.
+        Noisy weights, and if requested noisy embeddings, are sent.
+        """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         if lab.instruction.round == 1 and self.settings.pretraining_epochs:
             self._pretrain(lab, network)
         aligner = open_aligner(lab, network, self.settings)  # eq. 2 and 3
-        order = partial(self._curriculum, lab, network)  # eq. 4
+        order = partial(self._order_by_curriculum, lab, network)  # eq. 4
         lab.fit(network, order=order, after_step=aligner)
-        keep = self._kept(lab, network, aligner)
-        return Outgoing(network, keep=keep, send=self._outgoing(lab, network, aligner))
+        keep = self._state_to_keep(lab, network, aligner)
+        return Outgoing(network, keep=keep, send=self._arrays_to_send(lab, network, aligner))
 
     def _pretrain(self, lab: Lab, network: TokenClassifier) -> None:
-        """Train the network on the site's own data, with a separate optimiser."""
+        """Train the network for 'pretraining-epochs' on the site's data, in a random order.
+
+        The optimiser is separate, and the loss is not reported.
+        """
         settings, count = lab.sampling, len(lab.silo.train)
         steps, size = settings.epoch_steps, batch_of(count, settings)
 
@@ -79,10 +91,12 @@ class FedAlignCLSite(SiteMethod):
         plan = map(batches, range(self.settings.pretraining_epochs))
         lab.fit(network, plan=plan, aside=("pretraining",))
 
-    def _curriculum(self, lab: Lab, network: SiteNetwork, epoch: int) -> Tensor | None:
-        """Return the curriculum's order (eq. 4), (n,); None if there is nothing to base it on.
+    def _order_by_curriculum(self, lab: Lab, network: SiteNetwork, epoch: int) -> Tensor | None:
+        """Return the curriculum's order (n,) of the epoch's samples (eq. 4); None for a random one.
 
-        The reply will hold the share of samples that the global model has forgotten.
+        Also reports as a metric the share of samples that the local model predicted right at the
+        end of the last epoch, and that the global model now predicts wrong ("forgotten"). None if
+        the site missed that end, or if this epoch has no curriculum.
         """
         stored = lab.state()
         right_epoch = stored.get(_RIGHT_EPOCH)
@@ -99,13 +113,17 @@ class FedAlignCLSite(SiteMethod):
         rng = generator(lab.sampling.seed, "curriculum", epoch, lab.site)
         return curriculum_order(scores, rng)
 
-    def _outgoing(
+    def _arrays_to_send(
         self, lab: Lab, network: TokenClassifier, aligner: Aligner | None
     ) -> dict[str, Tensor]:
-        """Return noisy weights and, if the server asks for them, noisy embeddings."""
+        """Return the weights and, if the server asks for them, embeddings; both with noise.
+
+        If sites align to the others' discriminators, this site's is sent with the embeddings.
+        Statistics of batch norm get no noise.
+        """
         arrays = exchanged_arrays(network)
         noisy = {name for name, _ in network.named_parameters()} & arrays.keys()
-        count = self._embeddings_asked(lab)
+        count = self._embedding_count(lab)
         if count:
             arrays[EMBEDDINGS] = self._embeddings(lab, network, count)
             noisy.add(EMBEDDINGS)
@@ -121,10 +139,13 @@ class FedAlignCLSite(SiteMethod):
         key = ("perturbation", lab.instruction.round, lab.instruction.step, lab.site)
         return perturb_arrays(arrays, noisy, self.settings, lab.session.noise(*key))
 
-    def _kept(
+    def _state_to_keep(
         self, lab: Lab, network: TokenClassifier, aligner: Aligner | None
     ) -> dict[str, Tensor]:
-        """Return the discriminator and, at an epoch's end, the local model's right predictions."""
+        """Return the arrays to store: the discriminator and, at an epoch's end, right predictions.
+
+        These tell for each sample, (n,) uint8, whether the trained local model predicts it right.
+        """
         kept = kept_discriminator(lab)
         if aligner is not None:
             kept = aligner.kept()
@@ -135,10 +156,10 @@ class FedAlignCLSite(SiteMethod):
             kept[_RIGHT_EPOCH] = torch.tensor(epoch)
         return kept
 
-    def _embeddings_asked(self, lab: Lab) -> int:
-        """Return the number of embeddings that leave: as requested, up to the run's own limit.
+    def _embedding_count(self, lab: Lab) -> int:
+        """Return the number of embeddings to send: the server's request, up to the run's limit.
 
-        It is 0 unless the next round aligns.
+        It is 0 if the next round does not align.
         """
         used = epoch_of(lab.instruction.round + 1, lab.common)
         if not self.settings.aligns(used):
@@ -147,10 +168,10 @@ class FedAlignCLSite(SiteMethod):
         return max(0, min(number, self.settings.shared_embeddings))
 
     def _embeddings(self, lab: Lab, network: TokenClassifier, count: int) -> Tensor:
-        """Compute the embeddings (count, c) of random training samples, in training mode.
+        """Compute embeddings (count, c) of random training samples, in training mode, on the CPU.
 
-        In eval mode batch norm would scale them differently from those they are compared with. Then
-        a discriminator would tell the two modes apart instead of the sites.
+        In eval mode batch norm would scale them differently from those that they are compared with.
+        Then a discriminator would learn to tell the two modes apart instead of the sites.
         """
         inputs = lab.silo.train.inputs
         key: tuple[int | str, ...] = (lab.site,)
@@ -169,7 +190,10 @@ class FedAlignCLSite(SiteMethod):
 
 
 def _right_predictions(lab: Lab, network: SiteNetwork) -> Tensor:
-    """Tell for each training sample whether the network predicts it right, in eval mode; (n,)."""
+    """Return for each training sample whether the network predicts it right, (n,) bool.
+
+    The network is put into eval mode.
+    """
     train = lab.silo.train
     logits = over_batches(network, train.inputs, lab.compute, network)
     return logits.argmax(dim=1) == train.labels

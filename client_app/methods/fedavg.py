@@ -4,12 +4,12 @@ from fedsilo.client_app.methods.base import Lab, Outgoing, SiteMethod
 
 
 class FedAvgSite(SiteMethod):
-    """Receives and returns every parameter and float buffer of the network."""
+    """Receives and sends every parameter and float buffer of the network."""
 
     trains_plainly = True
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model on this silo."""
+        """Train the global model on this silo, and send it."""
         network = lab.open()
         lab.measure(network)
         lab.fit(network)

@@ -8,16 +8,16 @@ from fedsilo.models.methods.fedavg_ft import FedAvgFTSettings
 
 
 class FedAvgFTSite(SiteMethod):
-    """Fine-tunes in rounds that return nothing, from the global weights or from its own."""
+    """Trains like FedAvg; in rounds that return nothing, fine-tunes a model that stays here."""
 
     settings: FedAvgFTSettings
     measures_what_stays = True
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Load the received weights; without any, the site's own.
+        """Build the network with the received weights; if none were sent, with the stored own ones.
 
         Raises:
-            SiteError: there are neither.
+            SiteError: there are neither, because the site missed the round of fine-tuning.
         """
         arrays = lab.arrays() or lab.state()
         if not arrays:
@@ -28,10 +28,13 @@ class FedAvgFTSite(SiteMethod):
         return lab.classifier(arrays)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train like FedAvg; or fine-tune at its own learning rate and keep the weights.
+        """Train and send the global model, or fine-tune the own model and store it.
+
+        If the server expects arrays, this is a shared round. Otherwise the network is trained with
+        'fedavg-ft.finetune-learning-rate', without noise, and stays at the site.
 
         Raises:
-            SiteError: the site's own model, which was trained without noise, would leave.
+            SiteError: the server expects arrays but sent none, so the own model would leave.
         """
         if lab.instruction.returns and not lab.arrays():
             raise SiteError(
@@ -47,6 +50,6 @@ class FedAvgFTSite(SiteMethod):
         return Outgoing(network, keep=exchanged_arrays(network))
 
     def train_shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
-        """Train the received model, and send it."""
+        """Train the received network in place, and return it to be sent."""
         lab.fit(network)
         return Outgoing(network)

@@ -6,10 +6,10 @@ from fedsilo.models.networks.site_network import exchanged_arrays, last_layers
 
 
 class FedBABUSite(FedAvgFTSite):
-    """Trains and sends the body; at the end trains everything."""
+    """Trains and sends all but the last layer; in rounds of fine-tuning trains everything."""
 
     def train_shared(self, lab: Lab, network: SiteNetwork) -> Outgoing:
-        """Train the body and send it."""
+        """Train and send the body, which is all but the last layer; the last layer is frozen."""
         head = set(last_layers(network, 1))
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and name not in head)

@@ -1,7 +1,7 @@
 """FedDistill at a site: train near the others' mean logits, then send its own mean logits.
 
-The logits of an evidential network are log alpha, as everywhere here, so their softmax gives the
-expected probabilities.
+The logits of an evidential network are log alpha, as everywhere in fedsilo, so their softmax gives
+the expected probabilities.
 """
 
 from typing import cast
@@ -16,23 +16,23 @@ from fedsilo.models.methods.feddistill import LOGITS, FedDistillSettings
 
 
 class FedDistillSite(LocalSite):
-    """Keeps its network like ``local``; only the mean logits of each class leave."""
+    """Stores its network like ``local``; only the mean logits of each class leave."""
 
     settings: FedDistillSettings
     # The kept network is trained with the same noise as the means that leave
     measures_what_stays = False
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train near the others' mean logits, and send the mean logits of each class."""
+        """Train near the others' mean logits; send the mean logits (classes,) for each class."""
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
-        lab.fit(network, objective=self._near_others(lab, network))
+        lab.fit(network, objective=self._logit_loss(lab, network))
         return send_class_means(lab, network, LOGITS, network, self.settings.class_min_count)
 
-    def _near_others(self, lab: Lab, network: TokenClassifier) -> Objective | None:
-        """Return the network's loss plus the distance to the label's mean logits, or None.
+    def _logit_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
+        """Return the network's loss plus the weighted distance to the mean logits of each label.
 
-        It is None while no other site has sent logits.
+        None if no mean logits of other sites were received, as in round 1.
         """
         classes = lab.silo.task.classes
         mean_logits = class_targets(from_others(lab), LOGITS, classes, classes)

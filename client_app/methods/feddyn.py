@@ -1,6 +1,6 @@
-"""FedDyn at a site: FedAvg with a linear term that changes each round.
+"""FedDyn at a site: FedAvg with a penalty whose linear term changes each round.
 
-The site keeps its local gradient.
+The site stores the linear term's coefficients, its local gradient.
 """
 
 import torch
@@ -15,17 +15,25 @@ from fedsilo.models.methods.fedprox import linear_term
 
 
 class FedDynSite(SiteMethod):
-    """Adds two terms to the loss: minus the local gradient, and the pull of the global weights."""
+    """Adds two terms to the loss: minus the local gradient times the weights, and a penalty."""
 
     settings: FedDynSettings
 
     def admit(self, session: SiteSession) -> None:
-        """Reject an alpha so large that each step cancels the previous ones."""
+        """Reject an alpha so large that each step cancels the previous ones.
+
+        Raises:
+            RefusedError: fewer steps than the hospital requires would decide the result.
+        """
         least, alpha = session.limits.minimum_steps_per_reply, self.settings.regularisation_alpha
         refuse_forgetful(session.settings, least, alpha)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train with both terms; then subtract alpha times the update from the local gradient."""
+        """Train with both terms, and send the network.
+
+        Then the local gradient becomes itself minus alpha times the update, and is stored. It is 0
+        before the first round that the server used.
+        """
         network, alpha = lab.open(), self.settings.regularisation_alpha
         lab.measure(network)
         received, before = lab.arrays(), lab.counted_state()

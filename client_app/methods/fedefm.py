@@ -1,6 +1,6 @@
 """FedEFM at a silo: train the neighbours' models on its data, then distil its own from theirs.
 
-Private state is that of every decentralised method: ``own/<array>``.
+Its private state is that of every decentralised method: ``own/<array>``.
 """
 
 from typing import cast
@@ -27,20 +27,23 @@ from fedsilo.models.networks.site_network import exchanged_arrays, load_exchange
 
 
 class FedEFMSite(DecentralisedSite):
-    """Hosts its neighbours' models, and learns from its own model as neighbours trained it."""
+    """Trains its neighbours' models, and distils its own from copies that neighbours trained."""
 
     settings: FedEFMSettings
     phases = ("train", "overseas", "distil")
 
     def overseas(self, lab: Lab) -> Outgoing:
-        """Train each visiting model on this silo's data (eq. 1) and send it back."""
+        """Train each visiting model on this silo's data (eq. 1), and send it back."""
         returned: dict[str, Tensor] = {}
         for owner, trained in self._train_models(lab, VISITOR).items():
             returned |= with_prefix(f"{VISITOR}{owner}/", trained)
         return Outgoing(send=returned)
 
     def _train_models(self, lab: Lab, prefix: str) -> dict[str, dict[str, Tensor]]:
-        """Train the models received below ``prefix``; return their arrays by owner."""
+        """Train each model received below ``prefix`` on this silo's data; return arrays by owner.
+
+        A training has 'fedefm.overseas-steps' steps.
+        """
         trained = {}
         for owner, arrays in by_site(lab.arrays(prefix)).items():
             visitor = lab.classifier(arrays)
@@ -49,20 +52,24 @@ class FedEFMSite(DecentralisedSite):
         return trained
 
     def distil(self, lab: Lab) -> Outgoing:
-        """Distil from the returned experts; without any, train as usual."""
+        """Train the own model by distillation from the experts: its copies that neighbours trained.
+
+        Without experts, as in round 1, the model is trained on the usual loss. It is sent and
+        stored.
+        """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         load_exchanged(network, self._start(lab))
-        lab.fit(network, objective=self._distillation(lab, network))
+        lab.fit(network, objective=self._distillation_loss(lab, network))
         return send_and_keep(network)
 
     train = distil  # No model has been overseas in round 1
 
     def _start(self, lab: Lab) -> dict[str, Tensor]:
-        """Return the weights from which the student starts: the silo's own model.
+        """Return the weights from which the student starts; by default the home model.
 
-        If 'fedefm.visit' is "average", they are half the own model and half the mean of the
-        visitors.
+        If neighbours' models were sent (as with 'fedefm.visit' "average"), they are trained here
+        first, and the start is half the home model and half their mean.
         """
         if visitors := self._train_models(lab, NEIGHBOUR):
             shares = dict.fromkeys(visitors, 0.5 / len(visitors))
@@ -72,7 +79,11 @@ class FedEFMSite(DecentralisedSite):
         return self._home_model(lab)
 
     def _home_model(self, lab: Lab) -> dict[str, Tensor]:
-        """Return the own model or the received mean, as 'fedefm.continue-from' says."""
+        """Return the own model, or the received mean if 'fedefm.continue-from' is "mean".
+
+        Raises:
+            SiteError: the model that the setting names was not stored, or not received.
+        """
         if self.settings.continue_from == "own":
             return own_model(lab)
         if theta := lab.arrays(MODEL):
@@ -82,10 +93,11 @@ class FedEFMSite(DecentralisedSite):
             "site run different versions of fedsilo"
         )
 
-    def _distillation(self, lab: Lab, network: TokenClassifier) -> Objective | None:
-        """Return the loss with the experts, which also records each expert's closeness.
+    def _distillation_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
+        """Return the loss that distils the network from the received experts; None without experts.
 
-        It is None without experts.
+        Each call also updates a metric per expert: its mean weight (closeness) over the batches so
+        far.
         """
         returned = by_site(lab.arrays(EXPERT))
         if not returned:

@@ -1,6 +1,6 @@
 """FedEvPrompt at a site: train prompts on evidence and the others' maps, then send its own maps.
 
-Prompts and head that are not shared are kept in the site's own state: ``network/<array>``.
+Prompts and head that are not shared are stored in the site's own state: ``network/<array>``.
 """
 
 from typing import cast
@@ -40,12 +40,17 @@ _NETWORK = "network/"
 
 
 class FedEvPromptSite(SiteMethod):
-    """Holds prompts, a head and an optimiser of its own."""
+    """Trains prompts and a head on a frozen ViT; sends attention maps and the shared arrays."""
 
     settings: FedEvPromptSettings
 
     def admit(self, session: SiteSession) -> None:
-        """Require a hospital's consent before attention maps of single images leave it."""
+        """Require a real hospital's consent, because attention maps of single images leave it.
+
+        Raises:
+            RefusedError: the run distils maps, but the node config does not say
+                'allow-embeddings=true'.
+        """
         if self.settings.distillation_weight:
             session.require_consent(
                 "allow-embeddings",
@@ -54,7 +59,11 @@ class FedEvPromptSite(SiteMethod):
             )
 
     def open(self, lab: Lab) -> PromptedViT:
-        """Build the network from the run's start, the site's own state and the received arrays."""
+        """Build the prompted ViT; later sources override earlier ones.
+
+        The sources are the seed, the run's initial arrays, the site's stored arrays and the
+        received arrays.
+        """
         network = cast(PromptedViT, initial_classifier(lab.common, lab.silo))
         # Maps do not belong to the network, nor does the buffer in a finished run's model
         shared = {n: a for n, a in lab.arrays().items() if "/" not in n}
@@ -63,10 +72,13 @@ class FedEvPromptSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train on evidence and the others' maps; send own maps and the averaged arrays."""
+        """Train on evidence and the others' maps; send the shared arrays and this site's maps.
+
+        The arrays that are not shared are stored.
+        """
         network = cast(PromptedViT, lab.open())
         lab.measure(network)
-        lab.fit(network, objective=self._distillation(lab, network))
+        lab.fit(network, objective=self._distillation_loss(lab, network))
         arrays = exchanged_arrays(network)
         shared = shared_names(self.settings, list(arrays))
         private = {n: array for n, array in arrays.items() if n not in shared}
@@ -75,8 +87,11 @@ class FedEvPromptSite(SiteMethod):
             send |= self._maps(lab, network)
         return Outgoing(network, send=send, keep=with_prefix(_NETWORK, private))
 
-    def _distillation(self, lab: Lab, vit: PromptedViT) -> Objective | None:
-        """Return the loss on evidence and the others' maps (eq. 2); None without maps."""
+    def _distillation_loss(self, lab: Lab, vit: PromptedViT) -> Objective | None:
+        """Return the evidential loss plus the weighted distance to the others' maps (eq. 2).
+
+        None if no maps were received, so that the network's own loss is used.
+        """
         moments = self._moments(lab, vit)
         if moments is None:
             return None
@@ -91,7 +106,14 @@ class FedEvPromptSite(SiteMethod):
         return loss
 
     def _moments(self, lab: Lab, vit: PromptedViT) -> BufferMoments | None:
-        """Return the moments of the others' maps; None if there are none."""
+        """Return the moments of the received attention maps by class, on the device; or None.
+
+        None if no maps were received.
+
+        Raises:
+            SiteError: a received entry has an unknown class or another shape, is invalid, or is
+                this site's own.
+        """
         by_class: dict[int, list[Tensor]] = {}
         for name, maps in lab.arrays(MAPS).items():
             site, _, label = name.rpartition("/")
@@ -107,7 +129,11 @@ class FedEvPromptSite(SiteMethod):
         return buffer_moments(joined, lab.silo.task.classes, gram).to(lab.compute.device)
 
     def _maps(self, lab: Lab, vit: PromptedViT) -> dict[str, Tensor]:
-        """Return the maps (up to M, cells) of each class of this site's training samples."""
+        """Return attention maps (up to 'buffer-maps', cells) of training samples, by class.
+
+        For each class of the site, either the samples with the lowest vacuity are chosen, or random
+        ones, by 'fedevprompt.buffer-selection'.
+        """
         train, count = lab.silo.train, self.settings.buffer_maps
 
         def rollout(images: Tensor) -> Tensor:
@@ -134,7 +160,15 @@ class FedEvPromptSite(SiteMethod):
 
 
 def _entry_fault(lab: Lab, site: str, label: str, maps: Tensor, cells: int) -> str | None:
-    """Explain why the buffer's entry for a site and class is invalid, or return None."""
+    """Name the fault of the received maps of a site and class; None if they are valid.
+
+    Args:
+        lab: the lab of the message.
+        site: the site that made the maps; it must be another site.
+        label: the class, as text.
+        maps: the maps, which must be (any, cells).
+        cells: the number of cells of a map.
+    """
     if site == lab.site:
         return "these are its own maps, which must not come back"
     if not label.isdecimal() or int(label) >= lab.silo.task.classes:
@@ -145,5 +179,5 @@ def _entry_fault(lab: Lab, site: str, label: str, maps: Tensor, cells: int) -> s
 
 
 def _vacuities(lab: Lab, vit: PromptedViT) -> Tensor:
-    """Return the vacuity of every training sample, (n,)."""
+    """Return the vacuity of every training sample, (n,) float32; high means little evidence."""
     return over_batches(vit, lab.silo.train.inputs, lab.compute, lambda x: vacuity(vit(x).exp()))

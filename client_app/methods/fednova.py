@@ -6,10 +6,13 @@ from fedsilo.models.methods.fednova import STEPS
 
 
 class FedNovaSite(SiteMethod):
-    """Divides its update by its number of steps."""
+    """Trains like FedAvg, and divides its update by its number of steps before it is sent."""
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model; send the mean update of one step, and the number of steps."""
+        """Train the global model; send the received weights plus the mean update of one step.
+
+        The number of steps leaves as a metric. Batch norm's statistics are sent as they are.
+        """
         network, received = lab.open(), lab.arrays()
         lab.measure(network)
         steps: list[object] = []

@@ -6,10 +6,13 @@ from fedsilo.models.networks.site_network import exchanged_arrays, load_exchange
 
 
 class FedPerSite(SiteMethod):
-    """Trains everything, sends the shared arrays, and keeps the settings' ``personal`` arrays."""
+    """Trains everything, sends the shared arrays, and stores the settings' ``personal`` arrays."""
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Join the received arrays with the site's own part, which starts from the seed."""
+        """Build the network from the received shared arrays and the site's stored personal arrays.
+
+        In the first round the personal arrays are the run's initial ones.
+        """
         network = lab.classifier(None)
         arrays = exchanged_arrays(network)
         own = arrays | lab.arrays(START) | lab.state()
@@ -20,7 +23,7 @@ class FedPerSite(SiteMethod):
         return network
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train both parts; send the shared one and keep the other."""
+        """Train the network; send the shared arrays and store the personal ones."""
         network = lab.open()
         lab.measure(network)
         self.fit(lab, network)
@@ -29,7 +32,7 @@ class FedPerSite(SiteMethod):
         return Outgoing(network, send=arrays, keep=own)
 
     def fit(self, lab: Lab, network: SiteNetwork) -> None:
-        """Train both parts together."""
+        """Train shared and personal arrays together; subclasses override it."""
         lab.fit(network)
 
     def _personal_names(self, network: SiteNetwork) -> list[str]:

@@ -13,10 +13,11 @@ from fedsilo.models.methods.fedproto import PROTOTYPE, FedProtoSettings, Nearest
 
 
 class FedProtoSite(LocalSite):
-    """Keeps its network like ``local``; only prototypes leave.
+    """Stores its network like ``local``; only prototypes leave.
 
-    If ``inference`` is 'prototype', a model is measured with the received global prototypes, those
-    of the round before. Without any, as in round 1, it is measured with its head.
+    If ``inference`` is 'prototype', the model is measured with the received global prototypes,
+    which are those of the round before. If there are none, as in round 1, it is measured with its
+    head.
     """
 
     settings: FedProtoSettings
@@ -24,10 +25,13 @@ class FedProtoSite(LocalSite):
     measures_what_stays = False
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train near the global prototypes, and send the prototype (l * c,) of each class."""
+        """Train near the global prototypes; send this site's prototype (l * c,) of each class.
+
+        A prototype is the mean over a class of the flattened tokens. The network is stored.
+        """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
-        lab.fit(network, objective=self._near_prototypes(lab, network))
+        lab.fit(network, objective=self._prototype_loss(lab, network))
 
         def embeddings(inputs: Tensor) -> Tensor:
             return network.encode(inputs).flatten(1)
@@ -35,9 +39,11 @@ class FedProtoSite(LocalSite):
         return send_class_means(lab, network, PROTOTYPE, embeddings, self.settings.class_min_count)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the nearest-prototype classifier if 'inference' asks for it and prototypes exist.
+        """Return the classifier to measure: by the nearest received prototype, or by the head.
 
-        It is not measured for evidence, because distances are none, whatever the head is.
+        'fedproto.inference' decides; without received prototypes it is the head. A
+        nearest-prototype classifier is not measured for evidence, because distances are no
+        evidence.
         """
         if self.settings.inference == "prototype":
             classifier = cast(TokenClassifier, network)
@@ -45,8 +51,11 @@ class FedProtoSite(LocalSite):
                 return [Measured(NearestPrototype(classifier, prototypes))]
         return super().measured(lab, network)
 
-    def _near_prototypes(self, lab: Lab, network: TokenClassifier) -> Objective | None:
-        """Return the network's loss plus the distance to the label's prototype (eq. 7)."""
+    def _prototype_loss(self, lab: Lab, network: TokenClassifier) -> Objective | None:
+        """Return the network's loss plus the weighted distance to each label's prototype (eq. 7).
+
+        None if no prototypes were received, as in round 1.
+        """
         prototypes, weight = _prototypes(lab, network), self.settings.prototype_weight
         if prototypes is None:
             return None
@@ -60,7 +69,7 @@ class FedProtoSite(LocalSite):
 
 
 def _prototypes(lab: Lab, network: TokenClassifier) -> ClassTargets | None:
-    """Return the received global prototypes, or None."""
+    """Return the received global prototypes on the device; None if there are none."""
     size, classes = network.tokens * network.channels, lab.silo.task.classes
     prototypes = class_targets(from_others(lab), PROTOTYPE, classes, size)
     return prototypes and prototypes.to(lab.compute.device)

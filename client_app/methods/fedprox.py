@@ -13,17 +13,21 @@ from fedsilo.models.methods.fedprox import FedProxSettings, proximal_term
 
 
 class FedProxSite(SiteMethod):
-    """Trains near the received weights."""
+    """Trains like FedAvg, with a proximal term towards the received weights."""
 
     settings: FedProxSettings
 
     def admit(self, session: SiteSession) -> None:
-        """Reject a mu so large that each step cancels the previous ones."""
+        """Reject a mu so large that each step cancels the previous ones.
+
+        Raises:
+            RefusedError: fewer steps than the hospital requires would decide the result.
+        """
         least, mu = session.limits.minimum_steps_per_reply, self.settings.proximal_mu
         refuse_forgetful(session.settings, least, mu)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the global model on this silo, near its received weights."""
+        """Train the global model with the proximal term, and send it."""
         network = lab.open()
         lab.measure(network)
         lab.fit(network, penalty=proximal(network, self.settings.proximal_mu))
@@ -33,7 +37,13 @@ class FedProxSite(SiteMethod):
 def proximal(
     network: SiteNetwork, mu: float, around: Mapping[str, Tensor] | None = None
 ) -> Penalty:
-    """Return the proximal term around the arrays ``around``; None for the network's own now."""
+    """Return a penalty that pulls the trainable parameters of ``network`` towards fixed weights.
+
+    Args:
+        network: the network, on the compute device.
+        mu: the factor of the proximal term.
+        around: the fixed weights by name; None for the parameters as they are now.
+    """
     # Only trained parameters, because a ViT has 22 million frozen ones
     trained = {name: p for name, p in network.named_parameters() if p.requires_grad}
     weights = list(trained.values())

@@ -7,15 +7,17 @@ from fedsilo.models.methods.fedrep import FedRepSettings
 
 
 class FedRepSite(FedPerSite):
-    """Divides the round's steps between head and representation."""
+    """Trains the head and the representation one after the other within a round."""
 
     settings: FedRepSettings
 
     def fit(self, lab: Lab, network: SiteNetwork) -> None:
-        """Train the head, then the shared arrays.
+        """Train only the personal head, then only the shared arrays.
+
+        Together they take the steps of a usual round; the method's settings divide them.
 
         Raises:
-            SiteError: a round has only one step.
+            SiteError: a round has only one step, but each part needs one.
         """
         steps = lab.privacy.steps(lab.sampling)
         if steps < 2:

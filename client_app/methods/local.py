@@ -11,16 +11,16 @@ from fedsilo.core.messages import START
 
 
 class LocalSite(SiteMethod):
-    """Continues from its own weights; the first come from the seed or from the server."""
+    """Trains its own model from round to round; the first weights are the run's initial ones."""
 
     measures_what_stays = True
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network from this site's own state, or from the start that the run gives."""
+        """Build the network with the stored weights; at first with the run's initial ones."""
         return lab.classifier(lab.state() or lab.arrays(START) or None)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train the site's own model and keep it."""
+        """Train the site's own model without noise, and store it; no array leaves."""
         network = lab.open()
         lab.measure(network)
         lab.fit(network, stays=True)
@@ -30,14 +30,17 @@ class LocalSite(SiteMethod):
 def send_class_means(
     lab: Lab, network: SiteNetwork, prefix: str, rows: Callable[[Tensor], Tensor], least: int
 ) -> Outgoing:
-    """Keep ``network``, and send one mean for each class with enough training samples.
+    """Return one mean of ``rows`` per class to send, and ``network`` to store.
+
+    A class needs enough training samples. In a private run the means get noise, and the ledger
+    pays.
 
     Args:
         lab: the lab of the message.
-        network: the site's own network, with which the means are computed.
+        network: the site's own network, with which ``rows`` are computed.
         prefix: a mean is sent as ``<prefix><class>``.
         rows: maps inputs (batch, *input_shape) to the rows (batch, d) that are averaged.
-        least: the fewest samples for a mean; 'privacy.sums-min-count' may require more.
+        least: the fewest samples of a class; 'privacy.sums-min-count' may require more.
     """
     least = max(least, lab.common.sums_min_count)
     means = class_means(network, lab.silo, lab.compute, rows, least, lab.privacy.means())
@@ -46,5 +49,5 @@ def send_class_means(
 
 
 def from_others(lab: Lab) -> dict[str, Tensor]:
-    """Return the received arrays without those from which the site starts."""
+    """Return the received arrays except the run's initial weights, which begin with ``START``."""
     return {name: array for name, array in lab.arrays().items() if not name.startswith(START)}

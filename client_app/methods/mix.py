@@ -17,10 +17,17 @@ from fedsilo.models.methods.mix import PoolNotes
 
 
 class MixSite(SiteMethod):
-    """Trains on pooled data if the server chose it as the trainer; else only measures."""
+    """Trains on the pooled data of all sites if the server chose this site; else only measures."""
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train on the pooled data, for as many steps as all sites together would take."""
+        """Train on the pooled data, for as many steps as all sites together would take.
+
+        A site that was not chosen as the trainer only measures the received model, and sends
+        nothing.
+
+        Raises:
+            SiteError: the run is no simulation.
+        """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
         if not lab.instruction.returns:
@@ -39,10 +46,10 @@ class MixSite(SiteMethod):
 
 
 def pooled_training_data(lab: Lab) -> Split:
-    """Return the training data of all sites that take part.
+    """Load the training samples of all sites in the run, standardised if they are tables.
 
     Raises:
-        SiteError: this is not a simulation.
+        SiteError: the run is no simulation.
     """
     if not lab.session.simulated:
         raise SiteError(

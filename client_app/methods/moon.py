@@ -1,8 +1,8 @@
 """MOON at a site: train near the global model's representations and away from its own last ones.
 
-The site keeps its model, including the head, under ``previous/``. In the site's first round there
-is no previous model and the term is left out, as in the authors' code. With the global model in its
-place the term would be a constant, log 2, without a gradient.
+The site stores its model, including the projection head, under ``previous/``. In the site's first
+round there is no previous model and the contrastive term is left out, as in the authors' code. With
+the global model in its place the term would be a constant, log 2, without a gradient.
 """
 
 import copy
@@ -28,7 +28,7 @@ class MoonSite(SiteMethod):
     settings: MoonSettings
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the network with the global weights; it has the head except in evaluation."""
+        """Build the network with the received weights; except in evaluation it has the head."""
         network = initial_classifier(lab.common, lab.silo)
         if lab.instruction.phase != EVALUATE:
             head = build_projection(lab.common.seed, network.channels)
@@ -37,20 +37,26 @@ class MoonSite(SiteMethod):
         return lab.compute.place(network)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train near the global model and away from the site's last model; keep the new one."""
+        """Train near the global model and away from the site's previous model.
+
+        The result is sent, and stored as the next previous model.
+        """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
-        lab.fit(network, objective=self._contrast(network, lab.state(_PREVIOUS)))
+        lab.fit(network, objective=self._contrastive_objective(network, lab.state(_PREVIOUS)))
         arrays = exchanged_arrays(network)
         return Outgoing(
             network, send=_rename(arrays, _HEAD, PROJECTION), keep=with_prefix(_PREVIOUS, arrays)
         )
 
-    def _contrast(self, network: TokenClassifier, stored: dict[str, Tensor]) -> Objective | None:
+    def _contrastive_objective(
+        self, network: TokenClassifier, stored: dict[str, Tensor]
+    ) -> Objective | None:
         """Return the network's loss plus mu times the model-contrastive loss (eq. 4).
 
-        The global model is the present state of ``network``; ``stored`` is the site's previous
-        model. None without a previous model.
+        Args:
+            network: the network to train; a copy of its present state is the global model.
+            stored: the arrays of the site's previous model; if empty, the result is None.
         """
         if not stored:
             return None
@@ -73,7 +79,7 @@ class MoonSite(SiteMethod):
 
 
 def copy_network(network: TokenClassifier) -> TokenClassifier:
-    """Copy a network; a permanently frozen part, a ViT's backbone, is shared with the copy."""
+    """Return a deep copy of a network, which shares permanently frozen parts such as a backbone."""
     # Deepcopy does not copy an object that is in its memo
     frozen: dict[int, object] = {}
     for part in network.modules():

@@ -25,7 +25,7 @@ from fedsilo.models.methods.picsr import (
     PICSRSettings,
     RoutingProbe,
     StageNotes,
-    opened_router,
+    open_router,
     prototype,
     routing_weights,
 )
@@ -35,12 +35,16 @@ from fedsilo.models.networks.site_network import exchanged_arrays
 
 
 class PICSRSite(SiteMethod):
-    """Holds an expert; refuses to send a prototype of too few samples."""
+    """Trains an expert and then a router over all experts; a prototype needs enough samples."""
 
     settings: PICSRSettings
 
     def admit(self, session: SiteSession) -> None:
-        """Refuse to take part with too few samples for a prototype."""
+        """Check that the site has enough training samples for a prototype, by its reported counts.
+
+        Raises:
+            SiteError: it has fewer than 'picsr.prototype-min-count' or 'privacy.sums-min-count'.
+        """
         bounds = {
             "picsr.prototype-min-count": self.settings.prototype_min_count,
             # Includes a hospital's own floor
@@ -54,17 +58,25 @@ class PICSRSite(SiteMethod):
             )
 
     def open(self, lab: Lab) -> SiteNetwork:
-        """Build the router with its experts, or this site's expert."""
+        """Build the network of the stage: all experts with the router, or a single classifier.
+
+        The classifier of the earlier stages has the run's initial arrays, else the received ones,
+        else the stored ones, else weights from the seed.
+        """
         if _stage(lab) == ROUTING_STAGE:
             arrays = lab.arrays()
             experts = open_experts(lab.common, lab.silo.task, arrays)
             prototypes = arrays_below(PROTOTYPE, arrays)
-            router = opened_router(self.settings, prototypes, arrays)
+            router = open_router(self.settings, prototypes, arrays)
             return lab.compute.place(PICSRNetwork(experts, prototypes, router))
         return lab.classifier(lab.arrays(START) or lab.arrays() or lab.state() or None)
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train what the stage needs: the shared network, this site's expert, or the router."""
+        """Train the network of the stage: the shared network, this site's expert, or the router.
+
+        An expert is stored, and is sent with the site's prototype only if the server asks for
+        arrays.
+        """
         network, stage = lab.open(), _stage(lab)
         lab.measure(network)
         if stage == ROUTING_STAGE:
@@ -82,7 +94,10 @@ class PICSRSite(SiteMethod):
         return Outgoing(network, send=send, keep=expert)
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the network to measure; with a router also the router's weight for each expert."""
+        """Return the network to measure; with a router also its mean weights for each expert.
+
+        A single sample's prediction then also gets the weights, as ``weight.<site>``.
+        """
         if _stage(lab) != ROUTING_STAGE:
             return [Measured(network)]
         sites = cast(PICSRNetwork, network).sites
@@ -102,5 +117,5 @@ class PICSRSite(SiteMethod):
 
 
 def _stage(lab: Lab) -> str:
-    """Return the stage of this round, as the server names it."""
+    """Return the stage of this round that the server names: "warmup", "experts" or "router"."""
     return StageNotes.from_values(lab.instruction.notes).stage

@@ -9,12 +9,14 @@ from fedsilo.models.methods.scaffold import CONTROL, INVERSE_STEPS
 
 
 class SCAFFOLDSite(SiteMethod):
-    """Adds c - c_i to each gradient."""
+    """Trains like FedAvg, and adds c - c_i to each gradient."""
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train with the correction; the mean gradient becomes the new control variate.
+        """Train with corrected gradients, then renew the site's control variate.
 
-        The weights that are sent have moved by the mean update of one step.
+        It becomes the learning rate times the mean gradient without the correction, and is stored.
+        Sent are the received weights plus the mean update of one step, and the server's control
+        variate plus the change of this site's.
         """
         network, rate, received = lab.open(), lab.common.learning_rate, lab.arrays()
         lab.measure(network)

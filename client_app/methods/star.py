@@ -1,4 +1,4 @@
-"""Star at a silo: start from the mean of all, train, send."""
+"""Star at a silo: start each round from the mean of all silos' models, train it and send it."""
 
 from torch import Tensor
 

@@ -1,8 +1,8 @@
 """UEFL at a site: train with the codebooks it receives, and cluster its features when asked.
 
-Phases: ``train``; ``uncertainty`` measures the averaged model on validation data; ``centroids``
-clusters the training features. Centroids leave with their counts: those of an uncertain site start
-a new book, those of a certain site re-initialise the first one.
+The phase ``train`` trains, ``uncertainty`` measures the averaged model on validation data, and
+``centroids`` clusters the training features. Centroids leave with their counts: those of an
+uncertain site start a new book, those of a certain site re-initialise the first one.
 """
 
 from collections.abc import Iterable
@@ -31,31 +31,38 @@ from fedsilo.models.networks.site_network import exchanged_arrays, load_exchange
 
 
 class UEFLSite(SiteMethod):
-    """Sends the network and the books that it may use; it never sees any other book."""
+    """Trains and sends the network and the codebooks that it may use; it sees no other books."""
 
     settings: UEFLSettings
     phases = ("train", "uncertainty", "centroids")
 
     def admit(self, session: SiteSession) -> None:
-        """Refuse private runs that would need centroids, because centroids have no noise."""
+        """Check that a private run needs no centroids, because centroids have no noise.
+
+        Raises:
+            SettingError: a private run would need centroids of features.
+        """
         self.settings.refuse_exact_centroids(session.settings)
 
     def open(self, lab: Lab) -> UEFLNetwork:
-        """Build the network and the books from the message."""
+        """Build the network with the received weights and codebooks."""
         arrays, classifier = lab.arrays(), initial_classifier(lab.common, lab.silo)
         load_exchanged(classifier, {n: a for n, a in arrays.items() if not n.startswith(CODEBOOK)})
         books = arrays_below(CODEBOOK, arrays)
         return lab.compute.place(UEFLNetwork(classifier, books, self.settings))
 
     def train(self, lab: Lab) -> Outgoing:
-        """Train classifier and books (eq. 2, with the loss of eq. 7)."""
+        """Train network and codebooks (eq. 2, with the loss of eq. 7), and send both."""
         network = cast(UEFLNetwork, lab.open())
         lab.measure(network)
         lab.fit(network)
         return Outgoing(network, send=exchanged_arrays(network.classifier) | network.books())
 
     def uncertainty(self, lab: Lab) -> Outgoing:
-        """Report the entropy of the received model on validation data (eq. 8)."""
+        """Report the mean entropy of the received model on validation data (eq. 8) as a metric.
+
+        Under the hospital's own cap on epsilon it gets noise. No array leaves.
+        """
         if lab.session.cap:
             lab.measure_privately(lab.open(), "val", ("uncertainty",), ("entropy",))
             return lab.reply()
@@ -65,7 +72,14 @@ class UEFLSite(SiteMethod):
         return Outgoing()
 
     def centroids(self, lab: Lab) -> Outgoing:
-        """Report centroids and counts (section 3.2), or only the number of new codewords."""
+        """Send K-means centroids of the site's training features, with their counts (section 3.2).
+
+        If new books are drawn from a Gaussian, only their number of codewords leaves, as a metric,
+        unless the message asks to refresh the first book.
+
+        Raises:
+            RefusedError: the run is private, because centroids have no noise.
+        """
         network, own = cast(UEFLNetwork, lab.open()), self.settings
         refreshes = CentroidNotes.from_values(lab.instruction.notes).refreshes
         if own.codeword_start == "gaussian" and not refreshes:
@@ -84,7 +98,7 @@ class UEFLSite(SiteMethod):
         return Outgoing(send={"centroids": centres, "counts": counts})
 
     def measured(self, lab: Lab, network: SiteNetwork) -> Iterable[Measured]:
-        """Return the network to measure, including its use of codewords (eq. 11)."""
+        """Return the network to measure, with a further probe for its use of codewords (eq. 11)."""
         uefl = cast(UEFLNetwork, network)
         plain, *others = super().measured(lab, network)
         own = plain.probe

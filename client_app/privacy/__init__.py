@@ -1,4 +1,4 @@
-"""The privacy ledger, reported counts, and secure sums.
+"""The privacy ledger, the reported counts, and secret sums.
 
-Imports the folder site; knows no method.
+This folder imports the folder site, and knows no method.
 """

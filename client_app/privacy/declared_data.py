@@ -1,10 +1,10 @@
 """A hospital's declaration of its data at 'trust: sums', unchanged until it counts them again.
 
-Otherwise a site's hello, and every threshold by which it can be refused, would follow its exact
-counts: twelve runs with twelve batch sizes would tell the number of patients. So a site reads its
-data once and stores a declaration with counts that are rounded down. Each hello and each admission
-uses the declaration, without opening the data. One patient more or less then changes nothing that
-leaves, until the hospital removes the file.
+Without it, a site's hello, and every threshold by which it can be refused, would depend on its
+exact counts: twelve runs with twelve batch sizes would reveal the number of patients. So a site
+reads its data once and stores a declaration with counts that are rounded down. Each hello and each
+admission uses the declaration, without opening the data. One patient more or less then changes
+nothing that leaves, until the hospital removes the file.
 """
 
 from collections.abc import Callable
@@ -36,14 +36,14 @@ _HOW = {*keys_with(CommonSettings, "pixels"), "data.standardise"}
 
 @dataclass(frozen=True)
 class DeclaredData:
-    """The facts about one data set that the site may tell.
+    """The facts about one data set that a hospital at trust 'sums' shows the server.
 
     Attributes:
-        input_type: torch's name for the type of the inputs.
-        has_figures: whether the schema declares means and deviations.
-        at_least: samples of each class, by split, rounded down.
-        samples: a digest of the settings that decide which samples there are; empty where an older
-            version has not noted it.
+        input_type: the dtype of the inputs, such as "float32".
+        has_figures: whether the schema declares means and deviations of the features.
+        at_least: lower bounds on the samples of each class, by split.
+        samples: a digest of the settings that decide which samples there are; empty in declarations
+            from an older version.
     """
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
@@ -60,7 +60,7 @@ class DeclaredData:
 
     @classmethod
     def of(cls, silo: Silo) -> "DeclaredData":
-        """Declare the data of a silo."""
+        """Build the declaration for a silo, with its label counts rounded down."""
         at_least = {}
         for split, counts in silo.label_counts().items():
             at_least[split] = [rounded_down(count) for count in counts]
@@ -77,7 +77,11 @@ class DeclaredData:
         )
 
     def stand_in(self, name: str) -> Silo:
-        """Build a silo of as many zero samples as declared, for checks that need no patients."""
+        """Build a silo with zero inputs and the declared label counts, for checks without data.
+
+        The zeros share one number in memory. Declared feature statistics become mean 0 and
+        deviation 1.
+        """
         nothing = torch.zeros(1, dtype=getattr(torch, self.input_type))
         splits = {}
         for split, counts in self.at_least.items():
@@ -109,21 +113,20 @@ def rounded_down(count: int) -> int:
 
 
 def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Silo]) -> DeclaredData:
-    """Return the declaration of a data set; read the data only the first time.
+    """Return the stored declaration of a data set; the first call reads the data and stores it.
 
-    The same samples read in another way, such as in another size, keep the counts with which they
-    were declared first: a server can make up such settings whenever it wants them counted anew. For
-    the same reason no declaration is dropped to make room for another.
+    If the same samples are read in another way, such as in another size, the counts stay as first
+    declared, because a server could invent such settings whenever it wants the samples counted
+    anew. For the same reason no declaration is dropped to make room for another.
 
     Args:
         folder: the folder that the hospital keeps over all runs.
-        settings: the run's, with the hospital's own folders; some decide which samples there are.
-        load: reads the data if there is no declaration yet.
+        settings: the run's settings with the hospital's own folders.
+        load: reads the data; called only without a stored declaration.
 
     Raises:
-        RefusedError: so many data sets, and ways to read one, have been declared that a server
-            must have made them up.
-        DataError: they cannot be read.
+        RefusedError: 100 declarations are stored already, so a server must have invented some.
+        DataError: the data cannot be read.
         CheckpointError: the file is damaged or cannot be written.
     """
     file: OwnFile[dict[str, DeclaredData]] = OwnFile(
@@ -158,7 +161,7 @@ def declared_data(folder: Path, settings: CommonSettings, load: Callable[[], Sil
 
 
 def _decisive(settings: CommonSettings) -> dict[str, Value]:
-    """Return the settings that decide what a site's data are, without those of no effect."""
+    """Return the settings that decide what a site's data are, by key; unused folds are left out."""
     read = {"dataset", "split.partition", *data_set(settings.dataset).settings}
     values = as_mapping(settings)
     decisive = {key: values[key] for key in read | set(cut_keys(settings.partition))}

@@ -1,12 +1,12 @@
 """The epsilon that a site has spent on its patients, in ledgers written before anything leaves.
 
-A run's ledger is in the folder of the site's states of that run. It counts every private step, even
+A run's ledger is in the folder of the site's states in that run. It counts every private step, even
 one whose reply the server lost and asks for again. A hospital with its own cap has a second ledger
 over all its runs, because a server could choose a new run name each time.
 
-The hospital's ledger and its audit log check each other: each line of the log records the state of
-the ledger. A ledger behind the log is an older copy that somebody restored, or it was removed. With
-such a ledger patients' privacy would be spent twice.
+The hospital's ledger and its audit log check each other: each line of the log records the ledger's
+state. A ledger behind the log was removed, or is an older copy that somebody restored. With such a
+ledger the same privacy would be spent twice.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from flwr.app import Context
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
 from fedsilo.client_app.site.audit_log import LedgerMark, last_ledger
-from fedsilo.client_app.site.identity import own_name, refusing_as
+from fedsilo.client_app.site.identity import own_name, prefix_refusals
 from fedsilo.client_app.site.node import Answering, own_folder
 from fedsilo.client_app.site.own_file import OwnFile
 from fedsilo.client_app.site.policy import log_path
@@ -38,7 +38,7 @@ class _Content:
 
 @dataclass(frozen=True)
 class Ledger:
-    """The releases of one run, or of all runs of a hospital, and the cap on their epsilon."""
+    """The number of releases in one run, or in a hospital's runs, and a cap on their epsilon."""
 
     path: Path  # the ledger's file
     cap: float  # the cap on epsilon, whatever a server asks for; 0 for none
@@ -48,20 +48,23 @@ class Ledger:
     of_all_runs: bool = False  # whether this is the hospital's own ledger
 
     def spend(self, releases: Releases) -> None:
-        """Enter releases here and in the hospital's own ledger, before they are made.
+        """Add releases to this ledger and to the hospital's, before they are made.
 
         Messages that are answered at the same time wait for each other.
 
+        Args:
+            releases: (noise multiplier, sampling rate) -> number of releases.
+
         Raises:
-            EpsilonSpentError: epsilon would exceed a cap; nothing is entered.
-            CheckpointError: a ledger is damaged.
+            EpsilonSpentError: epsilon would exceed a cap; then neither ledger changes.
+            CheckpointError: a ledger is damaged, or cannot be written.
         """
         # One lock for both ledgers, so that no other run spends between the two entries
         with (self.hospital or self)._file().lock():
             self._enter(releases)
 
     def releases(self) -> Releases:
-        """Return the releases so far: (noise, sampling rate) -> number.
+        """Return the releases so far: (noise multiplier, sampling rate) -> number; empty if none.
 
         Raises:
             CheckpointError: the ledger is damaged.
@@ -111,7 +114,9 @@ class Ledger:
 
 
 def ledger_mark(context: Context) -> LedgerMark | None:
-    """Return the length and the digest of the hospital's ledger of all runs; None without one.
+    """Return the number of releases in the hospital's ledger of all runs, and its file's SHA-256.
+
+    None if the site has no such ledger.
 
     Raises:
         CheckpointError: the ledger is damaged.
@@ -125,23 +130,28 @@ def ledger_mark(context: Context) -> LedgerMark | None:
 
 
 @contextmanager
-def by_newest_ledger(answering: Answering) -> Iterator[None]:
-    """Answer a message only if the ledger is not older than the audit log.
+def require_newest_ledger(answering: Answering) -> Iterator[None]:
+    """Run the block, which answers a message, only if the ledger is not older than the audit log.
 
     Raises:
-        RefusedError: the ledger is older; names both counts.
+        RefusedError: the ledger is older than the log's last line, or differs from it.
     """
     context = answering.context
-    with refusing_as(own_name(context)):
+    with prefix_refusals(own_name(context)):
         refuse_older_ledger(log_path(context, answering.rules), context)
     yield
 
 
 def refuse_older_ledger(log: Path, context: Context) -> None:
-    """Refuse a ledger that is behind the last line of the audit log.
+    """Check that the privacy ledger is not older than the last line of the audit log.
+
+    Args:
+        log: the audit log's path.
+        context: the node's context.
 
     Raises:
-        RefusedError: the ledger has fewer releases than the log, or as many but different ones.
+        RefusedError: the ledger has fewer releases than the log's last line, or as many but another
+            digest.
         CheckpointError: the ledger is damaged.
     """
     # Read before the ledger, because messages that are answered at the same time spend too

@@ -1,9 +1,8 @@
-"""The number of samples that a site reports; with a cap on epsilon it is not exact.
+"""The sample counts that a site with a cap on epsilon reports: exact counts plus Gaussian noise.
 
-A patient changes one count by one, so counts with Gaussian noise are private. The noise is drawn
-once for the same data and the result is kept, because the mean of many draws would be the count. So
-no run decides how large the noise is: the hospital does ('counts-noise'), and only the hospital
-draws again.
+A patient changes one count by one, so noisy counts are private. The noise is drawn once for the
+same data and stored, because the mean of many draws would be the exact count. The hospital decides
+how large the noise is ('counts-noise'), and only the hospital can have it drawn again; no run can.
 """
 
 import math
@@ -29,11 +28,11 @@ class NoisyCounts:
     """The noisy counts that were reported for one state of the data.
 
     Attributes:
-        counts: by split and class.
-        noise: the standard deviation of the noise, in patients; 0 if an older version did not note
-            it.
-        again: the same for another draw that the hospital has paid for and that the next run makes;
-            0 for none.
+        counts: the counts by split and class.
+        noise: the standard deviation of their noise, in patients; 0 if an older version did not
+            store it.
+        again: the standard deviation of another draw, which the hospital has paid for and the next
+            run makes; 0 for none.
     """
 
     counts: Counts
@@ -45,36 +44,43 @@ class NoisyCounts:
 _Kept = dict[str, NoisyCounts | Counts]
 
 
-def counts_noise(named: float, hospital: Ledger) -> float:
-    """Return the standard deviation of the noise on counts, in patients.
+def counts_noise(chosen_noise: float, hospital: Ledger) -> float:
+    """Return the standard deviation of the noise on label counts, in patients.
 
     Args:
-        named: the hospital's 'counts-noise'; 0 for noise that costs a quarter of its epsilon.
-        hospital: its ledger of all runs, with cap and delta.
+        chosen_noise: the hospital's 'counts-noise'; 0 for the noise that costs a quarter of its
+            cap.
+        hospital: the hospital's ledger of all runs, with its cap and delta.
     """
-    return named or counts_noise_for(hospital.cap, hospital.delta)
+    return chosen_noise or counts_noise_for(hospital.cap, hospital.delta)
 
 
 def noisy_counts(
-    exact: Mapping[str, Sequence[int]], data: Mapping[str, str], named: float, hospital: Ledger
+    exact: Mapping[str, Sequence[int]],
+    data: Mapping[str, str],
+    chosen_noise: float,
+    hospital: Ledger,
 ) -> Counts:
-    """Return the reported counts by split and class; draw and pay for them the first time.
+    """Return the label counts that a site reports, by split and class, with stored noise.
+
+    For data that were never reported before, the noise is drawn and stored, and the ledger is
+    charged. It is also drawn anew if the hospital has paid for that (see ``draw_again``).
 
     Args:
-        exact: the samples of each class, by split.
+        exact: the true number of samples of each class, by split.
         data: values that identify the state of the data, such as fingerprints.
-        named: the hospital's 'counts-noise', used for a first report.
-        hospital: its ledger of all runs, which pays for a first report.
+        chosen_noise: the hospital's 'counts-noise', used for a first report.
+        hospital: the hospital's ledger of all runs.
 
     Raises:
-        EpsilonSpentError: the counts would exceed a cap on epsilon.
+        EpsilonSpentError: a first report would exceed the cap on epsilon.
         CheckpointError: the stored counts are damaged, or cannot be written.
     """
     file, key = _file(hospital), json_digest(sorted(data.items()))
     with file.lock():
         known = _read(file)
         if key not in known:
-            noise = counts_noise(named, hospital)
+            noise = counts_noise(chosen_noise, hospital)
             hospital.spend({(noise, 1.0): 1})
             known[key] = NoisyCounts(_add_noise(exact, noise), noise)
             file.write({**known})
@@ -86,7 +92,7 @@ def noisy_counts(
 
 
 def kept_counts(hospital: Ledger) -> dict[str, NoisyCounts]:
-    """Read all reported counts, by the digest of the data.
+    """Read all stored counts, by the digest of the data that they belong to.
 
     Raises:
         CheckpointError: the file is damaged.
@@ -94,21 +100,24 @@ def kept_counts(hospital: Ledger) -> dict[str, NoisyCounts]:
     return _read(_file(hospital))
 
 
-def draw_again(named: float, hospital: Ledger) -> float:
-    """Pay for another draw of all stored counts; the next run that needs one makes it.
+def draw_again(chosen_noise: float, hospital: Ledger) -> float:
+    """Charge the ledger for a new draw of all stored counts; the next run on the data makes it.
+
+    Counts whose new draw is paid for already cost nothing more.
 
     Args:
-        named: the hospital's 'counts-noise'.
-        hospital: its ledger of all runs.
+        chosen_noise: the hospital's 'counts-noise'.
+        hospital: the hospital's ledger of all runs.
 
     Returns:
         The standard deviation of the new noise, in patients.
 
     Raises:
-        EpsilonSpentError: it would exceed the cap on epsilon; the counts stay as they are.
+        EpsilonSpentError: the draws would exceed the cap on epsilon; then the counts stay as they
+            are.
         CheckpointError: the stored counts are damaged, or cannot be written.
     """
-    file, noise = _file(hospital), counts_noise(named, hospital)
+    file, noise = _file(hospital), counts_noise(chosen_noise, hospital)
     with file.lock():
         known = _read(file)
         unpaid = [key for key, told in known.items() if not told.again]
@@ -139,11 +148,15 @@ def _read(file: OwnFile[_Kept]) -> dict[str, NoisyCounts]:
 
 
 def _add_noise(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
-    """Return counts with noise, at least 0; the training split has at least 1 sample.
+    """Return counts with Gaussian noise, rounded and at least 0, by split and class.
 
-    All counts get noise, even those of an empty split, because its emptiness is a count too.
-    Everything after the noise uses only noisy counts: a split that may well be empty is reported as
-    empty, because it would have no metrics anyway.
+    All counts get noise, even those of an empty split, because its emptiness is information too.
+    Only noisy counts are used afterwards: a validation or test split whose noisy total is at most
+    2.5 standard deviations is reported as empty, and an empty training split as one sample.
+
+    Args:
+        exact: the true number of samples of each class, by split.
+        noise: the standard deviation of the noise, in patients.
     """
     sizes = [len(counts) for counts in exact.values()]
     flat = torch.tensor([*chain.from_iterable(exact.values())], dtype=torch.int64)

@@ -1,4 +1,4 @@
-"""The secrets of a site for one round of secure aggregation: keys, shares and signed lists.
+"""A site's secrets for one round of secure aggregation: its keys, shares and signed lists.
 
 They are in the folder of the site's state, readable only by their owner, and are erased once the
 round's sum is unmasked.
@@ -27,7 +27,7 @@ SECRETS = "secure-round.json"
 
 @dataclass
 class RoundSecrets:
-    """The secrets of one round; in the file, bytes are hexadecimal text."""
+    """A site's secrets and choices in one round; in the file, bytes are hexadecimal text."""
 
     __pydantic_config__: ClassVar = {
         "extra": "forbid",
@@ -64,14 +64,14 @@ class RoundSecrets:
         return sorted(self.keys)
 
     def seal_key_with(self, other: str) -> bytes:
-        """Return the key that seals shares between this site and another."""
+        """Return the symmetric key that seals shares between this site and another."""
         return seal_key(self.sealing, self.keys[other][1], self.context)
 
     def masks(self, site: str, bound: bytes) -> tuple[list[bytes], list[bytes]]:
-        """Return the keys of the masks that ``site`` adds to its numbers, and that it subtracts.
+        """Return the keys of the masks that ``site`` adds to its numbers, and those it subtracts.
 
-        One site of a pair adds the common mask and the other subtracts it, so it cancels in the
-        sum. The site's own mask is among the added ones.
+        Each pair of sites has a common mask. The site whose name sorts first adds it and the other
+        subtracts it, so it cancels in the sum. The site's own mask is the first of the added ones.
 
         Args:
             site: this site.
@@ -89,10 +89,13 @@ class RoundSecrets:
         return added, subtracted
 
     def seal_shares(self, site: str) -> dict[str, bytes]:
-        """Split the secrets of ``site``, seal a share for each other site, and keep its own shares.
+        """Split this site's two secrets into shares, and seal a pair of shares for each other site.
+
+        The secrets are the seed of its own mask and its masking key. Its own shares go into
+        ``own_shares``.
 
         Returns:
-            The sealed shares, by the site that can open them.
+            The sealed pairs, by the site that can open them.
         """
         sites, place = self.sites, self.sites.index(site)
         own_masks = cut_secret(self.own_mask, self.threshold, len(sites))
@@ -107,16 +110,16 @@ class RoundSecrets:
         return sealed_shares
 
     def open_shares(self, site: str, received: Mapping[str, bytes]) -> dict[str, Shares]:
-        """Open the received shares of the secrets of all sites with which ``site`` masks.
+        """Open the shares that the other sites in the sum have sealed for ``site``.
 
         Args:
             site: this site.
             received: the sealed shares, by the site that sealed them.
 
         Returns:
-            The shares by the site whose secrets they belong to, with this site's own. A share that
-            cannot be opened is missing: the server learns whose shares nobody can open, and names
-            that site.
+            The shares by the site whose secrets they belong to, including this site's own. A share
+            that cannot be opened is left out, so the server learns which site's shares are
+            unusable.
         """
         sites, place = self.sites, self.sites.index(site)
         shares = {site: Shares(*self.own_shares)}
@@ -129,11 +132,11 @@ class RoundSecrets:
         return shares
 
     def list_words(self) -> bytes:
-        """Encode the list of sites whose weights arrived, for signing under the round's keys."""
+        """Encode the list of sites whose weights arrived, with the round's keys, for signing."""
         return words("answered", self.context, self.answered)
 
     def write(self, folder: Path) -> None:
-        """Write the secrets to their file.
+        """Write the secrets to their file in ``folder``.
 
         Raises:
             CheckpointError: the file cannot be written.
@@ -142,10 +145,10 @@ class RoundSecrets:
 
 
 def read_secrets(folder: Path, round_: int) -> RoundSecrets:
-    """Read the secrets of a round.
+    """Read this site's secrets for a round from ``folder``.
 
     Raises:
-        SiteError: there are none, or they belong to another round.
+        SiteError: the folder has no secrets, or those of another round.
         CheckpointError: the file is damaged.
     """
     secrets = _file(folder).read(None)
@@ -160,12 +163,12 @@ def read_secrets(folder: Path, round_: int) -> RoundSecrets:
 
 
 def one_at_a_time(folder: Path) -> AbstractContextManager[None]:
-    """Let only one message at a time use the secrets; two at once would both find keys unused."""
+    """Return a lock, so that two messages at once cannot use the same keys."""
     return _file(folder).lock()
 
 
 def drop_secrets(folder: Path) -> None:
-    """Erase the secrets of a round, because its sum is unmasked or the run is over."""
+    """Delete the secrets file, because the round's sum is unmasked or the run is over."""
     (folder / SECRETS).unlink(missing_ok=True)
 
 

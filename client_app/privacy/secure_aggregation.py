@@ -5,12 +5,12 @@ signs new keys (``secure-keys``). It checks the others' keys and gives each othe
 share of its secrets (``secure-shares``). It trains and masks (``train``), and signs the list of
 sites whose weights arrived (``secure-agree``). Once at least the threshold of sites have signed the
 same list, it returns one share for each site (``secure-unmask``): for a site whose weights arrived,
-the share of that site's own mask; for a site that dropped out, the share of its masks with others.
-It never returns both, and never masks twice with one key.
+the share of that site's own mask; for a site that dropped out, the share of its masking key. It
+never returns both, and never masks twice with one key.
 
 The masks are bound to run, round, the names and keys of all sites, and the received model. So if a
-server tells two sites different things, their masks do not cancel. The secrets of a round are
-erased once its sum is unmasked; ``fedsilo.client_app.privacy.unmasked_sums`` remembers its sites.
+server sends two sites different models or lists, their masks do not cancel. The secrets of a round
+are erased once its sum is unmasked; ``fedsilo.client_app.privacy.unmasked_sums`` stores its sites.
 """
 
 import os
@@ -30,7 +30,7 @@ from fedsilo.client_app.privacy.round_secrets import (
 )
 from fedsilo.client_app.privacy.signing import SignedKeys, Signer
 from fedsilo.client_app.privacy.summand import Summand
-from fedsilo.client_app.privacy.unmasked_sums import OpenedSums, SummedBefore
+from fedsilo.client_app.privacy.unmasked_sums import SummedBefore, UnmaskedSums
 from fedsilo.core.errors import RefusedError, SiteError
 from fedsilo.core.messages import SECURE_AGREE, SECURE_KEYS, SECURE_SHARES
 from fedsilo.core.settings.common_settings import CommonSettings
@@ -90,7 +90,10 @@ class SecureSite:
     instruction: Mapping[str, Any] | None = None
 
     def answer(self, phase: str) -> ConfigRecord:
-        """Answer a phase in which nothing is trained.
+        """Answer a phase of secure aggregation in which nothing is trained.
+
+        The phases are to make keys, to share secrets, to sign the list of sites, and to unmask the
+        sum.
 
         Raises:
             SiteError: the message is malformed, or belongs to another round.
@@ -111,25 +114,29 @@ class SecureSite:
         received: Mapping[str, Any],
         portions: Mapping[str, float | None],
     ) -> dict[str, Words]:
-        """Return the weighted and masked updates, samples and metrics that leave.
+        """Quantise, weight and mask this site's updates and metrics; return uint32 arrays by name.
+
+        The digests of what was masked are stored first, so that no restart can mask twice with one
+        key.
 
         Args:
-            updates: the updates to the received arrays, clipped, by name.
+            updates: the trained minus the received arrays, clipped, by name.
             received: all received arrays, NumPy's, named ``<record>/<array>``.
-            portions: the metrics, each scaled to 0 to 1, by name; None for no value.
+            portions: the metrics, each scaled to 0 to 1, by name; None for a metric without a
+                value.
 
         Raises:
             SiteError: the site has no keys for this round.
-            RefusedError: weights masked with these keys have already left, too few sites mask, or a
-                sum of this round is unmasked in which this site masked something else.
+            RefusedError: the keys were used before, too few sites take part, or this round's sum
+                was unmasked before with a different part from this site.
         """
         with one_at_a_time(self.folder):
-            secrets, partners = self.ready(received, list(portions))
-            way = quantisation(self.common, len(secrets.keys), self.samples)
-            numbers = self.summand.numbers(way, updates, portions)
+            secrets, partners = self.prepare_masking(received, list(portions))
+            quantiser = quantisation(self.common, len(secrets.keys), self.samples)
+            numbers = self.summand.numbers(quantiser, updates, portions)
             secrets.partners, secrets.weighed = partners, arrays_digest(numbers).hex()
             secrets.received = arrays_digest(received).hex()
-            secrets.question = self._question(received, secrets)
+            secrets.question = self._request_digest(received, secrets)
             secrets.failed = self.summand.failed
             self._sums().refuse_other(secrets.weighed)
             # Written before anything leaves, so that a restart cannot mask twice with one key
@@ -140,23 +147,23 @@ class SecureSite:
         added, subtracted = secrets.masks(self.site, bound)
         return mask_arrays(numbers, added, subtracted)
 
-    def ready(
+    def prepare_masking(
         self, received: Mapping[str, Any], metrics: Sequence[str]
     ) -> tuple[RoundSecrets, list[str]]:
-        """Return the round's secrets and the sites to mask with; also called before training.
+        """Check that this site may mask; return the round's secrets and the sites to mask with.
 
-        Nothing here depends on the site's data, so everything is refused before they are opened.
+        Also called before training. Nothing here depends on the site's data, so that every refusal
+        comes before they are opened.
 
         Args:
             received: all received arrays, NumPy's, named ``<record>/<array>``.
-            metrics: the names of the requested metrics.
+            metrics: the names of the metrics that the server asks to sum.
 
         Raises:
-            SiteError: it knows no keys of this round.
-            RefusedError: the run's settings have changed since all sites signed their keys; weights
-                masked with these keys have left already; too few sites mask; this round's sum was
-                unmasked with other sites or for another question; or a metric belongs to a split
-                that not all sites measure.
+            SiteError: the site has no keys for this round.
+            RefusedError: the settings changed after the keys were signed; the keys were used
+                before; too few sites take part; the same sum was unmasked before with other sites,
+                settings or requests; or a metric belongs to a split that not all sites measure.
         """
         secrets = read_secrets(self.folder, self.round)
         # A site with its own 'secure-samples' would get a larger weight
@@ -174,7 +181,7 @@ class SecureSite:
         partners = read_texts(self.asked, "sites")
         self._refuse_few(partners, secrets, "share their keys")
         self._sums().refuse_without(partners)
-        self._sums().refuse_other_question(self._question(received, secrets))
+        self._sums().refuse_other_question(self._request_digest(received, secrets))
         if self.book:
             self.book.refuse_another(arrays_digest(received).hex(), partners)
         for name in metrics:
@@ -186,10 +193,11 @@ class SecureSite:
         return secrets, partners
 
     def refuse_after_failure(self, received: Mapping[str, Any]) -> None:
-        """Fail again if this site has failed for the same arrays before.
+        """Fail again if this site failed before with the same received arrays.
 
         Raises:
-            SiteError: it has; only the site's own log says so.
+            SiteError: it did. Only the site's own log gets this text, because the data are open by
+                now.
         """
         if self.book and self.book.has_failed(arrays_digest(received).hex()):
             raise SiteError(
@@ -198,11 +206,12 @@ class SecureSite:
                 "begin a run with another 'seed'"
             )
 
-    def _question(self, received: Mapping[str, Any], secrets: RoundSecrets) -> str:
-        """Return a digest of everything that decides what this site masks, except its patients.
+    def _request_digest(self, received: Mapping[str, Any], secrets: RoundSecrets) -> str:
+        """Return a digest of everything but the data that decides what this site masks.
 
-        The number of sites is part of it, because it decides the quantisation. Empty at a site that
-        does not declare its data.
+        It covers the instruction, the arrays and metrics to sum, the received arrays, and the
+        number of sites, which decides the quantisation. Empty at a site that does not declare its
+        data.
         """
         if self.instruction is None:
             return ""
@@ -214,7 +223,10 @@ class SecureSite:
         return digest("question", said, asked, arrays, len(secrets.keys)).hex()
 
     def _make_keys(self) -> ConfigRecord:
-        """Make and sign the keys of a round; keys of an earlier attempt are forgotten."""
+        """Make, store and sign a key pair for masks and one for shares; return the public halves.
+
+        They replace the keys of an earlier attempt at this round.
+        """
         masking, sealing = new_key_pair(), new_key_pair()
         public = masking.public, sealing.public
         private, own_mask = (masking.private, sealing.private), os.urandom(KEY)
@@ -237,12 +249,17 @@ class SecureSite:
         return key_words(self.run, self.round, site, keys, self.terms, splits)
 
     def _share_secrets(self) -> ConfigRecord:
-        """Take all sites' keys, and give each other site a sealed share of this site's secrets."""
+        """Check all sites' keys, and return a sealed share of this site's secrets for each of them.
+
+        Raises:
+            RefusedError: keys were shared in this round before, a signature is wrong, or the
+                threshold is not that of the settings or protects too little.
+        """
         secrets = read_secrets(self.folder, self.round)
         # A second list of keys would bind the same secrets to other sites
         if secrets.keys:
             raise RefusedError("keys of this round are already shared: begin the round again")
-        self._take_keys(secrets)
+        self._store_keys(secrets)
         secrets.threshold = threshold = read_whole(self.asked, "threshold")
         self._refuse_threshold(threshold, len(secrets.keys))
         secrets.context = context_of(self.run, self.round, secrets.keys, threshold)
@@ -256,8 +273,14 @@ class SecureSite:
             }
         )
 
-    def _take_keys(self, secrets: RoundSecrets) -> None:
-        """Store all sites' keys of the round; each must be signed by a registered site."""
+    def _store_keys(self, secrets: RoundSecrets) -> None:
+        """Check all sites' public keys and their signatures, and put them into ``secrets``.
+
+        Raises:
+            SiteError: the server's lists differ in length or order.
+            RefusedError: two sites have the same key, this site's key was replaced, or a signature
+                is wrong or from a key that nobody compared.
+        """
         sites, splits = read_texts(self.asked, "sites"), read_texts(self.asked, "splits")
         self._refuse_list(sites, sites, "make keys")
         masks = read_tokens(self.asked, "mask-keys", LONGEST_KEY)
@@ -295,7 +318,14 @@ class SecureSite:
             )
 
     def _sign_list(self) -> ConfigRecord:
-        """Sign the list of sites whose weights arrived; only one list under the keys of a round."""
+        """Sign and store the server's list of sites whose weights arrived.
+
+        Only one list is signed under the keys of a round, because two lists would give two sums.
+
+        Raises:
+            RefusedError: another list was signed, or the list is too short or differs from an
+                earlier sum.
+        """
         secrets = read_secrets(self.folder, self.round)
         answered = read_texts(self.asked, "answered")
         self._refuse_few(answered, secrets, "have sent their weights")
@@ -312,7 +342,14 @@ class SecureSite:
         return self._record({"signature": sign_text(self.signer.private, secrets.list_words())})
 
     def _unmask(self) -> ConfigRecord:
-        """Return one share for each site, and erase the secrets of the round."""
+        """Return one share for each site, record the sum, and delete the round's secrets.
+
+        For a site whose weights arrived it is the share of the site's own mask, else of its masking
+        key.
+
+        Raises:
+            RefusedError: this site has signed no list, or too few sites have signed the same one.
+        """
         secrets = read_secrets(self.folder, self.round)
         if not secrets.answered:
             raise RefusedError("this site has signed no list of sites yet: begin the round again")
@@ -338,7 +375,11 @@ class SecureSite:
         return self._record({"of": of, "shares": shares})
 
     def _refuse_disagreement(self, secrets: RoundSecrets) -> None:
-        """Refuse to return shares until at least the threshold of sites have signed one list."""
+        """Check that at least the threshold of sites have signed the same list as this site.
+
+        Raises:
+            RefusedError: fewer signatures are valid; the text gives both numbers.
+        """
         signers = read_texts(self.asked, "signers")
         signatures = read_tokens(self.asked, "signatures", LONGEST_SIGNATURE)
         self._refuse_list(signers, secrets.answered, "have signed", with_own=False)
@@ -355,7 +396,17 @@ class SecureSite:
             )
 
     def _refuse_few(self, sites: list[str], secrets: RoundSecrets, what: str) -> None:
-        """Refuse a list of sites that is malformed, below the threshold or without this site."""
+        """Check that a list of sites is well formed, has this site, and reaches the threshold.
+
+        Args:
+            sites: the server's list.
+            secrets: the secrets of the round, with the sites that have keys and the threshold.
+            what: what the sites do, for the error.
+
+        Raises:
+            SiteError: the list is malformed, or the keys of this round were not shared yet.
+            RefusedError: the list is shorter than the threshold.
+        """
         if not secrets.keys:
             raise SiteError("the keys of this round were not shared with this site yet")
         self._refuse_list(sites, secrets.keys, what)
@@ -368,15 +419,18 @@ class SecureSite:
     def _refuse_list(
         self, sites: list[str], known: Iterable[str], what: str, with_own: bool = True
     ) -> None:
-        """Refuse a list that is unsorted, repeats a site, or has a site that is not known.
+        """Check that a list of sites is sorted, without repetition, and has only known sites.
 
-        Signatures cover the list as a text, so every site must write it the same way.
+        Signatures cover the list as text, so every site must write it in the same way.
 
         Args:
             sites: the server's list.
-            known: the sites that it may have.
-            what: what its sites do, for the error.
-            with_own: whether it must have this site.
+            known: the sites that the list may have.
+            what: what the sites do, for the error.
+            with_own: whether the list must have this site.
+
+        Raises:
+            SiteError: the list breaks one of these rules.
         """
         must = "be sorted, with each site once and no unknown one"
         if with_own:
@@ -388,5 +442,5 @@ class SecureSite:
     def _record(self, values: Mapping[str, Any]) -> ConfigRecord:
         return ConfigRecord({"round": self.round, **values})
 
-    def _sums(self) -> OpenedSums:
-        return OpenedSums(self.folder, self.round)
+    def _sums(self) -> UnmaskedSums:
+        return UnmaskedSums(self.folder, self.round)

@@ -1,9 +1,9 @@
-"""The key with which a site signs in secure sums, and the other sites' keys that it has compared.
+"""The key with which a site signs in secret sums, and the other sites' keys that were compared.
 
-A hospital makes its key at its first start, and the key never leaves. The other hospitals' keys
-come with the messages of a run, which a server could replace. So a hospital compares the code of
-each key with that hospital by telephone, and accepts no other key. A simulated site's key is made
-from the seed: it exercises the protocol and proves nothing.
+A hospital makes its key at its first start, and the private key never leaves. The other hospitals'
+public keys come with the messages of a run, and a server could replace them. So people at two
+hospitals compare the code of each key by telephone, and a site accepts no other key. A simulated
+site's key is made from the seed: it exercises the protocol and proves nothing.
 """
 
 import os
@@ -49,7 +49,7 @@ _FORMER = ("signing-key", "site-registry")
 
 @dataclass(frozen=True)
 class SignedKeys:
-    """A site's signed keys of a round, as received."""
+    """A site's public keys for a round and its signature over them, as received from the server."""
 
     site: str  # the name under which the server sent them
     public: bytes  # the key by which the site signs, in OpenSSH's form
@@ -66,10 +66,11 @@ class Signer:
     refuse_unknown: Callable[[Mapping[str, str]], None]
 
     def refuse_unsigned(self, received: Sequence[SignedKeys]) -> None:
-        """Refuse a round's keys unless each site signed its own with the key known here.
+        """Check that each site signed its round's keys, with the signing key that is known here.
 
         Raises:
-            RefusedError: names the sites, and what to compare.
+            RefusedError: a signature does not match, or a signing key was not compared; the text
+                names the sites.
             SiteError: a public key is malformed.
         """
         codes = {one.site: key_code(one.public) for one in received}
@@ -83,11 +84,21 @@ class Signer:
 
 
 def signer_of(simulated: bool, seed: int, site: str, node_config: Mapping[str, Value]) -> Signer:
-    """Return the signer of a site.
+    """Return a site's signing key and its rule for accepting other sites' keys.
+
+    A simulated site accepts only keys made from the run's seed; a hospital only compared keys. A
+    hospital's key is made if there is none yet.
+
+    Args:
+        simulated: whether this is a site of a simulation.
+        seed: the run's seed, used only in a simulation.
+        site: the site's name.
+        node_config: the node's own config.
 
     Raises:
-        RefusedError: a hospital's node config has no 'state-dir', or its key is unusable.
-        CheckpointError: its list of keys is unusable.
+        RefusedError: a hospital's node config has no 'state-dir' or has keys of an older version,
+            or the key file is unusable.
+        CheckpointError: the folder cannot be written.
     """
     if simulated:
         return Signer(simulated_key(seed, site), lambda codes: _refuse_other_seed(seed, codes))
@@ -120,11 +131,11 @@ def _refuse_other_seed(seed: int, codes: Mapping[str, str]) -> None:
 
 
 def signing_key(folder: Path) -> EllipticCurvePrivateKey:
-    """Return the key in ``folder``; the first call makes it, and it never changes.
+    """Return the private signing key in ``folder``; the first call makes and stores it.
 
     Raises:
-        RefusedError: its file is unusable.
-        CheckpointError: the folder cannot be written.
+        RefusedError: the key file is unreadable, or is no key of an elliptic curve.
+        CheckpointError: the lock of the folder cannot be written.
     """
     path = folder / KEY
     # Without the lock two messages could each make a key
@@ -161,13 +172,13 @@ class KnownKey:
 
 @dataclass(frozen=True)
 class KnownKeys:
-    """The signing keys of other hospitals, in the folder that a hospital keeps over all runs."""
+    """The list of other hospitals' signing keys, in the folder that a hospital has for all runs."""
 
     folder: Path
 
     @property
     def file(self) -> OwnFile[dict[str, KnownKey]]:
-        """The file of the list."""
+        """The JSON file of the list."""
         return OwnFile(
             self.folder / KNOWN,
             dict[str, KnownKey],
@@ -176,7 +187,7 @@ class KnownKeys:
         )
 
     def read(self) -> dict[str, KnownKey]:
-        """Read the known keys, by site.
+        """Read the known keys by site; empty if there is no list yet.
 
         Raises:
             CheckpointError: the list is damaged.
@@ -184,7 +195,9 @@ class KnownKeys:
         return self.file.read({})
 
     def show(self) -> dict[str, KnownKey]:
-        """Return the known keys by site, and write down which codes a person is about to read.
+        """Return the known keys by site, and store that each received code is shown to a person.
+
+        ``mark`` later accepts without a typed code only a key that was shown.
 
         Raises:
             CheckpointError: the list is damaged, or cannot be written.
@@ -198,15 +211,16 @@ class KnownKeys:
         return known
 
     def refuse_uncompared(self, own: str, own_code: str, codes: Mapping[str, str]) -> None:
-        """Record the received keys, and refuse them unless all have been compared.
+        """Store the received key codes, and check that people have compared each of them.
 
         Args:
             own: this site's name.
-            own_code: the code of its own key.
-            codes: the codes of all received keys by site, including this site's.
+            own_code: the code of this site's own signing key.
+            codes: the codes of all received signing keys by site, including this site's.
 
         Raises:
-            RefusedError: names the sites whose keys were not compared, or have changed.
+            RefusedError: a key was never compared or has changed since, or this site's own key was
+                replaced; the text names the sites.
             CheckpointError: the list is damaged, or cannot be written.
         """
         others = {site: code for site, code in codes.items() if site != own}
@@ -248,15 +262,17 @@ class KnownKeys:
         return known
 
     def mark(self, site: str, code: str = "") -> str:
-        """Mark a key as compared, and return its code.
+        """Mark another site's key as compared today, and return its code.
 
         Args:
-            site: whose key it is.
-            code: the code that was read out, or empty for the key that was listed last.
+            site: the site whose key it is.
+            code: the code that the other hospital read out; empty for the key that was last
+                received, which must also be the one that was last shown.
 
         Raises:
-            SettingError: the code is none, no key of the site was received, or another one than
-                was listed: a server can send its own key while two hospitals are on the telephone.
+            SettingError: the site's name or the code is malformed; or, without a code, no key was
+                received, or it arrived after the last listing. A server can send its own key while
+                two hospitals are on the telephone.
             CheckpointError: the list is damaged, or cannot be written.
         """
         with self.file.lock():
@@ -289,10 +305,10 @@ class KnownKeys:
         return code
 
     def forget(self, site: str) -> None:
-        """Remove a site from the list.
+        """Remove a site from the list, so that its key must be compared again.
 
         Raises:
-            SettingError: the list does not have it.
+            SettingError: the list does not have the site.
             CheckpointError: the list is damaged, or cannot be written.
         """
         with self.file.lock():
@@ -304,10 +320,10 @@ class KnownKeys:
 
 
 def own_code(folder: Path) -> str:
-    """Return the code of the signing key in ``folder``; empty if there is no key yet.
+    """Return the code of the signing key in ``folder``, as people compare it; "" without a key.
 
     Raises:
-        RefusedError: the key is unusable.
+        RefusedError: the key file is unusable.
     """
     if not os.path.lexists(folder / KEY):
         return ""

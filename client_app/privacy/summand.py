@@ -1,8 +1,8 @@
-"""A site's numbers for a secure sum before masking: whole, and weighted by its samples.
+"""A site's numbers for a secret sum before masking: quantised, and weighted by its samples.
 
-A site that could not answer adds 0 to everything and 1 to the number of failed sites. So the server
-learns how many sites failed, but not which. A visible failure would be an answer of this site by
-itself, for example whether one of its patients makes a loss overflow.
+A site that could not answer adds 0 to everything, and 1 to the number of failed sites. So the
+server learns how many sites failed, but not which. A visible failure would be this site's own
+answer, for example whether one of its patients makes a loss overflow.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from fedsilo.strategies.wire.secure_keys import COUNTS, MEASURED, METRICS
 
 @dataclass(frozen=True)
 class Summand:
-    """The samples of a site, and whether it could answer."""
+    """The weight of a site in a secret sum: its sample counts, and whether it could answer."""
 
     common: CommonSettings  # the run's settings
     # Samples by split; those of ``train`` are its weight in the mean
@@ -28,41 +28,43 @@ class Summand:
 
     def numbers(
         self,
-        way: Quantisation,
+        quantisation: Quantisation,
         updates: Mapping[str, Tensor],
         portions: Mapping[str, float | None],
     ) -> dict[str, Words]:
-        """Build the whole numbers to sum; names and shapes are the same in every case.
+        """Weight and quantise this site's updates and metrics for the sum; uint32 arrays by name.
+
+        Besides the updates there are two counts, (training samples, 1 if the site failed), and for
+        metrics their values and the samples behind them, in the order of their names. The names and
+        shapes do not depend on whether the site failed.
 
         Args:
-            way: the quantisation.
-            updates: the updates to the received arrays, clipped, by name.
-            portions: the metrics, each scaled to 0 to 1, by name; None for no value.
-
-        Returns:
-            uint32 arrays by name.
+            quantisation: maps numbers to integers; its ``samples`` caps the weight of a site.
+            updates: the trained minus the received arrays, clipped, by name.
+            portions: the metrics, each scaled to 0 to 1, by name; None for a metric without a
+                value.
         """
-        own = weigh_site(way, self._samples("train"))
-        counts = [min(self._samples("train"), way.samples), int(self.failed)]
+        own = weigh_site(quantisation, self._samples("train"))
+        counts = [min(self._samples("train"), quantisation.samples), int(self.failed)]
         numbers = {COUNTS: np.array(counts, np.uint32)}
         if portions:
             behind, weighted = [], []
             for name in sorted(portions):
-                samples = self._behind(name, portions[name], way)
+                samples = self._behind(name, portions[name], quantisation)
                 behind.append(samples)
-                weighted.append((portions[name] or 0.0) * weigh_site(way, samples))
+                weighted.append((portions[name] or 0.0) * weigh_site(quantisation, samples))
             numbers[MEASURED] = np.array(behind, np.uint32)
-            numbers[METRICS] = replace(way, limit=1.0).quantise(np.array(weighted))
+            numbers[METRICS] = replace(quantisation, limit=1.0).quantise(np.array(weighted))
         for name, update in updates.items():
             wide = update.detach().cpu().double().numpy()
-            numbers[name] = way.quantise(own * wide)
+            numbers[name] = quantisation.quantise(own * wide)
         return numbers
 
-    def _behind(self, name: str, portion: float | None, way: Quantisation) -> int:
-        """Return the number of samples behind a metric; 0 if it has no value."""
+    def _behind(self, name: str, portion: float | None, quantisation: Quantisation) -> int:
+        """Return the number of samples behind a metric, capped; 0 if the metric has no value."""
         if portion is None:
             return 0
-        return min(self._samples(split_of(name) or "train"), way.samples)
+        return min(self._samples(split_of(name) or "train"), quantisation.samples)
 
     def _samples(self, split: str) -> int:
         if self.failed:

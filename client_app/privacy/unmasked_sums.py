@@ -1,17 +1,17 @@
-"""The sums that a site has helped to unmask: the same is summed again only in the same way.
+"""The sums that a site has helped to unmask: the same sum is unmasked again only in the same way.
 
-``OpenedSums`` is the record of one run. The difference of two sums of one round would be the
+``UnmaskedSums`` is the record of one run. The difference of two sums of one round would be the
 difference of one site's updates. So for each of the newest rounds the record holds the sites of the
 sum, and digests of the request and of the numbers that this site masked.
 
 ``SummedBefore`` is the hospital's record of all runs, in a file outside the folders of runs. Two
-sums over the same received arrays differ only by a change of sites or of settings. If the sites
-changed, the difference of the sums is the update of the missing sites. If a setting changed that
+sums over the same received arrays differ only if the sites or the settings differ. If the sites
+differ, the difference of the sums is the update of the missing sites. If a setting differs that
 scales updates ('secure.clip-norm', 'train.learning-rate'), each site's part changes differently,
 and a few such sums reveal every part. So the record holds a digest of the arrays of each sum.
 
 This stops repeated requests. It does not stop an operator who changes the arrays slightly and asks
-again (docs/threat-model.md, what 'sums' does not promise).
+again (docs/threat-model.md, on what 'sums' does not promise).
 """
 
 from collections.abc import Mapping, Sequence
@@ -50,17 +50,19 @@ _Kept = dict[int, RoundSum | tuple[list[str], str]]
 
 
 @dataclass(frozen=True)
-class OpenedSums:
-    """The record of one site in one run, used for one round."""
+class UnmaskedSums:
+    """The record of one site's unmasked sums in one run, checked for one round."""
 
     folder: Path  # the folder of the site's private state in the run
     round: int
 
     def refuse_without(self, partners: Sequence[str]) -> None:
-        """Refuse to mask with ``partners`` if a site of this round's unmasked sum is missing.
+        """Check that ``partners`` has all sites of the sum that was already unmasked in this round.
+
+        More sites may mask than before, because some may still drop out.
 
         Raises:
-            RefusedError: names the sites of the unmasked sum.
+            RefusedError: a site is missing; the text names the sites of the earlier sum.
         """
         # More sites may mask than before, because some may drop out; fewer cannot give the same sum
         before = self._of_round()
@@ -68,19 +70,20 @@ class OpenedSums:
             raise self._other(before.sites)
 
     def refuse_other_question(self, question: str) -> None:
-        """Refuse any question but the same one once a sum of the round is unmasked.
+        """Check that a request is the same as before, if this round's sum is already unmasked.
 
-        The check comes before the data are opened. A server could choose a second question whose
-        answer equals the first one's unless one particular patient is there; whether
-        ``refuse_other`` refuses it would then reveal that patient. A new question for this round is
-        also refused once a later round's sum is unmasked, because that sum was made from the state
-        that this round has left here.
+        The check comes before the data are opened. Otherwise a server could choose a second request
+        whose answer equals the first one's unless one particular patient is there, and
+        ``refuse_other`` would reveal that patient by refusing it. A first request for this round is
+        also refused if a later round's sum is unmasked, because that sum was made from the state
+        which this round left here.
 
         Args:
-            question: a digest of the request; empty at a site that does not declare its data.
+            question: the digest of the request; empty at a site that does not declare its data, for
+                which nothing is checked.
 
         Raises:
-            RefusedError: another question was answered; this depends on no patient.
+            RefusedError: another request was answered; this depends on no patient.
         """
         if not question:
             return
@@ -95,14 +98,14 @@ class OpenedSums:
             )
 
     def refuse_other(self, weighed: str, answered: Sequence[str] = ()) -> None:
-        """Refuse a sum that differs from the one already unmasked in this round.
+        """Check that a sum equals the one already unmasked in this round, if there is one.
 
         Args:
             weighed: the digest of the numbers that this site masks.
             answered: the sites of the sum; empty if only ``weighed`` is known yet.
 
         Raises:
-            RefusedError: names the difference.
+            RefusedError: the sites or this site's numbers differ from those of the earlier sum.
         """
         before = self._of_round()
         if before.sites and answered and list(answered) != before.sites:
@@ -115,7 +118,10 @@ class OpenedSums:
             )
 
     def note(self, answered: Sequence[str], weighed: str, question: str = "") -> None:
-        """Record that the sum over the sites ``answered`` is unmasked."""
+        """Record that the sum over the sites ``answered`` is unmasked.
+
+        Only the newest 3 rounds stay recorded.
+        """
         opened = RoundSum(list(answered), weighed, question)
         known = {**self._file().read({}), self.round: opened}
         newest = sorted(known)[-_KEPT_ROUNDS:]
@@ -144,8 +150,8 @@ class OpenedSums:
 
 
 @dataclass(frozen=True)
-class OpenSum:
-    """One sum that this hospital has helped to unmask, or for which it has masked 0.
+class UnmaskedSum:
+    """A sum that this hospital has helped to unmask, or for which it has masked 0.
 
     Attributes:
         sites: the sites of the sum, sorted; empty until the sum is unmasked.
@@ -161,25 +167,27 @@ class OpenSum:
 
 @dataclass(frozen=True)
 class SummedBefore:
-    """The sums of one hospital over all runs, by the digest of the received arrays.
+    """The record of one hospital's secret sums over all runs, by the digest of the received arrays.
 
     Attributes:
         folder: the folder that the hospital keeps over all runs.
-        terms: the digest of the settings of the sum that is asked for now.
+        terms: the digest of the settings of the sum that is requested now.
     """
 
     folder: Path
     terms: str
 
     def refuse_another(self, arrays: str, partners: Sequence[str]) -> None:
-        """Refuse to mask if the same arrays were summed with other sites or other settings before.
+        """Check that an earlier sum of the same arrays, if any, can only be repeated, not varied.
 
         Args:
             arrays: the digest of all received arrays.
-            partners: the sites to mask with; some of them may still drop out.
+            partners: the sites to mask with; there may be more than before, because some may drop
+                out.
 
         Raises:
-            RefusedError: names the difference, which depends on no patient.
+            RefusedError: the settings differ, or a site of the earlier sum is missing. This depends
+                on no patient.
         """
         before = self._sums().get(arrays)
         if before is None:
@@ -195,50 +203,60 @@ class SummedBefore:
             raise self._other_company(before)
 
     def refuse_other_company(self, arrays: str, answered: Sequence[str]) -> None:
-        """Refuse to agree to a sum of the same arrays as before over different sites."""
+        """Check that an earlier sum of the same arrays, if any, was over the same sites.
+
+        Raises:
+            RefusedError: it was over other sites than ``answered``.
+        """
         before = self._sums().get(arrays)
         if before is not None and before.sites not in ([], list(answered)):
             raise self._other_company(before)
 
     def has_failed(self, arrays: str) -> bool:
-        """Tell whether this site added 0 to a sum of these arrays.
+        """Tell whether this site has added 0 to a sum of these received arrays.
 
-        Then it must do so again, because the difference of both sums would be its own part.
+        Then it must do so again, because the difference of the two sums would be its own part.
         """
         before = self._sums().get(arrays)
         return before is not None and before.failed
 
     def note_failure(self, arrays: str) -> None:
-        """Record that this site masks 0, before the zeros leave.
+        """Record that this site masks 0 for these received arrays, before the zeros leave.
 
-        A server can unmask a sum with the shares of other sites and never ask this one, so the
-        record cannot wait for the end of the round.
+        A server can unmask the sum with shares from other sites and never ask this one, so the
+        record cannot wait until the end of the round.
         """
         if not self.has_failed(arrays):
             self.note(arrays, [], failed=True)
 
     def note(self, arrays: str, answered: Sequence[str], failed: bool) -> None:
-        """Record that a sum is unmasked; drop the oldest entry if there are too many."""
+        """Record a sum; only the newest 10,000 stay recorded.
+
+        Args:
+            arrays: the digest of all received arrays.
+            answered: the sites of the sum; empty if it is not unmasked yet.
+            failed: whether this site added 0.
+        """
         with self._file().lock():
             sums = dict(self._sums())
             sums.pop(arrays, None)  # reinserted, so that the newest is last
-            sums[arrays] = OpenSum(list(answered), self.terms, failed)
+            sums[arrays] = UnmaskedSum(list(answered), self.terms, failed)
             newest = list(sums)[-_KEPT_SUMS:]
             self._file().write({digest: sums[digest] for digest in newest})
 
-    def _sums(self) -> Mapping[str, OpenSum]:
+    def _sums(self) -> Mapping[str, UnmaskedSum]:
         return self._file().read({})
 
-    def _file(self) -> OwnFile[dict[str, OpenSum]]:
+    def _file(self) -> OwnFile[dict[str, UnmaskedSum]]:
         return OwnFile(
             self.folder / ALL_SUMS,
-            dict[str, OpenSum],
+            dict[str, UnmaskedSum],
             f"the hospital's own {ALL_SUMS}",
             "bring it back; which arrays were summed in which company is known by nothing else",
         )
 
     @staticmethod
-    def _other_company(before: OpenSum) -> RefusedError:
+    def _other_company(before: UnmaskedSum) -> RefusedError:
         return RefusedError(
             f"the same weights were summed here before by {', '.join(before.sites)}: their "
             "sum over other sites would reveal single sites' parts; let the same sites answer, or "

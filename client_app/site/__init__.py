@@ -1,4 +1,4 @@
-"""A hospital's identity and its rules: policy, limits, audit log, private state.
+"""A hospital's identity and its rules: site file, limits, audit log and private state.
 
-Knows no method.
+This folder knows no method.
 """

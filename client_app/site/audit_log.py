@@ -39,7 +39,7 @@ class LedgerMark(TypedDict):
     sha256: str  # the digest of the ledger's file
 
 
-def entry(
+def build_entry(
     site: str,
     message: Message,
     context: Context,
@@ -48,9 +48,19 @@ def entry(
     why: str = "",
     ledger: LedgerMark | None = None,
 ) -> dict[str, Any]:
-    """Build the line for a message and its reply, as keys and values.
+    """Build the audit log's line for a message and its reply, as keys and JSON values.
 
-    ``why`` is the reason why the site did not answer, if the reply does not tell it.
+    It has the time, site, run, round, phase and outcome; the number of arrays and values that
+    leave, by groups of names; and the bytes in both directions. It never has a value of the data.
+
+    Args:
+        site: the site's name.
+        message: the server's message.
+        context: the node and the run.
+        reply: the reply that is about to leave.
+        outcome: "answered", "refused" or "failed".
+        why: the reason for no answer; empty to use the reply's own error text.
+        ledger: the state of the hospital's privacy ledger; None without one.
     """
     received, leaving = RecordDict(), RecordDict()
     reason = ""
@@ -84,12 +94,13 @@ def entry(
 
 
 def append_line(path: Path, line: dict[str, Any]) -> None:
-    """Append one JSON line, whole and flushed to the disk, or leave the log unchanged.
+    """Append one JSON line and flush it to the disk; on failure leave the log as it was.
 
-    Sites and processes that share a log wait for each other.
+    Sites and processes that share a log wait for each other. If the line has an older ledger state
+    than the last line, or none, it gets that of the last line.
 
     Raises:
-        RefusedError: the line could not be written; the path stays at the site.
+        RefusedError: the line could not be written; the text does not name the path.
     """
     import fcntl  # only on Linux and macOS, where hospitals' containers run
 
@@ -117,17 +128,23 @@ def append_line(path: Path, line: dict[str, Any]) -> None:
 
 
 def last_ledger(path: Path) -> LedgerMark | None:
-    """Read the ledger's state from the log's last line; None if the line has none.
+    """Return the ledger's state in the log's last whole line; None if that line has none.
+
+    Creates an empty log if there is none.
 
     Raises:
-        RefusedError: the log cannot be opened; the path stays at the site.
+        RefusedError: the log cannot be opened; the text does not name the path.
     """
     with _open_log(path) as log:
         return _last_mark(log, os.fstat(log).st_size)
 
 
 def _last_mark(log: int, size: int) -> LedgerMark | None:
-    """Read the ledger's state from the last whole line of an open log of ``size`` bytes."""
+    """Return the ledger's state in the last whole line of an open log of ``size`` bytes, or None.
+
+    Lines that are not JSON are skipped, because a power cut tore them. Only the last 64 KiB are
+    read.
+    """
     tail = os.pread(log, _TAIL, max(0, size - _TAIL))
     for text in reversed(tail.splitlines()):
         try:
@@ -142,10 +159,10 @@ def _last_mark(log: int, size: int) -> LedgerMark | None:
 
 
 def check_log(path: Path) -> None:
-    """Refuse to work if the log cannot be opened, before the work that it must record.
+    """Check that the log can be opened, before the work that it must record.
 
     Raises:
-        RefusedError: it cannot be opened; the path stays at the site.
+        RefusedError: the log cannot be opened; the text does not name the path.
     """
     with _open_log(path):
         pass
@@ -160,17 +177,21 @@ def names_in(content: RecordDict) -> list[str]:
 
 
 def group_names(names: Iterable[str]) -> dict[str, int]:
-    """Group names with the same beginning into one pattern; return the number of each.
+    """Count names by pattern, in which everything after the key's first '.' or '/' becomes '*'.
 
-    Everything after a key's first '.' or '/' becomes '*': ``arrays/head.1.bias`` is
-    ``arrays/head.*``.
+    For example ``arrays/head.1.bias`` counts as ``arrays/head.*``. A key without either mark keeps
+    its name.
     """
     return dict(Counter(_FIRST_MARK.sub(r"\1*", name) for name in names))
 
 
 @contextmanager
 def _open_log(path: Path) -> Iterator[int]:
-    """Open the log; turn an OSError of the block into a refusal."""
+    """Open the log for reading and appending, create it if absent, and close it after the block.
+
+    Raises:
+        RefusedError: the block or the opening raised an OSError.
+    """
     try:
         log = open_regular(path, os.O_RDWR | os.O_APPEND | os.O_CREAT)
         try:

@@ -1,6 +1,6 @@
 """The guard of a real site's own bounds: floors, quotas, and limits on time and memory.
 
-They hold with or without a site file, before the method sees the message, and while it works.
+They hold with or without a site file: before the method sees the message, and while it works.
 """
 
 import re
@@ -15,7 +15,7 @@ from types import FrameType
 import psutil
 from flwr.app import ConfigRecord, Context
 
-from fedsilo.client_app.site.identity import own_name, refusing_as
+from fedsilo.client_app.site.identity import own_name, prefix_refusals
 from fedsilo.client_app.site.limits import MEGABYTE, limits_of
 from fedsilo.client_app.site.node import Answering, build_settings, own_cache, own_folder
 from fedsilo.client_app.site.private_state import drop_old_states
@@ -30,20 +30,23 @@ from fedsilo.datasets.silo.retention import prune_cache
 # A web address has ':' or a word before its '/'
 _PATH = re.compile(r"(?<![\w.~:/)])~?/[^\s'\":;,)]+")
 _PLACES = ("data-dir", "cache-dir", "state-dir", "site-file")
-_LOOK = 0.5  # seconds between checks of time and memory
+_CHECK_PERIOD = 0.5  # seconds between checks of time and memory
 _SHARE = 0.9  # the share of the machine's memory that is allowed by default
 
 
 @contextmanager
-def within_bounds(answering: Answering) -> Iterator[None]:
-    """Answer the message only within the hospital's floors and quotas.
+def enforce_bounds(answering: Answering) -> Iterator[None]:
+    """Run the block, which answers a message, within the hospital's trust, floors and quotas.
+
+    The message is counted in the hospital's run book first, the states of old runs and old cached
+    data are deleted, and the block is stopped when its time or memory is used up.
 
     Raises:
-        RefusedError: they do not allow it; names the key, and what to do.
+        RefusedError: the message or the run breaks a limit; the text names the key and what to do.
     """
     message, context = answering.message, answering.context
     site = own_name(context)
-    with refusing_as(site):
+    with prefix_refusals(site):
         limits = limits_of(context)
         settings = build_settings(CommonSettings, context.run_config)
         refuse_distrusted(context.node_config, settings)
@@ -54,8 +57,8 @@ def within_bounds(answering: Answering) -> Iterator[None]:
         return
     book = RunBook(folder)
     if message.metadata.message_type in (HELLO, SURVEY):
-        with refusing_as(site):
-            book.hello(limits)
+        with prefix_refusals(site):
+            book.count_hello(limits)
         prune_cache(find_places("", own_cache(context)).cache, limits.max_cache * MEGABYTE)
         with watch_usage(limits.max_seconds, limits.max_memory):
             yield
@@ -64,7 +67,7 @@ def within_bounds(answering: Answering) -> Iterator[None]:
     final = message.metadata.message_type == EVALUATE
     config = message.content.config_records.get(CONFIG, ConfigRecord())
     instruction = Instruction.from_config(config, final)
-    with refusing_as(site):
+    with prefix_refusals(site):
         seconds = book.enter(instruction, settings.rounds, limits)
     drop_old_states(folder.parent.parent, site, instruction.run_name, limits.max_state * MEGABYTE)
     began = time.monotonic()
@@ -76,9 +79,10 @@ def within_bounds(answering: Answering) -> Iterator[None]:
 
 
 def without_paths(text: str, context: Context) -> str:
-    """Remove paths from an error's text, which a server must not learn.
+    """Replace the paths in an error's text, which a server must not learn.
 
-    A path below a folder of the node config becomes the folder's key and the rest.
+    A folder of the node config becomes its key in brackets, such as "(data-dir)/a.csv"; any other
+    path becomes "(a path of the site)".
     """
     for key in _PLACES:
         folder = str(context.node_config.get(key, "")).rstrip("/")
@@ -89,19 +93,19 @@ def without_paths(text: str, context: Context) -> str:
 
 @contextmanager
 def watch_usage(seconds: float, megabytes: int) -> Iterator[None]:
-    """Run a block, and stop it once it exceeds ``seconds``, or the process ``megabytes``.
+    """Run a block; raise from within it once it exceeds its time, or the process its memory.
 
-    A timer's signal checks the limits, so that decoding, training and measuring need not. They are
-    checked again at the end, for blocks shorter than the timer's period. Python delivers signals
+    A timer's signal checks both limits every half second, so that decoding, training and measuring
+    need no checks. They are checked again at the end, for shorter blocks. Python delivers signals
     only to the main thread, in which a SuperNode's process answers; in another thread nothing is
     checked.
 
     Args:
-        seconds: the time limit.
-        megabytes: the memory limit of the process; 0 for nine tenths of the machine's memory.
+        seconds: the time limit for the block.
+        megabytes: the memory limit for the process; 0 for nine tenths of the machine's memory.
 
     Raises:
-        RefusedError: names the exceeded limit.
+        RefusedError: a limit is exceeded; the text names its key.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -110,7 +114,7 @@ def watch_usage(seconds: float, megabytes: int) -> Iterator[None]:
     most = megabytes * MEGABYTE or int(_SHARE * psutil.virtual_memory().total)
     process = psutil.Process()
 
-    def look(number: int = 0, frame: FrameType | None = None) -> None:
+    def check(number: int = 0, frame: FrameType | None = None) -> None:
         excess = ""
         if time.monotonic() > until:
             excess = (
@@ -126,11 +130,11 @@ def watch_usage(seconds: float, megabytes: int) -> Iterator[None]:
             raise RefusedError(excess)
 
     gradients = _gradients_are_on()
-    before = signal.signal(signal.SIGALRM, look)
-    signal.setitimer(signal.ITIMER_REAL, min(_LOOK, max(seconds, 0.001)), _LOOK)
+    before = signal.signal(signal.SIGALRM, check)
+    signal.setitimer(signal.ITIMER_REAL, min(_CHECK_PERIOD, max(seconds, 0.001)), _CHECK_PERIOD)
     try:
         yield
-        look()
+        check()
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         signal.signal(signal.SIGALRM, before)
@@ -143,10 +147,10 @@ def _gradients_are_on() -> bool:
 
 
 def _turn_gradients(on: bool) -> None:
-    """Turn PyTorch's gradients on or off, if the block has imported PyTorch.
+    """Turn PyTorch's gradients on or off in this process; does nothing before PyTorch is imported.
 
-    The signal may come inside ``torch.no_grad``'s own exit. Gradients then stay off, and the
-    process could train in no later run.
+    The timer's signal may interrupt the exit of ``torch.no_grad``. Then gradients would stay off,
+    and the process could train in no later run.
     """
     torch = sys.modules.get("torch")
     if torch is not None:

@@ -1,9 +1,9 @@
 """A site's name, and the run's settings overridden by the site's own config.
 
-The node config overrides the run config: ``site`` (else the ``partition-id`` picks the silo),
-``device``, ``backbone-weights`` and ``plugin``. Its keys have no groups, like a site file's. Only
-its node config tells where a real site's files are and which plugins it executes. Limits on what
-leaves can only be tightened by it: ``sums-min-count``, and ``max-epsilon`` at ``delta``.
+The node config overrides the run config: ``site`` (without it ``partition-id`` picks the silo),
+``device``, ``backbone-weights`` and ``plugin``. Its keys have no group prefix, like those of a site
+file. Only the node config tells where a real site's files are and which plugins it executes. It can
+only tighten the limits on what leaves: ``sums-min-count``, and ``max-epsilon`` at ``delta``.
 """
 
 import dataclasses
@@ -36,18 +36,22 @@ for _name, _key in keys_of(CommonSettings).items():
 
 @dataclass(frozen=True)
 class NodeCap:
-    """A node config's own cap on epsilon (0: none), and the delta at which it holds."""
+    """A node config's own cap on epsilon (0 for none), and the delta at which it is computed."""
 
     max_epsilon: float = setting(0.0, "cap over all runs, or 0 for none", ge=0.0)
     delta: float = setting(1e-5, "at which the cap holds", gt=0.0, lt=1.0)
 
 
 def site_settings(context: Context) -> CommonSettings:
-    """Return the run's settings, overridden by this node's own folders, device and floors.
+    """Return the run's settings, overridden by this node's own folders, device and limits.
+
+    The stricter value wins for 'sums-min-count' and for the cap on epsilon. Also imports the
+    plugins that the settings name.
 
     Raises:
         SettingError: a value has the wrong type or is out of range.
-        RefusedError: the run names a file of a real site.
+        RefusedError: the run names a file at a real site, or a plugin that differs from the
+            hospital's.
     """
     settings, node = build_settings(CommonSettings, context.run_config), context.node_config
     own: dict[str, Any] = {}
@@ -73,10 +77,14 @@ def site_settings(context: Context) -> CommonSettings:
 
 
 def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettings:
-    """Replace every path that the run has named by the node's own.
+    """Replace the run's folders, plugin and weights by those of this node.
 
-    A server that could name paths would learn from digests and errors what is on a hospital's disk,
-    and could choose where rows are written.
+    A server that could choose paths would learn from digests and errors what is on a hospital's
+    disk, and could choose where rows are written.
+
+    Raises:
+        RefusedError: 'split.silo-set' names a file.
+        SettingError: 'vit.backbone-weights' is not a plain file name.
     """
     if settings.silo_set not in ("", GAIA):
         raise RefusedError(
@@ -95,9 +103,12 @@ def _with_own_places(settings: CommonSettings, context: Context) -> CommonSettin
 
 
 def _refuse_other_plugs(settings: CommonSettings) -> None:
-    """Refuse a plugin that this hospital has not installed, or has in another version.
+    """Check that the run's plugins are installed at this hospital, in the run's version.
 
     A server that could name any module would execute it here.
+
+    Raises:
+        RefusedError: a plugin is not installed, has other files, or the run names no version.
     """
     plugs, fault = plugs_of(settings), ""
     # A module is installed with all modules below it
@@ -130,10 +141,10 @@ def _refuse_other_plugs(settings: CommonSettings) -> None:
 
 
 def node_cap(context: Context) -> NodeCap:
-    """Return the node config's own cap on epsilon and its own delta.
+    """Return the cap on epsilon over all runs and its delta, from the node config or the defaults.
 
     Raises:
-        SettingError: one of them has the wrong type or is out of range.
+        SettingError: a value has the wrong type or is out of range.
     """
     keys = keys_of(NodeCap).values()
     return build_settings(
@@ -142,7 +153,13 @@ def node_cap(context: Context) -> NodeCap:
 
 
 def _weights_by_name(settings: CommonSettings) -> str:
-    """Return the path of the weights that a server names: a file name within the site's cache."""
+    """Return the path of the backbone's weights in the site's cache, for the name in the run.
+
+    "" and the words "timm" and "random" are returned unchanged.
+
+    Raises:
+        SettingError: the name has a folder, or does not end in ".safetensors".
+    """
     name = settings.backbone_weights
     if name in ("", "timm", "random"):
         return name
@@ -156,10 +173,11 @@ def _weights_by_name(settings: CommonSettings) -> str:
 
 
 def site_name(context: Context, settings: CommonSettings) -> str:
-    """Return the node config's ``site``, or the silo of its ``partition-id``.
+    """Return the node config's 'site'; without one, the name of the silo number 'partition-id'.
 
     Raises:
-        SiteError: the node config has neither, or the partition has no silo.
+        SiteError: the node config has neither, there are fewer silos, or a real site reads a data
+            set whose silo names come from files.
     """
     if "site" in context.node_config:
         return str(context.node_config["site"])
@@ -184,7 +202,10 @@ def site_name(context: Context, settings: CommonSettings) -> str:
 
 
 def own_name(context: Context) -> str:
-    """Return the best known site name, for errors and the audit log."""
+    """Return the best known site name, for errors and the audit log; never raises a FedsiloError.
+
+    If the name cannot be found, it is "partition N".
+    """
     if "site" in context.node_config:
         return str(context.node_config["site"])
     try:
@@ -194,8 +215,11 @@ def own_name(context: Context) -> str:
 
 
 @contextmanager
-def refusing_as(site: str) -> Iterator[None]:
-    """Add the site's name to a refusal, because at the hello the server does not know it yet."""
+def prefix_refusals(site: str) -> Iterator[None]:
+    """Put the site's name before a refusal, because at the hello the server does not know it yet.
+
+    A SettingError from the block becomes a RefusedError.
+    """
     try:
         yield
     except (RefusedError, SettingError) as error:

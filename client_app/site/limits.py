@@ -1,7 +1,7 @@
 """A hospital's limits for every server: floors and quotas, with safe defaults.
 
-They hold at every real site, even without a site file. Only the hospital's node config and site
-file change them; no run and no message can. A simulated site has none.
+They hold at every real site, even without a site file. Only the hospital's node config and its site
+file change them; no run and no message can. A simulated site has no limits.
 """
 
 import sys
@@ -80,17 +80,21 @@ class Limits:
     max_cache: int = quota(100_000, "megabytes of decoded data", ge=0)
 
     def refuse_settings(self, settings: CommonSettings) -> None:
-        """Refuse a run whose settings break a floor or a quota, whatever the data are.
+        """Check a run's settings against the floors and quotas that do not depend on the data.
 
         Raises:
-            RefusedError: names the run's key, its value, and the limit.
+            RefusedError: a limit forbids the run; the text gives the run's key, its value and the
+                limit.
         """
         reason = next(self._reasons_against(settings), "")
         if reason:
             raise RefusedError(reason)
 
     def _reasons_against(self, settings: CommonSettings) -> Iterator[str]:
-        """Yield each reason why such a run gets no answer, the decisive one first."""
+        """Yield each reason to refuse a run: small batches, extreme noise, clip norm, many rounds.
+
+        The first reason is the one that the server gets.
+        """
         sizes = {"train.batch-size": settings.batch_size, "train.micro-batch": settings.micro_batch}
         for key, size in sizes.items():
             if size and size < self.minimum_batch:
@@ -122,7 +126,10 @@ class Limits:
             )
 
     def _reasons_against_noise(self, settings: CommonSettings) -> Iterator[str]:
-        """Yield a reason for each clip norm and each noise under which a run only probes a site."""
+        """Yield a reason for each clip norm and noise of a private run that is outside its limits.
+
+        With an extreme value a run would train nothing and only probe the site.
+        """
         norms = self.minimum_clip_norm, self.maximum_clip_norm
         noises = self.minimum_noise, self.maximum_noise
         for key, value, (least, largest), limits in (
@@ -141,11 +148,13 @@ class Limits:
     def enough_measured(
         self, metrics: Mapping[str, float], sizes: Mapping[str, int]
     ) -> dict[str, float]:
-        """Return the metrics without those of splits with too few samples.
+        """Return the metrics without those of splits with fewer than 'minimum-measured' samples.
+
+        Metrics that belong to no split stay.
 
         Args:
-            metrics: the metrics by key.
-            sizes: the number of samples of each split.
+            metrics: value by key; ``<model>.<split>.<metric>`` belongs to a split.
+            sizes: the number of samples in each split; a missing split has 0.
         """
         enough = dict(metrics)
         for model, split, metric, _ in measurements(metrics):
@@ -168,7 +177,9 @@ NO_LIMITS = Limits(
 
 
 def limits_of(context: Context) -> Limits:
-    """Return a site's limits: from its node config, else the defaults; none if it is simulated.
+    """Return a site's limits from its node config.
+
+    Missing keys have the defaults; at a simulated site, values that limit nothing.
 
     Raises:
         SettingError: a value of the node config has the wrong type or is out of range.

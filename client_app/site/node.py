@@ -1,4 +1,4 @@
-"""A node's own config, and the record of a message while this node answers it."""
+"""A node's own config, and the record of one message while this node answers it."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -53,8 +53,11 @@ _message: ContextVar[Opened | None] = ContextVar("message", default=None)
 
 
 @contextmanager
-def watching(opened: Opened) -> Iterator[None]:
-    """Let ``opened`` record, within the block, what the answer to one message does."""
+def track_opening(opened: Opened) -> Iterator[None]:
+    """Let ``opened`` record, during the block, whether reading the patients' data has begun.
+
+    ``note_opening`` and ``forget_opening`` change it. The record belongs to the current thread.
+    """
     token = _message.set(opened)
     try:
         yield
@@ -63,31 +66,34 @@ def watching(opened: Opened) -> Iterator[None]:
 
 
 def note_opening() -> None:
-    """Record that patients' data are read from here on; called before the first byte is read."""
+    """Record that the patients' data are being read; called before the first byte is read."""
     opened = _message.get()
     if opened:
         opened.data = True
 
 
 def forget_opening() -> None:
-    """Record that the following depends only on the hospital's declaration of its data."""
+    """Record that from here on errors depend only on the declaration, although data were read."""
     opened = _message.get()
     if opened:
         opened.data = False
 
 
 def is_simulated(context: Context) -> bool:
-    """Tell whether this is a simulated site; its own node config decides, never a message."""
+    """Tell whether this node is a simulated site; its own node config decides, never a message.
+
+    A simulated site has a 'partition-id', but no 'site', 'state-dir', 'site-file' or 'trust'.
+    """
     own = {"site", "state-dir", "site-file", "trust"} & context.node_config.keys()
     return "partition-id" in context.node_config and not own
 
 
-def for_simulated_site(message: Message, context: Context) -> Context:
-    """Return the context of the simulated site that a message names.
+def context_of_simulated_site(message: Message, context: Context) -> Context:
+    """Return a context with the partition that a message names, for one simulated site.
 
-    In a simulation one SuperNode answers for several sites, perhaps for two at once, but Flower
-    keeps one context for it. So the site gets a context of its own. A message that names no site is
-    for the site in the node config, and a hospital is always the site in its node config.
+    In a simulation one SuperNode answers for several sites, perhaps for two at once, but Flower has
+    one context for it. A message that names no partition, or is for a real hospital, keeps
+    ``context``. The record with the partition is removed from the message.
     """
     if not is_simulated(context) or SIMULATED_SITE not in message.content.config_records:
         return context
@@ -100,8 +106,8 @@ def for_simulated_site(message: Message, context: Context) -> Context:
 def own_folder(context: Context, site: str) -> Path | None:
     """Return the folder that a hospital keeps over all runs; None without a 'state-dir'.
 
-    It holds the ledger, the secret seed, the run book and the audit log. No run's name can lead
-    into it.
+    It is ``<state-dir>/.own/<site>``, and has the ledger, the secret seed, the run book and the
+    audit log. No run's name can lead into it, because such a name cannot begin with a dot.
     """
     return own_folder_of(context.node_config, site)
 
@@ -114,9 +120,11 @@ def own_folder_of(node_config: Mapping[str, Value], site: str) -> Path | None:
 
 
 def own_cache(context: Context) -> str:
-    """Return a real site's cache: the node config's, else the environment's, else one of its own.
+    """Return a real site's cache folder; "" for the default folder.
 
-    Empty means the environment's, or the default one if no folder is named at all.
+    It is the node config's 'cache-dir'; without one, the folder in the environment variable
+    FEDSILO_CACHE (which "" means as well); without that, a folder within 'state-dir', if there is
+    one.
     """
     if "cache-dir" in context.node_config:
         return str(context.node_config["cache-dir"])
@@ -127,9 +135,10 @@ def own_cache(context: Context) -> str:
 
 @contextmanager
 def owner_only() -> Iterator[None]:
-    """Make files written in the block readable only by their owner.
+    """Set the umask so that files written in the block are readable only by their owner.
 
-    State, ledgers, cache and secret seed are patients' data, whatever umask a SuperNode runs with.
+    State, ledgers, cache and secret seed contain patients' data or secrets, so the umask under
+    which the SuperNode was started must not decide.
     """
     before = os.umask(0o077)
     try:
@@ -139,7 +148,9 @@ def owner_only() -> Iterator[None]:
 
 
 def build_settings(cls: type[S], values: Mapping[str, Value]) -> S:
-    """Build a ``cls`` from its part of ``values``; cached, because several callers need the same.
+    """Build a ``cls`` from its keys in ``values``; keys of other classes are ignored.
+
+    The result is cached, because several callers need the same settings.
 
     Raises:
         SettingError: a value has the wrong type or is out of range.

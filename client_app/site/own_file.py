@@ -1,4 +1,4 @@
-"""The JSON files that a hospital keeps between messages: run book, ledgers and its own seed."""
+"""JSON files that a hospital keeps between messages, such as the run book and the ledgers."""
 
 import fcntl  # only on Linux and macOS, where hospitals' containers run
 import os
@@ -21,7 +21,7 @@ _SEED_BITS = 62
 
 @dataclass(frozen=True)
 class OwnFile(Generic[T]):
-    """A file that is complete or absent, and readable only by its owner."""
+    """A JSON file that is complete or absent, and readable only by its owner."""
 
     path: Path
     kind: Any  # the type of its content; pydantic reads, checks and writes by it
@@ -32,10 +32,10 @@ class OwnFile(Generic[T]):
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Let only one message at a time change the file; others wait.
+        """Hold the file's lock during the block, so that one message at a time changes the file.
 
         Raises:
-            CheckpointError: its folder cannot be written.
+            CheckpointError: the folder or the lock file cannot be written.
         """
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -50,10 +50,11 @@ class OwnFile(Generic[T]):
             os.close(lock)
 
     def read(self, absent: T) -> T:
-        """Return the content, or ``absent`` if the file does not exist.
+        """Return the file's content, or ``absent`` if the file does not exist.
 
         Raises:
-            CheckpointError: the file is damaged, or its content has another type.
+            CheckpointError: the file cannot be read, or its content is not JSON of the type
+                ``kind``.
         """
         try:
             content: T = _adapter(self.kind).validate_json(read_regular(self.path), strict=True)
@@ -65,7 +66,7 @@ class OwnFile(Generic[T]):
         return content
 
     def write(self, content: T) -> None:
-        """Store ``content``, whole or not at all.
+        """Replace the file by one with ``content``; after a failure the old file is still there.
 
         Raises:
             CheckpointError: the file cannot be written.
@@ -85,16 +86,16 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def secret_seed(folder: Path) -> int:
-    """Return the hospital's own seed in ``folder``; the first call draws it, and it never changes.
+    """Return the hospital's secret seed in ``folder``; the first call draws and stores it.
 
-    It orders the samples and drives dropout. A server that knew it would know which patients are in
-    each step. A simulation uses the run's seed instead, so that runs repeat.
+    It decides the order of samples and the dropout draws. A server that knew the seed would know
+    which patients are in each step. A simulation uses the run's seed instead, so that runs repeat.
 
     Returns:
         An integer from 0 to 2**62 - 1.
 
     Raises:
-        CheckpointError: its file is damaged, or cannot be written.
+        CheckpointError: the seed's file is damaged, or cannot be written.
     """
     file: OwnFile[int | None] = OwnFile(
         folder / "seed",

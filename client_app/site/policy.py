@@ -1,8 +1,8 @@
 """A hospital's own rules for requests: a YAML file on its disk, named in its node config.
 
-``site-file`` in the node config is its absolute path. It is read at each message, and again before
-the reply leaves. No run and no message can name it, and if the file is unusable, everything is
-refused. A forbidden request is refused before data are opened if possible, and always before
+``site-file`` in the node config is its absolute path. The file is read for each message, and again
+before the reply leaves. No run and no message can name it, and if the file is unusable, everything
+is refused. A forbidden request is refused before data are opened if possible, and always before
 anything leaves.
 """
 
@@ -19,7 +19,7 @@ from typing import Any, Literal
 from flwr.app import Context, Message
 
 from fedsilo.client_app.site.audit_log import check_log, group_names, names_in
-from fedsilo.client_app.site.identity import own_name, refusing_as
+from fedsilo.client_app.site.identity import own_name, prefix_refusals
 from fedsilo.client_app.site.limits import Limits, cap, floor
 from fedsilo.client_app.site.node import Answering, build_settings, own_folder
 from fedsilo.client_app.site.trust import MEANINGS
@@ -46,10 +46,10 @@ def _less_trust(one: str, other: str) -> str:
 
 @dataclass(frozen=True)
 class SiteFile(Limits):
-    """A hospital's rules besides floors and quotas; docs/site-file.md explains each key.
+    """A hospital's rules, with the floors and quotas; docs/site-file.md explains each key.
 
-    A text in a list may contain ``*`` for any characters. ``given`` holds the single values that
-    the file names; all others are left to the node config.
+    A text in a list may contain ``*`` for any characters. ``given`` has the single values that the
+    file names; the node config decides all others.
     """
 
     site: str = setting("", "the site that the file is for: the node config's 'site'")
@@ -83,17 +83,18 @@ class SiteFile(Limits):
     given: Mapping[str, Value] = field(default_factory=dict)
 
     def refuse_request(self, settings: CommonSettings, round_: int) -> None:
-        """Refuse a request whose settings or round break a rule.
+        """Check a run's method, data set, rounds and secure aggregation against the site file.
 
         Raises:
-            RefusedError: names the key, what it allows and what was asked.
+            RefusedError: a rule forbids the request; the text gives the key, its value and the
+                request's.
         """
         reason = next(self._reasons_against_request(settings, round_), "")
         if reason:
             raise RefusedError(reason)
 
     def _reasons_against_request(self, settings: CommonSettings, round_: int) -> Iterator[str]:
-        """Yield each reason why the file does not allow a request, the decisive one first."""
+        """Yield each rule of the site file that a request breaks; the server gets the first."""
         for what, key, name, allowed in (
             ("method", "methods", settings.method, self.methods),
             ("data set", "datasets", settings.dataset, self.datasets),
@@ -114,10 +115,12 @@ class SiteFile(Limits):
             )
 
     def refuse_names(self, names: Sequence[str]) -> None:
-        """Refuse a reply that has names, ``<record>/<key>``, that may not leave.
+        """Check that all names in a reply, ``<record>/<key>``, may leave.
+
+        A name must match a pattern in 'records' and none in 'refused-records'.
 
         Raises:
-            RefusedError: names them, in groups.
+            RefusedError: some names may not leave; the text lists up to 5 groups of them.
         """
         unlisted = [name for name in names if not matches(name, self.records)]
         barred = [name for name in names if matches(name, self.refused_records)]
@@ -133,7 +136,11 @@ class SiteFile(Limits):
                 )
 
     def survey_parts(self, parts: Iterable[str]) -> set[str]:
-        """Return the parts of a survey that 'records' lists as 'survey/' and no rule refuses."""
+        """Return those of ``parts`` that the site file lets leave in a survey's answer.
+
+        A part needs a pattern in 'records' that begins with "survey/", so "*" is not enough, and
+        must match no pattern in 'refused-records'.
+        """
         listed = [pattern for pattern in self.records if pattern.startswith(f"{SURVEYED}/")]
         allowed = set()
         for part in parts:
@@ -143,10 +150,12 @@ class SiteFile(Limits):
         return allowed
 
     def restrict(self, context: Context) -> Context:
-        """Return the context with the file's limits in its node config; the stricter value wins.
+        """Return a copy of the context whose node config also has the site file's limits.
+
+        If both have a key, the stricter value wins.
 
         Raises:
-            SettingError: the node config has a wrong value.
+            SettingError: a limit in the node config has the wrong type or is out of range.
         """
         known = {key: value for key, value in context.node_config.items() if key in _STRICTER}
         typed = as_mapping(build(SiteFile, known))
@@ -181,7 +190,8 @@ def read_site_file(context: Context) -> SiteFile:
     """Read and check the site file that the node config names.
 
     Raises:
-        RefusedError: it is unusable, or belongs to another site; the path stays at the site.
+        RefusedError: the file is unreadable or malformed, or is for another site; the text does not
+            name its path.
     """
     path = Path(str(context.node_config[SITE_FILE]))
     if not path.is_absolute():
@@ -205,25 +215,26 @@ def read_site_file(context: Context) -> SiteFile:
 
 
 @contextmanager
-def under_site_file(answering: Answering) -> Iterator[None]:
-    """Answer the message only as the site file allows, and check again what leaves.
+def enforce_site_file(answering: Answering) -> Iterator[None]:
+    """Run the block, which answers a message, under the site file, and check what leaves.
 
-    The file is read before and after the answer, because the hospital may have changed it
-    meanwhile. Both versions must allow what leaves.
+    The file is read before and after the block, because the hospital may change it meanwhile. Both
+    versions must allow what leaves, and no limit may have been tightened. During the block,
+    ``answering.context`` has the file's limits in its node config.
 
     Raises:
-        RefusedError: the site file does not allow it, or is unusable.
+        RefusedError: the site file forbids the request or the reply, or is unusable.
     """
     message, context = answering.message, answering.context
     settings = build_settings(CommonSettings, context.run_config)
-    with refusing_as(own_name(context)):
+    with prefix_refusals(own_name(context)):
         rules = answering.rules = read_site_file(context)
         rules.refuse_request(settings, _round_of(message))
         check_log(log_path(context, rules))  # checked before an hour of training
         answering.context = limited = rules.restrict(context)
     yield
     answering.rules = None  # if it cannot be read now, it no longer tells where the log is
-    with refusing_as(own_name(context)):
+    with prefix_refusals(own_name(context)):
         newest = answering.rules = read_site_file(context)
         newest.refuse_request(settings, _round_of(message))
         _refuse_tightened(limited.node_config, newest.restrict(context).node_config)
@@ -232,7 +243,15 @@ def under_site_file(answering: Answering) -> Iterator[None]:
 
 
 def _refuse_tightened(before: Mapping[str, Value], now: Mapping[str, Value]) -> None:
-    """Refuse an answer made under limits that were tightened since; quotas do not count here."""
+    """Check that no limit became stricter while the message was answered; quotas may.
+
+    Args:
+        before: the node config with the limits under which the message was answered.
+        now: the node config with the limits of the site file as it is now.
+
+    Raises:
+        RefusedError: a limit is stricter now; the text names its key.
+    """
     usual, quotas = as_mapping(SiteFile()), keys_with(SiteFile, "quota")
     for key, stricter in _STRICTER.items():
         if key not in now or key in quotas:
@@ -253,15 +272,16 @@ def _round_of(message: Message) -> int:
 
 
 def log_path(context: Context, rules: SiteFile | None) -> Path:
-    """Return the path of the audit log: from the site file, else in the ``state-dir``.
+    """Return the audit log's path: the site file's 'audit-log', or one in the 'state-dir'.
+
+    The folder in the 'state-dir' is created.
 
     Args:
         context: the node's context.
-        rules: the site file; None if it is unusable, and then its refusals are logged in the
-            ``state-dir``.
+        rules: the site file; None if it is unusable. The refusal is then logged in the 'state-dir'.
 
     Raises:
-        RefusedError: neither names a place.
+        RefusedError: neither the site file nor the node config names a place.
     """
     if rules is not None and rules.audit_log:
         return Path(os.path.realpath(rules.audit_log))  # the hospital may name a symbolic link
@@ -276,17 +296,18 @@ def log_path(context: Context, rules: SiteFile | None) -> Path:
     )
 
 
-def refuse_few(site: str, counts: Sequence[int], node_config: Mapping[str, Value]) -> None:
-    """Refuse to take part with fewer training samples, in total or per label, than allowed.
+def refuse_few_samples(site: str, counts: Sequence[int], node_config: Mapping[str, Value]) -> None:
+    """Check that a site has enough training samples, in total and for each label that it has.
 
     Args:
         site: the site's name.
-        counts: the reported samples per label. Under a cap on epsilon the exact ones must not
-            leave.
-        node_config: the node's, with the site file's limits.
+        counts: the reported number of training samples of each label; a label with 0 is ignored.
+        node_config: the node's config with the site file's limits: 'minimum-train-samples' and
+            'minimum-per-label'.
 
     Raises:
-        RefusedError: names the limit, but not the count, which would reveal what is withheld.
+        RefusedError: there are too few. The text names the limit, but not the count, because the
+            count would reveal what is withheld.
     """
     keys = ("minimum-train-samples", "minimum-per-label")
     # Only these two: another wrong value of the node config has its own error elsewhere
@@ -306,7 +327,7 @@ def refuse_few(site: str, counts: Sequence[int], node_config: Mapping[str, Value
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
-    """Tell whether ``name`` matches one of ``patterns``, in which ``*`` is any text."""
+    """Tell whether the whole ``name`` matches one of ``patterns``, in which ``*`` is any text."""
     for pattern in patterns:
         expression = re.escape(pattern).replace(r"\*", ".*")
         if re.fullmatch(expression, name, re.DOTALL):
@@ -315,10 +336,10 @@ def matches(name: str, patterns: Iterable[str]) -> bool:
 
 
 def parse_site_file(text: str) -> SiteFile:
-    """Parse the text of a site file.
+    """Parse the YAML text of a site file.
 
     Raises:
-        SettingError: it is not YAML, a key is unknown or missing, or a value is out of range.
+        SettingError: the text is not YAML, a key is unknown or missing, or a value is invalid.
     """
     # Imported lazily: needed only with a site file
     from fedsilo.client_app.site.site_file import read_rules

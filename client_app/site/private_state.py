@@ -1,7 +1,7 @@
 """A site's private state on its own disk: personal weights, codebooks, whatever a method keeps.
 
-There is one file per (round, step), complete or absent. The files of the newest two rounds are
-kept, so that a server that lost its last round can continue from the one before.
+There is one file per (round, step), complete or absent. The files of the newest two rounds stay, so
+that a server that lost its last round can continue from the round before.
 """
 
 import hashlib
@@ -28,23 +28,24 @@ _NAME = re.compile(r"round-(\d{6})-(\d{2,})\.safetensors")
 
 @dataclass(frozen=True)
 class SiteState:
-    """The states of one site in one run, in ``folder``.
+    """The stored states of one site in one run, in ``folder``.
 
     ``settings_digest`` (see ``settings_digest_of``) is stored with each state. A state stored under
-    other settings is not opened, because settings decide which part of it is shared.
+    other settings is not opened, because settings decide which part of the network is shared.
     """
 
     folder: Path
     settings_digest: str = ""
 
-    def before(self, instruction: Instruction) -> dict[str, Tensor] | None:
-        """Return the newest state older than ``instruction``; None if there is none.
+    def load_before(self, instruction: Instruction) -> dict[str, Tensor] | None:
+        """Load the newest state older than the instruction's (round, step); None if there is none.
 
-        Later states are ignored, because they belong to rounds that the server lost.
+        Newer states are ignored, because they belong to rounds that the server lost.
 
         Raises:
-            CheckpointError: the state is gone, cut short or altered; it is older than the one that
-                the server knows; or the server goes back further than this site remembers.
+            CheckpointError: the state is damaged or was stored under other settings; it is missing
+                or older than the one that the server knows; or the server goes back further than
+                the two rounds that this site remembers.
         """
         older = self._older_keys(instruction)
         missing = self._missing_state(instruction, older)
@@ -66,16 +67,19 @@ class SiteState:
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
     def _missing_state(self, instruction: Instruction, older: list[tuple[int, int]]) -> str:
-        """Say which state is missing before ``instruction``, and what to do; empty if none is.
+        """Describe the state that is missing before ``instruction``, and what to do; "" if none is.
+
+        A state is missing if all older ones were deleted, or if the newest is older than the one
+        that the server expects.
 
         Args:
-            instruction: the message's instruction.
-            older: the (round, step) of each state from before it, sorted.
+            instruction: the server's request.
+            older: the (round, step) of each stored state from before the instruction, sorted.
         """
         keys, newest = self._keys(), 0
         if older:
             newest = state_key(*older[-1])
-        elif _is_forgotten(keys, instruction):
+        elif _was_dropped(keys, instruction):
             return (
                 f": round {instruction.round} is asked for, but the oldest state in {self.folder} "
                 f"is from round {keys[0][0]}; resume from a newer checkpoint or start a new run"
@@ -92,17 +96,20 @@ class SiteState:
         return ""
 
     def is_counted(self, instruction: Instruction) -> bool:
-        """Tell whether the server has used the reply with which ``before``'s state was stored."""
+        """Tell whether the server has used the reply with which the newest older state was stored.
+
+        True if there is no older state.
+        """
         older = self._older_keys(instruction)
         return not older or state_key(*older[-1]) <= instruction.expects_state
 
     def store(self, instruction: Instruction, arrays: dict[str, Tensor]) -> None:
-        """Store the state after ``instruction``, and drop the states of older rounds.
+        """Write the state after ``instruction``, and delete all but the newest two rounds.
 
-        Later states are dropped too, because they belong to an attempt that the server lost.
+        Newer states are deleted too, because they belong to an attempt that the server lost.
 
         Raises:
-            CheckpointError: the state cannot be written; the stored ones remain.
+            CheckpointError: the state cannot be written; all stored states remain.
         """
         now = round_, step = instruction.round, instruction.step
         facts = {"round": round_, "step": step, _DIGEST: self.settings_digest}
@@ -128,7 +135,7 @@ class SiteState:
         return self.folder / f"round-{round_:06d}-{step:02d}.safetensors"
 
     def _keys(self) -> list[tuple[int, int]]:
-        """Return the (round, step) of each stored state, sorted."""
+        """Return the (round, step) of each stored state, sorted; empty without a folder."""
         if not self.folder.is_dir():
             return []
         keys = []
@@ -139,9 +146,10 @@ class SiteState:
         return sorted(keys)
 
     def _older_keys(self, instruction: Instruction) -> list[tuple[int, int]]:
-        """Return the (round, step) of each state from before ``instruction``, sorted.
+        """Return the (round, step) of each stored state from before ``instruction``, sorted.
 
-        A resumed server may ask again for a round that this site has already finished.
+        States from the instruction's own step or later can exist, because a resumed server may ask
+        again for a round that this site has already finished.
         """
         now = (instruction.round, instruction.step)
         return [key for key in self._keys() if key < now]
@@ -156,7 +164,15 @@ _FREE = frozenset(
 
 
 def settings_digest_of(common: CommonSettings, own: Any) -> str:
-    """Return a digest of all settings that decide a state's meaning and what of it is shared."""
+    """Return the SHA-256, in hexadecimal, of all settings that decide what a stored state means.
+
+    Settings that a hospital may change during a run are left out, such as the device and timeouts.
+    Settings have their names from version 0.1, so that older states still open.
+
+    Args:
+        common: the run's common settings.
+        own: the settings of the run's method.
+    """
     values = as_mapping(common) | as_mapping(own)
     defaults_of_01 = former_defaults(values)
     for key in _FREE:
@@ -168,10 +184,11 @@ def settings_digest_of(common: CommonSettings, own: Any) -> str:
     return hashlib.sha256(json.dumps(chosen, sort_keys=True).encode()).hexdigest()
 
 
-def _is_forgotten(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
-    """Tell whether there was a state before ``instruction`` that has been dropped.
+def _was_dropped(keys: list[tuple[int, int]], instruction: Instruction) -> bool:
+    """Tell whether a state from before ``instruction`` must have existed and was deleted.
 
-    If only the requested round is on disk, it is this site's first round, and nothing was dropped.
+    Called when no older state is on disk. If only states of the requested round exist, this is the
+    site's first round, and nothing was deleted.
     """
     rounds = {key[0] for key in keys}
     return instruction.round > 1 and bool(rounds) and rounds != {instruction.round}
@@ -187,13 +204,15 @@ class _RunStates:
 
 
 def drop_old_states(home: Path, site: str, current: str, most: int) -> None:
-    """Remove the states of the least recently used runs until at most ``most`` bytes are left.
+    """Delete the states of the least recently used runs, until the rest fit into ``most`` bytes.
+
+    The current run's states are not deleted and not counted.
 
     Args:
-        home: the 'state-dir', which has a run's states in ``<run>/<site>``.
+        home: the 'state-dir', in which each run's states are in ``<run>/<site>``.
         site: the site; states of other sites in the same folder stay.
-        current: the run of this message, whose states stay.
-        most: the most bytes of all runs together.
+        current: the name of the run whose message is being answered.
+        most: the most bytes for the states of all other runs together.
     """
     states: list[_RunStates] = []
     for run in home.glob("*"):

@@ -1,7 +1,7 @@
 """A hospital's record of its answers: the messages, rounds and seconds of each run.
 
 A run is identified by its name, which a server chooses. A run that has advanced cannot start again
-under its name, so no run can erase another's state, and the same round is answered only a few
+under the same name, so no run can erase another's state, and the same round is answered only a few
 times.
 """
 
@@ -28,7 +28,7 @@ _DAY = 86400.0  # seconds
 
 @dataclass
 class RunRecord:
-    """The messages, rounds and seconds of one run."""
+    """The number of messages, the highest round and the working time of one run."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
     began: NonNegativeFloat  # the time of its first message, in seconds since 1970
@@ -41,17 +41,23 @@ class RunRecord:
     )
 
     def refuse(self, message: Instruction, rounds: int, limits: Limits) -> None:
-        """Refuse a message that goes back, repeats itself too often, or exceeds a quota.
+        """Check a message against this run's history and the hospital's quotas.
+
+        Args:
+            message: the server's request.
+            rounds: the number of rounds in the run's settings.
+            limits: the hospital's quotas.
 
         Raises:
-            RefusedError: names the quota.
+            RefusedError: the message names an impossible round or phase, goes back more than one
+                round, repeats a phase too often, or exceeds the run's messages or seconds.
         """
         reason = next(self._reasons_against(message, rounds, limits), "")
         if reason:
             raise RefusedError(reason)
 
     def _reasons_against(self, message: Instruction, rounds: int, limits: Limits) -> Iterator[str]:
-        """Yield each reason why a message gets no answer, the decisive one first."""
+        """Yield each reason to refuse a message; the server gets the first."""
         name, round_, step = message.run_name, message.round, message.step
         named = _PHASE.fullmatch(message.phase)
         if not named or not 1 <= round_ <= rounds + 1 or not 0 <= step < ROUND_KEYS:
@@ -81,7 +87,7 @@ class RunRecord:
             )
 
     def enter(self, message: Instruction) -> None:
-        """Count a message."""
+        """Count a message and its phase; counts of phases stay only for the last two rounds."""
         self.messages += 1
         self.round = max(self.round, message.round)
         self.asked[_key(message)] = self.asked.get(_key(message), 0) + 1
@@ -92,7 +98,7 @@ class RunRecord:
 
 
 class RunBook:
-    """The record of one site, in ``folder``; every change is on the disk before work begins."""
+    """The stored record of one site's answers; a change is on the disk before work begins."""
 
     def __init__(self, folder: Path) -> None:
         self.file: OwnFile[dict[str, RunRecord]] = OwnFile(
@@ -103,15 +109,15 @@ class RunBook:
         )
 
     def enter(self, message: Instruction, rounds: int, limits: Limits) -> float:
-        """Count a message and return the seconds that its run has left.
+        """Check a message, count it in its run, and return the seconds that the run has left.
 
         Args:
-            message: the message.
+            message: the server's request.
             rounds: the number of rounds in the run's settings.
             limits: the hospital's quotas.
 
         Raises:
-            RefusedError: the message exceeds a quota, or goes back.
+            RefusedError: the message exceeds a quota, goes back, or begins one run too many today.
             CheckpointError: the record is damaged, or cannot be written.
         """
         with self._change_runs() as runs:
@@ -125,19 +131,21 @@ class RunBook:
             return limits.max_seconds - record.seconds
 
     def add_seconds(self, run_name: str, seconds: float) -> None:
-        """Add the working time of a message that was entered."""
+        """Add the working time of a message to its run; does nothing if the run was forgotten."""
         with self._change_runs() as runs:
             # A thousand other runs may have begun since, and then this one was dropped
             if run_name in runs:
                 runs[run_name].seconds += seconds
 
-    def hello(self, limits: Limits) -> None:
-        """Count a hello or a survey.
+    def count_hello(self, limits: Limits) -> None:
+        """Count a hello or a survey; both share one quota per day.
 
-        Three are answered for each allowed run of a day, and ten more.
+        The quota is 3 * 'max-runs-per-day' + 10.
 
         Raises:
-            RefusedError: there were more within 24 hours.
+            RefusedError: the quota is used up. A new day begins 24 hours after the first message of
+                the old one.
+            CheckpointError: the record is damaged, or cannot be written.
         """
         most = 3 * limits.max_runs_per_day + 10
         with self._change_runs() as runs:
@@ -161,7 +169,11 @@ class RunBook:
 
     @contextmanager
     def _change_runs(self) -> Iterator[dict[str, RunRecord]]:
-        """Yield the runs by name and write them back; concurrent messages wait for each other."""
+        """Yield all runs by name, for the block to change, and write them back after it.
+
+        Concurrent messages wait for each other. Only the 1,000 most recently used runs are stored.
+        If the block raises, nothing is written.
+        """
         with self.file.lock():
             runs = self.file.read({})
             yield runs
@@ -175,8 +187,8 @@ class RunBook:
 def _is_of_today(run: RunRecord) -> bool:
     """Tell whether a run began within the last 24 hours.
 
-    A time in the future comes from a wrong clock and does not count. Otherwise it would shut out
-    all servers until the clock reaches it.
+    A time in the future comes from a wrong clock and does not count. Otherwise such a run would use
+    up the quota until the clock reaches that time.
     """
     return 0 <= time.time() - run.began < _DAY
 

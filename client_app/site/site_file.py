@@ -1,4 +1,4 @@
-"""Parse the text of a site file: its lists of names, and single values by the limits' rules."""
+"""Parse the text of a site file: its lists of names, and its single values."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -19,10 +19,13 @@ _LISTS = (*_NEEDED, "refused-records")
 
 
 def read_rules(text: str, kind: type) -> Any:
-    """Parse a site file's ``text`` into a ``kind``, such as ``SiteFile``.
+    """Parse a site file's YAML ``text`` into a ``kind``, such as ``SiteFile``.
+
+    The lists 'methods', 'datasets' and 'records' are required.
 
     Raises:
-        SettingError: it is not YAML, a key is unknown or missing, or a value is out of range.
+        SettingError: the text is not YAML, a key is unknown or missing, a value is out of range, a
+            method or data set is unknown, or a pattern of 'records' names no record.
     """
     try:
         content = with_numbers(parse_yaml(text))
@@ -70,7 +73,13 @@ def _texts(key: str, value: Any) -> tuple[str, ...]:
 
 
 def _refuse_unknown(what: str, names: Iterable[str], known: Iterable[str]) -> None:
-    """Refuse a misspelt name, which would silently forbid or allow something else."""
+    """Check names for misspellings, which would silently forbid or allow something else.
+
+    Patterns with ``*`` and names with '.', ':' or '_', as plugins have, are not checked.
+
+    Raises:
+        SettingError: a name is not in ``known``.
+    """
     for name in names:
         # Plugin names contain one of the last three
         if not set(name) & set("*.:_") and name not in known:

@@ -24,14 +24,17 @@ MEANINGS: Mapping[str, str] = {
 
 
 def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings) -> None:
-    """Refuse a run that promises less than this hospital requires.
+    """Check that a run makes at least the promise that this hospital's line 'trust' requires.
+
+    Level 'server' accepts every run; 'sums' and 'nobody' accept only runs of the same level.
 
     Args:
-        node_config: the node's, overridden by the site file's lines.
+        node_config: the node's config with the site file's limits.
         settings: the run's settings.
 
     Raises:
-        RefusedError: names the key, and what to set.
+        RefusedError: the hospital has no 'trust', the run has another level, or 'nobody' has no cap
+            on epsilon; the text says what to set.
     """
     level, fault = str(node_config.get("trust", "")), ""
     if level not in MEANINGS:
@@ -48,10 +51,14 @@ def refuse_distrusted(node_config: Mapping[str, Value], settings: CommonSettings
 
 
 def refuse_uncapped(level: str, capped: bool) -> None:
-    """Refuse 'trust: nobody' without a cap on epsilon.
+    """Check that 'trust: nobody' comes with a cap on epsilon.
+
+    Args:
+        level: the hospital's level of trust.
+        capped: whether the hospital has a cap on epsilon.
 
     Raises:
-        RefusedError: names what to add.
+        RefusedError: the level is 'nobody' and there is no cap.
     """
     if level == NOBODY and not capped:
         raise RefusedError(
@@ -61,11 +68,13 @@ def refuse_uncapped(level: str, capped: bool) -> None:
 
 
 def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Value]) -> bool:
-    """Tell whether the server may see this site's own answers, including its errors.
+    """Tell whether the server may see this site's single answers, including its error texts.
+
+    True only if hospital and run both have trust 'server' (the default), without a cap on epsilon.
 
     Args:
-        node_config: the node's, overridden by the site file's lines.
-        run: the run's settings.
+        node_config: the node's config with the site file's limits.
+        run: the run's settings by key.
     """
     capped = bool(node_config.get("max-epsilon"))
     levels = {str(node_config.get("trust", SERVER)), str(run.get("privacy.trust", SERVER))}
@@ -75,8 +84,8 @@ def tells_single_answers(node_config: Mapping[str, Value], run: Mapping[str, Val
 def constant_error(error: Exception) -> FedsiloError:
     """Return the error to send in place of one that may depend on a patient.
 
-    An error of the ledger depends only on the request and on noisy counts, so its text is sent
-    unchanged, because a server plans with it.
+    Its text is constant. Only an EpsilonSpentError keeps its text, because it depends on the
+    request and on noisy counts, and the server plans with it.
     """
     if isinstance(error, EpsilonSpentError):
         return EpsilonSpentError(str(error))

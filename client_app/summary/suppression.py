@@ -27,14 +27,18 @@ from fedsilo.core.seeding import derive_seed
 def suppress(
     counts: Sequence[int], floor: int, secret: int, *table: str, in_a_row: bool = False
 ) -> list[int | None]:
-    """Return the counts of a table with None for those that stay at the site.
+    """Return a table's counts, with None for each count that must not leave the site.
+
+    Counts below the floor are suppressed, and further ones in a random order until at least two
+    are, which sum to at least 2 * floor. If the total is below the floor, all are.
 
     Args:
-        counts: all cells; their total may be known.
-        floor: counts below it are suppressed; 1 suppresses none.
-        secret: the hospital's own seed, which decides the further cells.
-        table: names the table; each table has its own order.
-        in_a_row: whether the cells are neighbours, like the bins of a histogram.
+        counts: all cells of the table; a reader may know their total.
+        floor: the smallest count that may leave; 1 or less suppresses nothing.
+        secret: the hospital's secret seed, which decides the order of the further cells.
+        table: names of the table; each table has its own order.
+        in_a_row: whether the cells are neighbours, like the bins of a histogram. Then outer cells,
+            which hold few samples, tend to be suppressed first.
     """
     if floor <= 1:
         return list(counts)
@@ -43,7 +47,7 @@ def suppress(
     hidden = [place for place, count in enumerate(counts) if count < floor]
     # Further cells, until no hidden count follows from the total by subtraction
     if hidden:
-        for place in _order(len(counts), derive_seed(secret, "survey", *table), in_a_row):
+        for place in _draw_order(len(counts), derive_seed(secret, "survey", *table), in_a_row):
             total = sum(counts[other] for other in hidden)
             if len(hidden) >= 2 and total >= 2 * floor:
                 break
@@ -56,12 +60,15 @@ def suppress(
 
 
 def secret_of(data: bytes) -> int:
-    """Return a secret for ``suppress`` that is the same for the same data."""
+    """Return a seed for ``suppress``, 56 bits of the SHA-256 of the data."""
     return int.from_bytes(hashlib.sha256(data).digest()[:7], "big")
 
 
-def _order(cells: int, seed: int, in_a_row: bool) -> list[int]:
-    """Return a random order of the cells (any permutation), favouring outer cells if in a row."""
+def _draw_order(cells: int, seed: int, in_a_row: bool) -> list[int]:
+    """Return the cell numbers 0 to ``cells`` - 1 in a random order, which may be any permutation.
+
+    If ``in_a_row``, outer cells tend to come first.
+    """
     places = np.arange(cells)
     from_middle = np.abs(places - (cells - 1) / 2)
     # Outer cells hold few samples, so suppressing them costs the reader least
@@ -75,7 +82,7 @@ def _order(cells: int, seed: int, in_a_row: bool) -> list[int]:
 
 
 def at_least(count: int, floor: int) -> int | None:
-    """Return a count that is released by itself; None if it is below the floor."""
+    """Return a count that is released without a table; None if it is below the floor."""
     if floor > 1 and count < floor:
         return None
     return count

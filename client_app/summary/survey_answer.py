@@ -1,8 +1,8 @@
 """A site's answer to a survey: counts, means and percentiles above the site's floors.
 
-The first answer is stored for good, and every later survey gets it again. The difference of two
-answers would reveal more than each: with slightly moved bins, or data with one patient more, it is
-that patient. So a data set's first answer stays until the hospital itself removes it,
+The first answer is stored, and every later survey gets it again, because the difference of two
+answers would reveal more than each. With slightly moved bins, or data with one patient more, the
+difference is that patient. So a data set's first answer stays until the hospital itself removes
 ``<state-dir>/.own/<site>/survey.json``.
 """
 
@@ -20,7 +20,7 @@ from fedsilo.client_app.opening import OpenedSite, open_site
 from fedsilo.client_app.site.identity import node_cap, own_name, site_settings
 from fedsilo.client_app.site.node import is_simulated, own_folder
 from fedsilo.client_app.site.own_file import OwnFile, secret_seed
-from fedsilo.client_app.site.policy import SiteFile, refuse_few
+from fedsilo.client_app.site.policy import SiteFile, refuse_few_samples
 from fedsilo.client_app.summary.suppression import at_least, suppress
 from fedsilo.core.errors import DataError, RefusedError
 from fedsilo.core.files.locations import find_places
@@ -51,7 +51,7 @@ _TAIL = 0.05  # the share of samples beyond each percentile
 
 @dataclass(frozen=True)
 class StoredAnswer:
-    """A stored first answer."""
+    """The first answer to a survey of one data set, as stored."""
 
     __pydantic_config__: ClassVar = {"extra": "forbid"}
     parts: Mapping[str, str]  # the parts of the answer, as sent or ready to be sent
@@ -60,14 +60,18 @@ class StoredAnswer:
 
 
 def answer_survey(context: Context, rules: SiteFile | None) -> RecordDict:
-    """Return the parts of the site's answer that may leave.
+    """Answer a survey with those parts that the hospital's site file lets leave.
+
+    A hospital's first answer about a data set is stored and repeated. A simulated site answers anew
+    each time, with all parts.
 
     Args:
         context: the node and the survey's settings.
         rules: the hospital's site file as read for this message; None without one.
 
     Raises:
-        FedsiloError: the site does not answer surveys, or its data are unusable.
+        RefusedError: the hospital does not answer surveys.
+        FedsiloError: the data are unusable, or the stored answer is damaged.
     """
     if is_simulated(context):
         return _record(_build_answer(context, 0).parts)
@@ -89,16 +93,17 @@ def answer_survey(context: Context, rules: SiteFile | None) -> RecordDict:
 def _reasons_against(
     context: Context, folder: Path | None, rules: SiteFile | None, allowed: Collection[str]
 ) -> Iterator[str]:
-    """Yield each reason why a hospital answers no survey, the decisive one first.
+    """Yield each reason why a hospital answers no survey; the server gets the first.
 
-    A site file must list the parts of a survey. A pattern for everything is not enough, because
-    such files may be older than surveys.
+    The hospital needs trust 'server', no cap on epsilon, a 'state-dir', and a site file that lists
+    the survey's parts. A pattern for everything is not enough, because such files may be older than
+    surveys.
 
     Args:
-        context: the node, with the site file's limits.
+        context: the node, with the site file's limits in its node config.
         folder: the folder that the hospital keeps over all runs; None without a 'state-dir'.
         rules: the hospital's site file; None without one.
-        allowed: the parts that the site file lists.
+        allowed: the parts that the site file lets leave.
     """
     trust = str(context.node_config.get("trust", ""))
     if trust != SERVER:
@@ -129,7 +134,7 @@ def _reasons_against(
 
 
 def _build_answer(context: Context, secret: int) -> StoredAnswer:
-    """Build an answer now; broken images are left out and counted."""
+    """Build a new answer from the data, with the settings and fingerprint that it depends on."""
     site, run = _open_site(context)
     answer = AnswerBuilder(site, secret).answer()
     return StoredAnswer(answer.to_config(), run, dict(fingerprint(site.silo)))
@@ -138,9 +143,18 @@ def _build_answer(context: Context, secret: int) -> StoredAnswer:
 def _first_answer(
     folder: Path, dataset: str, make: Callable[[], StoredAnswer]
 ) -> tuple[StoredAnswer, bool]:
-    """Return a data set's first answer, and whether it was made just now.
+    """Return the stored answer about a data set, and False; if there is none, make and store it.
 
-    ``folder`` is the folder that the hospital keeps over all runs.
+    Args:
+        folder: the folder that the hospital keeps over all runs.
+        dataset: the data set's name, the key of the stored answers.
+        make: builds the answer; called only if none is stored.
+
+    Returns:
+        The answer, and whether it was made just now.
+
+    Raises:
+        CheckpointError: the file of answers is damaged, or cannot be written.
     """
     file: OwnFile[dict[str, StoredAnswer]] = OwnFile(
         folder / _FILE,
@@ -159,7 +173,11 @@ def _first_answer(
 
 
 def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
-    """Return a stored answer; its part ``about`` tells whether the data have changed."""
+    """Return the parts of a stored answer, by name.
+
+    Only the part ``about`` is new: its ``changed`` tells whether the data, as read with the
+    settings of the first answer, have another fingerprint now.
+    """
     # The settings of the first answer, because other settings would count other samples
     before = with_current_keys(kept.settings, quietly=True)
     now = _open_site(replace(context, run_config={**context.run_config, **before}))[0].silo
@@ -169,7 +187,13 @@ def _repeat_answer(context: Context, kept: StoredAnswer) -> dict[str, str]:
 
 
 def _open_site(context: Context) -> tuple[OpenedSite, dict[str, Value]]:
-    """Open the site; return it with the run's settings that decided its silo."""
+    """Open the site with its data; return it with the run's settings that decided which data.
+
+    If images are broken, they are left out and the setting 'data.broken-images' becomes "skip".
+
+    Raises:
+        RefusedError: the site has fewer training samples than it allows.
+    """
     run = dict(context.run_config)
     try:
         site = open_site(context)
@@ -179,7 +203,7 @@ def _open_site(context: Context) -> tuple[OpenedSite, dict[str, Value]]:
             raise
         run["data.broken-images"] = "skip"
         site = open_site(replace(context, run_config=run))
-    refuse_few(site.silo.name, site.silo.label_counts()["train"], context.node_config)
+    refuse_few_samples(site.silo.name, site.silo.label_counts()["train"], context.node_config)
     decisive = {*_DECISIVE, *data_set(site.settings.dataset).settings}
     return site, {key: value for key, value in run.items() if key in decisive}
 
@@ -201,13 +225,13 @@ class _SplitParts:
 
 @dataclass(frozen=True)
 class AnswerBuilder:
-    """Builds an answer about the ``site``, with its own ``secret`` seed."""
+    """Builds a survey's answer about ``site``; the ``secret`` seed decides suppressed cells."""
 
     site: OpenedSite
     secret: int
 
     def answer(self) -> Survey:
-        """Return everything that may leave.
+        """Build the whole answer about the site's samples and files; small counts are suppressed.
 
         Raises:
             DataError: a file cannot be read again.
@@ -221,13 +245,13 @@ class AnswerBuilder:
             files = chosen.file_measures(silo.name, settings, places)
         return Survey(
             about=self._about(measures, files),
-            left_out=self._left_out(chosen.left_out(silo, settings, places)),
+            left_out=self._count_left_out(chosen.left_out(silo, settings, places)),
             **self._describe_splits(measures),
             **self._describe_files(files),
         )
 
     def _describe_splits(self, measures: list[Measure]) -> dict[str, Any]:
-        """Return the survey's parts that have a value per split; an empty split is left out."""
+        """Return the survey's parts that have a value per split, by name, without empty splits."""
         labels = self.site.silo.label_counts()
         described = _SplitParts()
         for name, split in self.site.silo.splits().items():
@@ -244,18 +268,18 @@ class AnswerBuilder:
         return vars(described)
 
     def _describe_files(self, files: list[Measure]) -> dict[str, Any]:
-        """Return the survey's parts about the site's files, such as their sizes."""
+        """Return histograms and percentiles of the site's files (such as sizes), by survey part."""
         histograms: dict[str, list[Count]] = {}
         percentiles: dict[str, tuple[float, float]] = {}
         for one in files:
             for place in one.values:
                 histograms[one.name] = self._histogram(one, place, "files")
-                percentiles.update(self._percentiles([one], place, few_too=True))
+                percentiles.update(self._percentiles([one], place, include_few_values=True))
         return {"files": histograms, "file_percentiles": percentiles}
 
     @property
     def floor(self) -> int:
-        """The fewest samples behind a count; at a hospital only its own limits decide."""
+        """The smallest count that leaves; at a hospital its own limits decide, never the run."""
         if self.site.simulated:
             return self.site.settings.sums_min_count
         return self.site.limits.sums_min_count
@@ -280,8 +304,11 @@ class AnswerBuilder:
         counts = measure.counts(split)
         return suppress(counts, self.floor, self.secret, *table, in_a_row=in_a_row)
 
-    def _left_out(self, rows: LeftOutRows) -> LeftOut:
-        """Count the samples in no split, and per column those without a possible value."""
+    def _count_left_out(self, rows: LeftOutRows) -> LeftOut:
+        """Count the samples in no split, and those of them that lack a valid value, per column.
+
+        Counts below the floor become None.
+        """
         missing = {}
         for name, count in rows.missing.items():
             # Both cells of the table, because their total may be known
@@ -290,10 +317,11 @@ class AnswerBuilder:
         return LeftOut(count=at_least(rows.count, self.floor), missing=missing)
 
     def _means(self, measures: list[Measure], split: str) -> Iterator[tuple[str, MeanAndDeviation]]:
-        """Yield mean and standard deviation of each measure with declared edges.
+        """Yield (name, mean and standard deviation) for each measure with declared bin edges.
 
-        Values beyond the outer edges are moved to them first, so an outlier has no larger influence
-        than other values.
+        At a real site, values beyond the outer edges are clipped to them first, so that no outlier
+        shows. Measures with levels, with fewer known values than the floor, or with at most 10
+        distinct values are left out.
         """
         for one in measures:
             if not one.edges:
@@ -309,27 +337,40 @@ class AnswerBuilder:
             yield one.name, MeanAndDeviation(mean=mean, sd=sd)
 
     def _percentiles(
-        self, measures: list[Measure], split: str, few_too: bool = False
+        self, measures: list[Measure], split: str, include_few_values: bool = False
     ) -> dict[str, tuple[float, float]]:
-        """Return the 5th and 95th percentile of each measure with enough samples beyond both.
+        """Return the 5th and the 95th percentile by measure.
 
-        ``few_too`` includes numbers with few distinct values, such as file sizes.
+        A measure is left out unless at least as many samples as the floor lie beyond each
+        percentile.
+
+        Args:
+            measures: the measures.
+            split: the split, or the place of files.
+            include_few_values: True to include numbers with at most 10 distinct values, such as
+                file sizes.
         """
         found = {}
         for one in measures:
-            values = self._known_values(one, split, few_too)
+            values = self._known_values(one, split, include_few_values)
             if values is not None and _TAIL * len(values) >= self.floor:
                 low, high = np.quantile(values, [_TAIL, 1 - _TAIL])
                 found[one.name] = float(low), float(high)
         return found
 
-    def _known_values(self, measure: Measure, split: str, few_too: bool = False) -> Values | None:
-        """Return the known values of a number; None for levels, or for few distinct values."""
+    def _known_values(
+        self, measure: Measure, split: str, include_few_values: bool = False
+    ) -> Values | None:
+        """Return a numeric measure's values without the missing ones.
+
+        None if the measure has levels, has no known value, or has at most 10 distinct values at a
+        real site without ``include_few_values``: a mean over so few would reveal counts.
+        """
         values = measure.values[split]
         known = values[~np.isnan(values)]
         if measure.levels or len(known) == 0:
             return None
-        many = self.site.simulated or few_too or len(np.unique(known)) > _FEW_VALUES
+        many = self.site.simulated or include_few_values or len(np.unique(known)) > _FEW_VALUES
         return known if many else None
 
 

@@ -1,4 +1,4 @@
-"""Local optimisation and measuring, the same for every method.
+"""Local training and measuring, the same for every method.
 
-Imports the folder site; knows no method.
+This folder imports the folder site, and knows no method.
 """

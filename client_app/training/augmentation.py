@@ -1,7 +1,7 @@
-"""Augment training images by transforms of torchvision v2, each image separately.
+"""Augment training images with transforms of torchvision v2, each image separately.
 
 The transforms draw from torch's global generators, because they accept no others. Each batch has
-its own seed, so the same seed gives the same images, and dropout draws as it would without
+its own seed, so the same seed gives the same images, and dropout draws the same numbers as without
 augmentation.
 """
 
@@ -32,12 +32,14 @@ def augmenter(
 ) -> Transform:
     """Return a function that augments batches of images (batch, channels, height, width).
 
+    Each call uses the seed of the next batch; the type and shape of the images stay the same.
+
     Args:
-        settings: 'train.augmentation' and the seed.
-        key: the key of the training, such as (round, site).
+        settings: the transforms ('train.augmentation') and the seed.
+        key: further keys of the random numbers, such as (round, site).
         device: the device of the batches.
     """
-    transform, numbers = _transform(settings.augmentation), count()
+    transform, numbers = _parse_transforms(settings.augmentation), count()
 
     def augment(batch: Tensor) -> Tensor:
         with seed_generators(settings.seed, "augmentation", *key, next(numbers), device=device):
@@ -50,7 +52,10 @@ def augmenter(
 
 
 def _change(image: Tensor, transform: Transform) -> Tensor:
-    """Return the transformed image in its own type; int16 is transformed as floats from 0 to 1."""
+    """Transform one image (channels, height, width); int16 is transformed as floats from 0 to 1.
+
+    The result has the image's type again; int16 values are clipped and rounded.
+    """
     if image.dtype != torch.int16:
         return transform(image)
     changed = transform((image.float() + _BIAS) / _RANGE)
@@ -58,8 +63,13 @@ def _change(image: Tensor, transform: Transform) -> Tensor:
 
 
 @lru_cache(maxsize=4)
-def _transform(text: str) -> Transform:
-    """Build one transform from the text of the setting."""
+def _parse_transforms(text: str) -> Transform:
+    """Build one composed transform from the text of 'train.augmentation'; cached by the text.
+
+    Raises:
+        SettingError: the text is malformed, or torchvision lacks a transform or refuses its
+            arguments.
+    """
     from torchvision.transforms import v2
 
     composed: Transform = v2.Compose(
@@ -69,7 +79,15 @@ def _transform(text: str) -> Transform:
 
 
 def _build_transforms(entries: Any) -> list[Any]:
-    """Build the transforms of a list of names or of single mappings from name to arguments."""
+    """Build transforms of torchvision v2 from a list; nested "transforms" are built too.
+
+    Args:
+        entries: each a name, or a mapping with one name and its arguments.
+
+    Raises:
+        SettingError: an entry is malformed, or torchvision lacks the transform or refuses its
+            arguments.
+    """
     from torchvision.transforms import v2
 
     known: dict[str, Any] = {}
@@ -106,10 +124,11 @@ def _refusal(name: str, error: Exception) -> SettingError:
 
 
 def check_augmentation(settings: CommonSettings, is_table: bool) -> None:
-    """Refuse an augmentation of a table, or one that torchvision cannot build.
+    """Check that a run's augmentation, if any, is for images and can be built.
 
     Raises:
-        SettingError: names the transform.
+        SettingError: the data set is a table, or torchvision refuses a transform; the text names
+            it.
     """
     if not settings.augmentation:
         return
@@ -118,17 +137,17 @@ def check_augmentation(settings: CommonSettings, is_table: bool) -> None:
             f"'train.augmentation' is for images, but data set '{settings.dataset}' is a table: "
             "remove 'train.augmentation'"
         )
-    _transform(settings.augmentation)
+    _parse_transforms(settings.augmentation)
 
 
 def check_images(settings: CommonSettings, silo: Silo) -> None:
-    """Refuse an augmentation that fails on this site's images or changes their size.
+    """Check the run's augmentation on a zero image of this site's type and shape.
 
     Raises:
-        SettingError: names PyTorch's reason, or both sizes.
+        SettingError: a transform fails, or the image gets another shape or type.
     """
     image = torch.zeros(silo.task.input_shape, dtype=silo.train.inputs.dtype)
-    transform = _transform(settings.augmentation)
+    transform = _parse_transforms(settings.augmentation)
     try:
         with seed_generators(settings.seed, "augmentation"):
             changed = _change(image, transform)

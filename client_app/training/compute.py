@@ -1,6 +1,6 @@
-"""Choose where a site computes, at what precision, and how repeatably.
+"""Choose the device and the precision for a site, and how repeatable its results are.
 
-Operations without a deterministic form are named or refused, as 'machine.deterministic' says.
+As 'machine.deterministic' says, operations without a deterministic form are named or refused.
 PyTorch reports them by a warning or an error when it meets one.
 """
 
@@ -34,7 +34,7 @@ _BUFFERS = 2  # one buffer of a streamed tensor is filled while the other is cop
 
 @dataclass(frozen=True)
 class Compute:
-    """A device and a precision."""
+    """A device and the precision of forward passes on it."""
 
     device: torch.device  # the device of tensors
     bf16: bool  # whether forward passes use bf16 autocast
@@ -43,43 +43,44 @@ class Compute:
     channels_last: bool = False
 
     def autocast(self) -> torch.autocast:
-        """Return the context for forward passes; it does nothing in fp32."""
+        """Return the autocast context for forward passes; it does nothing in fp32."""
         half = torch.bfloat16
         if self.fp16:
             half = torch.float16
         return torch.autocast(self.device.type, dtype=half, enabled=self.bf16 or self.fp16)
 
     def exact(self) -> Self:
-        """Return the same device in fp32, for explanations and embeddings."""
+        """Return the same device with fp32, for explanations and embeddings."""
         return replace(self, bf16=False, fp16=False)
 
     def scaler(self) -> GradScaler:
-        """Return a loss scaler, which keeps fp16 gradients from vanishing; inactive otherwise.
+        """Return a new loss scaler, which keeps fp16 gradients from vanishing; inactive otherwise.
 
-        Each training has its own scaler, so nothing of it is kept. Its first scale is 2^10 instead
-        of PyTorch's 2^16, with which the first steps of a round would overflow and be skipped.
+        Each training has its own scaler, and its scale is not stored. The first scale is 2^10
+        instead of PyTorch's 2^16, with which the first steps of each round would overflow and be
+        skipped.
         """
         return GradScaler(self.device.type, init_scale=2.0**10, enabled=self.fp16)
 
     def place(self, network: M) -> M:
-        """Move a network to the device, in this memory format."""
+        """Move a network to the device, in its memory format; return it."""
         placed = network.to(self.device)
         if self.channels_last:
             placed = placed.to(memory_format=torch.channels_last)
         return placed
 
     def bring(self, tensor: Tensor) -> Tensor:
-        """Move a tensor to the device; images get the memory format before they are moved."""
+        """Return a tensor on the device; 4-d tensors (images) first get the memory format."""
         if self.channels_last and tensor.ndim == 4:
             tensor = tensor.contiguous(memory_format=torch.channels_last)
         return tensor.to(self.device)
 
     def hold(self, tensor: Tensor) -> Callable[[Tensor], Tensor]:
-        """Return a function from row numbers (n,) to those rows of ``tensor``, on the device.
+        """Return a function that maps row numbers (n,) to those rows of ``tensor``, on the device.
 
-        A tensor that is small for a GPU's memory is copied there once; a larger one is streamed.
-        Row numbers are copied from pinned memory, because otherwise each step would wait for the
-        one before.
+        On a GPU, a tensor of at most 2 GiB is copied there once, and a larger one is streamed batch
+        by batch. Row numbers are copied from pinned memory, because otherwise each step would wait
+        for the one before.
         """
         # On a CPU the rows are in memory already, so plain indexing is enough
         if self.device.type != "cuda":
@@ -90,7 +91,7 @@ class Compute:
         return lambda rows: resident[rows.pin_memory().to(self.device, non_blocking=True)]
 
     def peak_memory(self) -> int:
-        """Return the peak memory in bytes: of this message on a GPU, else of this process."""
+        """Return the peak memory in bytes: this message's on a GPU, else this process's so far."""
         if self.device.type == "cuda":
             return int(torch.cuda.max_memory_allocated(self.device))
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
@@ -100,9 +101,10 @@ class Compute:
 
 
 def scaled_step(optimisers: Sequence[Optimizer], scaler: GradScaler) -> bool:
-    """Step all optimisers with the gradients of a scaled loss; tell whether all were finite.
+    """Step all optimisers with the gradients of a scaled loss; return True if all were finite.
 
-    An optimiser with other gradients keeps its weights, and the scale is halved.
+    An optimiser whose gradients are not finite takes no step, and the scale is halved. The
+    gradients are unscaled in place, so that later code sees their true values.
     """
     for optimiser in optimisers:
         scaler.unscale_(optimiser)  # code after the step must see the unscaled gradients
@@ -119,13 +121,21 @@ def choose_compute(
     deterministic: str = "warn",
     memory_format: str = "auto",
 ) -> Compute:
-    """Resolve the settings of these names for this process.
+    """Choose the device, precision and memory format for this process from a run's settings.
 
-    ``threads`` is set here for each message, because the number of threads changes the summation
-    order, and so the result.
+    Side effects: sets PyTorch's thread count, because it changes the summation order and so the
+    result; sets glibc's use of freed memory; and on a GPU the deterministic mode and the share of
+    its memory.
+
+    Args:
+        device: "auto" (a GPU if there is one), "cpu", "cuda" or "cuda:N".
+        precision: "auto" (bf16 on GPUs that have it, else fp32), "bf16", "fp16" or "fp32".
+        threads: the number of CPU threads.
+        deterministic: "true" refuses operations without a deterministic form, "warn" names them.
+        memory_format: "auto" (channels last on GPUs), "channels-last", or PyTorch's default.
 
     Raises:
-        SettingError: the device is unknown, the GPU does not exist, or 'fp16' has no GPU.
+        SettingError: the device is unknown, the GPU does not exist, or 'fp16' is set without a GPU.
     """
     torch.set_num_threads(threads)
     keep_freed_memory()
@@ -161,7 +171,11 @@ def choose_compute(
 
 
 def _device_parts(device: str) -> tuple[str, int]:
-    """Split a device into its kind and its index; raise a ``SettingError`` if it is unknown."""
+    """Split a device such as "cuda:1" into its kind and its index, 0 if it has none.
+
+    Raises:
+        SettingError: the device is not "auto", "cpu", "cuda" or "cuda:N".
+    """
     kind, _, index = device.partition(":")
     if kind not in ("auto", "cpu", "cuda") or (index and (kind != "cuda" or not index.isdigit())):
         raise SettingError(
@@ -171,10 +185,14 @@ def _device_parts(device: str) -> tuple[str, int]:
 
 
 def compute_of(settings: CommonSettings) -> Compute:
-    """Resolve a run's settings for this process.
+    """Choose the device, precision and memory format for a run at this site.
+
+    Like ``choose_compute``, but 'auto' stores channels last also on a CPU, if the network is safe
+    there.
 
     Raises:
-        SettingError: see ``choose_compute``; or a CPU cannot store the network's channels last.
+        SettingError: see ``choose_compute``; or 'channels-last' is set on a CPU for a network with
+            layers in which PyTorch may fail.
     """
     wanted, network = settings.memory_format, image_network(settings)
     safe = network in _CHANNELS_LAST_ON_CPU
@@ -192,7 +210,7 @@ def compute_of(settings: CommonSettings) -> Compute:
 
 
 def gpu_share() -> float:
-    """Return the share of a GPU's memory that the engine allows this client; 1 for all."""
+    """Return the share of a GPU's memory that the engine allows this process, 1 for all of it."""
     try:
         return float(os.environ.get(GPU_SHARE, "1"))
     except ValueError:
@@ -200,7 +218,12 @@ def gpu_share() -> float:
 
 
 def _be_repeatable(precision: str, deterministic: str) -> None:
-    """Ask CUDA for equal bits on equal machines, and for true fp32 if the run wants it."""
+    """Set PyTorch's global switches for deterministic CUDA operations, and allow TF32 unless fp32.
+
+    Args:
+        precision: 'machine.precision'; "fp32" turns TF32 off.
+        deterministic: "true" lets PyTorch refuse operations, "warn" warn of them, "false" neither.
+    """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     wanted = deterministic != "false"
     torch.use_deterministic_algorithms(wanted, warn_only=deterministic == "warn")
@@ -222,15 +245,15 @@ _PLAIN = re.compile(r"[^A-Za-z0-9_.-]")
 
 @contextmanager
 def noted_operations(say: Callable[[str], None] = lambda line: None) -> Iterator[set[str]]:
-    """Collect the names of non-deterministic operations that PyTorch warns of.
+    """Collect in a set the names of operations that PyTorch calls non-deterministic.
 
-    Other warnings pass unchanged.
+    The set fills while the block runs. Other warnings pass unchanged.
 
     Args:
-        say: gets one line with all names at the end, if there are any.
+        say: called after the block with one line that has all names, if there are any.
 
     Raises:
-        SiteError: an operation is refused, because 'machine.deterministic' is 'true'.
+        SiteError: PyTorch refuses an operation, because 'machine.deterministic' is 'true'.
     """
     found: set[str] = set()
     pass_on, always = warnings.showwarning, torch.is_warn_always_enabled()
@@ -269,7 +292,7 @@ def _operation(text: str) -> str:
 
 
 class Streamed:
-    """A tensor that is too large for the device; its batches are copied from two pinned buffers.
+    """A tensor that is too large for the GPU; batches are copied to it from two pinned buffers.
 
     Pinning costs as much as a copy, so it is done once per buffer instead of once per batch. A
     buffer is filled again only after its earlier content has arrived.
@@ -283,7 +306,10 @@ class Streamed:
         self._turn = 0
 
     def pick(self, rows: Tensor) -> Tensor:
-        """Return the given rows (n,) on the device, images in channels_last."""
+        """Return the given rows (n,) as a tensor on the device; images are stored channels last.
+
+        The copy to a GPU is asynchronous. The buffers grow if more rows are wanted than before.
+        """
         turn = self._turn = (self._turn + 1) % _BUFFERS
         if not self._buffers or len(rows) > len(self._buffers[0]):
             self._wait(*range(_BUFFERS))

@@ -1,4 +1,4 @@
-"""Measure a model on a split, from class probabilities by MC dropout."""
+"""Measure a network on a split: class probabilities, with or without MC dropout, and metrics."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,7 +31,7 @@ _IMAGES, _IN_CACHE = 128, 2**22  # the images, and their numbers, that a CPU enc
 
 
 class Probe(Protocol):
-    """A method's own metrics of the tokens, in addition to accuracy, loss and entropy."""
+    """A method's own metrics, computed from tokens in addition to accuracy, loss and entropy."""
 
     def see(self, tokens: Tensor) -> None:
         """Record a batch of tokens (batch, l, c)."""
@@ -60,7 +60,7 @@ class Probes(list[Probe]):
 
 @dataclass(frozen=True)
 class Measured:
-    """A network to measure, with its further metrics and the names of the metrics."""
+    """A network to measure, with the names of its metrics and further values to compute."""
 
     network: SiteNetwork  # must be on the compute device
     # Metric -> its name in the reply; other metrics are left
@@ -83,21 +83,22 @@ def measure(
     probe: Probe | None = None,
     counts_from: int | None = None,
 ) -> dict[str, float]:
-    """Measure a network on ``split``, from the mean over MC-dropout passes.
+    """Measure a network on ``split``, with class probabilities averaged over MC-dropout passes.
 
-    ``accuracy`` is that of the mean softmax's largest class, ``loss`` its negative log-likelihood
-    in nats, ``entropy`` UEFL's eq. 8 in nats, all averaged over the split's samples. The other
-    metrics are those of ``models.measures.classification_metrics``.
+    ``accuracy`` is the share of samples whose most probable class is right, ``loss`` the negative
+    log-likelihood in nats, and ``entropy`` that of the probabilities in nats (UEFL, eq. 8), each
+    averaged over the samples. The other metrics are those of
+    ``models.measures.classification_metrics``.
 
     Args:
         network: placed on the compute device.
         split: the samples, at least one.
-        settings: the seed and 'train.mc-passes'.
+        settings: the seed, and the number of passes 'train.mc-passes' (0 for one pass without
+            dropout).
         compute: the device and the precision.
-        key: keys the dropout draws.
+        key: further keys of the dropout seed.
         probe: sees the tokens of every batch and adds its own metrics; None for none.
-        counts_from: adds ``fedsilo.models.measures.outcome_counts`` of at least this many samples;
-            None for none.
+        counts_from: the fewest samples of each published outcome count; None to publish none.
 
     Returns:
         Metric -> value.
@@ -119,10 +120,11 @@ def measured_parts(
     compute: Compute,
     key: tuple[int | str, ...],
 ) -> dict[str, Tensor]:
-    """Return each sample's contribution to noisy metrics; see ``bounded_parts``.
+    """Return each sample's part in the metrics to which noise is added: metric -> (n,) in [0, 1].
 
     Samples are measured one at a time. In a batch, the last bits of a sample's output depend on the
-    batch size, and malicious weights could let these bits decide its class.
+    batch size, and malicious weights could let these bits decide its class. See ``bounded_parts``
+    for the metrics and ``measure`` for the arguments.
     """
     empty = torch.zeros(0, 2, dtype=torch.float64)
     found = [bounded_parts(empty, split.labels[:0])]  # a split may have no samples
@@ -137,7 +139,12 @@ def measured_parts(
 
 
 def metrics_of(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
-    """Compute the metrics of ``measure`` from class probabilities (n, classes) and labels (n,)."""
+    """Return accuracy, loss, entropy and classification metrics: metric -> value.
+
+    Args:
+        probabilities: class probabilities (n, classes); for the loss they are at least 1e-12.
+        labels: classes (n,).
+    """
     # A probability of 0 would make the loss infinite, so it is raised to 1e-12
     losses = nn.functional.nll_loss(probabilities.clamp_min(1e-12).log(), labels, reduction="none")
     right = probabilities.argmax(dim=1) == labels
@@ -156,17 +163,17 @@ def select_labels(split: Split, labels: Tensor) -> Split:
 
 
 def batch_size(numbers: int) -> int:
-    """Return the number of inputs in a batch, for inputs of ``numbers`` numbers each."""
+    """Return the number of inputs in a batch, 1 to 500, if each input has ``numbers`` numbers."""
     return max(1, min(_BATCH, _NUMBERS // max(numbers, 1)))
 
 
 def in_batches(inputs: Tensor) -> Sequence[Tensor]:
-    """Split inputs (n, ...) into batches that bound the memory of measuring."""
+    """Split inputs (n, ...) into batches that are small enough for memory."""
     return torch.split(inputs, batch_size(inputs[:1].numel()))
 
 
 def one_by_one(inputs: Tensor) -> Sequence[Tensor]:
-    """Split inputs (n, ...) into batches of one sample, for private metrics."""
+    """Split inputs (n, ...) into batches of one sample, each a copy, for private metrics."""
     return [copy_alone(inputs, number) for number in range(len(inputs))]
 
 
@@ -178,12 +185,19 @@ def predict_batches(
     key: tuple[int | str, ...],
     probe: Probe | None = None,
 ) -> Tensor:
-    """Return the class probabilities of inputs in batches, (n, classes) float64 on the CPU.
+    """Return the class probabilities (n, classes) of inputs in batches, float64 on the CPU.
 
-    They are the mean over 'train.mc-passes' dropout draws keyed by ``key``, or come from one pass
-    without dropout if there are 0. A batch is made when it is needed. Batches of ``batch_size``
-    give the same result as all inputs at once (``in_batches``), because dropout draws follow one
-    another.
+    They are the mean over 'train.mc-passes' passes with dropout; 0 means one pass without. The
+    batches are consumed one at a time. The dropout draws continue from batch to batch, so only
+    batches like those of ``in_batches`` repeat the result of ``measure``.
+
+    Args:
+        network: placed on the compute device.
+        batches: inputs (batch, ...).
+        settings: the seed and 'train.mc-passes'.
+        compute: the device and the precision.
+        key: further keys of the dropout seed.
+        probe: sees the tokens (batch, l, c) of each batch; None for none.
     """
     probabilities = []
     with (
@@ -208,9 +222,10 @@ def predict_batches(
 def _in_parts(
     function: Callable[[Tensor], Tensor], inputs: Tensor, compute: Compute
 ) -> list[Tensor]:
-    """Apply ``function`` to parts of ``inputs``, on the device.
+    """Apply ``function`` to consecutive parts of ``inputs``, on the device; return its results.
 
-    On a CPU, few images at a time keep the activations in its cache, which halves the time.
+    On a CPU a part has at most 128 images, so that the activations stay in the CPU's cache. That
+    halves the time.
     """
     size = batch_size(inputs[:1].numel())
     if compute.device.type == "cpu" and inputs.ndim > 2:
@@ -226,7 +241,16 @@ def tokens_of(network: SiteNetwork, split: Split, compute: Compute) -> Tensor:
 def over_batches(
     network: SiteNetwork, inputs: Tensor, compute: Compute, function: Callable[[Tensor], Tensor]
 ) -> Tensor:
-    """Apply ``function`` to all inputs (n, ...) in eval mode; return float32 on the CPU."""
+    """Return ``function`` of all inputs (n, ...), float32 on the CPU, without gradients.
+
+    The network is put into eval mode, and the inputs are processed part by part.
+
+    Args:
+        network: the network that ``function`` uses.
+        inputs: the inputs (n, ...).
+        compute: the device and the precision.
+        function: maps inputs (batch, ...) to rows (batch, ...).
+    """
     network.eval()
     with torch.no_grad(), compute.autocast():
         parts = _in_parts(lambda part: function(part).float().cpu(), inputs, compute)
@@ -234,7 +258,10 @@ def over_batches(
 
 
 class EvidenceProbe:
-    """Measures mean vacuity; with ``binned`` also accuracy by confidence and by vacuity."""
+    """Measures the mean vacuity of an evidential network; if ``binned`` also accuracy by bin.
+
+    The bins are of confidence and of vacuity.
+    """
 
     def __init__(self, network: SiteNetwork, labels: Tensor, binned: bool) -> None:
         self.network = network
@@ -243,14 +270,18 @@ class EvidenceProbe:
         self.alphas: list[Tensor] = []
 
     def see(self, tokens: Tensor) -> None:
-        """Store alpha (batch, classes) of a batch, from a pass without dropout.
+        """Record alpha (batch, classes) for a batch of tokens, from a pass without dropout.
 
         So the probe draws no random numbers.
         """
         self.alphas.append(_alpha(self.network, tokens))
 
     def values(self) -> dict[str, float]:
-        """Return ``vacuity``; with bins also their samples, right ones and mean values."""
+        """Return the mean ``vacuity``, and if ``binned`` the content of each bin, by metric name.
+
+        A bin's content is its number of samples, its number of right predictions, and its mean
+        value.
+        """
         alphas = torch.cat(self.alphas)
         uncertain = vacuity(alphas)
         metrics = {"vacuity": uncertain.double().mean().item()}
@@ -270,7 +301,7 @@ def vacuity_of(network: SiteNetwork, tokens: Tensor) -> dict[str, Tensor]:
 
 
 def _alpha(network: SiteNetwork, tokens: Tensor) -> Tensor:
-    """Return the concentration (batch, classes) of tokens, from a pass without dropout."""
+    """Return the Dirichlet concentrations (batch, classes) of tokens, computed without dropout."""
     with only_dropout_active(network, dropout=False):
         logits = network.classify(network.features(tokens))
     return logits.float().exp().cpu()

@@ -11,10 +11,11 @@ _KEPT = {-1: 2**26, -3: 2**25}
 
 
 def keep_freed_memory() -> None:
-    """Let glibc keep up to 64 MiB of freed memory for the next allocations.
+    """Let glibc keep up to 64 MiB of freed memory for the next allocations of this process.
 
     A training step on a CPU frees and allocates the same activations each time. By default glibc
-    returns them to the system, which clears every page before it gives it back: a tenth of a step.
+    returns them to the system, which clears every page before it hands it out again; that takes a
+    tenth of a step's time.
     """
     set_option = getattr(ctypes.CDLL(None), "mallopt", None)
     if set_option:

@@ -1,4 +1,4 @@
-"""The network with which a run starts, as one site opens it: the same weights at all sites."""
+"""Build the network with which a run starts (the same weights at all sites), and class weights."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -19,7 +19,10 @@ from fedsilo.models.networks.site_network import TokenClassifier, evidences
 
 
 def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:
-    """Build the network with the seed's weights, the backbone's weights and the site's prior.
+    """Build the run's network with initial weights drawn from the run's seed.
+
+    A pretrained backbone is loaded if the run has one. Class weights and, outside private runs, an
+    evidential prior are set from the site's training labels.
 
     Raises:
         SettingError: the backbone's weights are missing or belong to another architecture.
@@ -36,18 +39,19 @@ def initial_classifier(common: CommonSettings, silo: Silo) -> TokenClassifier:
 
 
 def weighted_criterion(common: CommonSettings, silo: Silo) -> Callable[[Tensor, Tensor], Tensor]:
-    """Return the cross-entropy with 'train.class-weights' for the silo's training samples."""
+    """Return a function of (logits, labels): the cross-entropy with 'train.class-weights'."""
     return partial(_weighted_loss, class_weights(common, silo))
 
 
 def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
-    """Return the weight of each class, (classes,).
+    """Return the weight of each class in the loss, (classes,) float32.
 
-    Balanced weights are n / (K n_k), where n_k of the site's n training samples have class k, and K
-    classes have samples; their mean over the samples is 1. A class without samples has weight 0.
+    "balanced" weights are n / (K n_k), where n_k of the site's n training samples have class k, and
+    K classes have samples; so their mean over the samples is 1. A class without samples has weight
+    0. Otherwise the run's own weights are returned.
 
     Raises:
-        SettingError: the run gives another number of weights.
+        SettingError: the run gives another number of weights than there are classes.
     """
     if common.class_weights == "balanced":
         counts = torch.bincount(silo.train.labels, minlength=silo.task.classes).double()
@@ -64,22 +68,27 @@ def class_weights(common: CommonSettings, silo: Silo) -> Tensor:
 
 
 def effective_samples(weights: Tensor) -> float:
-    """Return the effective sample size of samples with ``weights`` (n,).
+    """Return Kish's effective sample size (sum w)^2 / sum w^2 for sample weights (n,).
 
-    It is Kish's (sum w)^2 / sum w^2; 0 if all weights are 0.
+    It is n for equal weights, near 1 if one sample dominates, and 0 if all weights are 0.
     """
     each = weights.double()
     return float((each.sum() ** 2 / (each**2).sum()).nan_to_num())
 
 
 def refuse_small(batches: Sequence[Tensor], minimum: int, weights: Tensor | None) -> None:
-    """Refuse steps on fewer than ``minimum`` different samples.
+    """Check that each optimiser step has at least ``minimum`` different samples.
 
     A sample counts only if its weight is more than a hundredth of the largest in its batch, because
-    a smaller one hides no other sample's gradient. Without ``weights`` (n,) every sample counts.
+    a smaller gradient does not help to hide the others.
+
+    Args:
+        batches: the sample numbers of each step, (batch,) each; an empty list passes.
+        minimum: the fewest samples.
+        weights: the weight of each sample in the loss, (n,); None if all count the same.
 
     Raises:
-        RefusedError: names the number of samples.
+        RefusedError: a step has fewer; the text gives both numbers.
     """
     sizes = []
     for batch in batches:
@@ -106,10 +115,12 @@ def _given_weights(common: CommonSettings) -> list[float]:
 
 
 def check_class_weights(common: CommonSettings) -> None:
-    """Refuse malformed class weights, and class weights with an evidential loss.
+    """Check that 'train.class-weights' is well formed, and that the loss is a cross-entropy.
+
+    It must be "none", "balanced", or numbers of at least 0 with a positive sum.
 
     Raises:
-        SettingError: names the rule.
+        SettingError: the value is malformed, or the loss is evidential.
     """
     if common.class_weights == "none":
         return
@@ -128,17 +139,22 @@ def check_class_weights(common: CommonSettings) -> None:
 
 
 def _weighted_loss(weights: Tensor, logits: Tensor, labels: Tensor) -> Tensor:
-    """Return the mean over a batch of each sample's weight times its cross-entropy.
+    """Return the mean over a batch of each sample's class weight times its cross-entropy.
 
-    It is divided by the number of samples, not by their weights. So a weight counts even in a batch
-    of one, and the losses of a batch's parts add up to the loss of the batch.
+    The sum is divided by the number of samples, not by their weights. So a weight counts even in a
+    batch of one, and the losses of a batch's parts add up to the loss of the batch.
+
+    Args:
+        weights: the weight of each class, (classes,).
+        logits: the network's outputs (batch, classes).
+        labels: classes (batch,).
     """
     losses = nn.functional.cross_entropy(logits, labels, reduction="none")
     return (losses * weights.to(losses.device)[labels]).mean()
 
 
 def set_prior(network: nn.Module, labels: Tensor) -> None:
-    """Set an evidential network's prior from its training labels ``labels`` (n,)."""
+    """Set an evidential network's prior from the class counts of training labels (n,)."""
     for evidence in evidences(network):
         counts = torch.bincount(labels, minlength=len(evidence.prior))
         evidence.prior.copy_(skewed_prior(counts))

@@ -34,11 +34,17 @@ Objective = Callable[[Tensor, Tensor], Tensor]
 
 
 def batches(count: int, size: int, rng: torch.Generator, smallest: int = 1) -> list[Tensor]:
-    """Shuffle an epoch of ``count`` samples into batches of sample numbers, each (up to size,).
+    """Shuffle the numbers 0 to ``count`` - 1 into batches (size,); the last may differ in size.
 
-    A last batch of one sample joins the batch before it, because batch norm has no variance over a
-    single 1x1 map. A last batch with fewer than ``smallest`` samples joins it because it would rest
-    on too few patients.
+    A last batch of one sample is joined to the one before it, because batch norm has no variance
+    over a single 1x1 map. A last batch of fewer than ``smallest`` samples is joined too, because it
+    would rest on too few patients.
+
+    Args:
+        count: the number of samples in the epoch.
+        size: the number of samples in a batch.
+        rng: draws the order.
+        smallest: the fewest samples in a batch, if the epoch has that many.
     """
     parts = list(torch.split(torch.randperm(count, generator=rng), size))
     if len(parts) > 1 and len(parts[-1]) < max(smallest, 2):
@@ -51,9 +57,14 @@ def schedule(
 ) -> Iterator[list[Tensor]]:
     """Yield the passes of a local training over ``count`` samples, each a list of batches.
 
-    A batch has at least ``smallest`` samples if the site has that many. With 'train.local-steps'
-    every site takes that many batches, however many samples it has, so its last pass may be cut
-    short.
+    There are 'train.local-epochs' passes. With 'train.local-steps' there are that many batches
+    instead, at every site, so the last pass may be cut short.
+
+    Args:
+        count: the number of samples.
+        settings: the length of the training and the batch size.
+        rng: draws the order of each pass.
+        smallest: the fewest samples of a batch, if the site has that many.
     """
     if not settings.local_steps:
         for _ in range(settings.local_epochs):
@@ -67,14 +78,14 @@ def schedule(
 
 
 def passes_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
-    """Count the passes over ``count`` samples in a round; a pass cut short counts."""
+    """Count the passes over ``count`` samples in a round; one that is cut short counts as well."""
     return sum(1 for _ in schedule(count, settings, torch.Generator().manual_seed(0), smallest))
 
 
 def micro_batches(count: int, size: int) -> list[slice]:
-    """Split a batch of ``count`` samples into slices of ``size``; 0 for a single slice.
+    """Split a batch of ``count`` samples into slices of ``size``; 0 means a single slice.
 
-    No slice has only one sample: a last single sample joins the slice before it.
+    A last slice of one sample is joined to the slice before it.
     """
     if not size or size >= count:
         return [slice(0, count)]
@@ -93,11 +104,18 @@ def add_gradients(
     penalty: Penalty | None = None,
     scaler: GradScaler | None = None,
 ) -> Tensor:
-    """Add the gradients of a batch's mean loss and ``penalty``; return that sum, detached.
+    """Add the gradients of a batch's mean loss plus penalty; return that sum, detached.
 
-    With 'train.micro-batch' the gradients are added up part by part, each part weighted by its
-    number of samples, and batch norm sees one part at a time. With ``scaler`` the loss is scaled
-    first.
+    Args:
+        objective: maps inputs and labels to a mean loss.
+        inputs: the batch, on the device.
+        labels: classes (batch,), on the device.
+        settings: with 'train.micro-batch', that many samples are computed at a time, and the losses
+            of the parts are weighted by their numbers of samples. Batch norm then sees one part at
+            a time.
+        compute: the device and the precision.
+        penalty: returns a term that is added once per batch, or None.
+        scaler: scales the loss before the backward pass, or None.
     """
     total = torch.zeros((), device=inputs.device)
     parts = [slice(0, len(labels))]
@@ -121,7 +139,7 @@ def add_gradients(
 
 
 def steps_of(count: int, settings: CommonSettings, smallest: int = 1) -> int:
-    """Count the optimiser steps of a round over ``count`` samples."""
+    """Count the optimiser steps of a round over ``count`` samples; see ``schedule``."""
     rng = torch.Generator().manual_seed(0)
     return sum(map(len, schedule(count, settings, rng, smallest)))
 
@@ -179,11 +197,13 @@ class LocalTraining:
         return len(self.split.labels)
 
     def run(self) -> float:
-        """Train the network in place and return its mean loss over the last pass.
+        """Train the network in place, and return the mean loss of a sample in the last pass.
+
+        The steps and samples are added to ``work``.
 
         Raises:
-            SiteError: the loss is not finite.
-            RefusedError: the training has fewer samples or steps than the hospital allows.
+            SiteError: the loss is not finite, or no step in fp16 had finite gradients.
+            RefusedError: a batch or the whole training is smaller than the hospital's floors.
         """
         self.network.train()
         steps, count, passes = _Steps(self), len(self.split.labels), self.plan
@@ -213,7 +233,7 @@ class LocalTraining:
 
 
 class _Steps:
-    """The optimiser steps of a training, and their totals."""
+    """Takes the optimiser steps of a training, and adds up their losses and samples."""
 
     def __init__(self, training: LocalTraining) -> None:
         network, settings, compute = training.network, training.settings, training.compute
@@ -247,7 +267,10 @@ class _Steps:
         self._after_step = training.after_step
 
     def take(self, batches_of_pass: list[Tensor]) -> None:
-        """Take one step per batch of a pass; in fp16 skip batches with infinite gradients."""
+        """Take one optimiser step for each batch of a pass; the totals of the pass start at 0.
+
+        In fp16, a batch with gradients that are not finite is skipped and does not count.
+        """
         self.losses, self.samples = 0.0, 0
         for indices in batches_of_pass:
             batch, labels = self._pick(indices), self._label(indices)
@@ -274,13 +297,17 @@ class _Steps:
 
 
 def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -> None:
-    """Check that a training neither diverged nor was too short.
+    """Check that a training did not diverge and took enough steps; 0 as ``minimum`` checks nothing.
 
-    Any result is kept if ``minimum``, the fewest optimiser steps, is 0.
+    Args:
+        loss: the mean loss over the last pass.
+        rates: the learning rate of each step.
+        minimum: the fewest steps whose rate is at least a hundredth of the largest.
+        fp16: whether steps with infinite gradients were skipped.
 
     Raises:
         SiteError: the loss is not finite, or no step had finite gradients.
-        RefusedError: fewer than ``minimum`` steps had a learning rate that moves the network.
+        RefusedError: fewer than ``minimum`` steps count.
     """
     if not minimum:
         return
@@ -306,16 +333,16 @@ def refuse_unusable(loss: float, rates: list[float], minimum: int, fp16: bool) -
 def continue_from_earlier_rounds(
     training: LocalTraining, settings: CommonSettings, rounds: int, aside: tuple[str, ...] = ()
 ) -> None:
-    """Let the learning rate and the weight of evidential losses go on from the rounds before.
+    """Let the learning rate and the evidential KL weight continue from earlier rounds.
 
-    Sets ``counted`` if the learning rate changes over rounds, and ``before_pass`` if the network
-    has evidential losses.
+    Sets ``training.counted`` if the learning rate changes over rounds, and ``training.before_pass``
+    if the network has evidential losses.
 
     Args:
-        training: the training; its private mechanism and its floors must be set.
-        settings: the run's settings, without a number of steps that ``training`` alone has.
+        training: the training; its private mechanism and its floors must be set already.
+        settings: the run's settings, without a number of steps that only ``training`` has.
         rounds: the number of finished rounds.
-        aside: names a training besides the site's own; else empty.
+        aside: a key that names the training of a further model; empty for the site's own model.
     """
     if evidences(training.network):
         training.before_pass = anneal_evidence(training, settings, rounds)
@@ -328,13 +355,14 @@ def continue_from_earlier_rounds(
 def round_steps(
     training: LocalTraining, settings: CommonSettings, aside: tuple[str, ...] = ()
 ) -> int:
-    """Return the optimiser steps of a round, by which the learning rate is set.
+    """Return the number of optimiser steps in a round, by which the learning rate is set.
 
     Args:
-        training: its own settings give the steps that a schedule counts: a round may have several
+        training: a schedule counts the steps of its own settings, because a round may have several
             trainings.
-        settings: the run's settings, by whose rounds 'train.rate-decay' counts.
-        aside: names a training besides the site's own, whose epochs may span rounds; else empty.
+        settings: the run's settings; 'train.rate-decay' counts their steps.
+        aside: a key that names the training of a further model; empty for the site's own model,
+            whose epochs may span rounds.
     """
     if training.private:
         return training.private.steps()
@@ -347,17 +375,14 @@ def round_steps(
 
 
 def count_steps(steps: int, settings: CommonSettings, rounds: int) -> tuple[int, int]:
-    """Return a site's steps in earlier rounds and, with a schedule, in all rounds.
+    """Return the number of a site's optimiser steps in earlier rounds, and in all rounds.
 
-    Each round is assumed to be as long as this one.
+    Each round is assumed to be as long as this one. The second number is 0 without a schedule.
 
     Args:
         steps: the optimiser steps of this round.
-        settings: the run's number of rounds, and whether the rate has a schedule.
+        settings: the number of rounds, and the schedule of the learning rate.
         rounds: the number of finished rounds.
-
-    Returns:
-        Steps in earlier rounds, and in all rounds; the second is 0 without a schedule.
     """
     before, total = rounds * steps, 0
     if is_scheduled(settings):
@@ -368,11 +393,13 @@ def count_steps(steps: int, settings: CommonSettings, rounds: int) -> tuple[int,
 def anneal_evidence(
     training: LocalTraining, settings: CommonSettings, rounds: int
 ) -> Callable[[int], None]:
-    """Return a function that anneals the evidential KL weight over all epochs so far.
+    """Return a function that sets the evidential KL weight for a pass of this round, from 0.
+
+    The weight grows with the number of epochs in all rounds so far.
 
     Args:
-        training: the evidential losses of its network get the weight.
-        settings: give the number of epochs in a round.
+        training: the training; the evidential losses of its network get the weight.
+        settings: the number of epochs in a round.
         rounds: the number of finished rounds.
     """
     if settings.epoch_steps:

@@ -30,7 +30,7 @@ _EXAMPLE = "{momentum: 0.9}"
 
 
 def _optimiser_classes() -> Mapping[str, Callable[..., Optimizer]]:
-    """Return PyTorch's optimiser classes by their names in lower case."""
+    """Return PyTorch's optimiser classes by their names in lower case, such as "adamw"."""
     classes = {}
     for name, kind in vars(torch.optim).items():
         if isinstance(kind, type) and issubclass(kind, Optimizer) and kind is not Optimizer:
@@ -42,10 +42,10 @@ _KINDS = _optimiser_classes()
 
 
 def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
-    """Build a new optimiser for the trained parameters of ``module``.
+    """Build the run's optimiser for the trainable parameters of ``module``, without moments.
 
-    A module with ``slow_parameters`` trains those at 'vit.basic-learning-rate'. A module with
-    ``apart_parameters`` leaves those to its method's own optimiser.
+    Parameters in the module's ``slow_parameters()`` get 'vit.basic-learning-rate'. Those in
+    ``apart_parameters()`` are left to the method's own optimiser.
 
     Raises:
         SettingError: PyTorch has no such optimiser, or it refuses the arguments.
@@ -81,7 +81,11 @@ def open_optimiser(module: nn.Module, settings: CommonSettings) -> Optimizer:
 
 
 def _own_arguments(settings: CommonSettings) -> dict[str, Any]:
-    """Return 'train.optimiser-arguments', pairs such as Adam's betas as tuples."""
+    """Parse 'train.optimiser-arguments'; lists, such as Adam's betas, become tuples.
+
+    Raises:
+        SettingError: the text is malformed, or names an argument that has its own setting.
+    """
     chosen: dict[str, Any] = parse_structure(
         "train.optimiser-arguments", settings.optimiser_arguments, _EXAMPLE
     )
@@ -103,10 +107,11 @@ def _refusal(settings: CommonSettings, error: Exception) -> SettingError:
 
 
 def check_optimiser(settings: CommonSettings) -> None:
-    """Refuse an optimiser that cannot be built or cannot step from gradients.
+    """Check the run's optimiser by one step on small tensors.
 
     Raises:
-        SettingError: names the optimiser and PyTorch's reason.
+        SettingError: the optimiser cannot be built or cannot step; or 'train.optimiser-state' is
+            "run", but its state has other shapes than the weights.
     """
     weights = nn.ParameterList([nn.Parameter(torch.zeros(shape)) for shape in ((2,), (2, 3))])
     optimiser = open_optimiser(weights, settings)
@@ -131,19 +136,20 @@ def check_optimiser(settings: CommonSettings) -> None:
 
 
 def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) -> None:
-    """Refuse an optimiser under which fewer than ``least`` steps decide the result.
+    """Check that each of the first ``least`` steps, at most 5, has an effect on the result.
 
-    With a damped or huge momentum, a decay of rates or weights, or a penalty, one step's gradient
-    can be nearly all that is left. To find out, each of the first steps, at most ``_TRIED``, is
-    repeated with the opposite sign, and its effect on the result is measured.
+    With a damped or huge momentum, a strong decay, or a strong penalty, one step's gradient can be
+    nearly all that remains, and the reply would reveal it. So a one-number model is trained once
+    per step with that step's gradient negated. The step counts if the result moves by at least a
+    hundredth of the largest such change.
 
     Args:
         settings: the run's settings.
         least: the fewest steps that must count.
-        pull: the factor of a penalty's gradient, which pulls weights back to the start; 0 for none.
+        pull: the factor of a penalty's gradient towards the initial weights; 0 for none.
 
     Raises:
-        RefusedError: names the number of steps that count.
+        RefusedError: fewer steps count; the text gives both numbers.
     """
     steps = min(least, _TRIED)  # a simulated site's floor is 1, so nothing is refused there
     weights = nn.ParameterList([nn.Parameter(torch.zeros(1)) for _ in range(steps + 1)])
@@ -170,11 +176,11 @@ def refuse_forgetful(settings: CommonSettings, least: int, pull: float = 0.0) ->
 
 @cache
 def eager(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
-    """Return an optimiser class that computes like ``kind`` and is never compiled.
+    """Return a subclass of the optimiser class ``kind`` that computes the same but starts faster.
 
-    PyTorch guards methods of its optimisers against ``torch.compile``, and the guards import
-    ``torch._dynamo`` at the first call, which takes more than a second in every process. Each guard
-    names the method that it wraps, so a subclass can use the methods without guards.
+    PyTorch guards some methods of its optimisers against ``torch.compile``, and the guards import
+    ``torch._dynamo`` at the first call, which takes more than a second in every process. The
+    subclass has these methods without their guards. Cached by class.
     """
     base = cast(type[Optimizer], kind)
     methods: dict[str, Any] = {}
@@ -185,7 +191,10 @@ def eager(kind: Callable[..., Optimizer]) -> Callable[..., Optimizer]:
 
 
 def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
-    """Return the moments of all parameters as ``<parameter>/<moment>``."""
+    """Return an optimiser's state for the parameters of ``module``, as named tensors.
+
+    The names are ``<parameter>/<moment>``, such as "head.weight/exp_avg".
+    """
     moments = {}
     for name, parameter in module.named_parameters():
         for moment, value in optimiser.state[parameter].items():
@@ -194,7 +203,10 @@ def moments_of(optimiser: Optimizer, module: nn.Module) -> dict[str, Tensor]:
 
 
 def restore_moments(optimiser: Optimizer, module: nn.Module, stored: Mapping[str, Tensor]) -> None:
-    """Restore the arrays of ``moments_of``; a parameter of another shape starts anew."""
+    """Put the arrays of ``moments_of`` back into an optimiser.
+
+    A parameter without stored arrays, or whose shape differs from theirs, begins with new moments.
+    """
     moments: dict[str, dict[str, Tensor]] = {}
     for key, value in stored.items():
         name, _, moment = key.rpartition("/")

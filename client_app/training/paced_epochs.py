@@ -1,9 +1,9 @@
-"""Epochs that span rounds: a round has 'train.pace' steps of an epoch of 'train.epoch-steps'.
+"""Epochs that span rounds: a round has 'train.pace' steps of an epoch with 'train.epoch-steps'.
 
 The optimiser, the epoch's order of samples and the position in it are the site's own state, under
-names that begin with ``pace/``; the optimiser uses these names even if only it spans rounds. Epochs
-are counted by the rounds of the run, so all sites begin an epoch together. A site that missed a
-round continues at its position, and skips the rest when the next epoch begins.
+names that begin with ``pace/``. The optimiser's state has such names even if epochs do not span
+rounds. Epochs are counted by the rounds of the run, so all sites begin an epoch together. A site
+that missed a round continues at its position, and skips the rest when the next epoch begins.
 """
 
 from collections.abc import Callable, Mapping
@@ -26,7 +26,7 @@ _EPOCH, _POSITION, _ORDER, _OPTIMISER = "epoch", "position", "order", "optimiser
 
 @dataclass
 class Pacing:
-    """A site's position in its epoch."""
+    """A site's position in an epoch that spans rounds."""
 
     epoch: int  # the epoch, from 0
     position: int  # the steps of the epoch that the site has taken
@@ -35,15 +35,16 @@ class Pacing:
     size: int  # the number of samples in a step
 
     def batches(self) -> list[Tensor]:
-        """Return the samples of this round's steps; after the last sample the first follows again.
+        """Return the sample numbers of each step in this round, (size,) each.
 
-        Within an epoch that happens only at a site with fewer than two samples per step.
+        After the last sample of the order the first follows again. Within an epoch that happens
+        only at a site with fewer than two samples per step.
         """
         places = torch.arange(self.steps * self.size) + self.position * self.size
         return list(torch.split(self.order[places % len(self.order)], self.size))
 
     def next_state(self) -> dict[str, Tensor]:
-        """Return the arrays that the next round needs after this round's steps."""
+        """Return the arrays to store for the next round: epoch, position after this one, order."""
         return {
             f"{PREFIX}{_EPOCH}": torch.tensor(self.epoch),
             f"{PREFIX}{_POSITION}": torch.tensor(self.position + self.steps),
@@ -58,20 +59,20 @@ def train_continued(
     site: str,
     order: Callable[[int], Tensor | None] | None = None,
 ) -> tuple[float, dict[str, Tensor]]:
-    """Continue training where the site's last round stopped.
+    """Train from the optimiser state, and if epochs span rounds the position, of the last round.
 
     A parameter that is new, or whose shape has changed, begins with new moments.
 
     Args:
-        training: the training; it gets its optimiser here and, if epochs span rounds, this round's
-            batches.
-        stored: the site's state before; may be empty.
+        training: the training; its ``optimiser`` is set here and, if epochs span rounds, its
+            ``plan``.
+        stored: the site's state before this message; may be empty.
         round_: the round, from 1.
         site: the site's name.
-        order: returns the order (n,) of an epoch's samples, or None for a random one.
+        order: returns the order (n,) of the samples in a given epoch, or None for a random order.
 
     Returns:
-        The mean loss over the last pass, and the arrays for the next round.
+        The mean loss over the last pass, and the arrays to store for the next round.
     """
     network, settings = training.network, training.settings
 
@@ -109,17 +110,19 @@ def open_pacing(
     settings: CommonSettings,
     new_order: Callable[[int], Tensor],
 ) -> Pacing:
-    """Find the site's position in its epoch at the start of a round.
+    """Return the site's position in its epoch at the start of a round.
+
+    It continues from the stored position within the same epoch; otherwise an epoch begins.
 
     Args:
-        stored: the site's state before; may be empty.
+        stored: the site's state before this message; may be empty.
         round_: the round, from 1.
         samples: the number of the site's training samples.
-        settings: give the number of steps in an epoch and in a round.
-        new_order: returns the order (samples,) of an epoch's samples; called when an epoch begins.
+        settings: the number of steps in an epoch and in a round.
+        new_order: returns the order (samples,) of the samples in an epoch that begins now.
 
     Raises:
-        SiteError: the number of training samples has changed within an epoch.
+        SiteError: the number of training samples has changed within the epoch.
     """
     epoch, size = epoch_of(round_, settings), batch_of(samples, settings)
     known = stored.get(f"{PREFIX}{_EPOCH}")
@@ -135,7 +138,7 @@ def refuse_other_data(before: int, now: int) -> None:
     """Check that the site has as many training samples as when its state was stored.
 
     Raises:
-        SiteError: the numbers differ; names both.
+        SiteError: the numbers ``before`` and ``now`` differ; the text gives both.
     """
     if before != now:
         raise SiteError(

@@ -1,4 +1,4 @@
-"""DP-SGD: private batches and noisy gradients in place of the usual ones."""
+"""DP-SGD: Poisson-sampled batches and noisy clipped gradients in place of the usual ones."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from fedsilo.models.privacy.release import Release
 
 @dataclass(frozen=True)
 class PrivateTraining:
-    """One training by DP-SGD."""
+    """The mechanism of one DP-SGD training, for which the ledger was charged."""
 
     settings: CommonSettings  # clip norm C, noise multiplier z and the length
     # The reported number of training samples; the real one would reveal who is there
@@ -32,11 +32,15 @@ class PrivateTraining:
         return private_rate(self.settings, self.reported)
 
     def steps(self) -> int:
-        """Return the number of optimiser steps."""
+        """Return the number of optimiser steps, which follows from the reported sample count."""
         return private_steps(self.settings, self.reported)
 
     def plan(self, count: int) -> Iterator[list[Tensor]]:
-        """Yield passes over ``count`` samples, each a list of batches drawn sample by sample."""
+        """Yield passes over ``count`` samples, each a list of batches of sample numbers.
+
+        Each sample is in each batch with probability ``rate``, independently, so batches differ in
+        size and may be empty. A pass has 1 / ``rate`` batches, rounded up; the last may have fewer.
+        """
         # Poisson batches differ in size, so an epoch has 1 / q batches on average
         left, per_epoch = self.steps(), math.ceil(1 / self.rate)
         while left > 0:
@@ -55,10 +59,21 @@ class PrivateTraining:
         penalty: Callable[[], Tensor] | None = None,
         scaler: GradScaler | None = None,
     ) -> Tensor:
-        """Give ``network`` the noisy gradients of a batch; return its mean loss, detached.
+        """Set the parameters' gradients to a noisy mean of clipped ones; return the mean loss.
 
-        ``penalty`` needs no noise, because it depends only on the parameters, which are private
-        already. ``scaler`` is None, because 'fp16' is refused with clipped gradients.
+        The loss is that of the batch, includes the penalty and is detached. The gradients are
+        divided by the expected batch size, because the real one is private.
+
+        Args:
+            network: the network whose gradients are set.
+            objective: maps inputs and labels to a loss.
+            inputs: the batch, on the device; may be empty.
+            labels: classes (batch,), on the device.
+            settings: 'train.micro-batch' is the number of samples computed at a time.
+            compute: the device and the precision.
+            penalty: returns a term that depends only on the parameters, which are private already,
+                so its gradient gets no noise; None for none.
+            scaler: always None, because 'fp16' is refused in private runs.
         """
         parameters, size = dict(network.named_parameters()), settings.micro_batch
         with compute.autocast():
@@ -76,11 +91,11 @@ class PrivateTraining:
 
 
 def private_rate(settings: CommonSettings, reported: int) -> float:
-    """Return the probability that one of ``reported`` samples is in a private batch."""
+    """Return the probability, at most 1, that one of ``reported`` samples is in a private batch."""
     return min(1.0, settings.batch_size / reported)
 
 
 def private_steps(settings: CommonSettings, reported: int) -> int:
-    """Return the number of optimiser steps of a private training over ``reported`` samples."""
+    """Return the number of optimiser steps in a private training over ``reported`` samples."""
     per_epoch = max(1, math.ceil(reported / settings.batch_size))
     return settings.local_steps or settings.local_epochs * per_epoch

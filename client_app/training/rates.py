@@ -1,7 +1,7 @@
-"""The learning rate of each step, by PyTorch's own schedulers over the steps of all rounds.
+"""The learning rate of each step, from PyTorch's own schedulers over the steps of all rounds.
 
 The position of a step follows from its round. So a site that joins late, or continues after a
-crash, has the same rates as the others, and no state of a scheduler is kept or sent. Sites with
+crash, has the same rates as the others, and no state of a scheduler is stored or sent. Sites with
 more samples take more steps per round, but all have the same rates at the start of each round.
 """
 
@@ -41,15 +41,17 @@ def is_scheduled(settings: CommonSettings) -> bool:
 def rate_setter(
     optimisers: Sequence[Optimizer], settings: CommonSettings, before: int, total: int
 ) -> Callable[[], None] | None:
-    """Return a function that sets the learning rates of the next step; None if they are constant.
+    """Return a function that sets the learning rates before each step; None if they are constant.
 
-    Each parameter group's rate is multiplied by the same factor.
+    Each call is for the next step, and multiplies the rate of every parameter group by the same
+    factor: that of the schedule, or with 'train.rate-decay' one divided by the root of the step's
+    number.
 
     Args:
         optimisers: the network's, and any that steps beside it.
-        settings: of the learning rate.
-        before: the steps that the site has taken in earlier rounds.
-        total: the steps of all rounds; 0 without a schedule.
+        settings: the schedule or decay of the learning rate.
+        before: the number of steps that the site has taken in earlier rounds.
+        total: the number of steps in all rounds; 0 without a schedule.
     """
     rates = []
     for optimiser in optimisers:
@@ -78,12 +80,17 @@ def rate_setter(
 
 @lru_cache(maxsize=32)  # a simulation's sites need the same factors in each round
 def _factors(settings: CommonSettings, steps: int) -> Sequence[float]:
-    """Return the factor of the learning rate in each step, for ``steps`` steps per round."""
+    """Return each step's rate divided by 'train.learning-rate', for ``steps`` steps per round."""
     return array("d", (rate / settings.learning_rate for rate in _rates(settings, steps)))
 
 
 def _rates(settings: CommonSettings, steps: int) -> Iterator[float]:
-    """Yield the learning rate of each step of all rounds, from PyTorch's scheduler."""
+    """Yield the learning rate of each step in all rounds, from PyTorch's scheduler.
+
+    Args:
+        settings: the schedule and the number of rounds.
+        steps: the number of steps per round.
+    """
     rate = settings.learning_rate
     optimiser = eager(torch.optim.SGD)([nn.Parameter(torch.zeros(()))], lr=rate)
     scheduler = _scheduler(optimiser, settings, steps)
@@ -96,7 +103,10 @@ def _rates(settings: CommonSettings, steps: int) -> Iterator[float]:
 def _scheduler(
     optimiser: Optimizer, settings: CommonSettings, steps: int
 ) -> lr_scheduler.LRScheduler:
-    """Build a run's scheduler; warm-up ends one step before the full learning rate."""
+    """Build the run's PyTorch scheduler for ``steps`` steps per round.
+
+    A linear warm-up comes first, if there is one; the step after it has the full learning rate.
+    """
     rounds, warm_up = settings.rounds, settings.warm_up
     if warm_up < 1:  # a share of all rounds; a larger number counts rounds
         warm_up *= rounds
@@ -137,10 +147,10 @@ def _arguments(schedule: str, text: str) -> dict[str, Any]:
 
 
 def check_schedule(settings: CommonSettings) -> None:
-    """Refuse a schedule that contradicts other settings, or that PyTorch cannot build.
+    """Check that the schedule fits the other settings, and that PyTorch can build it.
 
     Raises:
-        SettingError: names the setting.
+        SettingError: it does not; the text names the setting to change.
     """
     arguments = _arguments(settings.schedule, settings.schedule_arguments)
     if is_scheduled(settings):
@@ -150,7 +160,11 @@ def check_schedule(settings: CommonSettings) -> None:
 
 
 def _reasons_against(settings: CommonSettings, arguments: dict[str, Any]) -> Iterator[str]:
-    """Yield each reason why a schedule is impossible, the decisive one first."""
+    """Yield each reason why a schedule is impossible; the user gets the first.
+
+    For the last reason, the schedule is run for up to 1,000 rounds: a rate must not be negative or
+    infinite.
+    """
     if settings.rate_decay != "none":
         yield (
             "'train.rate-decay' and a schedule both set the learning rate: set 'train.rate-decay' "

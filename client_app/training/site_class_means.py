@@ -17,10 +17,10 @@ from fedsilo.models.privacy.release import Release, copy_alone
 
 @dataclass(frozen=True)
 class PrivateMeans:
-    """The mechanism for private means of rows, one row per patient.
+    """The mechanism for private means over rows, one row per patient.
 
     Attributes:
-        release: bounds a row, and has been paid for.
+        release: clips a row and adds the noise; the ledger has been charged for it.
         counts: the reported training samples of each class, by which sums are divided.
     """
 
@@ -28,7 +28,10 @@ class PrivateMeans:
     counts: Sequence[int]
 
     def mean(self, rows: Tensor) -> Tensor:
-        """Return the private mean (d,) of all training samples' rows (n, d), float32."""
+        """Return the noisy mean (d,) of all training samples' rows (n, d), float32.
+
+        Each row is clipped, and the noisy sum is divided by the reported sample count.
+        """
         sums = torch.zeros(rows.shape[1:], dtype=torch.int64)
         for number in range(len(rows)):
             sums += self.release.sums({"": copy_alone(rows.cpu(), number)})[""]
@@ -44,23 +47,22 @@ def class_means(
     min_samples: int,
     private: PrivateMeans | None = None,
 ) -> dict[int, Tensor]:
-    """Return the mean of ``function`` over the samples of each class with enough samples.
+    """Return the mean of ``function`` over the training samples of each class with enough of them.
 
-    The network is put in eval mode, because in training mode batch norm and dropout would make a
-    sample's values depend on its batch and on chance. The means are computed batch by batch, so
-    that a split's embeddings are never in memory at once. Sums are float64 in the order of the
-    samples; private ones are whole numbers.
+    The network is put into eval mode, because in training mode batch norm and dropout would make a
+    sample's values depend on its batch and on chance. Batches limit the memory. Exact sums are
+    float64, and private ones are whole numbers, to which noise is added.
 
     Args:
         network: placed on the compute device.
-        silo: the site's data, of which the training samples are used.
+        silo: the site's data.
         compute: the device and the precision.
         function: maps inputs (batch, ...) to rows (batch, d).
-        min_samples: the fewest samples for a mean.
+        min_samples: the fewest samples of a class, by reported counts if private.
         private: the mechanism for private means; None for exact ones.
 
     Returns:
-        Class -> mean (d,), float32 on the CPU.
+        Class -> mean (d,), float32 on the CPU; empty if no class has enough samples.
     """
     split, classes = silo.train, silo.task.classes
     counts = torch.bincount(split.labels, minlength=classes).tolist()

@@ -1,4 +1,4 @@
-"""Standardise a site's table by the run's mean and standard deviation, as networks take it."""
+"""Standardise a site's table, as networks take it, with the run's means and deviations."""
 
 import dataclasses
 
@@ -14,12 +14,13 @@ from fedsilo.strategies.wire.records import unpack
 
 
 def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Silo:
-    """Return the silo as networks take it: a table standardised, with missing values as 0.
+    """Return a silo as networks take it; a table is standardised, with missing values as 0.
+
+    Images are returned unchanged. See ``find_standardisation`` for the means and deviations.
 
     Raises:
-        SettingError: 'data.standardise' is 'declared', but the schema declares no mean and
-            deviation.
-        SiteError: the message lacks the pooled statistics.
+        SettingError: 'data.standardise' is 'declared', but the schema declares none.
+        SiteError: the message lacks the pooled ones.
     """
     if not silo.features:
         return silo
@@ -29,9 +30,10 @@ def ready_silo(silo: Silo, settings: CommonSettings, content: RecordDict) -> Sil
 def find_standardisation(
     silo: Silo, settings: CommonSettings, content: RecordDict
 ) -> FeatureStatistics:
-    """Find the mean and standard deviation by which this site standardises its features.
+    """Return the mean and standard deviation of each feature, (features,), by 'data.standardise'.
 
-    'data.standardise' says whose: the site's own, the schema's, or those that the server pooled.
+    "site" computes them from the site's training samples, "declared" takes the schema's, and
+    "pooled" those that the server sent in the message.
 
     Raises:
         SettingError: the schema declares none.
@@ -56,7 +58,7 @@ def find_standardisation(
 
 
 def standardise_silo(silo: Silo, standardisation: FeatureStatistics) -> Silo:
-    """Return the silo with its features standardised by ``standardisation``."""
+    """Return a copy of the silo with all splits standardised, and missing values as 0."""
     train, val, test = (
         Split(standardise(split.inputs, standardisation), split.labels)
         for split in silo.splits().values()

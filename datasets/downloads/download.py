@@ -1,4 +1,4 @@
-"""Download public files by pooch, check them before they get their names, and unpack archives."""
+"""Download public files with pooch, verify their MD5 before use, and unpack archives safely."""
 
 import gzip
 import stat
@@ -32,12 +32,21 @@ _DAMAGES = (
 
 
 def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[str]:
-    """Download the files of ``source`` into ``data_dir``; yield a line on licence and each file.
+    """Download the missing files of ``source`` below ``data_dir``, and unpack archives once.
 
-    The source's own folder is made there. ``base_url`` is another place with the same file names.
+    A file that is there with the right MD5 is not downloaded again. Nothing happens until the
+    result is iterated.
+
+    Args:
+        source: the public data set; its own folder is created.
+        data_dir: the data directory.
+        base_url: another address with the same file names; '' means ``source.url``.
+
+    Yields:
+        A line of text about source and licence, then a line per file and per archive.
 
     Raises:
-        DataError: a download failed, a checksum differs, or an archive cannot be unpacked.
+        DataError: a download fails, an MD5 differs, or an archive cannot be unpacked.
     """
     from pooch import file_hash
 
@@ -59,7 +68,12 @@ def fetch(source: PublicFiles, data_dir: Path, base_url: str = "") -> Iterator[s
 
 
 def _download(base_url: str, file: RemoteFile, target: Path) -> None:
-    """Download a file to ``target``, which appears only when it is complete and checked."""
+    """Download a file into a scratch folder, and move it to ``target`` once its MD5 is right.
+
+    Raises:
+        DataError: the address cannot be read, the disk is full, or the MD5 differs; ``target`` is
+            then unchanged.
+    """
     from pooch import HTTPDownloader, file_hash
 
     url = f"{base_url.rstrip('/')}/{file.name}"
@@ -102,13 +116,14 @@ def _unpack_once(archive: Path, folder: Path) -> str:
 
 
 def unpack(archive: Path, folder: Path) -> int:
-    """Unpack a zip or tar archive into ``folder``; return the number of files.
+    """Unpack a zip or tar archive into ``folder``, creating it; return the number of files.
 
-    All files are unpacked into a scratch folder before the first is moved. Existing files are
-    replaced.
+    All files are first unpacked into a scratch folder and then moved, so that a bad archive leaves
+    ``folder`` unchanged. Existing files of the same names are replaced.
 
     Raises:
-        DataError: the archive is damaged, holds a link or a path outside, or cannot be written.
+        DataError: the archive is damaged or too large, holds a link or a path outside its folder,
+            or cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -130,9 +145,10 @@ def unpack(archive: Path, folder: Path) -> int:
 
 
 def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
-    """Write a tar's files; their sizes are checked, and tarfile writes no more of a file than that.
+    """Unpack a tar archive whose names and sizes ``_open_archive`` has checked.
 
-    Its names are checked; Debian's Python 3.11.2 has no filter that checks them again.
+    ``tarfile`` never writes more of a file than its checked size. Its filter 'data' checks the
+    names a second time; Debian's Python 3.11.2 does not have it.
     """
     if hasattr(tarfile, "data_filter"):
         tar.extractall(work, filter="data")
@@ -141,7 +157,11 @@ def _extract_tar(tar: tarfile.TarFile, work: Path) -> None:
 
 
 def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], work: Path) -> None:
-    """Write a zip's files, counting their bytes: what an entry says of its size may be a lie."""
+    """Unpack the files ``sizes`` of a zip, counting the bytes, because stated sizes may be false.
+
+    Raises:
+        DataError: the files together are larger than ``most_unpacked`` allows.
+    """
     total = 0
     for name in sizes:
         target = work / name
@@ -151,10 +171,10 @@ def _extract_zip(archive: Path, zipped: zipfile.ZipFile, sizes: Iterable[str], w
 
 
 def is_unpacked(archive: Path, folder: Path) -> bool:
-    """Tell whether all files of an archive are in ``folder``, by name and size.
+    """Tell whether every file of an archive is in ``folder`` with the same name and size.
 
     Raises:
-        DataError: the archive is damaged, or holds a link or a path outside.
+        DataError: the archive is damaged, or holds a link or a path outside its folder.
     """
     with _open_archive(archive) as (_, sizes):
         for name, size in sizes.items():
@@ -168,10 +188,13 @@ def is_unpacked(archive: Path, folder: Path) -> bool:
 def _open_archive(
     archive: Path,
 ) -> Iterator[tuple[zipfile.ZipFile | tarfile.TarFile, dict[str, int]]]:
-    """Open an archive of plain files; yield it and each file's size by name.
+    """Open a zip or tar archive as a context; yield it with each file's size by name.
+
+    All entries are checked before the block runs.
 
     Raises:
-        DataError: it is damaged, also where that is noticed in the block, or holds anything else.
+        DataError: the archive is damaged, which may only show inside the block, or holds a link, a
+            device, a path outside its folder or too many bytes.
     """
     try:
         if zipfile.is_zipfile(archive):
@@ -196,10 +219,10 @@ def _open_archive(
 
 
 class _Member(tarfile.TarInfo):
-    """A member of a tar whose headers are short, and that is stored as it is.
+    """A tar member that refuses overlong headers and sparse files.
 
-    tarfile takes a long name's or a PAX header's content into memory at once, whatever its size,
-    and reads a map of a sparse file as far as it says.
+    ``tarfile`` reads the content of a long name or PAX header into memory at once, whatever its
+    size, and follows the map of a sparse file as far as the map says.
     """
 
     def _proc_member(self, tar: tarfile.TarFile) -> tarfile.TarInfo:
@@ -213,7 +236,14 @@ class _Member(tarfile.TarInfo):
 
 
 def _members(tar: tarfile.TarFile, archive: Path) -> Iterator[tarfile.TarInfo]:
-    """Yield a tar's members; to find the next, what is packed of one is unpacked and counted."""
+    """Yield the members of a tar archive, counting their sizes and headers.
+
+    To find the next member, ``tarfile`` inflates the current one, so the count must be checked
+    here.
+
+    Raises:
+        DataError: the members together are larger than ``most_unpacked`` allows.
+    """
     size = 0
     for member in tar:
         size += member.size + _MEMBER_BYTES
@@ -227,7 +257,15 @@ def _is_plain(entry: zipfile.ZipInfo) -> bool:
 
 
 def _check_entries(entries: Iterable[tuple[str, int, bool]], archive: Path) -> dict[str, int]:
-    """Return name -> size of each file; a ``DataError`` for links and paths outside."""
+    """Check an archive's entries (name, size, whether it is a plain file or folder).
+
+    Returns:
+        File name -> size in bytes, without folders.
+
+    Raises:
+        DataError: a name is absolute or contains '..' or a backslash, or an entry is a link or
+            device.
+    """
     sizes = {}
     for name, size, plain in entries:
         path = PurePosixPath(name)

@@ -1,4 +1,4 @@
-"""Files of public sources: their origin, their terms, and whether they are on this machine."""
+"""Describe the files of public data sets: source, licence, terms, and presence on this machine."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ class RemoteFile:
     """A file of a public source.
 
     Attributes:
-        name: its name there and here.
+        name: the file's name, the same at the source and on this machine.
         md5: the checksum that its publisher gives.
-        size: in bytes, 0 if it is not known.
-        unpacked: the folder of the data directory ("" for itself) into which an archive is
-            unpacked; None for other files.
+        size: size in bytes; 0 if it is not known.
+        unpacked: for an archive, the folder within the data directory to unpack into ('' for the
+            data directory itself); None for other files.
     """
 
     name: str
@@ -34,17 +34,17 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class PublicFiles:
-    """A public data set: its source, the terms of its use, and its files, if they can be fetched.
+    """A public data set: its source, its terms of use, and its files, if they can be downloaded.
 
     Attributes:
         name: the data set's name.
-        url: where the files come from, ending in '/'; without files where the licence is stated.
-        licence: its name, as the source states it or as it is known.
-        terms: what a user must agree to before a download, besides giving credit, or an empty
-            string.
-        size: bytes of a download, about, where no files are named; 0 if the source does not say.
-        folder: where the files are in the data directory.
-        files: the files.
+        url: the address of the files, ending in '/'; without files, the page that states the
+            licence.
+        licence: the licence's name, as the source states it or as it is generally known.
+        terms: what a user must agree to before a download, besides giving credit; '' for nothing.
+        size: approximate bytes of a download if no files are listed; 0 if the source does not say.
+        folder: the files' folder within the data directory.
+        files: the files; empty if fedsilo cannot download them.
     """
 
     name: str
@@ -56,11 +56,15 @@ class PublicFiles:
     files: tuple[RemoteFile, ...] = ()
 
     def advice(self) -> str:
-        """Describe how to get the files, for errors."""
+        """Build the hint on how to get the files, for the end of an error message."""
         return f"run 'fedsilo fetch {self.name} --data-dir DIR' (public source: {self.url})"
 
     def data_dir(self, places: Places) -> Path:
-        """Return the data directory, or raise a ``DataError`` if none is named."""
+        """Return the data directory.
+
+        Raises:
+            DataError: neither 'data.dir' nor $FEDSILO_DATA names one.
+        """
         if places.data is None:
             raise DataError(
                 f"data set '{self.name}' needs files, but no data directory is named: set "
@@ -69,10 +73,15 @@ class PublicFiles:
         return places.data
 
     def find(self, places: Places, names: Iterable[str] | None = None) -> Path:
-        """Return the folder of the files, of which ``names`` (by default all) must be there.
+        """Check that the files exist, and return their folder; ``Path()`` if there are no files.
+
+        Args:
+            places: the data directory.
+            names: file names to check; None checks all.
 
         Raises:
-            DataError: a file is missing; names it, its folder and the public source.
+            DataError: no data directory is named, or a file is missing; the message tells how to
+                get it.
         """
         if not self.files:
             return Path()
@@ -90,7 +99,7 @@ class PublicFiles:
         return sum(sizes)
 
     def size_text(self) -> str:
-        """Write the size with a unit, such as '12.3 MB'."""
+        """Write the size of a download with a unit, such as '12.3 MB', or 'not stated'."""
         size = self.bytes()
         for unit, name in _UNITS:
             if size >= unit:
@@ -100,14 +109,18 @@ class PublicFiles:
         return f"{size} bytes"
 
     def lines(self) -> Iterator[str]:
-        """Yield licence, source, size and terms, a line each."""
+        """Yield licence, source, size and terms as one line of text each."""
         yield f"licence: {self.licence}"
         yield f"source: {self.url}"
         yield f"size: {self.size_text()}"
         yield f"terms: {self.terms or 'none beyond the licence'}"
 
     def refuse_unaccepted(self, accepted: bool) -> None:
-        """Refuse to download what has terms unless they are ``accepted``, by a ``DataError``."""
+        """Check that the user has accepted the data set's terms, if it has any.
+
+        Raises:
+            DataError: there are terms, and ``accepted`` is false.
+        """
         if self.terms and not accepted:
             raise DataError(
                 f"data set '{self.name}' has terms ({self.terms}; {self.url}), but they are not "
@@ -117,7 +130,7 @@ class PublicFiles:
 
 @cache
 def public_data() -> Mapping[str, PublicFiles]:
-    """Return the public data sets in ``datasets/public.yaml``, by name."""
+    """Read the public data sets, by name, from ``datasets/public.yaml``, once per process."""
     table = read_own_yaml(Path(__file__).parent.parent / "public.yaml")
     sources = {}
     for name, entry in table.items():

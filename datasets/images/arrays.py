@@ -1,8 +1,8 @@
-"""The user's own arrays: a file ``SITE.npz`` for each site in the data directory.
+"""The user's own arrays: one file ``SITE.npz`` per site in the data directory.
 
-It holds ``x``, the samples (n, channels, height, width) or (n, height, width), as 8-bit numbers or
-as floats that networks take as they are; ``y`` (n,), whole numbers from 0; and ``classes``, the
-classes' names, which all sites share.
+It holds ``x``, samples (n, channels, height, width) or (n, height, width), as uint8 or as floats
+that networks take unscaled; ``y`` (n,), integers from 0; and ``classes``, the classes' names, which
+must be equal at all sites.
 """
 
 import hashlib
@@ -30,7 +30,7 @@ _MAKER = 2  # raise it when the same settings make other arrays, so that no old 
 
 
 class OwnArrays(DataSet):
-    """``arrays``: a site needs its own file only."""
+    """The data set ``arrays``; a site needs only its own file."""
 
     name = "arrays"
     origin = "own"
@@ -39,7 +39,11 @@ class OwnArrays(DataSet):
     headline = ("balanced-accuracy", "accuracy", "auc", "calibration-error")
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the names of the files, in alphabetical order."""
+        """Return the names of the ``.npz`` files without their endings, in alphabetical order.
+
+        Raises:
+            DataError: there is no such file in the data directory.
+        """
         folder = self._folder(places)
         names = sorted(path.stem for path in folder.glob("*.npz"))
         if not names:
@@ -47,7 +51,7 @@ class OwnArrays(DataSet):
         return names
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that reads a ``.npy`` file as one sample of the form of ``x``."""
+        """Return a function that reads a ``.npy`` file as one sample, with the shape of ``x``."""
         x = _read(self._folder(places) / f"{site}.npz")[0]
         return lambda path: _read_sample(path, x.shape[1:], x.dtype)
 
@@ -55,7 +59,11 @@ class OwnArrays(DataSet):
         return data_folder(places, self.name, "with a file SITE.npz for each site")
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Read, split and cache a site's arrays."""
+        """Read a site's arrays, split them with copies kept together, and cache the silo.
+
+        Raises:
+            DataError: the arrays are invalid, or fewer than 2 training samples are left.
+        """
         path = self._folder(places) / f"{name}.npz"
         stamp = path.stat()
         x, y, classes = _read(path)
@@ -95,7 +103,7 @@ class OwnArrays(DataSet):
 
 
 def _number_contents(x: npt.NDArray[Any]) -> list[int]:
-    """Number the contents of samples (n, ...), from 0; equal samples have one number."""
+    """Number the distinct samples of ``x`` (n, ...) from 0; equal samples get equal numbers."""
     numbers: dict[bytes, int] = {}
     contents = []
     for sample in x:
@@ -106,12 +114,20 @@ def _number_contents(x: npt.NDArray[Any]) -> list[int]:
 
 
 def _read_sample(path: Path, form: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Read a ``.npy`` file as one sample of that form (channels, height, width) and type.
+    """Read a ``.npy`` file as one sample.
 
-    The file of a sample with one channel may also be (height, width).
+    Args:
+        path: the file.
+        form: expected shape, (channels, height, width); a sample with one channel may also be
+            stored as (height, width).
+        dtype: expected type; floats of any width are converted to float32 first.
+
+    Returns:
+        The sample in the shape ``form``.
 
     Raises:
-        BrokenImageError: it is not an array, or has another form, another type or NaN or infinity.
+        BrokenImageError: the file is missing or not an array, has another shape or type, or
+            contains NaN or infinity.
     """
     check_file(path)
     try:
@@ -136,7 +152,7 @@ def _read_sample(path: Path, form: tuple[int, ...], dtype: np.dtype[Any]) -> npt
 
 
 def _as_float32(array: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-    """Convert to float32; a number beyond its range becomes infinite, which is refused later."""
+    """Convert to float32; a number beyond its range becomes infinite, which later checks refuse."""
     with np.errstate(over="ignore"):
         return array.astype(np.float32)
 
@@ -148,7 +164,15 @@ def _read(path: Path) -> Arrays:
 def _check_arrays(
     where: str, x: npt.NDArray[Any], y: npt.NDArray[Any], classes: npt.NDArray[Any]
 ) -> Arrays:
-    """Check a site's arrays; return samples (n, channels, height, width), labels (n,) and names."""
+    """Check a site's arrays and bring them into their normal form.
+
+    Returns:
+        Samples (n, channels, height, width), labels (n,) int64, and the classes' names.
+
+    Raises:
+        DataError: the type or shape of an array is wrong, a sample is not finite, a class name is
+            repeated, or a label is out of range; the message begins with ``where``.
+    """
     if x.dtype.kind == "f":
         x = _as_float32(x)
     fault = _sample_fault(x) or _class_fault(classes) or _label_fault(y, len(x), len(classes))
@@ -160,7 +184,7 @@ def _check_arrays(
 
 
 def _sample_fault(x: npt.NDArray[Any]) -> str:
-    """Say why an array is no samples; empty if it is."""
+    """Explain why ``x`` is not an array of samples; '' if it is valid."""
     if x.dtype not in (np.float32, np.uint8) or x.ndim not in (3, 4):
         return (
             f"x must be 8-bit numbers or floats (n, channels, height, width), but is {kind_of(x)}"
@@ -171,7 +195,7 @@ def _sample_fault(x: npt.NDArray[Any]) -> str:
 
 
 def _class_fault(classes: npt.NDArray[Any]) -> str:
-    """Say why an array does not name classes; empty if it does."""
+    """Explain why an array is not a list of two or more distinct class names; '' if it is."""
     are_names = classes.ndim == 1 and classes.dtype.kind == "U"
     if not are_names or len(classes) < 2 or len(set(classes.tolist())) < len(classes):
         return f"classes must be two names or more, each once, but is {kind_of(classes)}"
@@ -179,7 +203,7 @@ def _class_fault(classes: npt.NDArray[Any]) -> str:
 
 
 def _label_fault(y: npt.NDArray[Any], samples: int, classes: int) -> str:
-    """Say why an array does not have the number of a class for each sample; empty if it has."""
+    """Explain why ``y`` is not one class number per sample; '' if it is."""
     has_form = y.shape == (samples,) and y.dtype.kind in "iu"
     if not has_form or (len(y) and not 0 <= y.min() <= y.max() < classes):
         return (
@@ -192,10 +216,15 @@ def _label_fault(y: npt.NDArray[Any], samples: int, classes: int) -> str:
 def write_arrays(
     folder: Path, silos: Mapping[str, tuple[npt.NDArray[Any], npt.NDArray[Any]]]
 ) -> None:
-    """Write one file per site with its samples and labels; each different label is a class.
+    """Write a file ``SITE.npz`` per site into ``folder``; every distinct label becomes a class.
+
+    Args:
+        folder: an existing folder.
+        silos: site -> (samples, labels). Samples may have their channels last.
 
     Raises:
-        DataError: the forms of samples differ between sites, or a sample has no label.
+        DataError: the samples' shapes differ between sites, a sample has no label, or the arrays
+            are invalid. Files of earlier sites are already written then.
     """
     every = np.unique(np.concatenate([np.asarray(y).reshape(-1) for _, y in silos.values()]))
     classes = np.array(list(map(str, every.tolist())))
@@ -214,7 +243,10 @@ def write_arrays(
 
 
 def _channels_first(x: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Move the channels of images to the front if they are last."""
+    """Move the last axis of samples (n, ...) to the front if only that axis can be the channels.
+
+    That is so if the last axis has at most 4 entries and the second axis has more.
+    """
     # 4 is the most channels an image has, so that only the last axis can be the channels then
     are_last = x.ndim == 4 and x.shape[1] > 4 >= x.shape[-1]
     if not are_last:

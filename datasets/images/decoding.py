@@ -1,7 +1,7 @@
-"""Image files as arrays of one size, by Pillow; files that cannot be read are reported together.
+"""Decode image files to arrays of one size with Pillow, and report all unreadable files together.
 
-Colour constancy is shades of grey: the illuminant is the power mean of each channel (Finlayson and
-Trezzi 2004), and the image is divided by it, so that the illuminant becomes grey.
+Colour constancy is the method shades of grey: the illuminant is the power mean of each channel
+(Finlayson and Trezzi 2004), and the image is divided by it, so that the illuminant becomes grey.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _NAMED_FAULTS = 5
 
 
 class BrokenImageError(Exception):
-    """An image file cannot be decoded; the text is the reason, without the file's name."""
+    """An image file cannot be decoded; the message is the reason, without the file's name."""
 
 
 @dataclass(frozen=True)
 class Fault:
-    """An image that could not be decoded: the file's name in its folder, and why."""
+    """An image that could not be decoded: its file name within the folder, and the reason."""
 
     name: str
     reason: str
@@ -60,12 +60,12 @@ class Fault:
 
 @dataclass(frozen=True)
 class Decoded:
-    """The images of files that could be decoded, and the faults of the others.
+    """The images of the files that could be decoded, and the faults of the other files.
 
     Attributes:
         images: (k, channels, size, size), uint8, or int16 for radiographs (see ``Split``).
-        kept: places of these images among the files, (k,).
-        faults: the other files.
+        kept: index of each image in the list of files, (k,).
+        faults: the files that could not be decoded.
     """
 
     images: npt.NDArray[Any]
@@ -74,13 +74,15 @@ class Decoded:
 
 
 def decode_image(path: Path, size: int, constancy: bool = False) -> Pixels:
-    """Decode an image file to RGB (3, size, size), 0..255.
+    """Decode an image file to RGB, uint8 (3, size, size).
 
-    The central square is resized (bilinear, antialiased): the longer side is cropped. Colour
-    constancy is applied afterwards, because it should correct the pixels that a network sees.
+    The image is turned upright by its EXIF data, cropped to its central square, and resized
+    (bilinear, antialiased). Colour constancy is applied afterwards, because it should correct the
+    pixels that a network sees.
 
     Raises:
-        BrokenImageError: the file is missing, cut short, no image or of more than 8 bits.
+        BrokenImageError: the file is missing, truncated or not an image, or has more than 8 bits
+            per channel or too many pixels.
     """
     with opened_image(path, PICTURES) as image:
         pixels = _central_square(image, size)
@@ -89,11 +91,15 @@ def decode_image(path: Path, size: int, constancy: bool = False) -> Pixels:
 
 @contextmanager
 def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
-    """Open an image file of one of Pillow's ``formats``, to be decoded in the block.
+    """Open an image file as a context; decoding inside the block is covered by the same errors.
+
+    Args:
+        path: the file.
+        formats: the only formats to accept, by Pillow's names.
 
     Raises:
-        BrokenImageError: the file is missing, cut short, no regular one, none of the formats, or
-            has too many pixels.
+        BrokenImageError: the file is missing, truncated, not a regular file, in none of the
+            formats, or has more than ``MOST_PIXELS`` pixels.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -120,7 +126,7 @@ def opened_image(path: Path, formats: tuple[str, ...]) -> Iterator[Image]:
 
 
 def read_fault(error: Exception) -> str:
-    """Say why a file cannot be read, from the error of the system or of a decoder."""
+    """Turn an error of the system or of a decoder into the reason why a file cannot be read."""
     if isinstance(error, FileNotFoundError):
         return "is missing"
     # Errors of the system have a number, but those that decoders raise have none
@@ -130,21 +136,33 @@ def read_fault(error: Exception) -> str:
 
 
 def check_file(path: Path) -> None:
-    """Raise a ``BrokenImageError`` for a pipe or device, because opening it would wait forever."""
+    """Check that a path is no pipe or device, because opening one would wait forever.
+
+    Raises:
+        BrokenImageError: it is a pipe or device.
+    """
     fault = file_fault(path)
     if fault:
         raise BrokenImageError(fault)
 
 
 def check_pixels(height: int, width: int) -> None:
-    """Raise a ``BrokenImageError`` for an image without pixels or with over ``MOST_PIXELS``."""
+    """Check an image's size before it is decoded.
+
+    Raises:
+        BrokenImageError: it has no pixels, or more than ``MOST_PIXELS``.
+    """
     has_pixels = height > 0 and width > 0
     if not has_pixels or height * width > MOST_PIXELS:
         raise BrokenImageError(_TOO_LARGE if has_pixels else "has no pixels, by its header")
 
 
 def _check_tiles(image: Image) -> None:
-    """Refuse a TIFF whose tiles are larger than a picture may be: each is decoded as a whole."""
+    """Check the tile size of a TIFF, because each tile is decoded as a whole.
+
+    Raises:
+        BrokenImageError: a tile has more than ``MOST_PIXELS`` pixels.
+    """
     tags = getattr(image, "tag_v2", {})
     width = tags.get(_TILE_WIDTH, 1)
     height = tags.get(_TILE_HEIGHT, 1)
@@ -156,14 +174,18 @@ def _check_tiles(image: Image) -> None:
 
 
 def is_wide(image: Image) -> bool:
-    """Tell whether an image has more than 8 bits per channel, before it is decoded."""
+    """Tell from the header whether an image has more than 8 bits per channel."""
     # Pillow reports an 8-bit mode for colours of 16 bits; only the tile shows the stored bits
     stored = str(getattr(image, "tile", ""))
     return image.mode.split(";")[0] in _WIDE_MODES or bool(_WIDE_COLOURS.search(stored))
 
 
 def refuse_wide(image: Image) -> None:
-    """Raise a ``BrokenImageError`` for an image that ``is_wide``."""
+    """Check that an image has at most 8 bits per channel.
+
+    Raises:
+        BrokenImageError: it has more.
+    """
     if is_wide(image):
         raise BrokenImageError("has more than 8 bits per channel: save it with 8")
 
@@ -187,7 +209,11 @@ def _central_square(image: Image, size: int) -> Pixels:
 
 
 def shades_of_grey(pixels: Pixels) -> Pixels:
-    """Correct ``pixels`` (3, height, width) as if the light were grey, with the same brightness."""
+    """Remove the colour of the light from RGB pixels (3, height, width), keeping the brightness.
+
+    Each channel is scaled so that the power means (power 6) of all channels become equal. A black
+    channel stays black. Returns uint8, clipped to 0..255.
+    """
     channels = pixels.astype(np.float64)
     light = (channels**_GREY_POWER).mean(axis=(1, 2)) ** (1 / _GREY_POWER)
     norm = np.sqrt((light**2).mean())
@@ -203,9 +229,14 @@ def decode_each(
     dtype: npt.DTypeLike,
     decode: Callable[[str], npt.NDArray[Any]],
 ) -> Decoded:
-    """Decode images of ``shape`` (channels, size, size), one after another, into one array.
+    """Decode images one by one into one array, leaving out those that fail.
 
-    Images for which ``decode`` raises a ``BrokenImageError`` are left out and listed as faults.
+    Args:
+        names: the images' names.
+        shape: shape of every image, (channels, size, size).
+        dtype: type of the array.
+        decode: takes a name, returns the pixels or raises ``BrokenImageError``, which becomes a
+            fault.
     """
     images = np.empty((len(names), *shape), dtype=dtype)
     kept: list[int] = []
@@ -222,10 +253,19 @@ def decode_each(
 def check_faults(
     faults: Sequence[Fault], images: int, safe_names: Mapping[str, str], policy: str, where: str
 ) -> None:
-    """Refuse faults among a site's ``images``, unless ``policy`` ('data.broken-images') is 'skip'.
+    """Stop if some of a site's images could not be decoded, unless broken images may be skipped.
+
+    The names of these files are logged on this machine only.
+
+    Args:
+        faults: the images that could not be decoded.
+        images: number of images in all.
+        safe_names: file -> its name for errors, because a file may be named after a patient.
+        policy: 'data.broken-images'; 'skip' allows faults.
+        where: the site's name for errors.
 
     Raises:
-        DataError: counts them and names the first by their ``safe_names``, with their reasons.
+        DataError: there are faults; the message has their number and the first five with reasons.
     """
     if not faults or policy == "skip":
         return
@@ -242,9 +282,11 @@ def check_faults(
 
 
 def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
-    """Log on this machine which files an error means, because errors do not name them.
+    """Log on this machine which files an error refers to, because the error hides their names.
 
-    ``images`` are pairs (name in the error, file); ``where`` names the site.
+    Args:
+        where: the site's name.
+        images: pairs (name in the error, file); pairs of equal names are not logged.
     """
     named = []
     for called, name in images:
@@ -256,7 +298,7 @@ def log_names(where: str, images: Sequence[tuple[str, str]]) -> None:
 
 
 def describe(names: Sequence[Any], most: int = _NAMED_FAULTS) -> str:
-    """Join the first ``most`` names with commas, and say how many more there are."""
+    """Join the first ``most`` names with commas, and add how many more there are."""
     listed = ", ".join(map(str, names[:most]))
     if len(names) > most:
         return f"{listed} and {len(names) - most} more"
@@ -273,10 +315,12 @@ class ImageHeader:
 
 
 def picture_header(path: Path) -> ImageHeader:
-    """Read width, height and bits of an image file; its pixels are not decoded.
+    """Read width, height and bits per pixel of an image file without decoding its pixels.
+
+    The bits are 0 for a mode of Pillow that is not listed here.
 
     Raises:
-        BrokenImageError: the file is missing, or is not an image.
+        BrokenImageError: the file is missing, not an image, or has too many pixels.
     """
     with opened_image(path, _WITH_HEADERS) as image:
         bits = _BITS.get(image.mode, 0)
@@ -286,7 +330,11 @@ def picture_header(path: Path) -> ImageHeader:
 
 
 def header_measures(paths: Iterable[Path], read: Callable[[Path], ImageHeader]) -> list[Measure]:
-    """Collect width, height and depth of the files that can be read."""
+    """Collect width, height and bits per pixel of image files as three features for histograms.
+
+    Files that ``read`` cannot open (``BrokenImageError``) are left out. All values are under the
+    split ``ALL``.
+    """
     headers: list[ImageHeader] = []
     for path in paths:
         with suppress(BrokenImageError):  # they are counted among those left out

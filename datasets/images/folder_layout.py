@@ -1,7 +1,7 @@
-"""Checks that folders of images mean what they are taken for: sites, parts of a split, classes.
+"""Check that folders of images are what they are taken for: sites, parts of a split, or classes.
 
-A layout that is only guessed turns a test set into a hospital, or years into classes, without an
-error. So names that look like another level than the one where they stand are refused.
+A wrong guess at the layout would turn a test set into a hospital, or years into classes, without
+any error. So folder names that look like another level are refused.
 """
 
 import re
@@ -27,7 +27,7 @@ _MOST_NAMES = 5  # names that an error quotes
 
 
 def entries(folder: Path) -> list[Path]:
-    """Return the entries of a folder, sorted by name, without hidden ones.
+    """List the entries of a folder, sorted by name, without hidden ones.
 
     Raises:
         DataError: the folder cannot be read.
@@ -41,20 +41,21 @@ def entries(folder: Path) -> list[Path]:
 
 
 def subfolders(folder: Path) -> list[Path]:
-    """Return the folders in a folder, sorted by name, without hidden ones."""
+    """List the folders in a folder, sorted by name, without hidden ones."""
     return list(filter(Path.is_dir, entries(folder)))
 
 
 def pictures(folder: Path) -> list[Path]:
-    """Return the image files directly in a folder, sorted by name."""
+    """List the image files directly in a folder, by their endings, sorted by name."""
     return list(filter(_is_picture, entries(folder)))
 
 
 def are_parts(folders: Sequence[Path]) -> bool:
-    """Tell whether folders are parts of a split: each is named train, val or test.
+    """Tell whether all folders are parts of a split, which are named train, val or test.
 
     Raises:
-        DataError: only some of the names are, or names only look like parts, such as 'Training'.
+        DataError: only some folders are parts, or their names only resemble parts, such as
+            'Training'.
     """
     names = [folder.name for folder in folders]
     if names and set(names) <= set(SPLITS):
@@ -82,7 +83,15 @@ def are_parts(folders: Sequence[Path]) -> bool:
 
 
 def _looks_like_part(name: str, names: Sequence[str]) -> bool:
-    """Tell whether a folder's name says 'part of a split', given all names next to it."""
+    """Tell whether a folder's name resembles 'train', 'val' or 'test', in any case.
+
+    Names for validation, such as 'valid', count only if the folder is alone or next to a training
+    or test folder, because 'valid' next to 'invalid' is a class.
+
+    Args:
+        name: the folder's name.
+        names: the names of all folders in the same place, with this one.
+    """
     sure = _TRAINING | _TEST
     if name.lower() in sure:
         return True
@@ -93,10 +102,10 @@ def _looks_like_part(name: str, names: Sequence[str]) -> bool:
 
 
 def check_class_names(place: Path, names: Sequence[str]) -> None:
-    """Check that the names of class folders are not those of another level.
+    """Check that folders are classes, by their names.
 
     Raises:
-        DataError: they are years, or pictures next to their masks.
+        DataError: the names are all years, or are those of pictures and of masks.
     """
     lowered = set(map(str.lower, names))
     if lowered & _PICTURES and lowered & _MASKS:
@@ -113,10 +122,10 @@ def check_class_names(place: Path, names: Sequence[str]) -> None:
 
 
 def check_no_class_folders(folders: Sequence[Path]) -> None:
-    """Check that folders of images are classes: sites with loose images look alike.
+    """Check that folders with images in them are classes, and not sites that also hold images.
 
     Raises:
-        DataError: each of them holds folders of images with the same names, as a site's classes.
+        DataError: all folders contain the same two or more folders of images, as sites would.
     """
     below = []
     for folder in folders:
@@ -131,12 +140,16 @@ def check_no_class_folders(folders: Sequence[Path]) -> None:
 
 
 def _has_pictures(folder: Path) -> bool:
-    """Tell whether there is an image anywhere below a folder."""
+    """Tell whether there is an image file at any depth below a folder."""
     return any(map(_is_picture, folder.rglob("*")))
 
 
 def count_loose(folders: Iterable[Path]) -> dict[Path, int]:
-    """Count the images directly in folders of folders, where none is read; only where some are."""
+    """Count the images directly in each folder, for folders whose images are not read.
+
+    Returns:
+        Folder -> number of images; folders without any are left out.
+    """
     counts = {}
     for folder in folders:
         count = len(pictures(folder))
@@ -149,8 +162,8 @@ def count_unread(class_folder: Path) -> dict[str, int]:
     """Count the files below a class folder that are not read, by reason.
 
     Returns:
-        Reason -> number of files: for each subfolder those in it, and files directly in the class
-        folder whose ending is not that of an image.
+        Reason -> number of files: one entry per non-empty subfolder, and one for files directly in
+        the class folder that lack an image's ending.
     """
     reasons: Counter[str] = Counter()
     for path in entries(class_folder):
@@ -168,7 +181,7 @@ def _is_picture(path: Path) -> bool:
 
 
 def quote_names(names: Sequence[str]) -> str:
-    """Return names in quotes for an error; after five only how many more there are."""
+    """Quote the first five names and join them with commas and 'and', then count the others."""
     quoted = [f"'{one_line(name, 60)}'" for name in names[:_MOST_NAMES]]
     if len(names) > _MOST_NAMES:
         quoted.append(f"{len(names) - _MOST_NAMES} more")

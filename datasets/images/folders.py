@@ -1,8 +1,8 @@
-"""Folders of images as torchvision's users have them: folders name the sites, parts and classes.
+"""Images sorted into folders as for torchvision: folders name the sites, parts and classes.
 
-``SITE/CLASS/*``, ``SITE/{train,val,test}/CLASS/*``, or both without sites, which is one silo to
-cut others from. It is the same as the manifests that ``fedsilo manifest folder`` writes, made
-when it is read.
+The layouts are ``SITE/CLASS/*``, ``SITE/{train,val,test}/CLASS/*``, or one of them without sites,
+which gives one silo to cut others from. Reading folders gives the same result as reading the
+manifests that ``fedsilo manifest folder`` writes.
 """
 
 import csv
@@ -42,7 +42,7 @@ _DECLARATION = "images.yaml"
 
 @dataclass(frozen=True)
 class Image:
-    """An image: its file, label and patient, and its part, empty where the source has none."""
+    """An image file with its label, its patient ('' if unknown) and its part ('' if not given)."""
 
     path: Path
     label: str
@@ -51,10 +51,13 @@ class Image:
 
 
 def read_folder(folder: Path) -> dict[str, list[Image]]:
-    """List the images of each site in the order of their paths.
+    """List the images of each site, ordered by part, class and file name.
+
+    If the top folders are parts or classes, all images belong to one site, ``ALONE``.
 
     Raises:
-        DataError: the layout is none of the three, a class is empty, or there is only one.
+        DataError: the folders match no layout, a name is invalid, a class is empty, or there is
+            only one class.
     """
     tops = subfolders(folder)
     if not tops:
@@ -83,7 +86,12 @@ def read_folder(folder: Path) -> dict[str, list[Image]]:
 
 
 def _read_site(folder: Path) -> list[Image]:
-    """List the images of one site, part by part and class by class."""
+    """List the images of one site, ordered by part, class and file name.
+
+    Raises:
+        DataError: a part has no class folders, a class folder has no image, or a name is not a
+            class's.
+    """
     images = []
     for part, part_folder in _part_folders(folder).items():
         class_folders = subfolders(part_folder)
@@ -104,7 +112,7 @@ def _read_site(folder: Path) -> list[Image]:
 
 
 def _part_folders(folder: Path) -> dict[str, Path]:
-    """Return the folders of a site's splits by name; without splits it is one, named ''."""
+    """Return part -> folder for a site; without parts, '' -> the site's folder itself."""
     tops = subfolders(folder)
     if are_parts(tops):
         return {top.name: top for top in tops}
@@ -112,7 +120,7 @@ def _part_folders(folder: Path) -> dict[str, Path]:
 
 
 def _classes(sites: Mapping[str, Sequence[Image]]) -> list[str]:
-    """Return the labels of all sites' images, sorted."""
+    """Return the labels of all sites' images, each once, in alphabetical order."""
     labels: set[str] = set()
     for images in sites.values():
         labels.update(image.label for image in images)
@@ -120,28 +128,34 @@ def _classes(sites: Mapping[str, Sequence[Image]]) -> list[str]:
 
 
 class FolderImages(ImageDataSet):
-    """``folder``: 8-bit images in colour, sorted into folders; a site needs its own folder only."""
+    """The data set ``folder``: 8-bit colour images in folders; a site needs only its own folder."""
 
     name = "folder"
     origin = "own"
     silos_by_files = True
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return the names of the classes' folders, in alphabetical order."""
+        """Return the names of the class folders, in alphabetical order; each is its own label."""
         return {name: [name] for name in _classes(self._sites(places))}
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the names of the sites' folders, in alphabetical order."""
+        """Return the names of the site folders, in alphabetical order, or just ``ALONE``."""
         return list(self._sites(places))
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Return a silo; if the folders name no sites, all images belong to the asking site."""
+        """Load a silo; if the folders name no sites, all images belong to the silo ``name``."""
         if list(self._sites(places)) == [ALONE]:
             return self._load(name, settings, places)
         return super().load(name, settings, places)
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """List the site's folder."""
+        """List a site's images and keep 'split.sample-share' of them; each file is its own group.
+
+        If the folders name no sites, all images are listed whatever ``site`` is.
+
+        Raises:
+            DataError: the folders match no layout, or the sites' classes differ.
+        """
         folder = self.files_folder(places)
         sites = self._sites(places)
         site_folder = folder / site
@@ -163,14 +177,18 @@ class FolderImages(ImageDataSet):
         return take_share(index, settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Tell whether a site has a folder ``val``."""
+        """Tell whether any site has a folder ``val``."""
         for images in self._sites(places).values():
             if any(image.split == "val" for image in images):
                 return True
         return False
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """Say which files are not read, and if the folders name no sites, which leaves one silo."""
+        """Describe the files that are not read, and warn if the folders name no sites.
+
+        Returns:
+            One sentence each; [] if the folders cannot be read.
+        """
         places = find_places(settings.data_dir, settings.cache_dir)
         try:
             sites = self._sites(places)
@@ -185,7 +203,10 @@ class FolderImages(ImageDataSet):
         return sentences
 
     def unread_files(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Count the files that are not read, by folder and reason; a hospital's log says it."""
+        """Describe the files that are not read, in one sentence per folder and reason, for the log.
+
+        They are images next to folders, files in subfolders of a class, and files of other types.
+        """
         data = self.files_folder(places)
         class_folders: dict[Path, None] = {}
         above: set[Path] = set()
@@ -205,11 +226,16 @@ class FolderImages(ImageDataSet):
         return sentences
 
     def files_folder(self, places: Places) -> Path:
-        """Return the data directory, where the folders are."""
+        """Return the data directory, which holds the folders."""
         return data_folder(places, self.name, f"of images sorted into {LAYOUTS}")
 
     def _sites(self, places: Places) -> dict[str, list[Image]]:
-        """List the images by site, or raise a ``DataError`` if the sites' classes differ."""
+        """List the images of each site in the data directory.
+
+        Raises:
+            DataError: the folders match no layout, or two sites have different classes. It is a
+                ``FileNamesError``, because folders may be named after patients.
+        """
         folder = self.files_folder(places)
         try:
             sites = read_folder(folder)
@@ -231,19 +257,20 @@ class FolderImages(ImageDataSet):
 
 
 def _place(folder: Path, data: Path) -> str:
-    """Name a folder within the data directory."""
+    """Name a folder relative to the data directory, for messages."""
     name = data.name if folder == data else folder.relative_to(data).as_posix()
     return f"folder '{one_line(name, 80)}'"
 
 
 def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:
-    """Write each site's manifest and ``images.yaml`` into ``folder``.
+    """Write a manifest into each site's folder, and ``images.yaml`` into ``folder``.
 
     Returns:
-        For each manifest how many images each label has.
+        Manifest -> number of images per label.
 
     Raises:
-        DataError: as of ``read_folder``, or a file already exists. Nothing is written then.
+        DataError: as in ``read_folder``; also if one of the files exists, or a class name cannot be
+            written. Nothing is written then.
     """
     sites = read_folder(folder)
     classes = _classes(sites)
@@ -273,14 +300,21 @@ def write_folder_manifests(folder: Path) -> dict[Path, Counter[str]]:
 
 
 def refuse_existing(*paths: Path) -> None:
-    """Refuse to write a file that already exists, by a ``DataError``."""
+    """Check that no file exists at these paths, before the first of them is written.
+
+    Raises:
+        DataError: a file already exists.
+    """
     for path in paths:
         if path.exists():
             raise DataError(f"{path} already exists: remove it to write it again")
 
 
 def write_images(manifest: Path, images: Sequence[Image]) -> None:
-    """Write a manifest of images below its folder; the parts only if all of them have one."""
+    """Write a manifest with a line per image; all images must be below the manifest's folder.
+
+    The column 'split' is written only if every image has a part.
+    """
     width = len(COLUMNS)
     if not all(image.split for image in images):
         width -= 1  # the last column is the part

@@ -1,7 +1,7 @@
-"""Silos that are images: a site's listed files, split by patient or lesion, decoded and cached.
+"""Load silos of images: list a site's files, split them by patient or lesion, decode and cache.
 
-Images of one group (a patient, a lesion) are in one part only. A public part, where there is one,
-is chosen by a hash of the group's name, so that a group which two sites share is public at both.
+The images of one group (a patient or lesion) stay in one part. A hash of the group's name decides
+whether it is public, so that a group that two sites share is public at both or at neither.
 """
 
 from abc import abstractmethod
@@ -64,12 +64,12 @@ class _ImageSplit:
 
 
 class ImageDataSet(DataSet):
-    """A data set whose sites list images of the same classes.
+    """A data set whose sites list images with the same classes.
 
     Class attributes:
         size: side of an image in pixels, unless the settings name one.
         share: share of test images if there are no test folds.
-        channels, dtype: channels and type of an image.
+        channels, dtype: number of channels and type of a decoded image.
     """
 
     settings = frozenset(
@@ -90,41 +90,41 @@ class ImageDataSet(DataSet):
 
     @abstractmethod
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return the labels of each class by its name, in class order."""
+        """Return class name -> labels that mean this class, in class order."""
 
     @abstractmethod
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
         """List the images of an existing site, thinned to 'split.sample-share'.
 
         Raises:
-            DataError: the listing cannot be used.
+            DataError: the listing is missing or invalid.
         """
 
     def own_size(self, places: Places) -> int:
-        """Return the side of an image in pixels, unless the settings name one."""
+        """Return the side of an image in pixels that applies if the settings name none."""
         return self.size
 
     def own_share(self, places: Places) -> float:
-        """Return the share of test images if there are no folds."""
+        """Return the share of test images that applies if there are no test folds."""
         return self.share
 
     def content(self, index: ImageIndex) -> list[Any]:
-        """Return the facts that decide the pixels, for the key of a cached silo.
+        """Return the facts that decide the pixels, as part of a cached silo's key.
 
-        They are the folder, and the size and time of change of each file.
+        They are the folder, and the size and modification time of each file.
         """
         stamps = [file_stamp(index.folder / name) for name in index.names]
         return [str(index.folder.resolve()), stamps]
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return a function: name of an image -> pixels (channels, size, size).
+        """Return a function that decodes an image of ``index``: name -> (channels, size, size).
 
-        The function raises a ``BrokenImageError`` for an image that cannot be used.
+        The function raises ``BrokenImageError`` for an image that cannot be used.
         """
         return lambda name: decode_image(index.folder / name, size, settings.colour_constancy)
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Decode the images of ``index`` at ``size`` pixels per side."""
+        """Decode all images of ``index`` to ``size`` pixels per side, leaving out broken ones."""
         from threadpoolctl import threadpool_limits
 
         shape, read = (self.channels, size, size), self.reader(index, size, settings)
@@ -133,7 +133,10 @@ class ImageDataSet(DataSet):
             return decode_each(index.names, shape, self.dtype, read)
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return a function that decodes a new file like the files of a silo."""
+        """Return a function that decodes any file, by path, just as the silos' images are decoded.
+
+        It returns (channels, size, size), and raises ``BrokenImageError`` for a broken file.
+        """
         size = settings.image_size or self.own_size(places)
         folder = self.files_folder(places)
 
@@ -145,20 +148,23 @@ class ImageDataSet(DataSet):
         return read
 
     def files_folder(self, places: Places) -> Path:
-        """Return the folder of the files; empty if the data set has none."""
+        """Return the folder of the image files; ``Path()`` if the data set has none."""
         return Path()
 
     def header(self, path: Path) -> ImageHeader:
-        """Read width, height and bits of a file from its header."""
+        """Read width, height and bits per pixel from a file's header."""
         return picture_header(path)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return the histograms of width, height and depth of a site's files."""
+        """Return width, height and bits per pixel of a site's own files, for histograms."""
         own, _ = self._split_off_public(name, settings, places)
         return header_measures([own.folder / file for file in own.names], self.header)
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """List, split, decode and cache a site's images."""
+        """List, split and decode a site's images, and cache the silo.
+
+        Copies of a file stay in one part. If the site's listing gives parts, those are used.
+        """
         own, _ = self._split_off_public(name, settings, places)
 
         def rows() -> _ImageSplit:
@@ -182,18 +188,22 @@ class ImageDataSet(DataSet):
     def _split_off_public(
         self, site: str, settings: CommonSettings, places: Places
     ) -> tuple[ImageIndex, ImageIndex]:
-        """Return a site's own images and its public ones; copies of a file are on one side."""
+        """Divide a site's images into its own and the public ones.
+
+        Copies of a file are on the same side, because their groups are joined first.
+        """
         index = self.index(site, settings, places)
         if settings.public_share:
             index = join_copies(index, find_copies(index))
         return split_public(index, settings.public_share)
 
     def public(self, settings: CommonSettings, places: Places) -> Split:
-        """Return the public images of all sites, which no silo holds.
+        """Load the public images of all sites, which no silo holds, as one split.
 
         Raises:
             SettingError: 'split.public-share' is 0.
-            DataError: no image is in it, or some cannot be decoded.
+            DataError: the public part is empty, or some image cannot be decoded and may not be
+                skipped.
         """
         if settings.public_share == 0:
             raise SettingError("'split.public-share' must be above 0, but is 0: name a share")
@@ -217,9 +227,19 @@ class ImageDataSet(DataSet):
         settings: CommonSettings,
         places: Places,
     ) -> Silo:
-        """Open a silo, or the public part as a silo, in the cache; make it first if it is missing.
+        """Open a silo in the cache; decode and write it first if it is missing.
 
-        ``kind`` is 'silo' or 'public'. ``rows`` computes the split of the images, only when needed.
+        Args:
+            kind: 'silo', or 'public' for the public part, whose key ignores the split's settings.
+            name: the silo's name.
+            index: the images.
+            rows: computes their split; called only if the silo must be written.
+            settings: the run's settings.
+            places: the cache.
+
+        Raises:
+            DataError: images are broken and may not be skipped, or a silo has fewer than 2 training
+                images.
         """
         size = settings.image_size or self.own_size(places)
         classes = self.classes(settings, places)
@@ -257,7 +277,14 @@ class ImageDataSet(DataSet):
     def _parts(
         self, index: ImageIndex, rows: RowSplit, size: int, settings: CommonSettings
     ) -> tuple[dict[str, Split], int]:
-        """Decode each part; return the parts and the number of images left out."""
+        """Decode the images of each part.
+
+        Returns:
+            Part -> split, and the number of broken images that were left out.
+
+        Raises:
+            DataError: images are broken, and 'data.broken-images' is not 'skip'.
+        """
         parts: dict[str, Split] = {}
         faults: list[Fault] = []
         for part, own in vars(rows).items():
@@ -272,7 +299,7 @@ class ImageDataSet(DataSet):
 
 
 def file_stamp(path: Path) -> tuple[int, int] | None:
-    """Return size in bytes and time of change in ns of a file; None if there is no file."""
+    """Return a file's size in bytes and modification time in ns; None if there is no file."""
     try:
         stamp = path.stat()
     except OSError:
@@ -281,9 +308,16 @@ def file_stamp(path: Path) -> tuple[int, int] | None:
 
 
 def _given_split(index: ImageIndex, groups: Sequence[str], settings: CommonSettings) -> RowSplit:
-    """Return the split that the user gave; folds cut missing parts out of the training images.
+    """Split images by the parts that the user gave, and cut missing parts as folds from 'train'.
 
-    ``groups`` has the group of each image, with copies joined.
+    Args:
+        index: the images, with parts.
+        groups: group of each image, with copies joined.
+        settings: the folds; 'split.use-test' false empties the test part.
+
+    Raises:
+        DataError: a part is given, but folds are set for it too, or there are too few images for
+            them.
     """
     given = np.array(index.parts)
     rows = {part: np.flatnonzero(given == part) for part in SPLITS}

@@ -1,7 +1,7 @@
-"""The index of a site's images, thinned to a share and separated from public images.
+"""The index of a site's images, before decoding: thinned to a share, and without public images.
 
-A hash of the group's name (the patient or lesion) decides whether an image is used or public. So
-the decision is the same at every site and in every run.
+A hash of the group's name (patient or lesion) decides whether an image is used, and whether it is
+public. So the decision is the same at every site and in every run.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ Rows = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class ImageIndex:
-    """A site's images, not yet decoded.
+    """A site's images before decoding, one entry per image in each field.
 
     Attributes:
-        where: names the site in errors.
+        where: the site's name for errors.
         folder: the images' folder.
-        names: each image's file in ``folder``.
-        labels: (n,) int64, each image's class.
+        names: each image's file, relative to ``folder``.
+        labels: each image's class, (n,) int64.
         groups: the patient or lesion of each image.
-        safe_names: the name of each image in errors. The server reads errors, but the name of a
-            file may be that of a patient.
-        parts: the split (of ``SPLITS``) of each image if the user gives it, otherwise empty.
+        safe_names: a name for each image in errors, which the server may read. A file's own name
+            may be that of a patient.
+        parts: each image's split (of ``SPLITS``) if the user gives it; otherwise empty.
     """
 
     where: str
@@ -53,7 +53,7 @@ class ImageIndex:
         return len(self.names)
 
     def take(self, rows: Rows) -> ImageIndex:
-        """Select images by their rows, in the order of ``rows``."""
+        """Return an index of the images at ``rows``, in that order."""
         return replace(
             self,
             names=_pick(self.names, rows),
@@ -66,7 +66,7 @@ class ImageIndex:
 
 @dataclass(frozen=True)
 class ListedImage:
-    """One image of an ``ImageIndex``; the fields are explained there."""
+    """One image of an ``ImageIndex``; that class explains the fields."""
 
     name: str
     label: int
@@ -76,7 +76,7 @@ class ListedImage:
 
 
 def index_images(where: str, folder: Path, images: Sequence[ListedImage]) -> ImageIndex:
-    """Build the index of images in ``folder``; all of them have a part, or none has one."""
+    """Build the index of images in ``folder``. Either all images have a part, or none has."""
     return ImageIndex(
         where=where,
         folder=folder,
@@ -89,14 +89,17 @@ def index_images(where: str, folder: Path, images: Sequence[ListedImage]) -> Ima
 
 
 def _pick(texts: tuple[str, ...], rows: Rows) -> tuple[str, ...]:
-    """Select texts by their rows; an empty tuple stays empty."""
+    """Select texts by row; an empty tuple, where no image has a text, stays empty."""
     if not texts:
         return texts
     return tuple(texts[row] for row in rows)
 
 
 def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
-    """Join the indices of several sites whose images are in one folder."""
+    """Concatenate the indices of several sites whose images are in one folder, without their parts.
+
+    The result's safe names say which site an image belongs to.
+    """
     names: list[str] = []
     groups: list[str] = []
     safe_names: list[str] = []
@@ -115,7 +118,7 @@ def join_indices(where: str, parts: Sequence[ImageIndex]) -> ImageIndex:
 
 
 def split_public(index: ImageIndex, share: float) -> tuple[ImageIndex, ImageIndex]:
-    """Split an index into the images of the silo and the public images of that ``share``."""
+    """Split an index into the silo's images and the public ones, about ``share`` of the groups."""
     public = in_public(index.groups, share)
     return index.take(np.flatnonzero(~public)), index.take(np.flatnonzero(public))
 
@@ -126,9 +129,9 @@ def in_public(groups: Sequence[str], share: float) -> npt.NDArray[np.bool_]:
 
 
 def take_share(index: ImageIndex, share: float) -> ImageIndex:
-    """Keep ``share`` of the groups in ``index``, but at least 2 images.
+    """Keep about ``share`` of the groups, 0..1, but enough groups for at least 2 images.
 
-    The choice is the same each time, and a larger share contains a smaller one.
+    The choice depends only on the groups' names, and a larger share contains every smaller one.
     """
     if share == 1:
         return index
@@ -147,16 +150,17 @@ def take_share(index: ImageIndex, share: float) -> ImageIndex:
 
 
 def _fraction(purpose: str, group: str) -> float:
-    """Map a group's name to a number in [0, 1), evenly distributed."""
+    """Hash a group's name to a number in [0, 1), evenly distributed and specific to ``purpose``."""
     return derive_seed(0, purpose, group) / 2**63
 
 
 def find_copies(index: ImageIndex) -> list[tuple[int, int]]:
-    """Find the files whose content equals that of an earlier file.
+    """Find files with the same content as an earlier file of the index.
+
+    Unreadable files are skipped, because decoding reports them.
 
     Returns:
-        Pairs of rows (first file with this content, its copy), in the order of the copies. Files
-        that cannot be read are left out, because decoding reports them.
+        Pairs of rows (first file with this content, its copy), ordered by the copy.
     """
     first: dict[str, int] = {}
     copies = []
@@ -174,7 +178,7 @@ def find_copies(index: ImageIndex) -> list[tuple[int, int]]:
 
 
 def _rows_by_size(index: ImageIndex) -> Iterable[list[int]]:
-    """Group the rows of readable files by the files' sizes in bytes."""
+    """Group the rows of readable files by file size in bytes; each group is in ascending order."""
     rows: dict[int, list[int]] = {}
     for row, name in enumerate(index.names):
         path = index.folder / name
@@ -186,10 +190,14 @@ def _rows_by_size(index: ImageIndex) -> Iterable[list[int]]:
 
 
 def join_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> ImageIndex:
-    """Put files of equal content, and so their whole groups, into one group.
+    """Merge the groups of files with equal content, because a split keeps a group in one part.
 
-    A split keeps a group in one part. Without this, a copy of a training image could be a test
-    image, and the test accuracy would be too high. ``copies`` are the pairs of ``find_copies``.
+    Otherwise a copy of a training image could be a test image, which would raise the accuracy. A
+    merged group is named after one of its groups.
+
+    Args:
+        index: the images.
+        copies: the pairs of rows from ``find_copies``.
     """
     if not copies:
         return index
@@ -208,10 +216,14 @@ def join_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> ImageIn
 
 
 def check_copies(index: ImageIndex, copies: Sequence[tuple[int, int]]) -> None:
-    """Check that a given split keeps files of equal content, ``copies``, in one part.
+    """Check that the user's own split keeps files of equal content in one part.
+
+    Args:
+        index: the images; without given parts there is nothing to check.
+        copies: the pairs of rows from ``find_copies``.
 
     Raises:
-        DataError: files of equal content are in two parts; it names them by their safe names.
+        DataError: a file and its copy are in two parts; the message has their safe names.
     """
     if not index.parts:
         return

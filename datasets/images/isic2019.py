@@ -1,8 +1,8 @@
-"""ISIC 2019: dermoscopic images of six centres, cut into centres as FLamby cuts them.
+"""ISIC 2019: dermoscopic images, divided into six centres as in FLamby.
 
-23,247 images of eight diagnoses (du Terrail et al. 2022, Fed-ISIC2019); those of one lesion stay
-together. The files are the user's: the challenge's images, FLamby's ``train_test_split`` and the
-lesion tables of HAM10000 and ISIC, in the folder ``isic2019`` of the data directory.
+23,247 images with eight diagnoses (du Terrail et al. 2022, Fed-ISIC2019); the images of one lesion
+stay together. The user provides the files: the challenge's images, FLamby's ``train_test_split``
+and the lesion tables of HAM10000 and ISIC, in the folder ``isic2019`` of the data directory.
 """
 
 import os
@@ -27,7 +27,7 @@ _LESIONS = (("HAM10000_metadata", "image_id"), ("ISIC_2019_Training_Metadata.csv
 
 
 def classes_of(target: str) -> dict[str, tuple[str, ...]]:
-    """Return the diagnoses of each class for 'data.target'."""
+    """Return class name -> its diagnoses for 'data.target': eight classes, or nevus and other."""
     if target == "diagnosis":
         return {diagnosis: (diagnosis,) for diagnosis in DIAGNOSES}
     others = [diagnosis for diagnosis in DIAGNOSES if diagnosis != "NV"]
@@ -35,25 +35,29 @@ def classes_of(target: str) -> dict[str, tuple[str, ...]]:
 
 
 def class_of(diagnosis: int, target: str) -> int:
-    """Return the class of a diagnosis (its place in ``DIAGNOSES``) for 'data.target'."""
+    """Return the class number of a diagnosis (an index into ``DIAGNOSES``) for 'data.target'."""
     if target == "diagnosis":
         return diagnosis
     return int(DIAGNOSES[diagnosis] == "NV")
 
 
 class Isic2019(ImageDataSet):
-    """``isic2019``: a site needs the tables, and of the images only its own."""
+    """The data set ``isic2019``; a site needs all tables, but only its own images."""
 
     name = "isic2019"
     settings = ImageDataSet.settings | {"data.target"}
     silos_by_files = True
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return nevus against all others, or the eight diagnoses."""
+        """Return the classes of 'data.target': nevus against all others, or the eight diagnoses."""
         return classes_of(settings.target)
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the centres that have images on this machine."""
+        """Return the centres that have at least one listed image file on this machine.
+
+        Raises:
+            DataError: the folder, the listing or the images are missing.
+        """
         folder = _folder(places)
         files = set(os.listdir(_image_folder(folder)))
         present = set()
@@ -63,7 +67,7 @@ class Isic2019(ImageDataSet):
         return [name for name in CENTRES if name in present]
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """Name the centres that are left out, unless there are no data at all."""
+        """Return one sentence naming the centres without images here; [] if there are no data."""
         try:
             places = find_places(settings.data_dir, settings.cache_dir)
             here = self.silo_names(settings, places)
@@ -75,10 +79,14 @@ class Isic2019(ImageDataSet):
         return [f"isic2019: no image of {', '.join(absent)} is here; left out"]
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """Return a centre's images that are listed, and available if that is listed too.
+        """List a centre's images, grouped by lesion, and keep 'split.sample-share' of the lesions.
 
-        An image without a lesion's id counts as its own lesion, unless no table
-        has any image of the centre.
+        If ``available.csv`` exists, only its images count. An image that no lesion table names is
+        its own lesion.
+
+        Raises:
+            DataError: a table is missing or invalid, or no table names any image of this centre,
+                because then one lesion could be in training and test data.
         """
         folder = _folder(places)
         centre = CENTRES.index(site)
@@ -115,15 +123,22 @@ def _image_folder(folder: Path) -> Path:
 
 
 def _read_listing(folder: Path) -> dict[str, tuple[int, int]]:
-    """Return ``_listing``, which is read again if its files have changed."""
+    """Return ``_listing``; the files are read again only if they have changed."""
     return _listing(folder, file_stamp(folder / _LISTING), file_stamp(folder / _AVAILABLE))
 
 
 @lru_cache(maxsize=4)
 def _listing(folder: Path, *stamps: object) -> dict[str, tuple[int, int]]:
-    """Read diagnosis and centre of each listed image, in file order.
+    """Read FLamby's listing: image -> (diagnosis, centre), both as numbers, in the file's order.
 
-    ``stamps`` are part of the cache's key only.
+    If ``available.csv`` exists, other images are removed.
+
+    Args:
+        folder: the data set's folder.
+        stamps: the files' sizes and times, only to renew the cached result when a file changes.
+
+    Raises:
+        DataError: a line has an invalid name or number, or an image is listed twice.
     """
     path = folder / _LISTING
     rows: dict[str, tuple[int, int]] = {}
@@ -159,9 +174,16 @@ def _number(text: str, column: str, count: int, place: str) -> int:
 
 @lru_cache(maxsize=4)
 def _lesions(folder: Path, *stamps: object) -> dict[str, str]:
-    """Read the lesion of each image in the tables; empty if no table names it.
+    """Read the lesion of each image from the tables: image -> lesion id, '' if it has none.
 
-    The first table that names a lesion decides. ``stamps`` are part of the cache's key only.
+    If two tables give a lesion, the first one wins.
+
+    Args:
+        folder: the data set's folder.
+        stamps: the files' sizes and times, only to renew the cached result when a file changes.
+
+    Raises:
+        DataError: there is no table of lesions.
     """
     lesions: dict[str, str] = {}
     has_table = False

@@ -1,7 +1,7 @@
-"""The user's own images: a declaration in the data directory, and each site's manifest (CSV).
+"""The user's own images: a declaration in the data directory, and a manifest (CSV) per site.
 
-docs/images.md says how they look. Errors about a manifest name manifest, line and column, and never
-a patient or an image's file, which may be named after one, since errors travel to the server.
+docs/images.md describes both. Errors name the manifest, line and column, but never a patient or an
+image's file, which may be named after a patient, because errors travel to the server.
 """
 
 import logging
@@ -35,7 +35,10 @@ _MOST_OF_A_SITE = 0.5  # share of a site's images at which one patient is worth 
 
 
 def _names_as_lists(content: Any) -> Any:
-    """Convert a list of classes to the mapping in which each class is its own label."""
+    """Convert a list of class names to a mapping in which each class has its own name as its label.
+
+    Anything but a list is returned unchanged. A name that appears twice is refused.
+    """
     if not isinstance(content, list):
         return content
     names = [as_text(name) for name in content]
@@ -45,11 +48,11 @@ def _names_as_lists(content: Any) -> Any:
 
 
 class Declaration(FileModel):
-    """The declaration file: sites, classes, image size and test share.
+    """The content of a declaration file.
 
     Attributes:
-        sites: site -> manifest in the data directory.
-        classes: class name -> the manifests' labels that mean it, in class order.
+        sites: site -> its manifest, relative to the data directory.
+        classes: class name -> the labels in manifests that mean this class, in class order.
         image_size: side of an image in pixels, unless the settings name one.
         test_share: share of test images if neither the manifest nor the settings give a split.
     """
@@ -63,11 +66,11 @@ class Declaration(FileModel):
 
 
 class ManifestDataSet(ImageDataSet):
-    """Images that manifests list; a site needs its own manifest and images only.
+    """Images that manifests list; a site needs only its own manifest and images.
 
     Class attributes:
         file: the declaration's name in the data directory.
-        model: the declaration's model, with defaults.
+        model: the class that validates the declaration and has its defaults.
         columns: columns that manifests may have besides path, label, split and patient.
     """
 
@@ -77,7 +80,7 @@ class ManifestDataSet(ImageDataSet):
     columns: ClassVar[tuple[str, ...]] = ()
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return the declared classes."""
+        """Return the declared classes and their labels."""
         return self.declaration(places).classes
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
@@ -85,15 +88,20 @@ class ManifestDataSet(ImageDataSet):
         return list(self.declaration(places).sites)
 
     def own_size(self, places: Places) -> int:
-        """Return the declared size."""
+        """Return the declared side of an image in pixels."""
         return self.declaration(places).image_size
 
     def own_share(self, places: Places) -> float:
-        """Return the declared share."""
+        """Return the declared share of test images."""
         return self.declaration(places).test_share
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """Read the site's manifest."""
+        """Read the site's manifest, and keep 'split.sample-share' of its patients.
+
+        Raises:
+            DataError: the declaration or manifest is missing, invalid or outside the data
+                directory.
+        """
         folder = self.files_folder(places)
         declaration = self.declaration(places)
         manifest = _inside("", declaration.sites[site])
@@ -106,7 +114,7 @@ class ManifestDataSet(ImageDataSet):
         return take_share(reader.read(), settings.sample_share)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Return whether the manifest of a site that is here lists images for validation."""
+        """Tell whether any manifest on this machine assigns images to the part 'val'."""
         folder = self.files_folder(places)
         for site, manifest in self.declaration(places).sites.items():
             if not (folder / manifest).is_file():
@@ -116,24 +124,24 @@ class ManifestDataSet(ImageDataSet):
         return False
 
     def files_folder(self, places: Places) -> Path:
-        """Return the data directory, where the declaration is."""
+        """Return the data directory, which holds the declaration."""
         needs = f"with {self.file}, the sites' manifests and their images"
         return data_folder(places, self.name, needs)
 
     def declaration(self, places: Places) -> Declaration:
-        """Return the declaration in the data directory."""
+        """Read the declaration in the data directory."""
         return read_declared(self.files_folder(places) / self.file, self.model)
 
 
 class OwnImages(ManifestDataSet):
-    """``images``: 8-bit images in colour."""
+    """The data set ``images``: 8-bit colour images."""
 
     name = "images"
     file = "images.yaml"
 
 
 def _inside(folder: str, path: str) -> str | None:
-    """Resolve ``path`` in ``folder`` relative to the data directory; None if it leads outside."""
+    """Normalise ``folder/path``, relative to the data directory; None if it leads outside."""
     # normpath removes '..', so that only a path that leads outside still begins with '..'
     joined = os.path.normpath(PurePosixPath(folder) / path)
     if PurePosixPath(joined).parts[:1] in {("..",), ("/",)}:
@@ -143,7 +151,16 @@ def _inside(folder: str, path: str) -> str | None:
 
 @dataclass
 class _Manifest:
-    """Reads one manifest; ``lines`` maps each image's file to its line."""
+    """The reader of one manifest.
+
+    Attributes:
+        folder: the data directory.
+        file: the manifest, relative to it.
+        classes: class name -> labels.
+        declaration: name of the declaration file for errors.
+        columns: further optional columns.
+        lines: image file -> its line; filled while reading.
+    """
 
     folder: Path
     file: str
@@ -157,7 +174,13 @@ class _Manifest:
         return str(self.folder / self.file)
 
     def read(self) -> ImageIndex:
-        """Read all lines into an index, with images grouped by patient, and check the patients."""
+        """Read all lines into an index, grouped by patient, and check the patients' parts.
+
+        An image whose patient is empty or unknown is a group of its own.
+
+        Raises:
+            DataError: a line is invalid, or a patient is in two parts.
+        """
         optional = ("split", "patient", *self.columns)
         rows = read_rows(self.folder / self.file, ("path", "label"), optional)
         has_parts = any(row.get("split") for _, row in rows)
@@ -206,7 +229,11 @@ class _Manifest:
         return name
 
     def _relative(self, path: str, place: str) -> str:
-        """Convert an absolute path to one relative to the manifest's folder."""
+        """Convert an absolute path to one relative to the manifest's folder.
+
+        Raises:
+            DataError: the path is not below the data directory.
+        """
         base = (self.folder / self.file).parent.resolve()
         data = self.folder.resolve()
         if not Path(os.path.normpath(path)).is_relative_to(data):
@@ -217,7 +244,10 @@ class _Manifest:
         return os.path.relpath(path, base)
 
     def _stored_name(self, name: str) -> str:
-        """Return a file's name in the Unicode form that exists on the disk, otherwise unchanged."""
+        """Return a file's name in the Unicode form (NFC or NFD) under which the file exists.
+
+        If it exists in neither form, the name is returned unchanged.
+        """
         # A Mac stores an umlaut as two characters (NFD), which most programs write as one (NFC)
         if (self.folder / name).exists():
             return name
@@ -236,7 +266,7 @@ class _Manifest:
         return part
 
     def _mention_large_group(self, index: ImageIndex) -> None:
-        """Write to this machine's log if one patient has more than half of the images."""
+        """Log a warning if one of several patients has more than half of the images."""
         if len(set(index.groups)) < 2:
             return
         most = Counter(index.groups).most_common(1)[0][1]
@@ -250,7 +280,11 @@ class _Manifest:
             )
 
     def _check_patients(self, index: ImageIndex) -> None:
-        """Refuse patients in two parts of the given split; errors name their lines, not them."""
+        """Check that the user's split keeps each patient in one part.
+
+        Raises:
+            DataError: a patient is in two parts; the message names lines, but not the patient.
+        """
         seen: dict[str, tuple[str, int]] = {}
         pairs: list[str] = []
         # Without a given split there are no parts, and so nothing to check

@@ -1,11 +1,12 @@
-"""Partitions other than a data set's own: any number of silos cut from all of its samples.
+"""Cut any number of silos from all samples of a data set, for partitions other than 'own'.
 
-``dirichlet`` and ``labels`` share out the samples of each label at random, by 'split.fold-seed'.
-``unseen`` (FedEFM, section on unseen data) cuts images so that a share of each silo's labels is at
-no other silo: at 1 the silos' label sets are disjoint, at 0 identical. A silo trains on its labels;
-its validation and test images are of *all* labels, since the method is to recognise what only
-others have seen. No sample is at two silos, each stays in the part (training, validation, test)
-where the data set has it, and the run's seed decides nothing.
+``dirichlet`` and ``labels`` share out the samples of each label at random, seeded by
+'split.fold-seed'. ``unseen`` (FedEFM, section on unseen data) cuts images so that a given share of
+each silo's labels is at no other silo: at 1 the silos' label sets are disjoint, at 0 identical.
+Under ``unseen`` a silo trains only on its own labels, but validates and tests on *all* labels,
+because the method should recognise what only other silos have seen. No sample is at two silos, and
+each stays in the part (train, val, test) that the data set gives it. The run's seed decides
+nothing.
 """
 
 import math
@@ -37,19 +38,27 @@ Shares = npt.NDArray[np.float64]
 def dirichlet_shares(
     classes: int, silos: int, concentration: float, rng: np.random.Generator
 ) -> Shares:
-    """Draw each label's shares of the silos, (classes, silos); the shares of a label sum to 1."""
+    """Draw how each label is shared out among the silos, from a symmetric Dirichlet distribution.
+
+    Returns:
+        Shares (classes, silos); a row sums to 1, or is all 0 if the draw underflows near
+        concentration 0.
+    """
     shares = rng.dirichlet(np.full(silos, concentration), classes)
     # Near concentration 0 all draws underflow, and numpy divides 0 by 0
     return np.nan_to_num(shares)
 
 
 def label_shares(classes: int, silos: int, held: int, rng: np.random.Generator) -> Shares:
-    """Draw each label's shares of the silos, (classes, silos), with ``held`` labels per silo.
+    """Choose ``held`` random labels per silo, and share each label equally among its silos.
 
     Labels are dealt out in turn, so that the numbers of silos of two labels differ by at most 1.
 
+    Returns:
+        Shares (classes, silos); each row sums to 1.
+
     Raises:
-        SettingError: there are fewer labels, or some label would be at no silo.
+        SettingError: ``held`` is above the number of labels, or so small that a label has no silo.
     """
     if held > classes or held * silos < classes:
         raise SettingError(
@@ -68,15 +77,15 @@ def label_shares(classes: int, silos: int, held: int, rng: np.random.Generator) 
 def deal_rows(
     labels: Mapping[str, Labels], shares: Shares, rng: np.random.Generator
 ) -> list[dict[str, Rows]]:
-    """Deal the rows of each split to the silos at random, by the shares of each label.
+    """Deal the rows of each split to the silos at random, by the silos' shares of each label.
 
     Args:
         labels: split -> label of each row, (n,).
-        shares: (classes, silos), see ``dirichlet_shares``.
-        rng: decides which rows.
+        shares: (classes, silos), as from ``dirichlet_shares``; a silo's number of rows is rounded.
+        rng: decides which rows; it is advanced.
 
     Returns:
-        For each silo: split -> rows, ascending.
+        One dictionary per silo: split -> rows, ascending. Every row is at exactly one silo.
     """
     silos: list[dict[str, Rows]] = [{} for _ in range(shares.shape[1])]
     for part, labels_of_part in labels.items():
@@ -98,17 +107,20 @@ PARTITIONS = ("own", UNSEEN, DIRICHLET, LABELS)  # any other name is a plugin's
 _OF = {"split.unseen": UNSEEN, "split.concentration": DIRICHLET, "split.labels-per-silo": LABELS}
 _FEWEST = 2  # training samples of a silo, because batch norm has no variance over one
 _MAKER = 1  # raise it when the same rows make other arrays, so that no old cache is read
-# Rows of the last cut. Each silo of a run asks for the same cut, and only one is kept in memory
+# Rows of the last cut. Each silo of a run needs the same cut, and only one is kept in memory
 _last_rows: dict[str, list[dict[str, Rows]]] = {}
 
 
 def is_cut(settings: CommonSettings) -> bool:
-    """Tell whether silos are cut from all samples instead of being the data set's own."""
+    """Tell whether silos are cut from all samples, which is so for every partition but 'own'."""
     return settings.partition != "own"
 
 
 def cut_keys(partition: str) -> frozenset[str]:
-    """Return the settings that a partition reads, in addition to those of the data set."""
+    """Return the keys that a partition reads, in addition to those of the data set.
+
+    'unseen' does not read 'split.fold-seed', because nothing in it is random.
+    """
     if partition == "own":
         return frozenset()
     if partition == UNSEEN:  # nothing in it is random
@@ -117,11 +129,12 @@ def cut_keys(partition: str) -> frozenset[str]:
 
 
 def check_partition(data: DataSet, settings: CommonSettings) -> None:
-    """Refuse an impossible partition before anything is read.
+    """Check that the partition is possible, as far as the settings alone can tell.
 
     Raises:
-        SettingError: a setting is of another partition, 'split.unseen' is impossible with the data
-            set's labels or a table, or 'split.silos' contradicts 'split.silo-set'.
+        SettingError: a setting belongs to another partition, the plugin is missing, 'unseen' is
+            combined with a table or a share that the labels cannot give, or 'split.silos'
+            contradicts 'split.silo-set'.
         DataError: the silo set cannot be read.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)
@@ -152,7 +165,7 @@ def _refuse_table(data: DataSet, settings: CommonSettings) -> None:
 
 
 def _known_classes(data: DataSet, settings: CommonSettings) -> int | None:
-    """Return the number of labels, or None if only the data files tell it."""
+    """Return the number of labels, or None if only the data files tell it and are not here."""
     if isinstance(data, ShiftedImages):
         return data.source.classes
     if not isinstance(data, ImageDataSet):
@@ -164,7 +177,7 @@ def _known_classes(data: DataSet, settings: CommonSettings) -> int | None:
 
 
 def cut_names(settings: CommonSettings) -> list[str]:
-    """Return the silo set's names if one is set, else silo-1, silo-2, ..., all of one length.
+    """Return the silos' names: those of the silo set, or silo-1, silo-2, ... with leading zeros.
 
     Raises:
         SettingError: 'split.silos' is neither its default nor the number of silos in the set.
@@ -183,11 +196,13 @@ def cut_names(settings: CommonSettings) -> list[str]:
 
 
 def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places) -> Silo:
-    """Return the silo ``name`` that is cut from all samples of ``data``, cached.
+    """Load the silo ``name`` of a cut from the cache; cut it from all samples if it is missing.
 
     Raises:
-        SettingError: the partition is impossible with its labels, or with a table.
-        DataError: there is no such silo, data are missing or unusable, or too few.
+        SettingError: the partition is impossible with the data set's labels, or 'unseen' with a
+            table.
+        DataError: no silo has this name, data are missing or unusable, or there are too few
+            samples.
     """
     _refuse_table(data, settings)
     names = cut_names(settings)
@@ -212,10 +227,14 @@ def load_cut(data: DataSet, name: str, settings: CommonSettings, places: Places)
 
 
 def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dict[str, Any]:
-    """Describe a cut: its settings, each silo's rows of the pool, and a SHA-256 of the rows.
+    """Record a cut so that it can be compared or repeated.
+
+    Returns:
+        'decided-by': the settings that decide the cut; 'silos': name -> split -> row numbers in the
+        pool; 'sha256': a digest of 'silos'.
 
     Raises:
-        SettingError, DataError: as of ``load_cut``.
+        SettingError, DataError: as in ``load_cut``.
     """
     names = cut_names(settings)
     rows = _rows(data, open_cut_pool(data, settings, places), settings, names)
@@ -230,14 +249,19 @@ def cut_document(data: DataSet, settings: CommonSettings, places: Places) -> dic
 
 
 def _as_lists(rows: Mapping[str, Rows]) -> dict[str, list[int]]:
-    """Return the rows of each split as a list, which JSON can hold."""
+    """Convert the rows of each split to a list, which JSON can hold."""
     return {part: rows[part].tolist() for part in SPLITS}
 
 
 def _rows(
     data: DataSet, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Return each silo's rows; 'val' rows are training rows if the pool has no validation part."""
+    """Compute the rows of every silo, or reuse the last cut if nothing has changed.
+
+    Returns:
+        One dictionary per silo: split -> rows, ascending. If the pool has no validation part, 'val'
+        rows count in its training part.
+    """
     if settings.partition not in PARTITIONS:  # a plugin may change under the same settings
         return _shared_rows(data.name, pool, settings, names)
     key = json_digest([data.name, pool.key, as_mapping(settings), names])
@@ -254,7 +278,11 @@ def _rows(
 def _unseen_rows(
     dataset: str, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Give each silo rows of its own labels."""
+    """Cut every silo of partition 'unseen': a dictionary of part -> rows per silo.
+
+    Sizes come from the settings, or else from the pool; 0 means as many as possible. If
+    'split.use-test' is false, the pool has no test part to cut.
+    """
     sets = label_sets(pool.classes, len(names), settings.unseen)
     cut = LabelCut(pool.labels, sets, names, pool.classes, f"{dataset}, partition 'unseen'")
     train_size = settings.silo_train_size or pool.train_size
@@ -267,7 +295,15 @@ def _unseen_rows(
 def _shared_rows(
     dataset: str, pool: CutPool, settings: CommonSettings, names: list[str]
 ) -> list[dict[str, Rows]]:
-    """Share out the rows of each label at random."""
+    """Cut the silos of a random partition, and limit them to the sizes in the settings.
+
+    If the pool has no validation part, a tenth of a silo's training rows validates instead. If
+    'split.use-test' is false, test rows are empty.
+
+    Raises:
+        SettingError: the number of labels per silo is impossible, or the plugin fails.
+        DataError: a silo gets fewer than two training samples.
+    """
     rng = np.random.default_rng(derive_seed(settings.fold_seed, "partition", settings.partition))
     if settings.partition == DIRICHLET:
         shares = dirichlet_shares(pool.classes, len(names), settings.concentration, rng)
@@ -295,7 +331,11 @@ def _shared_rows(
 def _refuse_small_silos(
     dataset: str, settings: CommonSettings, names: Sequence[str], cut: Sequence[Mapping[str, Rows]]
 ) -> None:
-    """Refuse silos with fewer than two training samples, by a ``DataError``."""
+    """Check that each silo has at least two training samples, which batch norm needs.
+
+    Raises:
+        DataError: a silo has fewer; the message counts these silos and says what to change.
+    """
     small = []
     for name, own in zip(names, cut, strict=True):
         if len(own["train"]) < _FEWEST:
@@ -325,13 +365,20 @@ def _partitioner(settings: CommonSettings) -> Callable[..., Any]:
 def _plugged_rows(
     labels: Mapping[str, Labels], silos: int, settings: CommonSettings, rng: np.random.Generator
 ) -> list[dict[str, Rows]]:
-    """Let a plugin deal the rows of each split, whose labels it gets as (n,).
+    """Let a plugin deal the rows, and check its answer.
+
+    Args:
+        labels: split -> label of each row, (n,); the plugin gets a copy.
+        silos: number of silos.
+        settings: names the plugin, in 'split.partition'.
+        rng: passed to the plugin.
 
     Returns:
-        For each silo: split -> rows, ascending.
+        One dictionary per silo: split -> rows, ascending. Rows may be at no silo.
 
     Raises:
-        SettingError: the plugin fails, or does not return rows, each at one silo at most.
+        SettingError: the plugin fails, or returns another number of silos, an invalid row number or
+            a row twice.
     """
     name = settings.partition
     partitioner = _partitioner(settings)
@@ -360,7 +407,7 @@ def _plugged_rows(
 
 
 def _is_once(rows: Sequence[Rows], count: int) -> bool:
-    """Tell whether all ``rows`` together are whole numbers in 0..count-1, each at most once."""
+    """Tell whether ``rows`` together are integers in 0..count-1 without a duplicate."""
     # An empty list becomes an array of floats, which would make all numbers floats
     filled = [own for own in rows if own.size]
     if not filled:
@@ -373,7 +420,10 @@ def _is_once(rows: Sequence[Rows], count: int) -> bool:
 
 
 def _draw(rows: Rows, count: int | None, rng: np.random.Generator) -> Rows:
-    """Draw ``count`` of ``rows``, ascending; all rows for None or for more than there are."""
+    """Draw ``count`` of ``rows`` without replacement, ascending; None draws all of them.
+
+    If there are no more than ``count`` rows, all are returned and the generator is not advanced.
+    """
     if count is None or count >= len(rows):
         return rows
     if count == 0:

@@ -1,8 +1,9 @@
-"""Labels and samples of each silo under the partition ``unseen``.
+"""Choose labels and samples of each silo for partition ``unseen``, without randomness.
 
-A silo's share of unseen labels is |labels that it alone holds| / |labels that it holds| (FedEFM,
-section on unseen data). S of K labels are shared, each by at least two of N silos; the others
-are private and spread as evenly as possible. Nothing is random: labels and rows are dealt in order.
+A silo's share of unseen labels is its number of private labels (at no other silo) divided by its
+number of labels (FedEFM, section on unseen data). Of K labels, S are shared, each by at least two
+of N silos; the others are private and spread as evenly as possible. Labels and rows are dealt out
+in order.
 """
 
 import math
@@ -29,13 +30,13 @@ _NEAR = TOLERANCE + 1e-9  # so that a difference of exactly 0.05 passes in float
 
 @dataclass(frozen=True)
 class _Plan:
-    """A division of labels among two kinds of silos: with one more private label, and without.
+    """A division of K labels among silos of two kinds, where the first has one more private label.
 
     Attributes:
         shared: S, the number of shared labels.
         silos: number of silos of each kind.
         private: private labels of a silo of each kind.
-        common: shared labels of a silo of each kind.
+        common: shared labels that a silo of each kind holds.
     """
 
     shared: int
@@ -44,7 +45,10 @@ class _Plan:
     common: tuple[int, int]
 
     def error(self, share: float) -> float:
-        """Return the largest difference between a silo's share of private labels and ``share``."""
+        """Return the largest distance between ``share`` and a silo's share of private labels.
+
+        It is rounded to 9 digits, so that equally good plans compare as equal.
+        """
         largest = 0.0
         for silos, private, common in zip(self.silos, self.private, self.common, strict=True):
             if silos:
@@ -53,20 +57,29 @@ class _Plan:
         return round(largest, 9)
 
     def slots(self) -> int:
-        """Count the shared labels that all silos hold, each once per silo."""
+        """Count shared labels over all silos: a label that three silos hold counts three times."""
         (more, fewer), (common_more, common_fewer) = self.silos, self.common
         return more * common_more + fewer * common_fewer
 
 
 def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
-    """Choose each silo's labels, so that ``share`` of them are at no other silo.
+    """Choose each silo's labels, so that the fraction ``share`` of them is at no other silo.
 
-    Of all possible divisions, the one with the smallest error at the worst silo is taken. Among
-    equals, one in which all silos have the same number of private labels goes first, then the one
-    with the fewest shared labels. At share 0 all silos have all labels.
+    The division with the smallest error at its worst silo wins. Ties prefer an equal number of
+    private labels at all silos, then the fewest shared labels. At share 0 all silos hold all
+    labels.
+
+    Args:
+        classes: K; labels are 0 to K - 1.
+        silos: number of silos, at least 2.
+        share: wanted share of private labels, 0..1.
+
+    Returns:
+        A tuple of labels per silo, ascending.
 
     Raises:
-        SettingError: there is one silo, or the share of some silo would be off by more than 0.05.
+        SettingError: there is one silo, or every division is more than 0.05 from ``share`` at some
+            silo.
     """
     if silos < 2:
         raise SettingError(
@@ -80,7 +93,10 @@ def label_sets(classes: int, silos: int, share: float) -> list[tuple[int, ...]]:
 
 
 def _plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
-    """Yield plans near ``share`` in which no silo is empty and two silos have each shared label."""
+    """Yield all divisions in which each silo's share is within the tolerance.
+
+    No silo is without labels, and each shared label is at two or more silos.
+    """
     for shared in range(classes + 1):
         fewer, more = divmod(classes - shared, silos)
         # No silo has one more private label if the private labels divide evenly
@@ -95,7 +111,13 @@ def _plans(classes: int, silos: int, share: float) -> Iterator[_Plan]:
 
 
 def _near_counts(private: int, shared: int, share: float) -> list[int]:
-    """List how many shared labels a silo may hold so that its share is within the tolerance."""
+    """List the numbers of shared labels that keep a silo's share within the tolerance.
+
+    Args:
+        private: the silo's number of private labels.
+        shared: number of shared labels, the most that a silo can hold.
+        share: wanted share of private labels.
+    """
     if not private:
         # A silo without a label of its own holds all shared ones, as at share 0
         return [shared] if shared and share <= _NEAR else []
@@ -107,7 +129,7 @@ def _near_counts(private: int, shared: int, share: float) -> list[int]:
 
 
 def _impossible(classes: int, silos: int, share: float) -> str:
-    """Say which shares near ``share`` all silos can have."""
+    """Build the error text for an impossible share, with the nearest possible shares."""
     possible = sorted(set(_common_shares(classes, silos)))
     above = bisect_right(possible, share)
     nearest = []
@@ -121,7 +143,7 @@ def _impossible(classes: int, silos: int, share: float) -> str:
 
 
 def _common_shares(classes: int, silos: int) -> Iterator[Fraction]:
-    """Yield the shares that all silos can have at the same time, exactly."""
+    """Yield the shares that all silos can have at once, as fractions; some appear repeatedly."""
     yield Fraction(0)
     for shared in range(classes):
         fewer, more = divmod(classes - shared, silos)
@@ -136,7 +158,11 @@ def _common_shares(classes: int, silos: int) -> Iterator[Fraction]:
 
 
 def _deal_labels(plan: _Plan) -> list[tuple[int, ...]]:
-    """Deal out private labels in order, then shared labels in turn."""
+    """Assign labels to the silos of a plan: private ones in order, then shared ones in turn.
+
+    Returns:
+        A tuple of labels per silo, ascending; private labels have the lower numbers.
+    """
     sets = []
     next_private = turn = 0
     # Labels are numbered: first the private ones, silo by silo, then the shared ones
@@ -152,11 +178,11 @@ def _deal_labels(plan: _Plan) -> list[tuple[int, ...]]:
 
 
 def level(need: int, limits: Sequence[int]) -> list[int]:
-    """Divide ``need`` as evenly as ``limits`` allow.
+    """Divide ``need`` into parts as equal as the upper ``limits`` allow.
 
     Returns:
-        A part per limit, none above its limit. Their sum is ``need``, or less if the limits do not
-        add up to it.
+        A whole number per limit, not above it. The parts sum to ``need``, or to the sum of all
+        limits if that is less.
     """
     parts = [0] * len(limits)
     smallest_first = sorted(range(len(limits)), key=limits.__getitem__)
@@ -169,14 +195,14 @@ def level(need: int, limits: Sequence[int]) -> list[int]:
 
 @dataclass(frozen=True)
 class LabelCut:
-    """Cuts a pool into silos with given labels.
+    """Cuts a pool into silos with given labels, taking rows in order.
 
     Attributes:
-        labels: part -> (n,) label of each sample of the pool; val and test may be empty.
+        labels: part -> label of each sample of the pool, (n,); val and test may be empty.
         sets: each silo's labels.
-        names: the silos, for errors.
+        names: the silos' names, for errors.
         classes: K, the number of labels.
-        where: what errors call the pool.
+        where: the pool's name in errors.
     """
 
     labels: Mapping[str, Labels]
@@ -186,19 +212,21 @@ class LabelCut:
     where: str
 
     def rows(self, train_size: int, test_size: int) -> list[dict[str, Rows]]:
-        """Return each silo's rows of the pool's parts, ascending: train, val and test.
+        """Cut every silo: training rows from its own labels, val and test rows from all labels.
 
-        Rows of part 'val' are rows of the pool's validation part, or of its training part if the
-        pool has no validation part.
+        If the pool has no validation part, 'val' rows are taken from the end of its training part.
 
         Args:
-            train_size: number of training samples of a silo; 0 takes as many as possible with an
-                equal number per label. If the pool has no validation part, a tenth of them
-                validates.
-            test_size: number of test samples of a silo; 0 takes as many as possible.
+            train_size: training samples per silo, from which a tenth validates if the pool has no
+                validation part. 0 means as many as possible with equal numbers per label.
+            test_size: test samples per silo; 0 means as many as possible with equal numbers per
+                label.
+
+        Returns:
+            A dictionary per silo: 'train', 'val' and 'test' -> rows of the pool, ascending.
 
         Raises:
-            DataError: the pool has too few samples of some label.
+            DataError: the pool has too few samples of some label, or a size is too small.
         """
         validation, trained = self._check_sizes(train_size or self._most(), train_size > 0)
         rows = self._by_label("train")
@@ -218,7 +246,15 @@ class LabelCut:
         return silos
 
     def _in_turn(self, rows: Sequence[Rows], counts: Sequence[Sequence[int]]) -> list[Rows]:
-        """Deal rows of each silo's own labels in order, ``counts[silo][label]`` of each."""
+        """Deal each silo the next unused rows of its own labels.
+
+        Args:
+            rows: label -> rows of the pool.
+            counts: silo -> number of rows for each of its labels, in the order of ``sets``.
+
+        Returns:
+            Rows per silo, ascending.
+        """
         taken = [0] * self.classes
         silos = []
         for labels, parts in zip(self.sets, counts, strict=True):
@@ -230,7 +266,15 @@ class LabelCut:
         return silos
 
     def _slice_rows(self, rows: Sequence[Rows], counts: Sequence[int]) -> list[Rows]:
-        """Deal each silo the next rows of all labels; ``counts`` has the number per label."""
+        """Deal every silo the same number of rows of each label, in consecutive slices.
+
+        Args:
+            rows: label -> rows of the pool.
+            counts: label -> number of rows per silo.
+
+        Returns:
+            Rows per silo, ascending.
+        """
         silos = []
         for place in range(len(self.sets)):
             pieces = []
@@ -250,10 +294,15 @@ class LabelCut:
         return counts
 
     def _sizes(self, size: int) -> tuple[list[int], list[list[int]]]:
-        """Return validation samples by label, and each silo's training samples by its own labels.
+        """Compute how many samples a silo of ``size`` validates and trains on, by label.
 
-        Validation takes at most half of a label. The rest of a label is divided in proportion to
-        what its silos need, if all silos are of one ``size`` and each is balanced over its labels.
+        Validation takes at most half of a label and serves all silos alike. The rest of a label is
+        divided among its silos in proportion to need: each silo wants its labels balanced. If
+        labels are rare, the numbers fall short of ``size``.
+
+        Returns:
+            Validation samples per silo for each of the K labels, and for each silo the training
+            samples of each of its own labels.
         """
         silos = len(self.sets)
         held_out = size - self._training_size(size)
@@ -277,13 +326,16 @@ class LabelCut:
         return validation, trained
 
     def _most(self) -> int:
-        """Return the largest number of samples per silo at which no label runs short."""
+        """Return the largest size at which every silo is balanced over its labels."""
         sizes = range(1, len(self.labels["train"]) // len(self.sets) + 2)
         # Sizes run short from some size on, so that the first such size can be bisected
         return bisect_left(sizes, True, key=self._runs_short)
 
     def _runs_short(self, size: int) -> bool:
-        """Tell whether silos of this size are not balanced over their labels, or are too small."""
+        """Tell whether silos of ``size`` would be incomplete, or unbalanced over their labels.
+
+        Unbalanced means that two labels of a silo differ by more than one sample.
+        """
         validation, trained = self._sizes(size)
         for parts in (validation, *trained):
             if max(parts) - min(parts) > 1:
@@ -291,7 +343,7 @@ class LabelCut:
         return not self._fits(size, validation, trained)
 
     def _training_size(self, size: int) -> int:
-        """Return the number of training samples among ``size``; the others validate."""
+        """Return how many of a silo's ``size`` samples train; the others validate."""
         if self._has("val"):
             return size
         return size - size // VALIDATION_SHARE
@@ -303,12 +355,16 @@ class LabelCut:
         return all(sum(parts) == training for parts in trained)
 
     def _check_sizes(self, size: int, given: bool) -> tuple[list[int], list[list[int]]]:
-        """Compute ``_sizes``, and check that each silo gets all of its labels.
+        """Compute ``_sizes``, and check that each silo gets all samples and all of its labels.
 
-        If the size is not ``given``, it is the largest, so that errors do not advise to raise it.
+        Args:
+            size: training samples per silo.
+            given: whether the user set it; otherwise it is the largest possible, and errors do not
+                advise to raise it.
 
         Raises:
-            DataError: the pool has too few samples of some label.
+            DataError: the pool has too few samples of some label, or no tenth of ``size`` can
+                validate.
         """
         if not self._has("val") and size < VALIDATION_SHARE:
             least = VALIDATION_SHARE if given else 0
@@ -332,7 +388,15 @@ class LabelCut:
     def _refuse_lost_label(
         self, name: str, labels: Sequence[int], parts: Sequence[int], size: int, given: bool
     ) -> None:
-        """Raise the error for a silo that gets no training image of one of its labels."""
+        """Raise the ``DataError`` for a silo that gets no training sample of one of its labels.
+
+        Args:
+            name: the silo.
+            labels: the silo's labels.
+            parts: training samples of each of these labels; one is 0.
+            size: training samples per silo.
+            given: whether the user set the size.
+        """
         lost = labels[parts.index(0)]
         least = size
         while self._training_size(least) < len(labels):
@@ -345,7 +409,18 @@ class LabelCut:
         )
 
     def _own_part(self, part: str, size: int) -> list[Rows]:
-        """Cut each silo's val or test samples over all labels; empty if the pool has none."""
+        """Cut every silo's rows of part 'val' or 'test', as balanced over all K labels as possible.
+
+        Args:
+            part: 'val' or 'test'.
+            size: samples per silo; 0 takes as many as the rarest label allows of every label.
+
+        Returns:
+            Rows per silo, ascending; empty if the pool has no such part and ``size`` is 0.
+
+        Raises:
+            DataError: a label has fewer samples than there are silos, or ``size`` is impossible.
+        """
         silos, have = len(self.sets), self._counts(part)
         if not sum(have) and not size:
             return [np.empty(0, np.int64)] * silos
@@ -365,7 +440,7 @@ def _join_rows(rows: Sequence[Rows]) -> Rows:
 
 
 def _size_advice(least: int) -> str:
-    """Advise a training size of at least ``least``; 0 if a larger size would not help."""
+    """Advise a training size of at least ``least``; 0 means that a larger size would not help."""
     if least:
         return f"raise 'split.silo-train-size' to at least {least}"
     return "lower 'split.silos', or choose another 'split.partition'"

@@ -1,8 +1,7 @@
-"""All samples of a data set in one pool, from which silos are cut.
+"""Collect all samples of a data set in one pool, from which silos are cut.
 
-For the images of UEFL's silos the pool is the public source. For other data sets it holds the
-samples of the own silos, each in the split that it has there, so that test images and their
-patients stay test data.
+The pool of a UEFL image set is its public source, not rotated. Other pools join the samples of the
+data set's own silos, each in its own part, so that test images and their patients stay test data.
 """
 
 from __future__ import annotations
@@ -27,15 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CutPool:
-    """All samples of a data set, by label.
+    """All samples of a data set, by part.
 
     Attributes:
-        labels: split -> label of each sample, (n,).
-        inputs: (split, rows) -> inputs as a silo holds them.
+        labels: part -> label of each sample, (n,).
+        inputs: function of (part, rows) that returns inputs as a silo holds them, (k,
+            *input_shape).
         classes: number of labels.
-        key: facts that decide the content, JSON-serialisable.
-        facts: further facts for a silo's file.
-        train_size, test_size: images of a silo unless the settings name them, or 0 for as many as
+        key: JSON facts that decide the content.
+        facts: further facts to write into a silo's file.
+        train_size, test_size: samples per silo unless the settings name them; 0 for as many as
             possible.
     """
 
@@ -48,9 +48,9 @@ class CutPool:
     test_size: int = 0
 
     def split(self, part: str, rows: Rows) -> Split:
-        """Return the given rows of a part.
+        """Return the samples ``rows`` of a part as a split.
 
-        If the pool has no validation part, rows of 'val' count rows of the training part.
+        If the pool has no validation part, rows of 'val' count in the training part.
         """
         import torch
 
@@ -61,14 +61,21 @@ class CutPool:
 
 
 def open_cut_pool(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
-    """Open the pool of all samples of ``data``; a ``DataError`` if some are unusable."""
+    """Open the pool of all samples of ``data``.
+
+    Raises:
+        DataError: files are missing or unusable, or the data set's silos differ in their schema.
+    """
     if isinstance(data, ShiftedImages):
         return _pool_of_source(data, settings, places)
     return _pool_of_silos(data, settings, places)
 
 
 def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Places) -> CutPool:
-    """Open the images of the UEFL silos as in distribution D1, not rotated."""
+    """Open a UEFL image set as a pool, in distribution D1, which is not rotated.
+
+    If images have tracks, whole tracks are held out as its validation part.
+    """
     source = data.source
     pool, key = open_pool(source, places)
     train, val = np.arange(len(pool.train_labels)), np.empty(0, np.int64)
@@ -101,7 +108,11 @@ def _pool_of_source(data: ShiftedImages, settings: CommonSettings, places: Place
 
 
 def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> CutPool:
-    """Return the samples of all the data set's own silos, each in the part that it has there."""
+    """Join the samples of all own silos of a data set; each stays in its part (train, val, test).
+
+    Raises:
+        DataError: a silo cannot be loaded, or its shape or classes differ from the first silo's.
+    """
     own = replace(settings, partition="own")
     silos = [data.load(name, own, places) for name in data.silo_names(own, places)]
     for silo in silos:
@@ -124,7 +135,7 @@ def _pool_of_silos(data: DataSet, settings: CommonSettings, places: Places) -> C
 
 
 def _facts(silo: Silo) -> dict[str, Any]:
-    """Return the facts that all silos of a data set share, for a table with its features."""
+    """Return the facts that all silos share: class names, schema and, for a table, its features."""
     facts: dict[str, Any] = {"classes": list(silo.classes), "schema": silo.schema}
     if silo.features:
         facts["features"] = list(silo.features)
@@ -134,9 +145,9 @@ def _facts(silo: Silo) -> dict[str, Any]:
 
 
 class _Mixed:
-    """One split of several silos, in an order in which the silos alternate within each label.
+    """One part of several silos, in an order in which the silos alternate within each label.
 
-    Silos that are cut from it therefore differ in their labels, but not in their hospitals.
+    Silos that are cut from it in order then differ in their labels, but not in their hospitals.
     """
 
     def __init__(self, splits: Sequence[Split]) -> None:
@@ -150,7 +161,7 @@ class _Mixed:
         self.labels: Labels = np.concatenate(labels)[self._order]
 
     def inputs(self, rows: Rows) -> Tensor:
-        """Return the samples of ``rows``, (k, *input_shape)."""
+        """Return the inputs of the samples at ``rows`` of the mixed order, (k, *input_shape)."""
         import torch
 
         chosen = self._order[rows]
@@ -163,9 +174,9 @@ class _Mixed:
 
 
 def _place_in_label(labels: Labels) -> Labels:
-    """Return each sample's relative place within its label, (n,), above 0 and below 1.
+    """Return each sample's relative position among the samples of its label, (n,), in 0..1.
 
-    Sorting several silos by it mixes them in proportion to their sizes.
+    Sorting the samples of several silos by this position mixes silos in proportion to their sizes.
     """
     place = np.empty(len(labels))
     for label in np.unique(labels):

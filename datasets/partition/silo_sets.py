@@ -1,13 +1,12 @@
-"""Sets of silos by name, with the links between them: the Gaia network, or a CSV file of edges.
+"""Named silos and the network links between them: the Gaia network, or a CSV file of edges.
 
 Gaia is the 11 AWS regions of Hsieh et al. 2017, "Gaia: geo-distributed machine learning approaching
-LAN speeds", as Marfoq et al. 2020, "Throughput-optimal topology design for cross-silo federated
-learning", use them: each pair is linked, a link takes 0.0085 ms a km of great-circle distance and
-4 ms besides, and carries 1 Gbps.
+LAN speeds", as used by Marfoq et al. 2020, "Throughput-optimal topology design for cross-silo
+federated learning": every pair is linked, and a link has a latency of 4 ms plus 0.0085 ms per km of
+great-circle distance, and 1 Gbps.
 
-A file's columns are ``site`` and ``neighbour``, and optionally ``latency-ms`` and ``gbps``; an
-edge goes both ways, and where a value is missing the run's ``link-latency-ms`` and ``link-gbps``
-hold.
+A file has the columns ``site`` and ``neighbour``, and optionally ``latency-ms`` and ``gbps``. An
+edge goes both ways. If a value is missing, the run's ``link-latency-ms`` or ``link-gbps`` applies.
 """
 
 import math
@@ -45,7 +44,7 @@ _REGIONS = {
 
 @dataclass(frozen=True)
 class Link:
-    """A link between two silos, the same both ways; a value of None is the run's default."""
+    """A link between two silos, the same in both directions; None means the run's default."""
 
     latency_ms: float | None = None
     gbps: float | None = None
@@ -57,23 +56,24 @@ class SiloSet:
 
     Attributes:
         names: the silos, in order of appearance.
-        links: each pair that is linked, once, the earlier silo first; it may be few of all pairs.
+        links: linked pair -> link; each pair appears once, with the earlier silo first. Not every
+            pair need be linked.
     """
 
     names: tuple[str, ...]
     links: Mapping[tuple[str, str], Link]
 
     def link(self, one: str, other: str) -> Link | None:
-        """Return the link between two silos, named in either order, or None."""
+        """Return the link between two silos in either order, or None if they are not linked."""
         return self.links.get((one, other)) or self.links.get((other, one))
 
 
 def open_silo_set(text: str) -> SiloSet:
-    """Return the set that setting ``silo-set`` names: ``gaia``, or a CSV file of edges.
+    """Open the silo set that setting 'split.silo-set' names: 'gaia', or the path of a CSV file.
 
     Raises:
-        DataError: the file is missing or no CSV, a column, silo or number is wrong, an edge appears
-            twice or joins a silo with itself, or there is no edge.
+        DataError: the file is missing or not CSV, a column is missing, a name or number is invalid,
+            an edge appears twice or joins a silo with itself, or there is no edge.
     """
     if text == GAIA:
         return _gaia()
@@ -87,7 +87,10 @@ def open_silo_set(text: str) -> SiloSet:
 
 
 def great_circle_km(one: tuple[float, float], other: tuple[float, float]) -> float:
-    """Return the distance of two points, degrees (north, east), on a round earth (haversine)."""
+    """Return the great-circle distance in km between two points (degrees north, degrees east).
+
+    It uses the haversine formula on a sphere of radius 6371 km.
+    """
     north, east, north_there, east_there = (math.radians(x) for x in (*one, *other))
     half = (
         math.sin((north - north_there) / 2) ** 2
@@ -105,7 +108,11 @@ def _gaia() -> SiloSet:
 
 
 def _read(path: Path) -> SiloSet:
-    """Return the set in a file, silos in order of appearance."""
+    """Read a CSV file of edges; silos are in the order of their first appearance.
+
+    Raises:
+        DataError: a name or number is invalid, an edge is repeated or a loop, or there is no edge.
+    """
     names: dict[str, int] = {}
     links: dict[tuple[str, str], Link] = {}
     lines: dict[tuple[str, str], int] = {}
@@ -142,10 +149,10 @@ def _read(path: Path) -> SiloSet:
 
 
 def _number(row: Mapping[str, str], column: str, where: str, zero: bool) -> float | None:
-    """Return a cell as a number, or None if the cell is empty or the column is missing.
+    """Read a cell of a CSV row as a number; None if the cell is empty or the column is missing.
 
     Raises:
-        DataError: the text is not a finite number above 0; with ``zero`` the number may be 0.
+        DataError: the value is not finite or not above 0; with ``zero``, 0 is allowed too.
     """
     text = row.get(column)
     if not text:

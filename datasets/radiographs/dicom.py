@@ -1,7 +1,7 @@
-"""DICOM radiographs as they are displayed: lookup tables or the first window, black background.
+"""Decode DICOM radiographs as they are displayed: lookup table or first window, black background.
 
-pydicom is imported when a DICOM is met. Errors hold fixed texts, not pydicom's: a header is full of
-the patient's data.
+pydicom is imported only when a DICOM is read. Errors have fixed texts and never quote pydicom's,
+because a DICOM header is full of the patient's data.
 """
 
 from __future__ import annotations
@@ -46,7 +46,10 @@ _NEEDED = ("Rows", "Columns", "BitsAllocated", "BitsStored", "PixelRepresentatio
 
 
 def is_dicom(path: Path) -> bool:
-    """Tell whether a file is DICOM, by the ending of its name or by its first bytes."""
+    """Tell whether a file is DICOM, by its ending '.dcm' or else by its first bytes.
+
+    A file that cannot be read counts as no DICOM; decoding it reports the reason.
+    """
     if path.suffix.lower() == ".dcm":
         return True
     try:
@@ -59,23 +62,27 @@ def is_dicom(path: Path) -> bool:
 
 
 def read_radiograph(path: Path, bits: int) -> Grey:
-    """Return a DICOM, a grey PNG or a TIFF as ``read_dicom`` and ``read_grey`` do."""
+    """Decode a DICOM by ``read_dicom``, or else a grey PNG or TIFF by ``read_grey``."""
     if is_dicom(path):
         return read_dicom(path, bits)
     return read_grey(path, bits)
 
 
 def read_dicom(path: Path, bits: int) -> Grey:
-    """Return a DICOM's picture (height, width), 0..1, at most ``bits`` a pixel.
+    """Decode a DICOM's picture to (height, width), float32, from 0 (black) to 1 (white).
 
-    The modality's lookup table or rescaling, then the VOI lookup table or else the first window
-    apply; without either the whole range of the stored bits is shown. MONOCHROME1 is inverted, and
-    pixels of padding are black.
+    The modality's lookup table or rescaling is applied, and then the VOI lookup table or else the
+    first window. Without table and window, the whole range of the stored bits is shown. MONOCHROME1
+    is inverted, and padding pixels become black.
+
+    Args:
+        path: the file.
+        bits: the declared bits per pixel, 8 to 16.
 
     Raises:
-        BrokenImageError: the file is missing, damaged, not grey, of several frames or another
-            depth, of more or fewer pixels than its header says, or in a compression that cannot be
-            decoded here.
+        BrokenImageError: the file is missing, damaged, not grey, deflated, or has several frames,
+            another depth, another number of pixels than its header says, or a compression that
+            cannot be decoded here.
     """
     try:
         return _read(path, bits)
@@ -86,10 +93,11 @@ def read_dicom(path: Path, bits: int) -> Grey:
 
 
 def radiograph_header(path: Path) -> ImageHeader:
-    """Return the size and bits a pixel of a file that is DICOM or a picture; no pixels are read.
+    """Read width, height and bits per pixel of a DICOM or picture without reading its pixels.
 
     Raises:
-        BrokenImageError: it is neither, missing or damaged, or does not say them.
+        BrokenImageError: the file is neither, is missing or damaged, or its header lacks these
+            values.
     """
     if not is_dicom(path):
         return picture_header(path)
@@ -138,7 +146,11 @@ def _header(path: Path, pixels: bool = True) -> FileDataset:
 
 
 def _check_kind(dataset: FileDataset, bits: int) -> None:
-    """Refuse anything but a single grey image of the declared depth that can be decoded here."""
+    """Check that a DICOM is one grey image of ``bits`` bits per pixel that can be decoded here.
+
+    Raises:
+        BrokenImageError: it is not, or it has too many pixels.
+    """
     fault = _kind_fault(dataset) or _syntax_fault(dataset)
     if fault:
         raise BrokenImageError(fault)
@@ -147,7 +159,7 @@ def _check_kind(dataset: FileDataset, bits: int) -> None:
 
 
 def _kind_fault(dataset: FileDataset) -> str:
-    """Say why a DICOM is not a single grey image; empty if it is one."""
+    """Explain why a DICOM is not a single grey image; '' if it is one."""
     if "PixelData" not in dataset:
         return "is a DICOM without pixel data"
     for key in _NEEDED:
@@ -163,7 +175,7 @@ def _kind_fault(dataset: FileDataset) -> str:
 
 
 def _syntax_fault(dataset: FileDataset) -> str:
-    """Say why a DICOM's compression cannot be decoded on this machine; empty if it can be."""
+    """Explain why a DICOM's compression cannot be decoded on this machine; '' if it can be."""
     from pydicom.pixels.decoders.base import get_decoder
 
     syntax = dataset.file_meta.get("TransferSyntaxUID")
@@ -182,7 +194,11 @@ def _syntax_fault(dataset: FileDataset) -> str:
 
 
 def _pixels(dataset: FileDataset) -> npt.NDArray[Any]:
-    """Return the stored values (height, width)."""
+    """Decode the stored values, (height, width), before any rescaling.
+
+    Raises:
+        BrokenImageError: the data are damaged, or their number differs from the header's size.
+    """
     shape = (dataset.Rows, dataset.Columns)
     try:
         _check_amount(dataset, shape)
@@ -199,12 +215,13 @@ def _pixels(dataset: FileDataset) -> npt.NDArray[Any]:
 
 
 def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
-    """Check that there is as much pixel data as the header says, before any is decoded.
+    """Check, before decoding, that the amount of pixel data fits the size in the header.
 
-    Padding after the pixels is cut off.
+    Trailing padding bytes are removed from ``dataset``. Compressed data state their own size, which
+    must be ``shape``; RLE does not, so it is checked while it is decoded.
 
     Raises:
-        BrokenImageError: there is less, or more than padding.
+        BrokenImageError: there are too few data, or more than padding explains.
     """
     from pydicom.encaps import generate_frames
     from pydicom.uid import RLELossless
@@ -233,7 +250,11 @@ def _check_amount(dataset: FileDataset, shape: tuple[int, int]) -> None:
 
 
 def declared_shape(content: bytes) -> tuple[int, int] | None:
-    """Return (height, width) from a compressed picture's first bytes, or None if they lack it."""
+    """Read (height, width) from the first bytes of a JPEG, JPEG-LS or JPEG 2000 picture.
+
+    Returns:
+        None if the bytes are of another format or end too early.
+    """
     try:
         if content.startswith(_JPEG):
             return _of_jpeg(content)
@@ -249,7 +270,11 @@ def declared_shape(content: bytes) -> tuple[int, int] | None:
 
 
 def _of_jpeg(content: bytes) -> tuple[int, int] | None:
-    """Walk through a JPEG's segments to its frame header, which has (height, width)."""
+    """Walk through a JPEG's segments to its frame header, and return (height, width) from it.
+
+    Returns:
+        None if there is no frame header before the image's data.
+    """
     place = len(_JPEG)
     while content[place] == 0xFF:
         marker = content[place + 1]
@@ -269,7 +294,7 @@ def _of_jpeg(content: bytes) -> tuple[int, int] | None:
 
 
 def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """Apply the modality's table or rescaling, then the VOI table or window; 0..1."""
+    """Convert stored values to displayed brightness 0..1: modality step first, then VOI step."""
     from pydicom.pixels.processing import apply_modality_lut, apply_voi_lut
 
     # Without a VOI table or window the whole range of the stored bits is shown, not the range of
@@ -290,7 +315,11 @@ def _apply_display(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[A
 
 
 def _modality_range(dataset: FileDataset) -> tuple[float, float]:
-    """Return the least and the largest value that there can be after the modality's step."""
+    """Return the least and the largest value that are possible after the modality step.
+
+    Raises:
+        ValueError: the rescale slope is not above 0.
+    """
     if dataset.get("ModalityLUTSequence"):
         return 0, 2 ** dataset.ModalityLUTSequence[0].LUTDescriptor[2] - 1
     levels = 2**dataset.BitsStored
@@ -308,7 +337,10 @@ def _modality_range(dataset: FileDataset) -> tuple[float, float]:
 
 
 def _padding(dataset: FileDataset, raw: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """Tell which pixels were added around the image, in the value or range that the file names."""
+    """Tell which pixels are padding around the image, (height, width) bool.
+
+    The header names the value or range of padding; without it no pixel is padding.
+    """
     value = dataset.get("PixelPaddingValue")
     if value is None:
         return np.zeros(raw.shape, dtype=bool)

@@ -1,7 +1,8 @@
-"""The hospitals' own angiograms: ``endovascular.yaml`` and each source's manifest (CSV).
+"""The hospitals' own angiograms: ``endovascular.yaml``, and a manifest (CSV) per source.
 
-Manifests are those of ``images``, with a column ``mask`` besides (docs/endovascular.md). An image
-becomes grey of 8 bits; its central square is resized, that of its mask to the nearest pixel.
+Manifests are like those of ``images``, with a further column ``mask`` (docs/endovascular.md). An
+image becomes 8-bit grey. Its central square is resized; the mask's is sampled at the nearest
+pixels.
 """
 
 import dataclasses
@@ -38,34 +39,38 @@ Mask = npt.NDArray[np.bool_]
 
 
 class Endovascular(DeepManifests, MaskedDataSet):
-    """``endovascular``: images of 8 to 16 bits, some of which have masks."""
+    """The data set ``endovascular``: images of 8 to 16 bits, some of which have masks."""
 
     name = "endovascular"
     file = "endovascular.yaml"
     columns: ClassVar[tuple[str, ...]] = ("mask",)
 
     def content(self, index: ImageIndex) -> list[Any]:
-        """Return the facts that decide the pixels: files, declared bits, version of the reading."""
+        """Return the facts that decide the pixels: files, declared bits and decoder's version."""
         return [*super().content(index), self.bits(index), _RENDERING]
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return the reading of a file as (1, size, size)."""
+        """Return a function that decodes an image by name to uint8 (1, size, size)."""
         bits = self.bits(index)
         return lambda name: read_square(index.folder / name, bits, size)[None]
 
     def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Return the images that have masks, each in the part that it has without its mask."""
+        """Load the images with masks; each is in the same part as in the silo without masks."""
         return masked_silo(_WithMasks().load(name, settings, places))
 
 
 class _WithMasks(Endovascular):
-    """Those images that have masks, the mask as their second channel."""
+    """The same data set, but only the images with masks, whose second channel is the mask."""
 
     name = "endovascular-masked"
     channels = 2
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """Return all images of a source, some of which must have masks."""
+        """List all images of a source, with and without masks, so that the split is the same.
+
+        Raises:
+            DataError: no image in use has a mask, or the listing is invalid.
+        """
         index = super().index(site, settings, places)
         if not read_masks(index).keys() & set(index.names):
             raise DataError(
@@ -81,7 +86,10 @@ class _WithMasks(Endovascular):
         return [*super().content(index), masks, super().content(files)]
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return the reading of an image with its mask as (2, size, size)."""
+        """Return a function that decodes an image by name to uint8 (2, size, size).
+
+        The second channel is the mask, 0 or 1.
+        """
         bits, masks = self.bits(index), read_masks(index)
 
         def read(name: str) -> Pixels:
@@ -93,7 +101,7 @@ class _WithMasks(Endovascular):
         return read
 
     def decode(self, index: ImageIndex, size: int, settings: CommonSettings) -> Decoded:
-        """Return the images with masks (k, 2, size, size); the others are not faults."""
+        """Decode only the images with masks, (k, 2, size, size); the others are no faults."""
         masks = read_masks(index)
         rows = np.flatnonzero([name in masks for name in index.names])
         decoded = super().decode(index.take(rows), size, settings)
@@ -101,10 +109,12 @@ class _WithMasks(Endovascular):
 
 
 def read_masks(index: ImageIndex) -> dict[str, str]:
-    """Return each image's mask, both as files in the index's folder; some may have none.
+    """Read image -> mask from the column 'mask' of the manifest ``index.where``.
+
+    Both are files relative to ``index.folder``. Images without a mask are left out.
 
     Raises:
-        DataError: the manifest, ``index.where``, cannot be read, or a mask is outside the folder.
+        DataError: the manifest cannot be read, or a mask is outside the data directory.
     """
     manifest = Path(index.where)
     masks = {}
@@ -123,12 +133,15 @@ def read_masks(index: ImageIndex) -> dict[str, str]:
 
 
 def read_picture(path: Path, bits: int) -> Grey:
-    """Return an image file, or a DICOM, of ``bits`` a pixel as (height, width), 0..1.
+    """Decode an image file or DICOM to (height, width), float32, 0..1.
 
-    PNG and JPEG have 8 bits, grey or colour; grey PNG and TIFF may have more.
+    Args:
+        path: a DICOM; for 8 bits a PNG or JPEG, whose colours become grey; for more a grey PNG or
+            TIFF.
+        bits: the declared bits per pixel, 8 to 16.
 
     Raises:
-        BrokenImageError: the file is missing, damaged or of another kind or depth.
+        BrokenImageError: the file is missing, damaged, or of another format or depth.
     """
     if is_dicom(path):
         return read_dicom(path, bits)
@@ -138,7 +151,7 @@ def read_picture(path: Path, bits: int) -> Grey:
 
 
 def read_square(path: Path, bits: int, size: int) -> Pixels:
-    """Return the central square of ``read_picture`` as (size, size), 0..255."""
+    """Decode the central square of an image file or DICOM to uint8 (size, size)."""
     return _shrunk(_central_square(read_picture(path, bits)), size)
 
 
@@ -160,10 +173,12 @@ def _read_8_bits(path: Path) -> Grey:
 
 
 def _mask_of(picture: Grey, path: Path) -> Mask:
-    """Read a mask: True where the file is not 0, in the shape of its ``picture``.
+    """Read the mask of ``picture``, a PNG: (height, width) bool, True where a colour is not 0.
+
+    The alpha channel is ignored.
 
     Raises:
-        BrokenImageError: the file cannot be read, or has another size.
+        BrokenImageError: the file cannot be read, or its size differs from the picture's.
     """
     try:
         with opened_image(path, ("PNG",)) as image:
@@ -191,13 +206,13 @@ def _central_square(picture: npt.NDArray[Any]) -> npt.NDArray[Any]:
 
 
 def _shrunk(square: Grey, size: int) -> Pixels:
-    """Return a square picture as (size, size), 0..255: bilinear, antialiased."""
+    """Resize a square picture of 0..1 to (size, size), 0..255: bilinear, antialiased."""
     pixels: Pixels = np.rint(resize(square, size, size).clip(0, 1) * 255).astype(np.uint8)
     return pixels
 
 
 def _nearest(square: Mask, size: int) -> Pixels:
-    """Return a square mask as (size, size), 0 or 1: of each pixel the nearest one."""
+    """Resize a square mask to (size, size), 0 or 1, by taking the nearest pixel."""
     places = ((np.arange(size) + 0.5) * len(square) / size).astype(np.int64)
     return square[np.ix_(places, places)].astype(np.uint8)
 

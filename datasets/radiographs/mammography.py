@@ -1,7 +1,7 @@
-"""Silos of radiographs, one channel of 16 bits, and the hospitals' own: ``mammography.yaml``.
+"""Silos of 16-bit grey radiographs, and hospitals' own mammograms: ``mammography.yaml``.
 
-Each site has a manifest (CSV) as those of ``images`` are (docs/mammograms.md). Files are grey PNG
-or TIFF, or DICOM, of the declared bits; a picture is cropped, resized and padded as in the
+Each site has a manifest (CSV) like those of ``images`` (docs/mammograms.md). Files are DICOM, or
+grey PNG or TIFF, with the declared bits; a picture is cropped, resized and padded as in the
 Fed-Align-CL paper. Networks standardise each image by itself.
 """
 
@@ -27,7 +27,7 @@ _RENDERING = 1  # raise it when a file or a profile gives other pixels, so that 
 
 
 class RadiographDataSet(ImageDataSet):
-    """Images of one channel, as int16."""
+    """A data set of images with one channel, stored as int16 (see ``Split``)."""
 
     settings = ImageDataSet.settings - {"data.colour-constancy"}
     headline = HEADLINE
@@ -40,29 +40,29 @@ class RadiographDataSet(ImageDataSet):
 
 
 class DeepDeclaration(Declaration):
-    """The declaration file, with the bits per pixel in all files."""
+    """The content of a declaration file that also states the bits per pixel of all files."""
 
     bits: Annotated[int, whole(8, 16)] = 8
 
 
 class DeepManifests(ManifestDataSet):
-    """Manifests of files that are DICOM, or pictures of 8 to 16 bits."""
+    """A data set of manifests whose files are DICOM, or pictures of 8 to 16 bits."""
 
     settings = ManifestDataSet.settings - {"data.colour-constancy"}
     model: ClassVar[type[DeepDeclaration]] = DeepDeclaration
     channels = 1
 
     def header(self, path: Path) -> ImageHeader:
-        """Read width, height and bits from the header of a DICOM or a picture."""
+        """Read width, height and bits per pixel from the header of a DICOM or a picture."""
         return radiograph_header(path)
 
     def bits(self, index: ImageIndex) -> int:
-        """Return the declared bits of a pixel."""
+        """Return the bits per pixel that the declaration states."""
         return read_declared(index.folder / self.file, self.model).bits
 
 
 class MammogramsDeclaration(DeepDeclaration):
-    """The declaration file of mammograms, with their defaults."""
+    """The content of a declaration file for mammograms, with their defaults."""
 
     image_size: Annotated[int, whole(SMALLEST_IMAGE, LARGEST_IMAGE)] = 2048
     test_share: Annotated[float, number(0.0, 0.9)] = 0.2
@@ -70,7 +70,7 @@ class MammogramsDeclaration(DeepDeclaration):
 
 
 class Mammography(DeepManifests, RadiographDataSet):
-    """``mammography``: radiographs of 8 to 16 bits."""
+    """The data set ``mammography``: the user's radiographs of 8 to 16 bits."""
 
     name = "mammography"
     file = "mammography.yaml"
@@ -81,7 +81,7 @@ class Mammography(DeepManifests, RadiographDataSet):
         return [*super().content(index), self.bits(index)]
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return the reading of a file."""
+        """Return a function that decodes an image by name to int16 (1, size, size)."""
         bits = self.bits(index)
 
         def read(name: str) -> npt.NDArray[np.int16]:

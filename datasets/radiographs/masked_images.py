@@ -1,9 +1,9 @@
-"""Images with a mask each, for segmentation: what a data set with masks gives, and how it is found.
+"""Load images with a mask each, for segmentation.
 
-A masked silo's labels are its masks (n, h, w) uint8: 0 on the background, 1 on a catheter or
-guidewire. It is cut and cached as the labelled one of the same settings is, so that no image of one
-task's training part is in the other's test part. Its maker is an ``ImageDataSet`` whose images have
-the mask as one more channel, the last.
+The labels of a masked silo are its masks (n, h, w) uint8: 0 for background, 1 for a catheter or
+guidewire. It is split like the labelled silo of the same settings, so that no training image of one
+task is a test image of the other. It comes from an ``ImageDataSet`` whose images have the mask as
+their last channel.
 """
 
 from abc import abstractmethod
@@ -20,22 +20,27 @@ MASK_CLASSES = ("background", "catheter")
 
 
 class MaskedDataSet(DataSet):
-    """A data set some of whose images have masks."""
+    """A data set in which some or all images have masks."""
 
     @abstractmethod
     def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Return the images of silo ``name`` that have masks, from the cache or made now.
+        """Load the images of silo ``name`` that have masks, with the masks as labels.
 
         Raises:
-            DataError: there is no such silo, none of its images has a mask, or one is unusable.
+            DataError: no silo has this name, none of its images has a mask, or a mask is unusable.
         """
 
 
 def load_masked_silo(name: str, settings: CommonSettings, places: Places | None = None) -> Silo:
-    """Return the masked silo ``name`` of the settings' data set.
+    """Load the masked silo ``name`` of the settings' data set, with masks as labels.
+
+    Args:
+        name: the silo's name.
+        settings: the run's settings.
+        places: data and cache directory; None finds them from the settings.
 
     Raises:
-        DataError: the data set has no masks, there is no such silo, or a file is unusable.
+        DataError: the data set has no masks, no silo has this name, or a file is unusable.
     """
     data = data_set(settings.dataset)
     if not isinstance(data, MaskedDataSet):
@@ -48,12 +53,15 @@ def load_masked_silo(name: str, settings: CommonSettings, places: Places | None 
 
 
 def masked_data_sets() -> list[str]:
-    """Return the names of the data sets that have masks, sorted."""
+    """Return the names of fedsilo's data sets that have masks, in alphabetical order."""
     return sorted(name for name in DATA_SETS if isinstance(data_set(name), MaskedDataSet))
 
 
 def masked_silo(silo: Silo) -> Silo:
-    """Return a silo of 8-bit images whose last channel is the mask, 0 or 1, as a masked one."""
+    """Turn a silo whose images have a mask (0 or 1) as last channel into a segmentation silo.
+
+    The mask becomes the labels, (n, height, width), and the inputs lose that channel.
+    """
     channels, *size = silo.task.input_shape
     return replace(
         silo,
@@ -66,5 +74,5 @@ def masked_silo(silo: Silo) -> Silo:
 
 
 def _split_masks(split: Split) -> Split:
-    """Make the last channel of images the labels; both are views of the mapped file."""
+    """Separate the last channel of the inputs as labels; both are views of the mapped file."""
     return Split(split.inputs[:, :-1], split.inputs[:, -1])

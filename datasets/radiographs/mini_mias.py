@@ -1,8 +1,8 @@
-"""mini-MIAS: 322 real mammograms of 161 women (Suckling et al. 1994), parted by breast tissue.
+"""mini-MIAS: 322 real mammograms of 161 women (Suckling et al. 1994), divided by breast tissue.
 
-The sites are the three tissues, so their looks differ as those of hospitals may. The files are the
-user's, for research only: ``labels.csv`` and ``images/`` in the folder ``mini_mias`` of the data
-directory.
+The sites are the three tissues, whose images look different as those of hospitals may. The user
+provides the files, for research only: ``labels.csv`` and ``images/`` in the folder ``mini_mias`` of
+the data directory.
 """
 
 import re
@@ -35,28 +35,34 @@ _SEVERITIES = (*CLASSES["not-malignant"], *CLASSES["malignant"])
 
 
 class MiniMias(RadiographDataSet):
-    """``mini-mias``: a site needs the listing, and of the images only its own."""
+    """The data set ``mini-mias``; a site needs the whole listing, but only its own images."""
 
     name = "mini-mias"
     settings = RadiographDataSet.settings | {"data.intensity-profiles"}
     size = 128
 
     def found(self, places: Places) -> str:
-        """Name the listing."""
+        """Return 'labels.csv in mini_mias' if that file exists, otherwise ''."""
         if places.data and (places.data / "mini_mias" / "labels.csv").is_file():
             return "labels.csv in mini_mias"
         return ""
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return malignant against benign and normal."""
+        """Return two classes: not malignant (normal or benign), and malignant."""
         return CLASSES
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the three tissues."""
+        """Return the three tissues: fatty, glandular and dense."""
         return list(SITES.values())
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """Return the images of a site, which are those of one kind of tissue, malignant or not."""
+        """List the images whose tissue is the site's, grouped by patient.
+
+        Label 1 is malignant. 'split.sample-share' of the patients are kept.
+
+        Raises:
+            DataError: the listing is missing or invalid.
+        """
         folder = _folder(places)
         images = []
         for name, row in _listing(folder).items():  # the names are public
@@ -67,7 +73,10 @@ class MiniMias(RadiographDataSet):
         return take_share(every, settings.sample_share)
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return the reading of a file, rendered by the tissue's profile."""
+        """Return a function that decodes an image by name to int16 (1, size, size).
+
+        If 'data.intensity-profiles' is set, the image is rendered with its tissue's profile.
+        """
         rows = _listing(index.folder.parent)
 
         def read(name: str) -> npt.NDArray[np.int16]:
@@ -80,7 +89,11 @@ class MiniMias(RadiographDataSet):
         return read
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return the reading of a file or DICOM of 8 bits, rendered by the site's profile."""
+        """Return a function that decodes a new 8-bit file or DICOM like the site's own images.
+
+        It returns int16 (1, size, size). Only a tissue's name as ``site`` gives a profile, if
+        'data.intensity-profiles' is set.
+        """
         size = settings.image_size or self.own_size(places)
         profile = None
         if settings.intensity_profiles:
@@ -99,7 +112,11 @@ def _folder(places: Places) -> Path:
 
 
 def _listing(folder: Path) -> dict[str, dict[str, str]]:
-    """Return each image's line, in file order."""
+    """Read ``labels.csv``: image -> its line, by column, in the file's order.
+
+    Raises:
+        DataError: the file is missing, a line is invalid, or an image is listed twice.
+    """
     path = folder / "labels.csv"
     rows: dict[str, dict[str, str]] = {}
     for number, row in read_rows(path, _COLUMNS):
@@ -113,7 +130,7 @@ def _listing(folder: Path) -> dict[str, dict[str, str]]:
 
 
 def _row_fault(row: Mapping[str, str]) -> str:
-    """Say which column of a line is wrong, and what it must hold; empty if none is."""
+    """Explain which column of a line is invalid and what it must hold; '' if all are valid."""
     if not re.fullmatch(r"[A-Za-z0-9_-]+\.png", row["image"]):
         return ", column 'image': the value must be a PNG file's plain name: correct it"
     if not row["patient"]:

@@ -1,7 +1,7 @@
-"""PneumoniaMNIST: 5,856 chest X-rays of 28x28 pixels (Yang et al. 2023), cut into three vendors.
+"""PneumoniaMNIST: 5,856 chest X-rays of 28x28 pixels (Yang et al. 2023), divided among 3 vendors.
 
-MedMNIST's own split is kept: its training, validation and test images are each dealt out to the
-sites class by class, and each site renders its images by its vendor's profile.
+MedMNIST's own split is kept: the images of each part are dealt to the three sites class by class.
+Each site renders its images with its vendor's profile.
 """
 
 from pathlib import Path
@@ -35,7 +35,7 @@ _MAKER = 1  # raise it when the same settings make other arrays, so that no old 
 
 
 class PneumoniaMnist(DataSet):
-    """``pneumoniamnist``: a site needs the complete file."""
+    """The data set ``pneumoniamnist``; every site needs the complete file."""
 
     name = "pneumoniamnist"
     settings = frozenset(
@@ -50,11 +50,15 @@ class PneumoniaMnist(DataSet):
     headline = HEADLINE
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the three vendors."""
+        """Return the three vendors' names."""
         return list(_PROFILES)
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return the reading of a grey file or DICOM of 8 bits, rendered by the site's profile."""
+        """Return a function that decodes a new 8-bit grey file or DICOM like the site's own images.
+
+        It returns int16 (1, size, size). Only a vendor's name as ``site`` gives a profile, if
+        'data.intensity-profiles' is set.
+        """
         size = settings.image_size or SIDE
         profile = None
         if settings.intensity_profiles:
@@ -67,7 +71,7 @@ class PneumoniaMnist(DataSet):
         return read
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Cut the silo from the file, once."""
+        """Take the site's images from the file, resize and render them, and cache the silo."""
         path = public_data()[self.name].find(places) / _FILE
         stamp, values = path.stat(), as_mapping(settings)
         chosen = {key: values[key] for key in sorted(self.settings)}
@@ -96,7 +100,14 @@ class PneumoniaMnist(DataSet):
 def _rows(
     site: str, part: str, labels: npt.NDArray[np.int64], settings: CommonSettings
 ) -> npt.NDArray[np.int64]:
-    """Return a site's images of a part: of each class every third, in random order."""
+    """Choose a site's rows of a part: every third image of each class, after shuffling, ascending.
+
+    Args:
+        site: the vendor.
+        part: 'train', 'val' or 'test'; 'test' is empty if 'split.use-test' is false.
+        labels: label of each image of the part, (n,).
+        settings: 'split.fold-seed', and 'split.sample-share' to keep per class, at least one image.
+    """
     dealt = []
     for label in range(len(CLASSES)):
         key = derive_seed(settings.fold_seed, "pneumoniamnist", part, label)
@@ -110,11 +121,11 @@ def _rows(
 
 
 def read_parts(path: Path) -> dict[str, Labelled]:
-    """Return each part's images (n, 28, 28) uint8 and labels (n,), by the names of ``SPLITS``.
+    """Read the published file: part -> images (n, 28, 28) uint8, and labels (n,) int64.
 
     Raises:
-        DataError: the file is damaged, an array is missing or of another kind, or a class has less
-            than an image for each site.
+        DataError: the file is damaged, an array is missing or has another type or shape, or a class
+            has fewer images than there are sites.
     """
     try:
         parts = medmnist.read_parts(path, len(CLASSES), most=_MOST_BYTES)

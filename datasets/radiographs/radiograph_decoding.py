@@ -1,4 +1,4 @@
-"""Decode radiographs of 8 to 16 bits into pictures of one channel and one size.
+"""Decode radiographs of 8 to 16 bits to square pictures with one channel.
 
 As in the Fed-Align-CL paper (section IV), empty rows and columns at the edges are cut off. The rest
 is resized to the wanted height and padded on the right to a square.
@@ -28,10 +28,14 @@ _PHOTOMETRIC = 262  # TIFF's tag that says whether 0 is white
 
 
 def read_grey(path: Path, bits: int) -> Grey:
-    """Return a grey PNG or TIFF of ``bits`` a pixel (8 to 16) as (height, width), 0..1.
+    """Decode a grey PNG or TIFF to (height, width), float32, where 1 is 2^bits - 1.
+
+    Args:
+        path: the file.
+        bits: the declared bits per pixel, 8 to 16.
 
     Raises:
-        BrokenImageError: the file is missing, damaged, not grey, of several pages or of another
+        BrokenImageError: the file is missing, damaged, not grey, or has several pages or another
             depth.
     """
     with opened_image(path, _FORMATS) as image:
@@ -48,7 +52,11 @@ def read_grey(path: Path, bits: int) -> Grey:
 
 
 def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
-    """Return the pixels (height, width) and the bits in which the file holds each."""
+    """Return an opened image's pixels, (height, width), and the bits that store each, 8 or 16.
+
+    Raises:
+        BrokenImageError: the image has several pages, is not grey, or has values outside 16 bits.
+    """
     pages = getattr(image, "n_frames", 1)
     fault = ""
     if pages > 1:
@@ -65,11 +73,16 @@ def _grey_values(image: Image) -> tuple[npt.NDArray[Any], int]:
 
 
 def check_depth(depth: int, largest: int, bits: int) -> int:
-    """Return the largest value of ``bits`` bits, the depth that the files are declared to have.
+    """Check a file's depth against the declared ``bits``; return their largest value, 2^bits - 1.
+
+    Args:
+        depth: bits in which the file stores a pixel; it must be 8 for up to 8 declared bits, else
+            16.
+        largest: the largest value in the file.
+        bits: the declared bits per pixel.
 
     Raises:
-        BrokenImageError: the file has another ``depth``, 8 or 16 bits a pixel, or its ``largest``
-            value needs more bits.
+        BrokenImageError: the depth differs, or ``largest`` needs more bits.
     """
     top: int = 2**bits - 1
     stored = 8 if bits <= 8 else 16  # files hold whole bytes
@@ -84,15 +97,14 @@ def check_depth(depth: int, largest: int, bits: int) -> int:
 
 
 def fit_square(picture: Grey, size: int) -> Grey:
-    """Return ``picture`` (height, width) without its empty edges, as (size, size).
+    """Crop empty edges from ``picture`` (height, width), and fit the rest into (size, size).
 
-    A row or column is empty if nothing in it is brighter than the darkest pixel by more than a
-    256th of the span from the darkest to the brightest. What is left is resized (bilinear,
-    antialiased) to the height ``size``, or to that width if it would be wider, and padded on the
-    right, or below, with the darkest value.
+    A row or column is empty if no pixel in it exceeds the darkest pixel by more than 1/256 of the
+    span from darkest to brightest. The rest is resized (bilinear, antialiased) so that its longer
+    side is ``size``, and padded on the right or below with the darkest value.
 
     Raises:
-        BrokenImageError: all pixels are equal, before or after that.
+        BrokenImageError: all pixels are equal, before or after resizing.
     """
     darkest, brightest = picture.min(), picture.max()
     within = picture > darkest + (brightest - darkest) * np.float32(_EMPTY)
@@ -112,7 +124,7 @@ def fit_square(picture: Grey, size: int) -> Grey:
 
 
 def resize(picture: Grey, height: int, width: int) -> Grey:
-    """Return ``picture`` at another size: bilinear, antialiased, in float32."""
+    """Resize ``picture`` to (height, width), float32: bilinear, antialiased."""
     from PIL import Image
     from PIL.Image import Resampling
 
@@ -122,9 +134,12 @@ def resize(picture: Grey, height: int, width: int) -> Grey:
 
 
 def as_rendered(picture: Grey, profile: Profile | None, *key: str | int) -> npt.NDArray[np.int16]:
-    """Render a picture by a vendor's profile, if any, and convert it to int16 (1, height, width).
+    """Render a picture of 0..1 with a vendor's profile, and convert it to int16 (1, height, width).
 
-    ``key`` has the names and numbers that decide the noise, so that it is the same in every run.
+    Args:
+        picture: (height, width).
+        profile: the vendor's; None renders nothing.
+        key: names and numbers that seed the noise, so that it is the same in every run.
     """
     if profile:
         rng = np.random.default_rng(derive_seed(0, "vendor-noise", *key))
@@ -133,7 +148,7 @@ def as_rendered(picture: Grey, profile: Profile | None, *key: str | int) -> npt.
 
 
 def as_int16(picture: Grey) -> npt.NDArray[np.int16]:
-    """Convert a picture of 0..1 to 16-bit values less 32768, so that they fit into int16."""
+    """Convert brightness 0..1 to int16: 0..65535 minus 32768. Values outside are clipped."""
     levels = np.rint(picture.clip(0, 1) * np.float32(_LEVELS))
     shifted: npt.NDArray[np.int16] = (levels - _INT16_ZERO).astype(np.int16)
     return shifted

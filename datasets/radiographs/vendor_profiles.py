@@ -1,7 +1,7 @@
-"""Three ways in which vendors' machines render a radiograph: tone curve, noise and sharpness.
+"""Imitate how three vendors' machines render a radiograph: tone curve, noise and sharpness.
 
-The curves are made up after "intensity profiles" as the Fed-Align-CL paper shows them (figure 1).
-They bend strongly, so that standardising each image, which is linear, does not undo them.
+The curves imitate the "intensity profiles" in the Fed-Align-CL paper (figure 1). They bend so
+strongly that standardising each image, which is linear, does not undo them.
 """
 
 from collections.abc import Callable
@@ -19,9 +19,10 @@ class Profile:
     """A vendor's rendering.
 
     Attributes:
-        curve: maps 0..1 to 0..1; it rises, from 0 at 0 to 1 at 1.
-        noise: standard deviation of the noise on white, before the curve; elsewhere it goes with
-            the root of the brightness, as a count of photons does, and black stays black.
+        curve: rising function from 0..1 to 0..1, with 0 at 0 and 1 at 1.
+        noise: standard deviation of the noise on white, before the curve. Elsewhere it is
+            proportional to the square root of the brightness, as for counts of photons, so that
+            black stays black.
         blur: share of its light that a pixel gives to each of its two neighbours, along both axes.
     """
 
@@ -30,7 +31,7 @@ class Profile:
     blur: float
 
     def render(self, picture: Grey, rng: np.random.Generator) -> Grey:
-        """Return ``picture`` (height, width) as that vendor renders it, of the same shape."""
+        """Blur ``picture`` (height, width), add noise from ``rng``, and apply the curve; 0..1."""
         soft = _blur(_blur(picture, self.blur).T, self.blur).T
         grain = rng.standard_normal(picture.shape, dtype=np.float32)
         seen = soft + np.float32(self.noise) * np.sqrt(soft) * grain
@@ -38,7 +39,7 @@ class Profile:
 
 
 def _blur(picture: Grey, share: float) -> Grey:
-    """Blur along the first axis; rows beyond the edge are copies of the edge."""
+    """Blur along the first axis: each row gives the share to both neighbours, and edges repeat."""
     above, below = np.roll(picture, 1, axis=0), np.roll(picture, -1, axis=0)
     above[0], below[-1] = picture[0], picture[-1]
     mixed: Grey = picture + np.float32(share) * (above + below - 2 * picture)

@@ -1,8 +1,8 @@
-"""CIFAR-10 and CIFAR-100 (cs.toronto.edu/~kriz/cifar.html): binary batches, or Python's pickles.
+"""Read CIFAR-10 and CIFAR-100 (cs.toronto.edu/~kriz/cifar.html): binary batches or pickles.
 
-An image is 32x32 pixels, its red plane first, then green and blue. A record of the binary form is
-the label's byte, with CIFAR-100 the coarse one's before it, and the pixels. torchvision reads only
-the complete set; a part of one is enough here.
+An image has 32x32 pixels, stored as a red, a green and a blue plane. A binary record is the label's
+byte (in CIFAR-100 after the coarse label's byte) and then the pixels. torchvision reads only the
+complete set, but here some of its training batches are enough.
 """
 
 import hashlib
@@ -26,14 +26,15 @@ _PIXELS = 3 * _SIDE * _SIDE  # bytes of an image
 
 @dataclass(frozen=True)
 class Layout:
-    """The files of a set, without the ending '.bin' of the binary form's names.
+    """The files of one CIFAR set.
 
     Attributes:
-        name: the data set.
-        train, test: training files in order, and the test file.
-        label_bytes: of a binary record; the last is the label.
-        label_key: the labels in a python batch.
-        classes: labels are 0 to one less.
+        name: the data set's name.
+        train, test: names of the training files in order, and of the test file; binary files have
+            '.bin' added.
+        label_bytes: bytes before the pixels of a binary record; the last of them is the label.
+        label_key: key of the labels in a Python batch.
+        classes: number of labels, which start at 0.
     """
 
     name: str
@@ -51,7 +52,12 @@ CIFAR100 = Layout("cifar100", ("train",), "test", 2, "fine_labels", 100)
 
 
 def list_batches(layout: Layout, folder: Path) -> Facts:
-    """Return facts of the batches of one form in ``folder``, none if there is no training batch."""
+    """List the batches that are in ``folder``, in binary form or else as Python pickles.
+
+    Returns:
+        Name, size and modification time of each training batch, then of the test batch if it is
+        there; [] without a training batch.
+    """
     for ending in (".bin", ""):
         train = facts_of(folder, [f"{name}{ending}" for name in layout.train])
         if train:
@@ -60,11 +66,11 @@ def list_batches(layout: Layout, folder: Path) -> Facts:
 
 
 def decode_batches(layout: Layout, folder: Path) -> Pool:
-    """Return the images of all training batches that are there, and of the test batch.
+    """Decode all training batches that are in ``folder``, and the test batch, into a pool.
 
     Raises:
-        DataError: a file is missing, cut short, of another record size or no batch, or a label is
-            out of range.
+        DataError: the test batch or every training batch is missing, a file is truncated, has
+            another record size or is not the published pickle, or a label is out of range.
     """
     names = [fact[0] for fact in list_batches(layout, folder)]
     is_binary = bool(names) and names[0].endswith(".bin")
@@ -87,7 +93,12 @@ def decode_batches(layout: Layout, folder: Path) -> Pool:
 
 
 def _read_batch(layout: Layout, path: Path, is_binary: bool) -> tuple[Images, Labels]:
-    """Read the images (n, 32, 32, 3) and labels (n,) of a batch."""
+    """Read a batch: images (n, 32, 32, 3) uint8, and labels (n,) int64.
+
+    Raises:
+        DataError: the file cannot be read, has the wrong size or digest, or a label is out of
+            range.
+    """
     if is_binary:
         pixels, labels = _read_binary(layout, path)
     else:
@@ -98,7 +109,11 @@ def _read_batch(layout: Layout, path: Path, is_binary: bool) -> tuple[Images, La
 
 
 def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
-    """Return rows of pixels (n, 3072) and labels (n,) of a binary batch."""
+    """Read a binary batch: pixels (n, 3072) uint8, by colour plane, and labels (n,) int64.
+
+    Raises:
+        DataError: the file cannot be read, is empty, or does not consist of complete records.
+    """
     content = np.frombuffer(_read_file(path), np.uint8)
     size = layout.label_bytes + _PIXELS
     if not len(content) or len(content) % size:
@@ -112,7 +127,7 @@ def _read_binary(layout: Layout, path: Path) -> tuple[Images, Labels]:
 
 
 def _read_python(layout: Layout, path: Path) -> tuple[Images, Labels]:
-    """Return rows of pixels (n, 3072) and labels (n,) of a Python batch, the published file.
+    """Read a published pickled batch: pixels (n, 3072) uint8, and labels (n,) int64.
 
     Raises:
         DataError: the file cannot be read, or its MD5 is not the published one.
@@ -140,7 +155,7 @@ def _read_file(path: Path) -> bytes:
 
 
 def _published_digests(layout: Layout) -> dict[str, str]:
-    """Return name -> MD5 of each published Python batch, as torchvision lists them."""
+    """Return file name -> MD5 of the published Python batches, as torchvision lists them."""
     from torchvision import datasets
 
     published = {"cifar10": datasets.CIFAR10, "cifar100": datasets.CIFAR100}[layout.name]

@@ -21,11 +21,11 @@ _PART = 2**22  # bytes
 
 
 def read_idx(path: Path) -> Bytes:
-    """Return the unsigned bytes of an IDX file in the shape of its header.
+    """Read a gzipped IDX file of unsigned bytes as an array with the shape in its header.
 
     Raises:
-        DataError: the file is not gzip, is cut short, is longer than its header says, or is not an
-            IDX file of unsigned bytes.
+        DataError: the file is missing, not gzip, truncated, longer than its header says, not an IDX
+            file of unsigned bytes, or larger than ``most_unpacked`` allows.
     """
     try:
         with gzip.open(path) as file:
@@ -56,7 +56,12 @@ def read_idx(path: Path) -> Bytes:
 
 
 def _shape(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
-    """Read the header and return the shape in it."""
+    """Read the header from an open file and return the array's shape (1 to 4 dimensions).
+
+    Raises:
+        DataError: the header is not that of unsigned bytes, is cut short, or gives too large a
+            size.
+    """
     start = file.read(4)
     is_idx = len(start) == 4 and start[:3] == b"\0\0\x08"  # of unsigned bytes
     dimensions = start[3] if is_idx else 0
@@ -72,10 +77,11 @@ def _shape(file: gzip.GzipFile, path: Path) -> tuple[int, ...]:
 
 
 def read_labelled_images(images: Path, labels: Path, classes: int) -> tuple[Bytes, Bytes]:
-    """Return images (n, height, width) and labels (n,) of a pair of IDX files.
+    """Read a pair of IDX files: images (n, height, width) and labels (n,), both uint8.
 
     Raises:
-        DataError: a file is unusable, the counts differ, or a label is out of range.
+        DataError: a file is unusable, the shapes or counts do not match, or a label is not below
+            ``classes``.
     """
     pixels, targets = read_idx(images), read_idx(labels)
     if pixels.ndim != 3 or targets.ndim != 1 or len(pixels) != len(targets):
@@ -88,7 +94,11 @@ def read_labelled_images(images: Path, labels: Path, classes: int) -> tuple[Byte
 
 
 def refuse_out_of_range(labels: npt.NDArray[np.integer], classes: int, path: Path) -> None:
-    """Refuse a file with a label below 0 or above the last class, by a ``DataError``."""
+    """Check that all labels are in 0..``classes`` - 1.
+
+    Raises:
+        DataError: a label is not; the message names the file, the first such label and its index.
+    """
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         raise DataError(

@@ -1,8 +1,9 @@
-"""MedMNIST v2 (Yang et al. 2023): small medical images of one class each, 28x28 pixels.
+"""MedMNIST v2 (Yang et al. 2023): small medical images, 28x28 pixels, with one class each.
 
-Their own split is kept: a silo's training, validation and test images are slices of MedMNIST's. In
-the files images of one class or patient may be adjacent: they are shuffled, the same each time.
-PneumoniaMNIST is a data set of its own (``datasets.radiographs``), whose file is read here too.
+MedMNIST's own split is kept: a silo's training, validation and test images are slices of MedMNIST's
+parts. Because images of one class or patient may be adjacent in the files, each part is shuffled
+first, in the same way every time. PneumoniaMNIST is a separate data set (``datasets.radiographs``),
+but its file is read here too.
 """
 
 from collections.abc import Mapping
@@ -60,11 +61,21 @@ _COLOUR = ("pathmnist", "dermamnist", "retinamnist", "bloodmnist")  # the others
 def read_parts(
     path: Path, classes: int, colour: bool = False, most: int = _MOST_BYTES
 ) -> dict[str, Labelled]:
-    """Return each part's images (n, 28, 28[, 3]) and labels (n,), by the names of ``SPLITS``.
+    """Read a MedMNIST ``.npz`` file.
+
+    Args:
+        path: the file.
+        classes: number of classes.
+        colour: whether images have three channels.
+        most: largest size of an array in bytes.
+
+    Returns:
+        'train', 'val' and 'test' -> images (n, 28, 28) or (n, 28, 28, 3), uint8, and labels (n,),
+        int64.
 
     Raises:
-        DataError: the file is damaged, or an array is missing, of another kind or of more than
-            ``most`` bytes.
+        DataError: the file is damaged, or an array is missing, has another type or shape, has more
+            than ``most`` bytes, or has a label out of range.
     """
     arrays = read_arrays(path, [f"{part}_images" for part in SPLITS], most)
     arrays |= read_arrays(path, [f"{part}_labels" for part in SPLITS], min(most, _MOST_LABELS))
@@ -77,7 +88,21 @@ def read_parts(
 def _check_part(
     path: Path, part: str, arrays: Mapping[str, Any], classes: int, form: tuple[int, ...]
 ) -> Labelled:
-    """Check the arrays of a split; return images (n, ...) uint8 and labels (n,) int64."""
+    """Check the images and labels of one part.
+
+    Args:
+        path: the file, for errors.
+        part: 'train', 'val' or 'test'.
+        arrays: all arrays of the file by name.
+        classes: number of classes.
+        form: shape of one image.
+
+    Returns:
+        Images (n, ``*form``) uint8 and labels (n,) int64.
+
+    Raises:
+        DataError: a shape or type differs, or a label is not in 0..``classes`` - 1.
+    """
     images = arrays[f"{part}_images"]
     labels = arrays[f"{part}_labels"]
     count = len(images)

@@ -1,4 +1,4 @@
-"""Pools of public images, decoded once into memory-mapped arrays, and cuts between their tracks."""
+"""Decode public images once into a pool of memory-mapped arrays, and split them between tracks."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -19,16 +19,16 @@ Facts = list[list[Any]]  # name, size and time of change of each file
 
 _ARRAYS = ("train_images", "train_labels", "test_images", "test_labels")
 _OPTIONAL = ("train_tracks", "val_images", "val_labels")
-_SHARE = 10  # one in so many tracks of a label validates
+_SHARE = 10  # one of this many tracks per label validates
 
 
 @dataclass(frozen=True)
 class Pool:
-    """Images on the 0..255 scale and labels (n,), in the order in which silos take them.
+    """Images on the 0..255 scale, and labels (n,), in the order in which silos take them.
 
-    Grey images are (n, height, width), those in colour (n, height, width, 3). ``train_tracks`` (n,)
-    numbers the track that each training image is a frame of, where images have one. Without
-    validation images some of the training images validate.
+    Grey images are (n, height, width), colour images (n, height, width, 3). ``train_tracks`` (n,)
+    numbers the track that each training image belongs to; None if there are no tracks. If
+    ``val_images`` is None, some training images validate.
     """
 
     train_images: FloatImages
@@ -42,18 +42,19 @@ class Pool:
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """A public data set: how its files are decoded, and how the UEFL notes cut the pool.
+    """A public data set: how its files are decoded, and how the UEFL notes cut its pool.
 
     Attributes:
         name: the data set's name.
         classes: number of labels.
         mean, std: published statistics of the training pixels on the 0..1 scale, per channel.
-        decode: returns the pool in a folder.
-        train_size, test_size: images of a silo, or 0 to share the pool equally.
+        decode: function that takes a folder and returns its pool.
+        train_size, test_size: images per silo, or 0 to share the pool equally.
         noise: whether distribution D3 has noise.
-        forms: folders that may hold the same images in another form.
-        listed: returns facts of the files in a folder, if a part of the files is enough.
-        class_names: the names of the labels, if they have some.
+        forms: further folder names that may hold the same images in another form.
+        listed: function that lists the facts of the files in a folder, if some of the files are
+            enough; None if all are needed.
+        class_names: the names of the labels; empty if they have none.
     """
 
     name: str
@@ -70,12 +71,12 @@ class Source:
 
     @property
     def public(self) -> PublicFiles:
-        """Its files, and where they come from."""
+        """The source's files and their origin."""
         return public_data()[self.name]
 
 
 def facts_of(folder: Path, names: Iterable[str]) -> Facts:
-    """Return facts of those files of ``folder`` that are there."""
+    """Return name, size and modification time of each named file that exists in ``folder``."""
     facts: Facts = []
     for name in names:
         path = folder / name
@@ -86,12 +87,14 @@ def facts_of(folder: Path, names: Iterable[str]) -> Facts:
 
 
 def locate(source: Source, places: Places) -> tuple[Path, Facts]:
-    """Return the folder that a source is decoded from, and facts of its files.
+    """Find the folder to decode a source from, and list the facts of its files.
 
-    If there are several forms, it is the one with the most files.
+    If the same images are in several folders, the one with the most files wins; on a tie, the
+    first.
 
     Raises:
-        DataError: no data directory is named, or files are missing; with the public source.
+        DataError: no data directory is named, or files are missing; the message tells how to get
+            them.
     """
     if source.listed is None:
         folder = source.public.find(places)
@@ -113,14 +116,21 @@ def locate(source: Source, places: Places) -> tuple[Path, Facts]:
 
 
 def source_key(source: Source, folder: Path, facts: Sequence[Any]) -> str:
-    """Return a fingerprint of the source's files: name, size and time of change of each."""
+    """Return a key of 16 digits: a digest of the source's folder, file names, sizes and times."""
     # A source without files, such as the digits, comes with a package: it has no folder
     place = str(folder.resolve()) if facts else ""
     return json_digest([source.name, place, facts])[:16]
 
 
 def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
-    """Return the decoded arrays, memory-mapped, and their key; decode only the first time."""
+    """Open the decoded pool in the cache, memory-mapped read-only; decode the files the first time.
+
+    Returns:
+        The pool and its ``source_key``.
+
+    Raises:
+        DataError: files are missing or unusable.
+    """
     folder, facts = locate(source, places)
     key = source_key(source, folder, facts)
     target = places.cache / f"{source.name}-{key}"
@@ -143,19 +153,22 @@ def open_pool(source: Source, places: Places) -> tuple[Pool, str]:
 
 
 def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple[Rows, Rows]:
-    """Return training and validation rows, ascending, frames of one track on one side.
+    """Choose whole tracks for validation, so that no track is in both parts.
 
-    Frames of a track show one object within a second: a model that has trained on one frame knows
-    the others. Tracks are taken for validation from the end on, as long as no more than
-    ``validation`` images validate. If even the shortest track has more, only that track validates.
+    Frames of a track show one object within a second, so a model that trained on one frame knows
+    the others. Going backwards from the last image, each track that still fits into ``validation``
+    images is taken. If none fits, only the smallest track validates.
 
     Args:
-        tracks: (n,) the track of each image.
-        validation: how many images are to validate.
-        where: names the silo in errors.
+        tracks: track number of each image, (n,).
+        validation: largest number of images that validate.
+        where: the silo's name for errors.
+
+    Returns:
+        Training rows and validation rows, both ascending.
 
     Raises:
-        DataError: all images are of one track.
+        DataError: all images belong to one track.
     """
     numbers, counts = np.unique(tracks, return_counts=True)
     if len(numbers) < 2:
@@ -177,9 +190,16 @@ def cut_by_track(tracks: npt.NDArray[Any], validation: int, where: str) -> tuple
 
 
 def hold_out_tracks(tracks: npt.NDArray[Any], labels: npt.NDArray[Any]) -> tuple[Rows, Rows]:
-    """Return training and validation rows, ascending: a tenth of each label's tracks validates.
+    """Choose the last tenth of each label's tracks for validation, but at least one track.
 
-    A label with 2 to 9 tracks gives one track; the only track of a label trains.
+    If a label has a single track, that track trains.
+
+    Args:
+        tracks: track number of each image, (n,).
+        labels: label of each image, (n,).
+
+    Returns:
+        Training rows and validation rows, both ascending.
     """
     chosen: list[int] = []
     for label in np.unique(labels):

@@ -1,9 +1,9 @@
-"""The silo maker of the UEFL paper (section 4): slices of one data set, shifted by distribution.
+"""Cut the silos of the UEFL paper (section 4): slices of one data set, each with its own shift.
 
-D1 is the data as it is, D2 is rotated 50 degrees clockwise, D3 120 degrees counter-clockwise
-(bilinear, zero fill) and, for all but MNIST, gets N(0, 10^2) noise on the 0..255 scale, in colour
-on each channel. Silo s takes the s-th slice of the training and of the test images, in the pool's
-order.
+D1 is the data unchanged; D2 is rotated by 50 degrees clockwise; D3 is rotated by 120 degrees
+counter-clockwise (both bilinear, zero fill) and, except for MNIST and MedMNIST, gets N(0, 10^2)
+noise on the 0..255 scale, independent per colour channel. Silo s takes the s-th slice of the
+training images and of the test images, in the pool's order.
 """
 
 from __future__ import annotations
@@ -40,7 +40,11 @@ _MAKER = 3  # raise it when the same settings make other arrays, so that no old 
 
 
 def distributions(silos: int) -> list[str]:
-    """Return each silo's distribution: nine and five as in the paper, else in turn."""
+    """Return the distribution (D1, D2, D3) of each silo.
+
+    Nine silos are 3 x D1, 3 x D2, 3 x D3, and five are 3 x D1, D2, D3, as in the paper. Any other
+    number of silos takes D1, D2, D3 in turn.
+    """
     if silos == 9:
         return ["D1"] * 3 + ["D2"] * 3 + ["D3"] * 3
     if silos == 5:
@@ -49,7 +53,7 @@ def distributions(silos: int) -> list[str]:
 
 
 def silo_names(silos: int) -> list[str]:
-    """Return the paper's names (its table 5): s1a, s1b, ... for D1, s2a, ... for D2."""
+    """Return the silos' names as in the paper's table 5: s1a, s1b, ... for D1, s2a, ... for D2."""
     seen: dict[str, int] = {}
     names = []
     for distribution in distributions(silos):
@@ -68,10 +72,13 @@ def _letters(index: int) -> str:
 
 
 def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[int, int]:
-    """Return training and test images of a silo.
+    """Compute how many training and how many test images each silo gets.
+
+    The size is the setting, or else the source's own size, or else an equal share of the pool.
 
     Raises:
-        DataError: the data set is too small for so many silos of that size; says what would fit.
+        DataError: the pool has too few images for these sizes, or a silo would have fewer than 10
+            training images; the message says what would fit.
     """
     silos, given = settings.silos, settings.silo_train_size
     have = {"train": len(pool.train_labels), "test": len(pool.test_labels)}
@@ -95,7 +102,14 @@ def silo_sizes(source: Source, pool: Pool, settings: CommonSettings) -> tuple[in
 
 
 def _too_few(name: str, silos: int, need: Mapping[str, int], have: Mapping[str, int]) -> str:
-    """Say what the silos need, what there is, and which settings fit."""
+    """Explain what the silos need, what the pool has, and which settings would fit.
+
+    Args:
+        name: the data set's name.
+        silos: number of silos.
+        need: part that falls short -> images per silo.
+        have: part -> images in the pool.
+    """
     causes = []
     sizes = []
     can_be_smaller = True
@@ -121,16 +135,16 @@ def _too_few(name: str, silos: int, need: Mapping[str, int], have: Mapping[str, 
 
 
 def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) -> Tensor:
-    """Rotate images for ``distribution`` and add its noise.
+    """Rotate images by the angle of ``distribution``, and add noise to D3.
 
     Args:
         images: (n, height, width) or (n, height, width, 3), 0..255.
         distribution: D1, D2 or D3.
-        noise: whether D3 has noise.
-        key: names its generator, so that a silo's noise does not depend on the run's seed.
+        noise: whether to add noise to D3; D1 and D2 never have noise.
+        key: seeds the noise, so that it does not depend on the run's seed.
 
     Returns:
-        (n, channels, height, width)
+        float32 images (n, channels, height, width), not clipped to 0..255.
     """
     import torch
 
@@ -154,7 +168,8 @@ def shift(images: npt.NDArray[Any], distribution: str, noise: bool, key: str) ->
 def scale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
     """Scale ``pixels`` (n, channels, height, width), 0..255, as 'data.pixel-scale' says.
 
-    'raw' leaves the pixels unchanged; 'standard' standardises each channel by its statistics.
+    'raw' leaves them unchanged; otherwise each channel is divided by 255 and standardised with the
+    source's published mean and standard deviation.
     """
     if settings.pixel_scale == "raw":
         return pixels
@@ -163,7 +178,7 @@ def scale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Te
 
 
 def unscale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> Tensor:
-    """Map the result of ``scale_pixels`` back to 0..1; noise may go beyond."""
+    """Undo ``scale_pixels``, and map the pixels to 0..1; noise may go beyond that range."""
     if settings.pixel_scale == "raw":
         return pixels.double() / 255
     mean, std = _mean_and_std(source)
@@ -171,7 +186,7 @@ def unscale_pixels(pixels: Tensor, source: Source, settings: CommonSettings) -> 
 
 
 def _mean_and_std(source: Source) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation (channels, 1, 1) of a source's pixels."""
+    """Return the source's published pixel mean and standard deviation, (channels, 1, 1) each."""
     import torch
 
     mean = torch.tensor(source.mean).reshape(-1, 1, 1)
@@ -181,7 +196,7 @@ def _mean_and_std(source: Source) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class ShiftedImages(DataSet):
-    """Silos cut from one pool of images."""
+    """A data set whose silos are slices of one pool of images, rotated by distribution."""
 
     source: Source
 
@@ -194,7 +209,7 @@ class ShiftedImages(DataSet):
         return self.source.name
 
     def found(self, places: Places) -> str:
-        """Say which files are there, also of another form than the fetched one."""
+        """Describe the files in the data directory, in any readable form; '' if there are none."""
         if not self.files:
             return "comes with scikit-learn"
         if self.source.listed is None:
@@ -206,19 +221,23 @@ class ShiftedImages(DataSet):
         return f"{len(facts)} files in {folder.name}"
 
     def facts(self) -> dict[str, Any]:
-        """Return the facts that all silos share: the names of the classes, if they have names."""
+        """Return the facts that all silos share: {'classes': names}, or {} without names."""
         if not self.source.class_names:
             return {}
         return {"classes": list(self.source.class_names)}
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return as many names as ``settings.silos`` says."""
+        """Return the names of the 'split.silos' silos."""
         return silo_names(settings.silos)
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return the reading of a file as an image of the pool, shifted as the site's are.
+        """Return a function that reads a file as an image of the pool, shifted as at ``site``.
 
-        Under partition 'unseen', and of no site, images are those of D1.
+        The image is resized to the pool's size. A name that is none of the UEFL silos', as under
+        partition 'unseen' or '', means D1, which is not rotated.
+
+        Raises:
+            DataError: the public files are missing.
         """
         distribution = "D1"
         names = silo_names(settings.silos)
@@ -237,19 +256,19 @@ class ShiftedImages(DataSet):
         return read
 
     def pixel_standardisation(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
-        """Return mean and std of the source's channels, or None if 'data.pixel-scale' is raw."""
+        """Return the source's mean and std, (channels, 1, 1); None for 'data.pixel-scale' 'raw'."""
         if settings.pixel_scale == "raw":
             return None
         return _mean_and_std(self.source)
 
     def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return the histograms of brightness, independent of the pixels' scale."""
+        """Return brightness and contrast of the images, after undoing 'data.pixel-scale'."""
         return picture_measures(
             silo.inputs(), lambda batch: unscale_pixels(batch, self.source, settings)
         )
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Cut the silo from the pool, once."""
+        """Cut the silo from the pool, shift and scale it, and cache it."""
         import torch
 
         pool, pool_key = open_pool(self.source, places)
@@ -286,7 +305,14 @@ class ShiftedImages(DataSet):
 def _training_rows(
     pool: Pool, first: int, size: int, where: str
 ) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Return the rows of the pool, ``size`` from ``first`` on, that train and that validate."""
+    """Divide the ``size`` training rows of the pool from ``first`` on into train and val rows.
+
+    The last tenth validates; if images have tracks, whole tracks validate instead. If the pool has
+    a validation part of its own, all rows train.
+
+    Raises:
+        DataError: all rows belong to one track; ``where`` names the silo.
+    """
     validation = 0
     if pool.val_images is None:
         validation = size // VALIDATION_SHARE
@@ -299,7 +325,14 @@ def _training_rows(
 
 
 def _read_pixels(path: Path, form: tuple[int, ...]) -> npt.NDArray[Any]:
-    """Return an image file of 8 bits as (height, width), or (height, width, 3), 0..255."""
+    """Read an 8-bit image file as grey or RGB, resized (bilinear) to the pool's shape ``form``.
+
+    Returns:
+        (height, width) or (height, width, 3), 0..255.
+
+    Raises:
+        BrokenImageError: the file is missing, damaged or of more than 8 bits.
+    """
     from PIL.Image import Resampling
 
     height, width, *channels = form

@@ -1,8 +1,9 @@
-"""The German traffic signs (GTSRB, benchmark.ini.rub.de): the official folders with their CSVs.
+"""Read the German traffic signs (GTSRB, benchmark.ini.rub.de): official folders with CSV files.
 
-A training folder per class holds its images and ``GT-000xx.csv``; an image's name is its track's
-number, then the frame's. The test images' classes are in ``GT-final_test.csv``. Images are of 15
-to 250 pixels; the whole image becomes 32x32 (bilinear), whatever its shape, as the UEFL notes say.
+Each class has a training folder with its images and ``GT-000xx.csv``; an image's name is its
+track's number and its frame's. The classes of the test images are in ``GT-final_test.csv``. Images
+have sides of 15 to 250 pixels; the whole image is resized to 32x32 (bilinear), whatever its shape,
+as the UEFL notes say.
 """
 
 import os
@@ -32,7 +33,10 @@ _FETCH = "run 'fedsilo fetch gtsrb --data-dir DIR'"
 
 @dataclass(frozen=True)
 class _Sign:
-    """An image of a CSV: its file, class and track, which only training images have."""
+    """One line of a CSV: an image file, its class, its track, and the place of the line for errors.
+
+    The track is used only for training images.
+    """
 
     path: Path
     label: int
@@ -41,9 +45,14 @@ class _Sign:
 
 
 def list_signs(folder: Path) -> Facts:
-    """Return facts of the CSVs and of the folders of images; none if none trains.
+    """List the CSV files and image folders in ``folder`` as facts that decide the decoded pool.
 
-    A folder's time of change shows images added or removed, not one that was overwritten.
+    A folder's modification time reveals that images were added or removed, but not that one was
+    overwritten.
+
+    Returns:
+        Name, size (0 for a folder) and modification time of each; [] if there is no training
+        folder.
     """
     classes = [_TRAIN / name for name in _CLASSES if (folder / _TRAIN / name).is_dir()]
     if not classes:
@@ -58,7 +67,9 @@ def list_signs(folder: Path) -> Facts:
 
 
 def decode_signs(folder: Path) -> Pool:
-    """Return all images of the folders, each part in an order that nothing but its size decides.
+    """Decode all images into a pool, with training tracks, each part in a fixed random order.
+
+    The order depends only on the number of images. Classes whose folder is missing are skipped.
 
     Raises:
         DataError: a CSV or an image is missing or unusable, or a class is out of range.
@@ -82,7 +93,11 @@ def _csv_of(folder: Path) -> Path:
 
 
 def _training_signs(folder: Path) -> list[_Sign]:
-    """Return the signs of a class's folder; none if it is not there, as in a part of the set."""
+    """Read the signs in a class's training folder; [] if the folder is missing.
+
+    Raises:
+        DataError: the folder's CSV is missing or unusable, or a ClassId is not the folder's class.
+    """
     if not folder.is_dir():
         return []
     path = _csv_of(folder)
@@ -111,7 +126,12 @@ def _test_signs(folder: Path) -> list[_Sign]:
 
 
 def _read_signs(path: Path, folder: Path) -> list[_Sign]:
-    """Read the signs in a CSV, whose images must be in ``folder``."""
+    """Read all lines of a CSV; their images must be in ``folder``.
+
+    Raises:
+        DataError: the CSV has no line or misses a column, a file is missing or named twice, or a
+            ClassId is out of range.
+    """
     present: set[str] = set()
     if folder.is_dir():
         present.update(os.listdir(folder))
@@ -135,7 +155,11 @@ def _read_signs(path: Path, folder: Path) -> list[_Sign]:
 
 
 def _label(text: str, where: str) -> int:
-    """Read a ClassId, or raise a ``DataError``."""
+    """Convert the text of a ClassId to its number, 0..42.
+
+    Raises:
+        DataError: the text is anything else.
+    """
     # Short ASCII digits only, because int() also takes '1_0', other scripts' digits and long texts
     if text.isascii() and text.isdigit() and len(text) < 5 and int(text) < SIGNS:
         return int(text)
@@ -146,7 +170,7 @@ def _label(text: str, where: str) -> int:
 
 
 def _shuffle(signs: Sequence[_Sign], part: str) -> list[_Sign]:
-    """Shuffle ``signs``, in the same way in every run."""
+    """Return the signs in a random order that depends only on ``part`` and the number of signs."""
     import torch
 
     order = torch.randperm(len(signs), generator=generator(0, "gtsrb-order", part))
@@ -154,7 +178,7 @@ def _shuffle(signs: Sequence[_Sign], part: str) -> list[_Sign]:
 
 
 def _decode_all(signs: Sequence[_Sign]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-    """Decode images (n, 32, 32, 3) uint8 and labels (n,)."""
+    """Decode signs in order: images (n, 32, 32, 3) uint8, and labels (n,) int64."""
     images = np.empty((len(signs), _SIDE, _SIDE, 3), np.uint8)
     for place, sign in enumerate(signs):
         images[place] = _decode(sign)

@@ -1,7 +1,7 @@
-"""The public images by name: how they are decoded, and how the UEFL notes cut them.
+"""The public image sets of the UEFL experiments: how each is decoded and cut into silos.
 
-``digits`` ships with scikit-learn (1,797 real handwritten digits, UCI); the others are files of
-the data directory, laid out as their public sources lay them out.
+``digits`` comes with scikit-learn (1,797 real handwritten digits, UCI). The others are read from
+the data directory, in the layout of their public sources.
 """
 
 from functools import partial
@@ -16,7 +16,12 @@ from fedsilo.datasets.shifted.signs import SIGNS, decode_signs, list_signs
 
 
 def _decode_digits(_: Path) -> Pool:
-    """Double the 8x8 digits to 16x16, so that three 2x2 poolings leave a 2x2 map."""
+    """Load scikit-learn's 8x8 digits, enlarged to 16x16 so that three 2x2 poolings leave a 2x2 map.
+
+    Returns:
+        A pool on the 0..255 scale, whose last fifth in file order is the test part. The argument, a
+        folder, is not used.
+    """
     import torch
     from sklearn.datasets import load_digits
 
@@ -40,7 +45,7 @@ def _decode_idx(folder: Path) -> Pool:
 
 
 def _read_idx_pair(folder: Path, part: str) -> tuple[Bytes, Bytes]:
-    """Read images (n, height, width) and labels (n,) of a part by MNIST's file names."""
+    """Read images (n, height, width) and labels (n,) of MNIST's part 'train' or 't10k'."""
     images = folder / f"{part}-images-idx3-ubyte.gz"
     labels = folder / f"{part}-labels-idx1-ubyte.gz"
     return read_labelled_images(images, labels, 10)

@@ -1,6 +1,7 @@
-"""Shared parts of declaration files: sites, classes, and the reading of such a file.
+"""The parts that declaration files (YAML) share: site names, classes, and the reader for a file.
 
-Errors name the file and the key, but never a value. The module is imported when a file is read.
+Errors name the file and the key, but never a value, because a value may identify a patient. The
+module is imported only when a declaration is read.
 """
 
 from itertools import chain
@@ -19,7 +20,11 @@ LONGEST = 64  # characters, as in SITE_NAME
 
 
 def site_name_fault(name: str) -> str | None:
-    """Say what is wrong with a site's name; None if it can name folders and columns."""
+    """Explain why a text cannot be a site's name; None if it is valid.
+
+    A name must match ``SITE_NAME``, because folders and columns are called by it, and must not be
+    'all', which stands for the mean over sites.
+    """
     if name == "all":
         return "site 'all' must have another name, because 'all' stands for the mean over sites"
     if SITE_NAME.fullmatch(name):
@@ -34,10 +39,11 @@ M = TypeVar("M", bound=FileModel)
 
 
 def read_declared(path: Path, model: type[M]) -> M:
-    """Return the content of a YAML file as ``model``.
+    """Read a YAML file and validate it as the pydantic model ``model``.
 
     Raises:
-        DataError: the file is missing, no YAML, or a key is unknown, missing or of a wrong kind.
+        DataError: the file is missing or not YAML, or a key is unknown, missing or has a wrong
+            type; the message starts with the path.
     """
     try:
         content = parse_yaml(read_text(path), str(path))
@@ -68,7 +74,11 @@ def _of_distinct_names(content: dict[Any, Any], key: str) -> dict[Any, Any]:
 
 
 def _one_class_each(classes: dict[str, list[str]]) -> dict[str, list[str]]:
-    """Return each class's label values in one form, so that 1.0 and 1 are the same value."""
+    """Write each class's label values in their normal form, so that 1.0 and 1 are the same value.
+
+    Raises:
+        ValueError: a value appears twice, in one class or in two, or a class has no value.
+    """
     forms = {name: list(map(same_text, values)) for name, values in classes.items()}
     every = list(chain(*forms.values()))
     if len(set(every)) < len(every) or not all(forms.values()):

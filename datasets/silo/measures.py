@@ -1,7 +1,7 @@
-"""Histograms of a silo for a survey: a number or a level of each sample, with declared edges.
+"""Histograms that a silo reports in a survey: one number or level per sample, in declared bins.
 
-Edges and levels are declared by the data set, never by the server, which could close them around
-one patient.
+The data set declares the bin edges and levels, never the server, because a server could close its
+edges around a single patient.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ _COLOURS = ("red", "green", "blue")
 
 @dataclass(frozen=True)
 class Measure:
-    """A feature of all samples of a site.
+    """One feature of all samples at a site, with the bins for its histogram.
 
     Attributes:
-        name: the feature's.
-        values: per split one number a sample, NaN where it has none; of ``levels`` their places.
-        edges: rising; without edges and levels there is no histogram.
-        levels: instead of edges.
-        may_lack: whether a sample can be without a value, by the data set's own rules.
+        name: the feature's name.
+        values: split -> one number per sample, (n,): the value, or with ``levels`` the level's
+            index; NaN if the sample has no value.
+        edges: rising bin edges; a value equal to an edge falls into the bin above it.
+        levels: the names of a categorical feature's levels; excludes ``edges``. Without edges and
+            levels there is no histogram.
+        may_lack: whether the data set's own rules allow a sample without a value.
     """
 
     name: str
@@ -44,11 +46,17 @@ class Measure:
 
     @property
     def has_histogram(self) -> bool:
-        """Whether the feature has a histogram, because edges or levels are declared."""
+        """Whether edges or levels are declared, so that the feature has a histogram."""
         return bool(self.levels or self.edges)
 
     def counts(self, split: str) -> list[int]:
-        """Return the histogram of a split; with ``may_lack`` a last cell counts missing values."""
+        """Count the samples of a split per histogram cell.
+
+        Returns:
+            One count per level, or ``len(edges) + 1`` counts; the outer cells are open. If
+            ``may_lack``, a last cell counts the missing values; otherwise missing values are not
+            counted.
+        """
         values = self.values[split]
         known = values[~np.isnan(values)]
         if self.levels:
@@ -65,9 +73,9 @@ class Measure:
 
 @dataclass(frozen=True)
 class LeftOutRows:
-    """Samples of no split: their number and, for a table, the number per column.
+    """The number of samples that are in no split and, for a table, the number per column.
 
-    A row counts under a column if its value there is missing or out of the schema's range.
+    A row counts under each column in which its value is missing or outside the schema's range.
     """
 
     count: int
@@ -77,11 +85,16 @@ class LeftOutRows:
 def picture_measures(
     pictures: Mapping[str, Tensor], to_unit: Callable[[Tensor], Tensor]
 ) -> list[Measure]:
-    """Return brightness and contrast of each image, of colour images the mean of each channel too.
+    """Compute each image's brightness (mean pixel) and contrast (standard deviation of its pixels).
+
+    Colour images also get the means of their red, green and blue channels.
 
     Args:
-        pictures: per split (n, channels, height, width).
-        to_unit: makes of a batch numbers from 0 (black) to 1 (white).
+        pictures: split -> images (n, channels, height, width); must have 'train'.
+        to_unit: converts a batch of stored pixels to numbers from 0 (black) to 1 (white).
+
+    Returns:
+        One ``Measure`` per statistic, with bins of width 0.1, for contrast of width 0.05 up to 0.4.
     """
     statistics = {}
     for split, inputs in pictures.items():
@@ -97,7 +110,10 @@ def picture_measures(
 
 
 def unit_pixels(batch: Tensor) -> Tensor:
-    """Return 8-bit images, or radiographs of 16 bits less 32768, from 0 to 1."""
+    """Convert stored pixels to float64 in 0..1: uint8 from 0..255, int16 from -32768..32767.
+
+    int16 holds 16-bit radiographs minus 32768. Other types are converted to float64 and not scaled.
+    """
     import torch
 
     if batch.dtype == torch.uint8:
@@ -108,7 +124,10 @@ def unit_pixels(batch: Tensor) -> Tensor:
 
 
 def _pixel_statistics(inputs: Tensor, to_unit: Callable[[Tensor], Tensor]) -> npt.NDArray[Any]:
-    """Return mean, standard deviation and up to three channels' means of each image."""
+    """Compute the statistics of each image, (n, 5): mean, standard deviation, means of 3 channels.
+
+    The columns of channels that an image does not have are 0.
+    """
     import torch
 
     count, channels, height, width = inputs.shape

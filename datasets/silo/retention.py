@@ -1,7 +1,7 @@
-"""The bound of a cache's size: folders that were not opened for longest are removed first.
+"""Keep a cache within its size limit by removing the folders that were not opened for longest.
 
-Only folders of derived data (silos, decoded sources) are counted and removed, never weights in the
-same cache. A reader that finds none makes its own.
+Only folders of derived data (silos, decoded sources) are counted and removed, never the weights in
+the same cache. A process that does not find its folder creates it again.
 """
 
 import re
@@ -15,19 +15,23 @@ from pathlib import Path
 from fedsilo.core.files.sealed_folders import SEAL
 
 _DEPTHS = ("*", "*/*")  # a decoded source; a silo in its data set's folder
-# Their names end with a key, and while they are made or removed with something random: nothing else
-# is touched, whatever folder is given
+# Names of derived folders end with a key of 16 hexadecimal digits; while a folder is being made or
+# removed its name is hidden and ends with 8 random ones. Nothing else is touched in any folder
 _KEYED = re.compile(r"[^.].*-[0-9a-f]{16}")
 _BEGUN = re.compile(r"\..*-[0-9a-f]{16}\.\w{8}")
 _ABANDONED = 24 * 3600.0  # seconds after which a folder is no longer being made or removed
 
 
 def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
-    """Remove folders from a cache, the longest unopened first, and return them.
+    """Remove the folders that were not opened for longest until the rest fits into ``keep_bytes``.
 
-    As many go as leaves all folders of derived data together within ``keep_bytes``. Other processes
-    may open, make and remove folders meanwhile. A folder is renamed first, so that nobody opens
-    half of it; one that is open stays readable until it is closed.
+    Only sealed folders of derived data count. Half-made folders older than a day are removed first.
+    Other processes may use the cache meanwhile: a folder is renamed before its files are deleted,
+    so that nobody opens an incomplete one, and files that are open stay readable.
+
+    Returns:
+        The folders that were removed, the longest unopened first; the half-made ones are not
+        listed.
     """
     for path in _found(folder):
         begun = _BEGUN.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
@@ -49,20 +53,23 @@ def prune_cache(folder: Path, keep_bytes: int) -> list[Path]:
 
 
 def _found(folder: Path) -> Iterator[Path]:
-    """Yield the folders of both depths; one that vanishes may hide others until the next time."""
+    """Yield the entries of the cache at depth 1 and 2.
+
+    If an entry vanishes meanwhile, the rest of that depth may be skipped until the next call.
+    """
     for depth in _DEPTHS:
         with suppress(FileNotFoundError):
             yield from list(folder.glob(depth))
 
 
 def _is_derived(path: Path, folder: Path) -> bool:
-    """Return whether a folder holds derived data and is not reached through a link."""
+    """Tell whether a folder is sealed, has a keyed name and is not reached by a symbolic link."""
     linked = path.is_symlink() or (path.parent != folder and path.parent.is_symlink())
     return bool(_KEYED.fullmatch(path.name)) and (path / SEAL).is_file() and not linked
 
 
 def _change_time(path: Path) -> float:
-    """Return a file's or folder's time of change in s; opening a sealed folder sets it."""
+    """Return a path's modification time in seconds, 0 if it vanished; opening a silo updates it."""
     with suppress(OSError):
         return path.stat().st_mtime_ns / 1e9
     return 0.0
@@ -78,14 +85,17 @@ def _bytes(path: Path) -> int:
 
 
 def _below(path: Path) -> list[Path]:
-    """List all entries below a folder; empty if the folder vanishes meanwhile."""
+    """List all entries below a folder, at any depth; [] if the folder vanishes meanwhile."""
     with suppress(OSError):
         return list(path.rglob("*"))
     return []
 
 
 def _remove(path: Path) -> bool:
-    """Remove a folder; return whether it is gone, also if another process was faster."""
+    """Remove a folder; return whether it is gone, which includes removal by another process.
+
+    The folder is first renamed to a hidden random name. False means that renaming failed.
+    """
     aside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
         path.rename(aside)

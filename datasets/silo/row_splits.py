@@ -1,8 +1,8 @@
-"""Splitting a site's rows into training, validation and test rows, by scikit-learn.
+"""Split a site's rows into training, validation and test rows with scikit-learn.
 
-Without test folds the split is the data set's own, by default that of FLamby's
-Fed-Heart-Disease: a fixed share, stratified only if every class has more than two rows. Rows of
-one group (images of a lesion, of a patient) stay together where groups are given.
+Without test folds, the test rows are the data set's own; by default they are drawn as in FLamby's
+Fed-Heart-Disease: a fixed share, stratified only if every class has more than two rows. If groups
+are given (images of one lesion or patient), all rows of a group stay in one part.
 """
 
 import warnings
@@ -25,7 +25,7 @@ SPLIT_KEYS = keys_with(CommonSettings, "rows")
 
 
 def split_values(settings: CommonSettings) -> list[Value]:
-    """Return the values of ``SPLIT_KEYS``, which decide a cached silo's content."""
+    """Return the values of the settings in ``SPLIT_KEYS``, a part of each cached silo's key."""
     values = as_mapping(settings)
     return [values[key] for key in SPLIT_KEYS]
 
@@ -40,7 +40,12 @@ class RowSplit:
 
 
 def check_folds(settings: CommonSettings) -> None:
-    """Refuse a fold that does not exist, by a ``SettingError``."""
+    """Check that the chosen test fold and validation fold exist.
+
+    Raises:
+        SettingError: the number of folds is 1, or the fold's index is not below the number of
+            folds.
+    """
     for kind in ("test", "val"):
         folds = getattr(settings, f"{kind}_folds")
         fold = getattr(settings, f"{kind}_fold")
@@ -61,18 +66,24 @@ def split_rows(
     where: str,
     groups: Sequence[str] | None = None,
 ) -> RowSplit:
-    """Split rows by ``settings`` (test-folds, val-folds, fold-seed, use-test).
+    """Split row indices into training, validation and test rows as ``settings`` says.
+
+    The test rows are fold 'split.test-fold' of 'split.test-folds'; if there are 0 folds, they are a
+    random ``share``. The validation fold is then cut from the remaining rows. If 'split.use-test'
+    is false, the test rows are in no part.
 
     Args:
-        labels: (n,) class of each row.
-        settings: how many folds, and which of them is left out.
-        share: share of test rows where there are no test folds; 0 for none.
-        seed: random state of that split.
-        where: names the site in errors.
-        groups: (n,) group of each row; no group is in two parts. By default each row is its own.
+        labels: class of each row, (n,).
+        settings: the number of folds and the chosen one, for test and validation, and the fold
+            seed.
+        share: share of test rows, 0..1, used only without test folds; 0 means no test rows.
+        seed: seed for drawing this share.
+        where: the site's name for errors.
+        groups: group of each row, (n,); a group is never divided. None makes each row its own
+            group.
 
     Raises:
-        DataError: there are too few rows or groups for it.
+        DataError: there are too few rows or groups for the folds or the share.
     """
     rows = np.arange(len(labels))
     if settings.test_folds:
@@ -95,13 +106,21 @@ def cut_fold(
     where: str,
     groups: Sequence[str] | None,
 ) -> tuple[Indices, Indices]:
-    """Cut a fold out of some rows: 'split.val-fold' or 'split.test-fold', as ``kind`` says.
+    """Cut one stratified fold out of some rows, by 'split.test-folds' or 'split.val-folds'.
+
+    Args:
+        kind: 'test' or 'val', the settings to read.
+        rows: the row indices to divide, (k,).
+        labels: class of every row of the table, (n,).
+        settings: number of folds, index of the fold to cut out, and fold seed.
+        where: the site's name for errors.
+        groups: group of every row of the table, (n,), or None; a group is never divided.
 
     Returns:
-        The rows without the fold, and those of it, both sorted; with 0 folds all of them, and none.
+        The remaining rows and the fold's rows, both ascending. With 0 folds the second is empty.
 
     Raises:
-        DataError: there are too few rows or groups for it.
+        DataError: there are too few rows or groups for the number of folds.
     """
     from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold
 
@@ -127,7 +146,12 @@ def cut_fold(
 
 
 def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: str) -> None:
-    """Refuse more folds than there are rows, rows of a class, or groups, by a ``DataError``."""
+    """Check that rows can be cut into that many stratified folds.
+
+    Raises:
+        DataError: there are fewer rows or groups than folds, or every class has fewer rows than
+            folds.
+    """
     if len(labels) < folds:
         cause = f"{len(labels)} rows cannot be cut into {folds} folds"
     elif (np.unique(labels, return_counts=True)[1] < folds).all():
@@ -141,12 +165,26 @@ def _check_enough(labels: Indices, groups: Indices | None, folds: int, where: st
 
 
 def _number_groups(groups: Sequence[str]) -> Indices:
-    """Number the groups from 0 without gaps; return each row's number, (n,)."""
+    """Number the groups from 0 without gaps, and return each row's group number, (n,)."""
     return np.unique(np.array(groups), return_inverse=True)[1]
 
 
 def shared_out(labels: Indices, share: float, seed: int, where: str) -> tuple[Indices, Indices]:
-    """Return training and test rows, ``share`` of them the latter, as FLamby splits a centre."""
+    """Draw training and test rows as FLamby does: stratified if every class has more than 2 rows.
+
+    Args:
+        labels: class of each row, (n,).
+        share: share of test rows, 0..1; 0 gives no test rows.
+        seed: scikit-learn's random state.
+        where: the site's name for errors.
+
+    Returns:
+        Training and test rows, in random order.
+
+    Raises:
+        DataError: there are fewer than 3 rows, or a part would have fewer rows than there are
+            classes.
+    """
     from sklearn.model_selection import train_test_split
 
     rows = np.arange(len(labels))
@@ -176,13 +214,22 @@ def shared_out(labels: Indices, share: float, seed: int, where: str) -> tuple[In
 def shared_groups(
     labels: Indices, groups: Indices, share: float, seed: int, where: str
 ) -> tuple[Indices, Indices]:
-    """Return training and test rows, about ``share`` of all rows and of each class the latter.
+    """Choose whole groups as test data, so that each class has about ``share`` of its rows in it.
 
-    ``labels`` (n,) has the class of each row, ``groups`` (n,) the number of its group, from 0
-    without gaps. Groups come in random order; one becomes test data if that brings the classes'
-    test rows nearer to their shares (chi-square distance). A second pass also counts how near all
-    test rows are, since of a rare class the share may be less than a row. Each part gets at least a
-    group.
+    Groups are visited in random order; a group becomes test data if the classes' numbers of test
+    rows come nearer to their targets (chi-square distance). A second pass also counts the distance
+    of all test rows together, because the target of a rare class may be less than one row. Each
+    part gets at least one group.
+
+    Args:
+        labels: class of each row, (n,).
+        groups: group number of each row, (n,), from 0 without gaps.
+        share: share of test rows, 0..1; 0 gives no test rows.
+        seed: decides the order of the groups.
+        where: the site's name for errors.
+
+    Returns:
+        Training and test rows, both ascending.
 
     Raises:
         DataError: there are fewer than two groups.
@@ -218,7 +265,7 @@ def shared_groups(
 
 
 def _group_counts(labels: Indices, groups: Indices) -> Indices:
-    """Return (groups, classes + 1): each group's rows by class, and in all."""
+    """Count each group's rows per class, (groups, classes + 1); the last column is the total."""
     classes, column = np.unique(labels, return_inverse=True)
     counts = np.zeros((len(np.unique(groups)), len(classes) + 1))
     np.add.at(counts, (groups, column), 1)

@@ -1,4 +1,4 @@
-"""A silo, the samples of a hospital with train, val and test split, as tensors and as files."""
+"""Define a silo (a hospital's train, val and test samples), its files, and data sets of silos."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 SPLITS = ("train", "val", "test")
 _KEY_LENGTH = 16  # hexadecimal digits
-# Bytes of a file that is read: a map takes whole pages, and a process has only so many maps
+# Files up to this many bytes are read, not memory-mapped: a map takes whole pages, and a process
+# may have only a limited number of maps
 _READ = 64 * 2**10
 
 ImageReader = Callable[[Path], npt.NDArray[Any]]
@@ -40,11 +41,11 @@ ImageReader = Callable[[Path], npt.NDArray[Any]]
 
 @dataclass(frozen=True)
 class Split:
-    """``inputs`` (n, *input_shape) and ``labels`` (n,) int64; n may be 0.
+    """The samples of one split: ``inputs`` (n, *input_shape) and ``labels`` (n,) int64; n may be 0.
 
-    Inputs are float32 as networks take them, or images scaled a batch at a time
-    (``models.networks.encoders.float_inputs``): 8-bit ones (uint8), or radiographs of up to 16
-    bits less 32768 (int16).
+    Inputs are float32 as networks take them, or images that are scaled one batch at a time
+    (``models.networks.encoders.float_inputs``): 8-bit images (uint8), or radiographs of up to 16
+    bits minus 32768 (int16).
     """
 
     inputs: Tensor
@@ -52,7 +53,7 @@ class Split:
 
     @classmethod
     def of(cls, inputs: npt.NDArray[Any], labels: npt.NDArray[Any]) -> Split:
-        """Return the split of two arrays, whose memory it shares."""
+        """Build a split from two NumPy arrays; the tensors share the arrays' memory."""
         import torch
 
         return cls(torch.from_numpy(inputs), torch.from_numpy(labels))
@@ -67,20 +68,22 @@ class Silo:
 
     Attributes:
         name: the site's name.
-        distribution: what its data are like; sites of one distribution are summed up together.
+        distribution: a name for what the data are like; sites with the same one are averaged
+            together.
         task: input shape and number of classes.
         train, val, test: the splits; val and test may be empty.
-        fingerprints: a SHA-256 per split.
-        features: a table's features in order, empty for images. A table's inputs are as they were
-            read, NaN where a value is missing, until they are standardised.
-        classes: the names of the classes, if they have some.
+        fingerprints: split -> SHA-256 of its bytes.
+        features: a table's feature names in column order; empty for images. A table's inputs stay
+            as they were read, with NaN for a missing value, until they are standardised.
+        classes: the names of the classes; empty if they have none.
         dropped: number of rows left out because a value was missing or out of range, or of images
             that could not be decoded.
-        declared: statistics in the data's schema, by which features can be standardised.
-        schema: a digest of a table's schema, or of images' classes and size, which all sites of a
-            run must share.
-        folder: where it is in the cache, if it is.
-        standardisation: the statistics that its features were standardised by; None before.
+        declared: mean and standard deviation from the data's schema, for standardising; None if the
+            schema declares none.
+        schema: a digest of a table's schema, or of the classes and size of images; all sites of a
+            run must have the same.
+        folder: the silo's folder in the cache, or None.
+        standardisation: the statistics with which the features were standardised; None before that.
     """
 
     name: str
@@ -99,19 +102,19 @@ class Silo:
     standardisation: FeatureStatistics | None = None
 
     def splits(self) -> dict[str, Split]:
-        """Return the splits by name."""
+        """Return the three splits by name: 'train', 'val' and 'test'."""
         return {"train": self.train, "val": self.val, "test": self.test}
 
     def inputs(self) -> dict[str, Tensor]:
-        """Return the inputs of each split, by the split's name."""
+        """Return each split's inputs by the split's name."""
         return {"train": self.train.inputs, "val": self.val.inputs, "test": self.test.inputs}
 
     def class_names(self) -> tuple[str, ...]:
-        """Return the names of the classes, their numbers where they have none."""
+        """Return the names of the classes, or '0', '1', ... if they have no names."""
         return self.classes or tuple(map(str, range(self.task.classes)))
 
     def label_counts(self) -> dict[str, list[int]]:
-        """Return, per split, how many samples each class has."""
+        """Count the samples of each class: split -> list of ``task.classes`` counts."""
         import torch
 
         counts = {}
@@ -121,15 +124,15 @@ class Silo:
 
 
 class DataSet(ABC):
-    """A data set that silos come from.
+    """A data set that consists of silos, or that silos are cut from.
 
     Class attributes:
-        settings: the keys of ``CommonSettings`` that only some data sets read, of those this one's.
-        headline: the metrics that its tables show.
-        silos_by_files: whether the files on a machine decide which silos are there, so that those
-            of a server say nothing of the hospitals.
-        origin: public files, the user's own, or made up when they are first used.
-        is_table: whether a silo's samples are rows of features, standardised before they are used.
+        settings: the keys that only some data sets read and that this one reads.
+        headline: the metrics that its result tables show.
+        silos_by_files: whether the files on each machine decide which silos exist, so that the
+            files of a server say nothing about the hospitals' silos.
+        origin: 'public' files, the user's 'own', or 'made-up' when they are first used.
+        is_table: whether samples are rows of features, which are standardised before use.
     """
 
     settings: ClassVar[frozenset[str]] = frozenset()
@@ -145,18 +148,23 @@ class DataSet(ABC):
 
     @property
     def licence(self) -> PublicFiles | None:
-        """Its licence, source and files, or None if it is the user's own or made up."""
+        """Licence, source and files of a public data set; None for own and made-up data sets."""
         return public_data().get(self.name)
 
     @property
     def files(self) -> PublicFiles | None:
-        """The public files that can be fetched, or None."""
+        """The public files that ``fedsilo fetch`` can download, or None."""
         if self.licence is None or not self.licence.files:
             return None
         return self.licence
 
     def found(self, places: Places) -> str:
-        """Describe the files of this data set in the data directory; empty if there are none."""
+        """Describe which of this data set's files are in the data directory, in a few words.
+
+        Returns:
+            'K of N files in FOLDER' for a public data set, the silos' names for the user's own,
+            'made when first used' for a made-up one; '' if there are no files.
+        """
         if self.origin == "made-up":
             return "made when first used"
         if places.data is None:
@@ -175,17 +183,19 @@ class DataSet(ABC):
 
     @abstractmethod
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return the names of its silos, by partition, or none if only the sites know.
+        """Return the names of its silos, or [] if only the sites know the names.
 
         Raises:
-            DataError: what names them cannot be read.
+            DataError: the files that name the silos cannot be read.
         """
 
     def load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Return the silo ``name``, from the cache or made now.
+        """Load the silo ``name`` from the cache; create it there first if it is missing.
 
         Raises:
-            DataError: there is no such silo, a file is missing or unusable, or data are too few.
+            DataError: no silo has this name, a file is missing or unusable, or there are too few
+                samples. It is a ``FileNamesError`` if the message lists names of files, which may
+                identify patients.
         """
         names = self.silo_names(settings, places)
         if name not in names:
@@ -198,54 +208,57 @@ class DataSet(ABC):
 
     @abstractmethod
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Return a silo that there is."""
+        """Load a silo whose name ``load`` has checked."""
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return the function that reads a new image's file as the site's own images were read.
+        """Return a function that reads a new image file just as the images of ``site`` were read.
 
-        It returns (channels, height, width) as ``Split``'s inputs have it, and raises a
-        ``BrokenImageError`` for a file that cannot be read. A site's own rotation or tone curve is
-        applied to new images too, unless the site is "".
+        The function takes a path, returns an array (channels, height, width) as in
+        ``Split.inputs``, and raises ``BrokenImageError`` for a file that cannot be read. If the
+        site rotates its images or has its own tone curve, new images get the same, unless ``site``
+        is ''.
 
         Raises:
-            DataError: the data set has no images, or its declaration cannot be read.
+            DataError: the data set is a table (always, in this base class), or its declaration
+                cannot be read.
         """
         raise DataError(f"data set '{self.name}' is a table: give rows of it by --table")
 
     def pixel_standardisation(self, settings: CommonSettings) -> tuple[Tensor, Tensor] | None:
-        """Return mean and std (channels, 1, 1) that standardise an image of 0..1.
+        """Return mean and std, (channels, 1, 1) each, to standardise an image with pixels in 0..1.
 
-        It is None if a silo holds pixels as they were read, and networks scale them.
+        Returns:
+            None if silos hold unscaled pixels, which networks scale themselves.
         """
         return None
 
     def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return the histograms of the silo's samples; for images, how bright they are."""
+        """Return the silo's features for histograms: here its images' brightness and contrast."""
         return picture_measures(silo.inputs(), unit_pixels)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return the histograms of the silo's files as they are, maybe none."""
+        """Return the features of a silo's image files before resizing, for histograms."""
         return []
 
     def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
-        """Return the samples that the silo leaves out."""
+        """Count the samples that the silo left out because they are incomplete or unreadable."""
         return LeftOutRows(silo.dropped)
 
     def gives_validation(self, settings: CommonSettings, places: Places) -> bool:
-        """Return whether the files name validation samples, so that none are cut."""
+        """Tell whether the files name validation samples, so that none need to be cut."""
         return False
 
     def notices(self, settings: CommonSettings) -> list[str]:
-        """Return notices about the data on this machine, one sentence each."""
+        """Return notices about the data on this machine, one sentence each, or []."""
         return []
 
     def unread_files(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Say how many files next to the data are not read and why, one sentence per folder."""
+        """Describe files next to the data that are not read, one sentence per folder."""
         return []
 
 
 def fingerprint(split: Split) -> str:
-    """Return a SHA-256 of a split's bytes."""
+    """Return the SHA-256, in hexadecimal, of a split's inputs and labels."""
     digest = hashlib.sha256()
     for tensor in (split.inputs, split.labels):
         # Without a copy, since it may be large
@@ -254,7 +267,7 @@ def fingerprint(split: Split) -> str:
 
 
 def no_such_silo(name: str, names: Sequence[str]) -> DataError:
-    """Return the error for a silo that does not exist."""
+    """Build the error for a silo that does not exist; its message lists all silos."""
     return DataError(
         f"there is no silo '{name}': {len(names)} silos are {', '.join(names)}; name one of them"
     )
@@ -266,10 +279,17 @@ def save_silo(
     facts: Mapping[str, Any],
     notes: Sequence[str] = (),
 ) -> None:
-    """Write a silo's arrays and ``facts`` (JSON: name, distribution, classes, ...) to a folder.
+    """Write a silo into an existing folder: two ``.npy`` files per split, and ``silo.json``.
 
-    Only its owner can read it: it may be a copy of patients' rows. ``notes`` are sentences about
-    the data for the log of whoever opens the silo, such as a count of imputed values.
+    Only the folder's owner may read it, because it may be a copy of patients' rows.
+
+    Args:
+        folder: the folder; its mode becomes 700.
+        splits: split -> samples.
+        facts: what ``open_silo`` needs besides the arrays (name, distribution, classes, ...), as
+            JSON; the splits' fingerprints are added.
+        notes: sentences about the data, such as the number of imputed values, which ``open_silo``
+            writes to the log.
     """
     folder.chmod(0o700)
     for name, split in splits.items():
@@ -286,24 +306,29 @@ def save_silo(
 def cached_silo(
     folder: Path, name: str, facts: Sequence[Any], classes: int, fill: Callable[[Path], None]
 ) -> Silo:
-    """Return a silo from the cache; it is made first if it is not there or was altered.
+    """Open a silo in the cache; create it first if it is missing or was altered.
 
     Args:
-        folder: the cache's folder of the data set's silos.
-        name: the beginning of the silo's own folder's name, before its key.
-        facts: all that decides the content, JSON-serialisable: their digest is the key.
+        folder: the cache's folder for this data set's silos.
+        name: the beginning of the silo folder's name; the key follows.
+        facts: everything that decides the silo's content, as JSON; its digest is the key.
         classes: number of classes.
-        fill: writes the silo into a new folder by ``save_silo``.
+        fill: function that writes the silo into a new folder with ``save_silo``.
 
     Raises:
-        DataError: the cached files were altered and cannot be made again, or what ``fill`` raises.
+        DataError: the cached files were altered and cannot be created again; also any error of
+            ``fill``.
     """
     target = folder / f"{name}-{json_digest(facts)[:_KEY_LENGTH]}"
     return open_sealed(target, fill, lambda found: open_silo(found, classes))
 
 
 def open_silo(folder: Path, classes: int) -> Silo:
-    """Return the silo that ``save_silo`` wrote; its larger arrays are memory-mapped."""
+    """Open a silo that ``save_silo`` wrote, and log its notes once per process.
+
+    Arrays above 64 KiB are memory-mapped copy-on-write, so that changing them leaves the files
+    alone.
+    """
     facts = json.loads((folder / "silo.json").read_text())
     for note in facts.get("notes", ()):
         log_once(note)
@@ -331,7 +356,7 @@ def open_silo(folder: Path, classes: int) -> Silo:
 
 @cache
 def log_once(note: str) -> None:
-    """Write a note to this machine's log; a run opens its silos often, but says it once."""
+    """Log a note on this machine, but only once, because a run opens its silos often."""
     logging.getLogger("flwr").warning("fedsilo: %s", printable(note))
 
 

@@ -1,1 +1,1 @@
-"""Made-up twins of the real data sets: no patient is in them."""
+"""Synthetic counterparts of the real data sets; they contain no patient's data."""

@@ -1,7 +1,8 @@
-"""Draw synthetic pictures: a textured background, blobs and strokes, and a site's appearance.
+"""Draw synthetic pictures: a textured background, blobs and strokes, and a machine's look.
 
 A picture is a sum of formulas over coordinates from -1 to 1, so that its size only decides how
-finely it is sampled. Lengths are in halves of a picture's side. x grows to the right, y downwards.
+finely it is sampled. Lengths are in halves of the picture's side. x grows to the right, y
+downwards.
 """
 
 from dataclasses import dataclass
@@ -20,14 +21,14 @@ _STEPS = 24  # segments of a smooth line
 
 @dataclass(frozen=True)
 class Blob:
-    """Something of one brightness: a lesion, a mass, an organ.
+    """A round or lobed area of one brightness: a lesion, a mass, an organ.
 
     Attributes:
-        x, y: its middle.
+        x, y: its centre.
         radius: its mean radius.
-        lobes: bulges of its outline; 0 for a round one.
-        depth: how far they reach, as a share of the radius.
-        soft: width of its edge, as a share of the radius.
+        lobes: number of bulges of its outline; 0 for a circle.
+        depth: height of the bulges, as a share of the radius.
+        soft: width of its soft edge, as a share of the radius.
     """
 
     x: float
@@ -38,7 +39,7 @@ class Blob:
     soft: float = 0.15
 
     def soft_mask(self, size: int) -> Field:
-        """Return a mask (size, size): 1 inside, 0 outside, and values in between at the edge."""
+        """Draw the blob as a mask (size, size): 1 inside, 0 outside, a smooth step at the edge."""
         x, y = grid(size)
         x, y = x - np.float32(self.x), y - np.float32(self.y)
         bulge = 1 + self.depth * np.cos(self.lobes * np.arctan2(y, x)) if self.lobes else 1.0
@@ -49,13 +50,13 @@ class Blob:
 
 @dataclass(frozen=True)
 class Look:
-    """The appearance of pictures from a site's machine.
+    """How the machine of a site renders a picture.
 
     Attributes:
         ground: brightness of the background, 0..1, per channel.
         contrast: factor for the content; below 0 the content is darker than the background.
-        grain: standard deviation of each pixel's noise.
-        field: radius of a round field of view with black around it; 0 if there is none.
+        grain: standard deviation of the noise of each pixel.
+        field: radius of a round field of view that is surrounded by black; 0 for none.
     """
 
     ground: tuple[float, ...]
@@ -64,7 +65,7 @@ class Look:
     field: float = 0.0
 
     def show(self, content: Field, rng: np.random.Generator) -> npt.NDArray[np.uint8]:
-        """Draw ``content`` (channels, size, size) over the background, with noise, as 0..255."""
+        """Add background and noise to ``content`` (channels, size, size); uint8 of that shape."""
         picture = np.array(self.ground, np.float32).reshape(-1, 1, 1) + self.contrast * content
         picture = picture + self.grain * rng.standard_normal(picture.shape, dtype=np.float32)
         if self.field:
@@ -75,14 +76,20 @@ class Look:
 
 @lru_cache(maxsize=4)
 def grid(size: int) -> tuple[Field, Field]:
-    """Return x and y of each pixel's middle, (size, size) each."""
+    """Return the coordinates x and y of each pixel's centre, (size, size) each, read only."""
     line = ((np.arange(size) + 0.5) * 2 / size - 1).astype(np.float32)
     y, x = np.meshgrid(line, line, indexing="ij")
     return x, y
 
 
 def texture(rng: np.random.Generator, size: int, waves: float) -> Field:
-    """Return a random field of unit variance: a sum of plane waves, about ``waves`` a side."""
+    """Draw a random texture (size, size) of about unit variance: the sum of ten plane waves.
+
+    Args:
+        rng: decides directions, phases and lengths; it is advanced.
+        size: pixels per side.
+        waves: mean number of periods along a side of length 2; lengths vary by half.
+    """
     x, y = grid(size)
     turns, phases = rng.uniform(0, 2 * np.pi, (2, _WAVES))
     lengths = np.pi * waves * rng.uniform(0.5, 1.5, _WAVES)
@@ -94,7 +101,10 @@ def texture(rng: np.random.Generator, size: int, waves: float) -> Field:
 
 
 def smooth_line(corners: npt.ArrayLike) -> Points:
-    """Return a smooth curve through ``corners`` (k, 2), in equal parts between them."""
+    """Fit a cubic spline through ``corners`` (k, 2), and return 25 points on it, (25, 2).
+
+    Equally many points lie between any two neighbouring corners.
+    """
     from scipy.interpolate import CubicSpline
 
     knots = np.arange(len(np.asarray(corners)))
@@ -103,7 +113,7 @@ def smooth_line(corners: npt.ArrayLike) -> Points:
 
 
 def distance(size: int, line: Points) -> Field:
-    """Return the distance of each pixel's middle from a line of straight segments."""
+    """Return the distance of each pixel's centre from a polyline, (size, size)."""
     x, y = grid(size)
     nearest = np.full((size, size), np.inf, dtype=np.float32)
     for (x0, y0), (dx, dy) in zip(line[:-1], np.diff(line, axis=0), strict=True):
@@ -114,7 +124,10 @@ def distance(size: int, line: Points) -> Field:
 
 
 def stroke(size: int, line: Points, radius: float) -> Field:
-    """Return 1 on a line of that radius and 0 away from it; a thin one is fainter, not wider."""
+    """Draw a polyline as a mask (size, size): 1 within ``radius``, 0 away from it.
+
+    A line thinner than a pixel is drawn one pixel wide, but fainter.
+    """
     reach = max(radius, 1 / size)
     edge = (0.5 + (reach - distance(size, line)) * size / 4).clip(0, 1)
     return edge * np.float32(radius / reach)

@@ -1,7 +1,7 @@
-"""The base of synthetic data sets: numbered images of each site, in a fixed order.
+"""The base class of synthetic data sets: numbered images of each site, in a fixed order.
 
-Each image is of a kind (a class, or what decides it) and shows a subject: a lesion, a patient, a
-sequence. Some images show the subject of the one before.
+Each image has a kind (a class, or what decides the class) and shows a subject: a lesion, a patient,
+a sequence. Some images show the same subject as the image before.
 """
 
 from abc import abstractmethod
@@ -25,14 +25,15 @@ from fedsilo.datasets.silo.silos import ImageReader
 def even_sequence(
     counts: Sequence[int], again: float, rng: np.random.Generator
 ) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the kind and the subject's number of each image.
-
-    The first n images have the kinds in nearly their proportions, for every n.
+    """Order images so that every beginning has the kinds in nearly their final proportions.
 
     Args:
         counts: number of images of each kind.
-        again: share of images that show the subject of the one before.
-        rng: decides which.
+        again: probability that an image shows the same kind and subject as the one before.
+        rng: decides which images do; it is advanced.
+
+    Returns:
+        The kind of each image, and its subject's number, from 0 in order of appearance.
     """
     wanted = np.array(counts)
     repeats = rng.random(wanted.sum()) < again
@@ -66,9 +67,9 @@ class PhantomDataSet(ImageDataSet):
     Class attributes:
         key: part of every seed.
         counts: site -> number of images of each kind.
-        subject: what an image shows, as its group is called.
-        again: share of images that show the subject of the one before.
-        fewest: images of a site, however small 'split.sample-share' is.
+        subject: a word for the subject of an image, used in the names of groups.
+        again: share of images that show the same subject as the one before.
+        fewest: least number of images of a site, however small 'split.sample-share' is.
         version: raise it when the same number makes another image, so that no old cache is read.
     """
 
@@ -83,37 +84,44 @@ class PhantomDataSet(ImageDataSet):
 
     @abstractmethod
     def label(self, kind: int, site: str, settings: CommonSettings) -> int:
-        """Return the class of images of a kind."""
+        """Return the class number of images of a kind."""
 
     @abstractmethod
     def image(
         self, site: str, number: int, size: int, settings: CommonSettings
     ) -> npt.NDArray[Any]:
-        """Return an image (channels, size, size): the same for every run."""
+        """Draw image ``number`` of a site, (channels, size, size); it is the same in every run."""
 
     @abstractmethod
     def read_file(self, path: Path, size: int, settings: CommonSettings) -> npt.NDArray[Any]:
-        """Return an image's file (channels, size, size) as the real data set reads it."""
+        """Decode a real image file to (channels, size, size), as the real data set does."""
 
     def sequence(self, site: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Return kind and subject of each image of a site."""
+        """Return the kind and the subject's number of each image of a site."""
         return _sequence(self.key, site, tuple(self.counts[site]), self.again)
 
     def generators(
         self, site: str, number: int
     ) -> tuple[int, np.random.Generator, np.random.Generator]:
-        """Return the kind of an image, and the generators of its subject and of the image."""
+        """Return an image's kind, a generator for its subject, and a generator for the image.
+
+        Both generators are new, and are seeded by names and numbers only. Images of the same
+        subject get equal subject generators.
+        """
         kinds, subjects = self.sequence(site)
         subject = derive_seed(0, self.key, "subject", site, subjects[number])
         image = derive_seed(0, self.key, "image", site, number)
         return kinds[number], np.random.default_rng(subject), np.random.default_rng(image)
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
-        """Return all sites."""
+        """Return the names of all sites."""
         return list(self.counts)
 
     def index(self, site: str, settings: CommonSettings, places: Places) -> ImageIndex:
-        """Return the first images of a site: 'split.sample-share' of them, and not too few."""
+        """List the first images of a site: 'split.sample-share' of them, but at least ``fewest``.
+
+        Images of one subject are a group.
+        """
         count = max(self.fewest, round(sum(self.counts[site]) * settings.sample_share))
         kinds, subjects = self.sequence(site)
         images = []
@@ -125,7 +133,7 @@ class PhantomDataSet(ImageDataSet):
         return index_images(f"{self.key}, {site}", Path(), images)
 
     def reader(self, index: ImageIndex, size: int, settings: CommonSettings) -> Reader:
-        """Return a function that makes the image of a name, ``site/number``."""
+        """Return a function that draws the image for a name of the form ``site/number``."""
 
         def make(name: str) -> npt.NDArray[Any]:
             site, number = name.split("/")
@@ -134,14 +142,14 @@ class PhantomDataSet(ImageDataSet):
         return make
 
     def image_reader(self, site: str, settings: CommonSettings, places: Places) -> ImageReader:
-        """Return the reading of real files, since synthetic images have none."""
+        """Return a function that decodes a real image file; synthetic images have no files."""
         size = settings.image_size or self.own_size(places)
         return lambda path: self.read_file(path, size, settings)
 
     def file_measures(self, name: str, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return nothing: there are no files."""
+        """Return [], because there are no files."""
         return []
 
     def content(self, index: ImageIndex) -> list[Any]:
-        """Return the version: names and numbers decide the rest."""
+        """Return the version; apart from it, names and numbers decide the pixels."""
         return [self.version]

@@ -1,8 +1,8 @@
 """The three synthetic data sets: skin lesions, mammograms, and angiograms with catheter masks.
 
-Their sites have the names, sizes and class counts of the papers' hospitals. What a class looks like
-is made up so that a small network learns it; each site has a look of its own. No patient is in them
-and they do not replace real images.
+Their sites have the names, sizes and class counts of the papers' hospitals. The classes' features
+are invented so that a small network can learn them, and each site has its own look. They contain no
+patient's data and do not replace real images.
 """
 
 from itertools import product
@@ -36,7 +36,7 @@ LESION_COUNTS = {
     "msk4": (215, 415, 0, 0, 189, 0, 0, 0),
     "vienna_dias": (67, 350, 5, 0, 10, 4, 3, 0),
 }
-# A lesion's colour less the skin's, bulges of its outline, how strongly its inside is mottled
+# A lesion's colour minus the skin's, the bulges of its outline, and the strength of its mottling
 _LESIONS = {
     "MEL": ((-0.45, -0.45, -0.35), 5, 0.12),
     "NV": ((-0.25, -0.3, -0.3), 0, 0.02),
@@ -58,7 +58,7 @@ _SKINS = {
 
 
 class DermoscopyPhantom(PhantomDataSet):
-    """``dermoscopy-phantom``: the six centres of ISIC 2019, after FLamby."""
+    """The data set ``dermoscopy-phantom``: the six centres of ISIC 2019, as in FLamby."""
 
     name = key = "dermoscopy-phantom"
     counts, subject, again = LESION_COUNTS, "lesion", 0.15
@@ -66,15 +66,15 @@ class DermoscopyPhantom(PhantomDataSet):
     settings = (ImageDataSet.settings | {"data.target"}) - {"data.broken-images"}
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return nevus against all others, or the eight diagnoses."""
+        """Return the classes of 'data.target': nevus against all others, or the eight diagnoses."""
         return classes_of(settings.target)
 
     def label(self, kind: int, site: str, settings: CommonSettings) -> int:
-        """Return the class of a diagnosis."""
+        """Return the class number of a diagnosis."""
         return class_of(kind, settings.target)
 
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
-        """Return a lesion on the skin."""
+        """Draw a lesion on the skin, uint8 (3, size, size), in the look of the site."""
         kind, lesion, view = self.generators(site, number)
         colour, lobes, mottled = _LESIONS[DIAGNOSES[kind]]
         shade = np.array(colour) + lesion.normal(0, 0.03, 3)
@@ -88,18 +88,18 @@ class DermoscopyPhantom(PhantomDataSet):
         return image
 
     def read_file(self, path: Path, size: int, settings: CommonSettings) -> Pixels:
-        """Return a photograph."""
+        """Decode a photograph to uint8 (3, size, size)."""
         return decode_image(path, size, settings.colour_constancy)
 
 
 _OF_GREY = ImageDataSet.settings - {"data.broken-images", "data.colour-constancy"}
-# Not malignant and malignant images of table I of the Fed-Align-CL paper
+# Number of non-malignant and of malignant images in table I of the Fed-Align-CL paper
 BREAST_COUNTS = {"hologic": (730, 730), "siemens": (287, 123), "ge": (421, 431)}
 _PROFILES = {"hologic": SIGMOID, "siemens": STEEP, "ge": SHOULDERED}
 
 
 class MammographyPhantom(PhantomDataSet):
-    """``mammography-phantom``: three vendors, each of which renders by a profile of its own."""
+    """The data set ``mammography-phantom``: three vendors, each with its own rendering profile."""
 
     name = key = "mammography-phantom"
     counts, subject, again = BREAST_COUNTS, "patient", 0.3
@@ -109,17 +109,20 @@ class MammographyPhantom(PhantomDataSet):
     settings = _OF_GREY | {"data.intensity-profiles"}
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return malignant against all others."""
+        """Return two classes: not malignant (benign or normal), and malignant."""
         return {"not-malignant": ("benign", "normal"), "malignant": ("malignant",)}
 
     def label(self, kind: int, site: str, settings: CommonSettings) -> int:
-        """Return the kind: it is the class."""
+        """Return the kind, because it is the class number."""
         return kind
 
     def image(
         self, site: str, number: int, size: int, settings: CommonSettings
     ) -> npt.NDArray[np.int16]:
-        """Return a mammogram as the site's vendor renders it."""
+        """Draw a mammogram, int16 (1, size, size).
+
+        If 'data.intensity-profiles' is set, it is rendered with the profile of the site's vendor.
+        """
         malignant, patient, view = self.generators(site, number)
         picture = _breast(patient, view, size, bool(malignant))
         if settings.intensity_profiles:
@@ -127,14 +130,21 @@ class MammographyPhantom(PhantomDataSet):
         return as_int16(picture)[None]
 
     def read_file(self, path: Path, size: int, settings: CommonSettings) -> npt.NDArray[np.int16]:
-        """Return a radiograph of 16 bits, which some machine has rendered already."""
+        """Decode a 16-bit radiograph to int16 (1, size, size), without rendering it again."""
         return as_int16(fit_square(read_radiograph(path, 16), size))[None]
 
 
 def _breast(
     patient: np.random.Generator, view: np.random.Generator, size: int, malignant: bool
 ) -> Grey:
-    """Return a breast at the left or right edge, 0..1: with a star or a soft spot in it."""
+    """Draw a breast at the left or right edge, (size, size), 0..1.
+
+    Args:
+        patient: decides the shape, tissue and lesion; it is advanced.
+        view: decides exposure and side; it is advanced.
+        size: pixels per side.
+        malignant: whether its lesion is a bright star, or otherwise a faint soft spot.
+    """
     x, y = pictures.grid(size)
     depth, height = patient.uniform(0.9, 1.4), patient.uniform(0.75, 0.95)
     from_wall = (x + 1) / np.float32(depth)
@@ -163,7 +173,8 @@ FRAME_COUNTS = {
 }
 _WITH_CATHETER = 0.88  # share of the frames
 _CATHETER = 0.025  # radius
-# The vessels of an anatomy as corners of smooth lines with their radius; a catheter is in the first
+# Each vessel of an anatomy: the corners of a smooth line, and its radius. A catheter is always in
+# the first vessel
 _VESSELS: dict[str, tuple[tuple[list[tuple[float, float]], float], ...]] = {
     "arch": (
         ([(-0.4, 1), (-0.45, 0.2), (-0.35, -0.25), (0, -0.45), (0.32, -0.2), (0.36, 1)], 0.13),
@@ -192,10 +203,10 @@ ANATOMIES = tuple(_VESSELS)
 
 
 class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
-    """``angiogram-phantom``: four sources, after the FedEFM paper.
+    """The data set ``angiogram-phantom``: four sources, as in the FedEFM paper.
 
-    A class is a source and an anatomy, so that no two sites have a class in common: the paper's
-    unseen data at 100 %.
+    A class is a pair of source and anatomy, so that no two sites have a class in common: 100 %
+    unseen data in the paper's terms.
     """
 
     name = key = "angiogram-phantom"
@@ -204,7 +215,7 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
     settings = _OF_GREY
 
     def classes(self, settings: CommonSettings, places: Places) -> Classes:
-        """Return the twelve pairs of a source and an anatomy."""
+        """Return the twelve classes: each pair of a source and an anatomy."""
         classes = {}
         for source, anatomy in product(FRAME_COUNTS, ANATOMIES):
             name = f"{source}-{anatomy}"
@@ -212,19 +223,19 @@ class AngiogramPhantom(PhantomDataSet, MaskedDataSet):
         return classes
 
     def label(self, kind: int, site: str, settings: CommonSettings) -> int:
-        """Return the class of a source's anatomy."""
+        """Return the class number of an anatomy at a source."""
         return len(ANATOMIES) * list(FRAME_COUNTS).index(site) + kind
 
     def image(self, site: str, number: int, size: int, settings: CommonSettings) -> Pixels:
-        """Return a frame; of a class with two channels its mask as the second."""
+        """Draw a frame, uint8 (1, size, size); the subclass with two channels adds the mask."""
         return np.stack(phantom_frame(site, number, size))[: self.channels]
 
     def read_file(self, path: Path, size: int, settings: CommonSettings) -> Pixels:
-        """Return an angiogram of 8 bits."""
+        """Decode an 8-bit angiogram to uint8 (1, size, size)."""
         return read_square(path, 8, size)[None]
 
     def load_masked(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Return the same frames in the same parts, each with its mask, which may be empty."""
+        """Load the same frames in the same parts, with their masks, some of which are empty."""
         return masked_silo(_WithMasks().load(name, settings, places))
 
 
@@ -234,7 +245,13 @@ class _WithMasks(AngiogramPhantom):
 
 
 def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
-    """Return frame ``number`` of a source, 0..255, and its mask, 0 or 1, each (size, size)."""
+    """Draw frame ``number`` of a source, 0..255, and its catheter mask, 0 or 1.
+
+    About one frame in eight has no catheter, and so an empty mask.
+
+    Returns:
+        Frame and mask, both uint8 (size, size).
+    """
     anatomy, sequence, frame = ANGIOGRAM_PHANTOM.generators(site, number)
     vessels = _tree(sequence, ANATOMIES[anatomy])
     content = 0.08 * pictures.texture(sequence, size, 2)
@@ -252,7 +269,11 @@ def phantom_frame(site: str, number: int, size: int) -> tuple[Pixels, Pixels]:
 
 
 def _tree(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, float]]:
-    """Return an anatomy's vessels as lines with radii, all turned, scaled and shifted alike."""
+    """Draw the vessels of an anatomy: a (25, 2) polyline and a radius for each.
+
+    All vessels are rotated, scaled and shifted together; corners after the first also move a
+    little.
+    """
     turn, zoom = rng.normal(0, 0.12), rng.lognormal(0, 0.08)
     pose = zoom * np.array([[np.cos(turn), np.sin(turn)], [-np.sin(turn), np.cos(turn)]])
     shift = rng.normal(0, 0.05, 2)
@@ -265,7 +286,10 @@ def _tree(rng: np.random.Generator, anatomy: str) -> list[tuple[Points, float]]:
 
 
 def _catheter(rng: np.random.Generator, line: Points, radius: float) -> Points:
-    """Return a line from a vessel's start to somewhere along it, next to the vessel's middle."""
+    """Draw a catheter along the vessel ``line``, from its start to a random point past the middle.
+
+    The catheter stays within half the vessel's ``radius`` from the line.
+    """
     tip = rng.integers(len(line) // 2, len(line))
     aside = rng.uniform(-0.5, 0.5) * radius * np.sin(np.linspace(0, np.pi, tip + 1))
     return line[: tip + 1] + aside[:, None]

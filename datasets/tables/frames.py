@@ -1,4 +1,4 @@
-"""Frames of pandas as hospitals' tables: a CSV file each, and the schema that all of them share."""
+"""Write hospitals' pandas frames as tables: a CSV file per site, and one schema for all."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from fedsilo.datasets.tables.table_data_set import SCHEMA_FILE
 if TYPE_CHECKING:
     from pandas import DataFrame, Series
 
-_MOST_LEVELS = 64  # most different texts in a column; more are names or free text
+_MOST_LEVELS = 64  # most distinct texts in a column; more are probably names or free text
 _MOST_CLASSES = 1000
-_FEW_LEVELS = 10  # more levels that are numbers are rather a number
+_FEW_LEVELS = 10  # a column with more numeric levels is probably a numeric column
 # How other programs write a missing value; pandas reads files with some of them as texts
 _WORDS_FOR_MISSING = frozenset({"nan", "na", "n/a", "<na>", "."})
 _MISSING = ("", "?")
@@ -32,16 +32,21 @@ _NUMBERS = ("integer", "floating", "mixed-integer-float", "decimal")  # pandas' 
 def write_frames(
     folder: Path, frames: Mapping[str, DataFrame], label: str, policy: str = "drop"
 ) -> None:
-    """Write ``schema.yaml`` and a CSV file for each site into ``folder``.
+    """Write ``schema.yaml`` and a CSV file per site into ``folder``, inferring the schema.
 
-    Numbers and booleans are numeric columns; texts are categorical ones, whose levels are those of
-    all sites together. A column with one value at all sites is ignored. Each value of the column
-    ``label`` is a class, and ``policy``, 'drop' or 'impute', is what becomes of rows with a missing
-    value.
+    Numbers and booleans become numeric columns. Texts become categorical columns, whose levels are
+    collected over all sites; a column with one text at all sites is ignored. Each value of column
+    ``label`` becomes a class.
+
+    Args:
+        folder: an existing folder.
+        frames: site -> its table.
+        label: name of the label's column.
+        policy: what to do with a row that lacks a value: 'drop' it or 'impute' the value.
 
     Raises:
-        DataError: columns differ between sites, the label's is missing, a column is of dates or of
-            too many texts, or there is one class.
+        DataError: columns differ between sites, the label's is missing, a column has dates, mixed
+            types or more than 64 distinct texts, or there are not 2 to 1000 classes.
     """
     import pandas as pd
 
@@ -69,9 +74,9 @@ def write_frames(
 
 
 def _plain(frame: DataFrame) -> DataFrame:
-    """Return the frame with texts as names, and booleans and objects of numbers as numbers.
+    """Return the frame with column names as stripped texts, and columns of objects simplified.
 
-    Both may have gaps.
+    Booleans become 0 and 1, and objects that are all numbers become numbers; values may be missing.
     """
     import pandas as pd
 
@@ -87,7 +92,15 @@ def _plain(frame: DataFrame) -> DataFrame:
 
 
 def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:
-    """Return the columns that all sites have."""
+    """Return the columns of the first site, after checking that all sites have the same ones.
+
+    Args:
+        columns: site -> names of its columns.
+        label: the label's column, which each site must have.
+
+    Raises:
+        DataError: a name is repeated, or a site lacks the label or has other columns.
+    """
     first = next(iter(columns))
     for site, names in columns.items():
         if len(set(names)) < len(names):
@@ -108,7 +121,16 @@ def _common_columns(columns: Mapping[str, list[str]], label: str) -> list[str]:
 
 
 def _column(name: str, sites: Mapping[str, Series[Any]]) -> dict[str, Any]:
-    """Return a column as the schema declares it, by its values at all sites."""
+    """Infer the schema's entry for a column from its values at all sites.
+
+    Returns:
+        The keys of a ``Column``: numeric, categorical with its levels, or ignored if it has fewer
+        than two texts.
+
+    Raises:
+        DataError: one site has numbers and another texts, the type is unsuitable, or there are more
+            than 64 distinct texts.
+    """
     import pandas as pd
 
     kinds = {}
@@ -148,7 +170,13 @@ def _kind(name: str, values: Series[Any]) -> str:
 
 
 def _texts(name: str, values: Series[Any]) -> list[str]:
-    """Return the different values as texts in one form, numbers in their order."""
+    """Return a column's distinct values as normalised texts, sorted as numbers if all are numbers.
+
+    Missing values are left out, and doubtful texts are logged.
+
+    Raises:
+        DataError: a text has a line break or an unprintable character.
+    """
     texts = set(map(same_text, values.dropna().map(str).unique()))
     texts.difference_update(_MISSING)
     if not all(map(str.isprintable, texts)):
@@ -170,7 +198,10 @@ def _are_numbers(texts: Iterable[str]) -> bool:
 
 
 def _mention_odd_texts(name: str, texts: Collection[str]) -> None:
-    """Log texts that may not be meant as levels: other cases of a text, and words for missing."""
+    """Log a warning about texts that are probably no levels of their own.
+
+    These are texts that differ only by case, words for a missing value, and many numbers.
+    """
     remarks = []
     by_case: dict[str, str] = {}
     for text in sorted(texts):

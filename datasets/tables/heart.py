@@ -1,9 +1,10 @@
-"""Fed-Heart-Disease: four hospitals of the UCI heart disease data, cut as FLamby cuts them.
+"""Fed-Heart-Disease: four hospitals of the UCI heart disease data, divided as in FLamby.
 
-740 patients, 13 features, label 0 against 1 to 4: FLamby (du Terrail et al., NeurIPS 35, 2022,
-pages 5315 to 5334), which PICSR (Enouen et al. 2024) follows. A cholesterol of 0, as all Swiss
-patients have it, was not measured: ``heart-imputed`` and ``heart-indicator`` treat it so. The
-synthetic twin has sites of the same sizes, features and label rates, and no patient in it.
+It has 740 patients and 13 features, and predicts label 0 against 1 to 4: FLamby (du Terrail et al.,
+NeurIPS 35, 2022, pages 5315 to 5334), which PICSR (Enouen et al. 2024) follows. A cholesterol of 0,
+as in all Swiss patients, means that it was not measured: ``heart-imputed`` and ``heart-indicator``
+treat it that way. The synthetic counterpart has sites with the same sizes, features and label
+rates, but no real patient.
 """
 
 import hashlib
@@ -27,24 +28,29 @@ from fedsilo.datasets.tables.table_files import Lines
 
 @cache
 def _schema() -> TableSchema:
-    """Return the schema of the UCI files."""
+    """Read the schema of the UCI files, once per process."""
     return read_schema(Path(__file__).with_name("heart.yaml"))
 
 
 @dataclass(frozen=True, eq=False)
 class Heart(TableDataSet):
-    """The four files; a site needs only its own. ``cholesterol`` is what its column declares."""
+    """The four UCI files; a site needs only its own.
+
+    Attributes:
+        name: the data set's name.
+        cholesterol: keys of the schema to override in the column 'chol'.
+    """
 
     name: str = "heart"
     cholesterol: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def licence(self) -> PublicFiles:
-        """The licence, source and files of the UCI data."""
+        """Licence, source and files of the UCI data, under every name of this data set."""
         return public_data()["heart"]
 
     def schema(self, places: Places) -> TableSchema:
-        """Return the schema of the UCI files, with cholesterol as ``self.cholesterol`` says."""
+        """Return the schema of the UCI files, with ``self.cholesterol`` applied to its column."""
         columns = []
         for column in _schema().columns:
             if column.name == "chol":
@@ -53,7 +59,11 @@ class Heart(TableDataSet):
         return _schema().model_copy(update={"columns": columns})
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Read the site's file, which must be the published one."""
+        """Read the site's file as CSV lines, and return them with the file's path.
+
+        Raises:
+            DataError: the file is missing, or its MD5 is not the published one.
+        """
         name, published = schema.sites[site], self.licence
         path = published.find(places, [name]) / name
         content = path.read_bytes()
@@ -69,7 +79,15 @@ class Heart(TableDataSet):
 
 @dataclass(frozen=True)
 class _Population:
-    """A synthetic hospital: patients, share with disease, and its mean age and cholesterol."""
+    """A synthetic hospital.
+
+    Attributes:
+        patients: number of patients.
+        disease: share of patients with the disease.
+        age: mean age in years.
+        chol: mean cholesterol in mg/dl; 0 if it is not measured.
+        male: share of men.
+    """
 
     patients: int
     disease: float
@@ -88,7 +106,7 @@ _POPULATIONS: Mapping[str, _Population] = {
 
 
 class SyntheticHeart(TableDataSet):
-    """``heart-synthetic``: synthetic patients in the form of the real files."""
+    """The data set ``heart-synthetic``: synthetic patients in the format of the UCI files."""
 
     name = "heart-synthetic"
     origin = "made-up"
@@ -98,16 +116,16 @@ class SyntheticHeart(TableDataSet):
         return _schema()
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Make the site's file."""
+        """Generate the site's table, and return its lines with a name for errors."""
         where = f"heart-synthetic, {site}"
         return csv_lines(synthetic_text(site), where), where
 
 
 def synthetic_text(site: str) -> str:
-    """Return a synthetic UCI file of ``site``: the same text each time.
+    """Generate a synthetic UCI file of ``site`` as CSV text, the same in every run.
 
-    Disease shifts age, pulse, ST depression, angina and the kind of chest pain, as in the real
-    data, by round numbers.
+    Disease shifts age, pulse, ST depression, angina and the type of chest pain by rounded
+    differences of the real data.
     """
     population = _POPULATIONS[site]
     rng = np.random.default_rng(derive_seed(0, "heart-synthetic", site))

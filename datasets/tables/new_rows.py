@@ -1,6 +1,6 @@
-"""Rows of new patients as people have them: CSV, Excel or Parquet, columns by name in any order.
+"""Read rows of new patients for prediction: CSV, Excel or Parquet, columns by name in any order.
 
-What is wrong with one row is its own fault and costs no other row its prediction.
+A fault in one row is recorded for that row, and all other rows are still predicted.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ _LONGEST_ID = 60
 
 @dataclass(frozen=True)
 class NewRows:
-    """Rows of new patients, whose labels nobody knows.
+    """Rows of new patients, whose labels are unknown.
 
     Attributes:
-        lines: (n,) each usable row's line in the file.
-        rows: (n, features) float32, NaN where a value is missing.
-        faults: line -> why the row is not among ``rows``.
-        ids: line -> the patient's id, of all rows; empty if no column of ids is named.
-        unread: how many columns the schema does not know; they are not read.
-        imputed: column -> how many of ``rows`` have no value there, so that it is imputed.
+        lines: line in the file of each usable row, (n,).
+        rows: features (n, features) float32, NaN where a value is missing.
+        faults: line -> why the row is not in ``rows``.
+        ids: line -> the patient's id, for usable and faulty rows; empty without a column of ids.
+        unread: number of columns that the schema does not know.
+        imputed: column -> number of ``rows`` without a value there, which will be imputed.
     """
 
     lines: tuple[int, ...]
@@ -45,14 +45,20 @@ class NewRows:
 def parse_new_rows(
     lines: Lines, schema: TableSchema, where: str, id_column: str | None = None
 ) -> NewRows:
-    """Return the rows of a table with or without the label's column, which is not read.
+    """Read a table of new patients by the training schema; the label's column may be missing.
 
-    A first line that names columns is a header, whatever the schema says; its columns may be in any
-    order and case, and others are not read. An empty cell is a missing value. ``id_column`` names
-    the column of the patients' ids, if there is one.
+    A first line that names columns is a header, whatever the schema says; then columns may be in
+    any order and case, and unknown columns are skipped. Without a header, columns are in the
+    schema's order. An empty cell is a missing value.
+
+    Args:
+        lines: the table's lines.
+        schema: the schema of the training data.
+        where: the table's name for errors.
+        id_column: the column of patients' ids, which needs a header; None if there is none.
 
     Raises:
-        DataError: a column is missing or named twice, or there is no row; it names ``where``.
+        DataError: a column is missing or named twice, or there is no row.
     """
     if "" not in schema.missing:
         schema = schema.model_copy(update={"missing": [*schema.missing, ""]})
@@ -77,11 +83,17 @@ def parse_new_rows(
 
 
 def _read_row(schema: TableSchema, reader: RowReader, number: int, line: list[str]) -> list[float]:
-    """Read the features of a row that can be predicted.
+    """Read the features of a row that can be predicted, in the schema's order.
+
+    Args:
+        schema: the schema.
+        reader: reads the columns of this table.
+        number: the row's line, for errors.
+        line: the row's cells.
 
     Raises:
-        DataError: a value cannot be read, is outside the schema's range, or is missing and the
-            schema drops such rows.
+        DataError: a value cannot be read, is outside its range, or is missing and the policy is
+            'drop'.
     """
     tokens = reader.tokens(number, line)
     lacking = reader.lacking(tokens, schema.used_columns())
@@ -104,7 +116,14 @@ def _describe_impossible(column: Column, tokens: Mapping[str, str]) -> str:
 def _columns(
     lines: Lines, schema: TableSchema, where: str, id_column: str | None
 ) -> tuple[list[str], Lines]:
-    """Return the names of the columns, as the schema writes them, and the lines of rows."""
+    """Find the names of the columns, and separate the header, if there is one, from the rows.
+
+    Returns:
+        The columns' names, in the schema's spelling if it knows them, and the lines of the rows.
+
+    Raises:
+        DataError: a needed column is missing or named twice in the header.
+    """
     declared = schema.column_names()
     folded = {name.casefold(): name for name in declared}
     named = []
@@ -137,7 +156,7 @@ def _columns(
 
 
 def _id(line: Sequence[str], place: int) -> str:
-    """Return a patient's id, printable and short enough for a table; empty in a short line."""
+    """Return a patient's id as one printable line of at most 60 characters; '' in a short row."""
     if place >= len(line):
         return ""
     return one_line(line[place].strip(), _LONGEST_ID)

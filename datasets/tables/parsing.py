@@ -1,4 +1,4 @@
-"""The rows of a table as features and classes, by a schema; errors name line and column."""
+"""Parse a table's rows into features and classes by a schema; errors name line and column."""
 
 from __future__ import annotations
 
@@ -24,12 +24,17 @@ _LARGEST = float(np.finfo(np.float32).max)  # the largest value of a feature
 
 @dataclass(frozen=True)
 class ParsedTable:
-    """A hospital's rows: ``rows`` (n, features) float32 with NaN, ``labels`` (n,) int64.
+    """A hospital's rows.
 
-    ``left_out`` counts the rows that are not among them. Rows of equal content, in ignored columns
-    too, have the same number in ``contents`` (n,) int64. ``notes`` are sentences for the site's own
-    log. Errors about rows name line and column and never a value, since errors travel to the
-    server.
+    Errors about rows name line and column but never a value, because errors travel to the server.
+
+    Attributes:
+        rows: features (n, features) float32, NaN where a value is missing.
+        labels: class of each row, (n,) int64.
+        left_out: the rows that are not among them.
+        contents: number of each row's content, (n,) int64; rows that are equal, in ignored columns
+            too, have the same number.
+        notes: sentences for the site's own log.
     """
 
     rows: npt.NDArray[np.float32]
@@ -40,14 +45,20 @@ class ParsedTable:
 
 
 def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
-    """Read the features and classes of a table's lines; errors call its file ``where``.
+    """Parse the lines of a table into features and classes.
 
-    A row is left out if its label is missing, if it lacks a value and the schema's policy is
-    'drop', or if a value is outside its column's range and 'out-of-range' is 'drop'.
+    A row is left out if its label is missing, if another value is missing and the policy is 'drop',
+    or if a value is out of range and 'out-of-range' is 'drop'. Its other cells are checked all the
+    same, unless the label is missing.
+
+    Args:
+        lines: the table's lines.
+        schema: the table's schema.
+        where: the table's name for errors.
 
     Raises:
-        DataError: a column too few or too many, a text in a numeric column, a level or label that
-            the schema does not know; with line and column.
+        DataError: the columns are not the schema's, a cell of a numeric column is no number, or the
+            schema does not know a level or label; the message has line and column.
     """
     names, rows = _split_header(lines, schema, where)
     reader = RowReader(schema, names, where)
@@ -82,7 +93,13 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
 def _split_header(
     lines: Lines, schema: TableSchema, where: str
 ) -> tuple[list[str], Sequence[tuple[int, list[str]]]]:
-    """Return the names of the columns, as the schema or the first line has them, and the rows."""
+    """Return the columns' names, and the lines of the rows without the header.
+
+    A Parquet file always has a header; for others the schema says whether the first line is one.
+
+    Raises:
+        DataError: the header does not have exactly the schema's names; their order may differ.
+    """
     names = schema.column_names()
     # A Parquet file has names whatever the schema says
     if not schema.header and not (lines and lines[0][0] == NAMES_LINE):
@@ -94,7 +111,7 @@ def _split_header(
 
 
 class _Counts:
-    """Counts the rows of a table that are left out, and the values that are imputed."""
+    """Counters for the rows of a table that are left out and the values that will be imputed."""
 
     def __init__(self, schema: TableSchema) -> None:
         self._schema = schema
@@ -104,7 +121,12 @@ class _Counts:
         self.imputed: Counter[str] = Counter()
 
     def is_kept(self, lacking: Sequence[str], outside: Sequence[str]) -> bool:
-        """Tell whether a row is kept; count it if not, and its values out of range in any case."""
+        """Decide whether a row is kept, and update the counters.
+
+        Args:
+            lacking: the row's columns without a value.
+            outside: the row's columns with a value out of range; they are counted in any case.
+        """
         self.outside.update(outside)
         if lacking and self._schema.policy == "drop":
             self.leave_out(lacking)
@@ -121,18 +143,18 @@ class _Counts:
             self.missing[name] += 1
 
     def add_imputed(self, rows: npt.NDArray[np.float32]) -> None:
-        """Count the values that rows (n, features) lack, which are NaN there."""
+        """Count the missing values (NaN) in rows (n, features), which will be imputed."""
         self.imputed.update(self._schema.count_missing(rows))
 
     def left_out(self) -> LeftOutRows:
-        """Return the rows that are left out, by the column without a value within its range."""
+        """Return the number of rows left out, and per column those without a usable value."""
         without = Counter(self.missing)
         if self._schema.out_of_range == "drop":
             without.update(self.outside)
         return LeftOutRows(self.rows_left_out, dict(without))
 
     def notes(self) -> tuple[str, ...]:
-        """Say in a sentence each what is imputed and what is out of range; for the site only."""
+        """Describe the values that will be imputed or are out of range, for the site's own log."""
         notes = []
         if self.outside:
             fate = {"drop": "left out", "keep": "kept"}[self._schema.out_of_range]
@@ -148,7 +170,7 @@ class _Counts:
 
 
 def _describe_counts(counts: Mapping[str, int]) -> str:
-    """Describe counts by column: '3 of age, 1 of pulse'."""
+    """Describe counts by column, such as '3 of age, 1 of pulse'; columns with 0 are left out."""
     parts = [f"{count} of {name}" for name, count in counts.items() if count]
     return one_line(", ".join(parts), 300)
 
@@ -156,9 +178,15 @@ def _describe_counts(counts: Mapping[str, int]) -> str:
 def _number_contents(
     rows: npt.NDArray[np.float32], labels: npt.NDArray[np.int64], ignored: list[tuple[str, ...]]
 ) -> npt.NDArray[np.int64]:
-    """Number the contents of rows, (n,) from 0; equal rows have one number.
+    """Number the distinct rows of a table from 0; equal rows get equal numbers.
 
-    ``ignored`` has the texts of the columns that no feature is made of, row by row.
+    Args:
+        rows: features, (n, features).
+        labels: classes, (n,).
+        ignored: texts of the columns without features, row by row.
+
+    Returns:
+        (n,) int64.
     """
     numbers: dict[tuple[bytes, int, tuple[str, ...]], int] = {}
     contents = np.empty(len(rows), dtype=np.int64)
@@ -169,7 +197,7 @@ def _number_contents(
 
 
 def as_matrix(rows: list[list[float]], schema: TableSchema) -> npt.NDArray[np.float32]:
-    """Return (n, features), also of no rows."""
+    """Convert rows to float32 (n, features); n may be 0."""
     return np.array(rows, dtype=np.float32).reshape(len(rows), len(schema.features()))
 
 
@@ -191,7 +219,16 @@ def _check_header(names: list[str], wanted: list[str], where: str) -> None:
 
 @dataclass(frozen=True)
 class RowReader:
-    """Reads lines whose columns are ``names``; its errors are of line and column."""
+    """Parses lines whose columns are ``names``; its errors name line and column, but no value.
+
+    Attributes:
+        schema: the table's schema.
+        names: the columns' names, in the lines' order.
+        where: the table's name for errors.
+        missing: marks of a missing value.
+        unmeasured: column -> marks of a value that was not measured.
+        ranged: index among the features -> its column, if it has a range.
+    """
 
     schema: TableSchema
     names: list[str]
@@ -212,7 +249,11 @@ class RowReader:
         object.__setattr__(self, "unmeasured", marks)
 
     def tokens(self, number: int, line: list[str]) -> dict[str, str]:
-        """Return the values of a line by column."""
+        """Return a line's cells by column, without outer blanks.
+
+        Raises:
+            DataError: the number of cells is not the number of columns.
+        """
         if len(line) != len(self.names):
             raise DataError(
                 f"{self.where}, line {number}: the line has {len(line)} values, but the schema has "
@@ -222,14 +263,11 @@ class RowReader:
         return {name: token.strip() for name, token in zip(self.names, line, strict=True)}
 
     def lacking(self, tokens: Mapping[str, str], columns: Iterable[str]) -> list[str]:
-        """Return those of the columns in which a line has a mark of a missing value."""
+        """Return those of ``columns`` in which the line has a mark of a missing value."""
         return [name for name in columns if tokens[name] in self.missing]
 
     def out_of_range(self, features: Sequence[float]) -> list[Column]:
-        """Return the columns of a row (features,) whose value is outside their range.
-
-        A missing value, NaN, is outside of no range.
-        """
+        """Return the columns in which a row (features,) is out of range; NaN is in every range."""
         outside = []
         for place, column in self.ranged.items():
             low, high = column.range
@@ -240,9 +278,15 @@ class RowReader:
     def features(
         self, number: int, tokens: Mapping[str, str], lacking: Collection[str]
     ) -> list[float]:
-        """Read the features of a line: numbers, levels, indicators; NaN where one is missing.
+        """Parse a line to its features: numbers, then one-hot levels, then indicators.
 
-        ``lacking`` are the columns of the line that have no value.
+        Args:
+            number: the line, for errors.
+            tokens: the line's cells by column.
+            lacking: columns without a value, whose features become NaN, as for unmeasured numbers.
+
+        Raises:
+            DataError: a cell is not a number, or a level is not declared.
         """
         numbers: list[float] = []
         levels: list[float] = []
@@ -272,7 +316,7 @@ class RowReader:
         return numbers + levels
 
     def _error(self, number: int, column: str, token: str, fault: str) -> DataError:
-        """Return the error about a cell, without its text, which would be a patient's value."""
+        """Build the error about a cell without quoting it, because it is a patient's value."""
         if token.startswith(OPEN_FORMULA):
             fault = "this is a formula without a value: open the table in Excel and save it"
         return DataError(f"{self.where}, line {number}, column '{column}': {fault}")
@@ -292,7 +336,11 @@ class RowReader:
         return [float(level == other) for other in column.levels[1:]]
 
     def label(self, number: int, tokens: Mapping[str, str]) -> int:
-        """Return the class of a line."""
+        """Return the class number of a line.
+
+        Raises:
+            DataError: the label is not declared.
+        """
         classes = list(self.schema.classes.values())
         column = self.schema.label.column
         text = same_text(tokens[column])
@@ -309,7 +357,7 @@ class RowReader:
 
 
 def _as_number(token: str) -> float | None:
-    """Read a finite float32 number, or a boolean as 1 or 0; None for any other text."""
+    """Parse a finite float32 number, or 'true' and 'false' as 1 and 0; None for any other text."""
     try:
         value = float(token)
     except ValueError:
@@ -323,5 +371,5 @@ def _as_number(token: str) -> float | None:
 
 
 def quote_texts(texts: Iterable[str]) -> str:
-    """Quote texts and join them with commas on one line, for errors."""
+    """Quote texts and join them with commas, cut to 300 characters, for errors."""
     return one_line(", ".join(f"'{text}'" for text in texts), 300)

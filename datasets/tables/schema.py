@@ -1,7 +1,8 @@
 """The schema of a table, as its YAML file has it: typed columns, a label, marks of missing values.
 
-A categorical column becomes one feature per level but the first (one-hot, first level dropped);
-levels are declared, not found, so that all hospitals have the same features without a word.
+A categorical column becomes one feature per level except the first (one-hot, first level dropped).
+Levels are declared, not collected from the data, so that all hospitals have the same features
+without exchanging anything.
 """
 
 from __future__ import annotations
@@ -43,16 +44,24 @@ def _one_character(text: str) -> str:
 
 
 class Column(FileModel):
-    """A column: ``kind`` numeric, categorical or ignored; ``levels`` of a categorical one.
+    """A column of a table.
 
-    ``mean`` and ``std``, if they are declared, standardise a numeric column. ``edges`` are the
-    edges of its histogram in a survey; without them they follow from mean and standard deviation.
-    ``range`` is the lowest and the highest possible value of a numeric column, in its ``unit``:
-    ``fedsilo predict`` refuses any other, and ``TableSchema.out_of_range`` says what else becomes
-    of such rows. ``title`` and ``level_names`` (level -> name) are words for people.
-    ``unmeasured`` lists values of a numeric column that mean "not measured": they are imputed,
-    whatever the schema's policy. ``indicator`` adds a feature ``column=unmeasured``, which is 1
-    if the value is imputed and 0 otherwise.
+    Attributes:
+        name: its name.
+        kind: 'numeric', 'categorical' or 'ignored'.
+        levels: the possible values of a categorical column.
+        mean, std: statistics to standardise a numeric column with; both or none.
+        edges: bin edges of its histogram in a survey; without them they follow from mean and std.
+        range: lowest and highest possible value of a numeric column, in its ``unit``. ``fedsilo
+            predict`` refuses other values; ``TableSchema.out_of_range`` decides about training
+            rows.
+        unmeasured: values of a numeric column that mean "not measured"; they are imputed, whatever
+            the schema's policy.
+        indicator: whether to add a feature ``column=unmeasured``: 1 if the value is imputed, else
+            0.
+        title: a name for people.
+        unit: the unit of the numbers.
+        level_names: level -> a name for people.
     """
 
     model_config = ConfigDict(title="a column")
@@ -80,7 +89,7 @@ class Column(FileModel):
         return self
 
     def _find_fault(self) -> str:
-        """Say what contradicts what in the column, and what to do; empty if nothing does."""
+        """Explain how the column's keys contradict each other and what to do; '' if they do not."""
         is_numeric = self.kind == "numeric"
         different = len(set(self.levels))
         if (self.kind == "categorical") != bool(self.levels) or different < len(self.levels):
@@ -117,18 +126,18 @@ class Column(FileModel):
         return ""
 
     def unmeasured_marks(self) -> Marks:
-        """Return the values that mean that nothing was measured; '0.0' is the value 0."""
+        """Return the values that mean "not measured"; numbers match by value, as '0.0' and '0'."""
         return Marks(self.unmeasured)
 
     def range_text(self) -> str:
-        """Return the range with its unit, such as '50 to 1500 mg/dl'; empty without a range."""
+        """Return the range with its unit, such as '50 to 1500 mg/dl'; '' without a range."""
         if not self.range:
             return ""
         low, high = self.range
         return f"{low:g} to {high:g} {self.unit}".rstrip()
 
     def survey_edges(self) -> tuple[float, ...]:
-        """Return the edges of its histogram, or none if nothing declares them."""
+        """Return the bin edges of its histogram; () if edges, mean and std are not declared."""
         if self.edges or self.mean is None or self.std is None:
             return tuple(self.edges)
         # From three standard deviations below the mean to three above
@@ -136,7 +145,7 @@ class Column(FileModel):
 
 
 class Label(FileModel):
-    """The label's column, without a header the last, and the values that mean each class."""
+    """The label's column (the last one if there is no header), and the values of each class."""
 
     model_config = ConfigDict(title="'label'")
 
@@ -145,18 +154,18 @@ class Label(FileModel):
 
 
 class TableSchema(FileModel):
-    """The form of every hospital's table.
+    """The format of every hospital's table.
 
     Attributes:
-        columns: in file order where there is no header; without the label.
-        label: the label's column and classes, in class order.
+        columns: the columns without the label; in file order if there is no header.
+        label: the label's column, and its classes in class order.
         missing: texts that mark a missing value.
-        policy: ``drop`` rows with a missing value, or ``impute`` it by the pooled mean.
-        out_of_range: ``drop`` rows with a value outside its column's range, or ``keep`` them, as
-            published figures need it. Both count them; ``fedsilo predict`` always refuses them.
+        policy: ``drop`` rows with a missing value, or ``impute`` it with the pooled mean.
+        out_of_range: ``drop`` training rows with a value out of range, or ``keep`` them, as
+            published results need. Both count these rows; ``fedsilo predict`` always refuses them.
         header: whether the first line names the columns.
-        delimiter: separates values.
-        sites: site -> CSV file.
+        delimiter: the character between values.
+        sites: site -> CSV, Excel or Parquet file.
         test_share: share of test rows if the settings have no test folds.
         split_seed: random state of that split.
     """
@@ -198,14 +207,15 @@ class TableSchema(FileModel):
         return self.label.classes
 
     def column_names(self) -> list[str]:
-        """Return the names of all columns, the label's last."""
+        """Return the names of all columns, with the label's last."""
         names = [column.name for column in self.columns]
         return [*names, self.label.column]
 
     def features(self) -> tuple[str, ...]:
-        """Return the features' names: numeric columns, ``column=level``, ``column=unmeasured``.
+        """Return the features' names, in the order of ``RowReader.features``.
 
-        The order is that of ``RowReader.features``.
+        First come the numeric columns, then ``column=level`` for all levels but the first, then
+        ``column=unmeasured`` for indicators.
         """
         names = [column.name for column in self.numeric_columns()]
         for column in self.columns:
@@ -214,11 +224,11 @@ class TableSchema(FileModel):
         return tuple(names)
 
     def numeric_columns(self) -> list[Column]:
-        """Return the columns of numbers."""
+        """Return the columns of kind 'numeric', in order."""
         return [column for column in self.columns if column.kind == "numeric"]
 
     def indicator_columns(self) -> list[Column]:
-        """Return the columns with an indicator, a feature that is 1 where the value is imputed."""
+        """Return the columns with an indicator, a feature that is 1 if the value is imputed."""
         return [column for column in self.columns if column.indicator]
 
     def used_columns(self) -> list[str]:
@@ -226,7 +236,11 @@ class TableSchema(FileModel):
         return [column.name for column in self.columns if column.kind != "ignored"]
 
     def count_missing(self, rows: npt.NDArray[np.float32]) -> dict[str, int]:
-        """Count the missing values of rows (n, features) by column; only columns with some."""
+        """Count the missing values (NaN) of rows (n, features) by column.
+
+        Returns:
+            Column -> count; columns without missing values are left out.
+        """
         features = self.features()
         missing = np.isnan(rows).sum(axis=0)
         counts = {}
@@ -241,10 +255,12 @@ class TableSchema(FileModel):
         return counts
 
     def digest(self, with_units: bool = False) -> str:
-        """Return a SHA-256 of all that must be the same at every site for one model to fit all.
+        """Return a SHA-256 of everything that must be equal at all sites to share one model.
 
-        ``with_units`` adds the units of numbers, which may differ between hospitals' own tables. A
-        published table has one, and its runs keep the digest of versions that knew no units.
+        Args:
+            with_units: whether to add the units of numbers, which may differ between hospitals' own
+                tables. Published tables leave them out, so that their runs keep the digest of
+                earlier versions.
         """
         columns: list[Any] = []
         marked: list[Any] = []
@@ -267,14 +283,17 @@ class TableSchema(FileModel):
         return json_digest(facts)
 
     def missing_marks(self) -> Marks:
-        """Return the texts that mark a missing value; '-9.0' is the mark '-9'."""
+        """Return the texts that mark a missing value; numbers match by value, '-9.0' like '-9'."""
         return Marks(self.missing)
 
     def declared_statistics(self) -> FeatureStatistics | None:
-        """Return the declared mean and standard deviation; None if a numeric column has none.
+        """Return mean and standard deviation of every feature, (features,) each, as declared.
 
-        The mean of a one-hot feature is an equal share for each level, which a missing value gets
-        too. The statistics of an indicator turn 0 and 1 into -1 and 1.
+        A one-hot feature has mean 1 / levels, which a missing value gets too, and standard
+        deviation 1. An indicator has 0.5 and 0.5, which turns 0 and 1 into -1 and 1.
+
+        Returns:
+            None if a numeric column declares none.
         """
         means: list[float] = []
         stds: list[float] = []
@@ -295,7 +314,11 @@ class TableSchema(FileModel):
         return FeatureStatistics(np.array(means), np.array(stds))
 
     def key(self) -> dict[str, Any]:
-        """Return all that it says, which decides a cached silo's content."""
+        """Return everything in the schema that decides a cached silo's content, as JSON values.
+
+        Titles and names of levels are left out, and so are keys without a value, so that a schema
+        keeps the key of earlier versions.
+        """
         content = self.model_dump()
         columns = content.pop("columns")
         label = content.pop("label")
@@ -313,9 +336,10 @@ class TableSchema(FileModel):
 
 
 def read_schema(path: Path) -> TableSchema:
-    """Read the schema in a YAML file; docs/tables.md shows one.
+    """Read and validate the schema in a YAML file; docs/tables.md shows one.
 
     Raises:
-        DataError: the file is missing, no YAML, or a key is unknown, missing or of a wrong kind.
+        DataError: the file is missing or not YAML, or a key is unknown, missing, of a wrong type or
+            in contradiction to another.
     """
     return read_declared(path, TableSchema)

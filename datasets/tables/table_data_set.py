@@ -1,4 +1,4 @@
-"""Silos that are tables: each hospital's own file, read by a shared schema, split and cached."""
+"""Load silos that are tables: each hospital's own file, read by a shared schema."""
 
 from abc import abstractmethod
 from pathlib import Path
@@ -19,11 +19,11 @@ from fedsilo.datasets.tables.table_files import Lines, read_table
 
 SCHEMA_FILE = "schema.yaml"
 _MAKER = 2  # raise it when the same settings make other arrays, so that no old cache is read
-_MAKER_OF_OWN = 3  # the same for tables of one's own, whose copies stay in one part
+_MAKER_OF_OWN = 3  # the same number for users' own tables, in which copies stay in one part
 
 
 class TableDataSet(DataSet):
-    """A data set whose sites are tables of one schema."""
+    """A data set whose sites are tables with one schema."""
 
     settings = frozenset({"data.standardise", *SPLIT_KEYS})
     is_table = True
@@ -31,28 +31,35 @@ class TableDataSet(DataSet):
 
     @abstractmethod
     def schema(self, places: Places) -> TableSchema:
-        """Return the schema; its ``sites`` are the silos' names."""
+        """Return the schema; the keys of its ``sites`` are the silos' names."""
 
     @abstractmethod
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Read the lines of a site's table; return them and what errors call the table."""
+        """Read the lines of a site's table, and return them with the table's name for errors."""
 
     def silo_names(self, settings: CommonSettings, places: Places) -> list[str]:
         """Return the schema's sites, in its order."""
         return list(self.schema(places).sites)
 
     def measures(self, silo: Silo, settings: CommonSettings, places: Places) -> list[Measure]:
-        """Return the columns: numbers with their edges, categories by their levels."""
+        """Return the silo's columns for histograms: numbers with edges, categories with levels."""
         return column_measures(self.schema(places), silo)
 
     def left_out(self, silo: Silo, settings: CommonSettings, places: Places) -> LeftOutRows:
-        """Count the rows that are left out, and by column those without a possible value there."""
+        """Read the site's table again, and count the rows that were left out, in all and by column.
+
+        A row counts under each column in which its value is missing or out of range.
+        """
         schema = self.schema(places)
         lines, where = self.lines_of(silo.name, schema, places)
         return parse_table(lines, schema, where).left_out
 
     def _load(self, name: str, settings: CommonSettings, places: Places) -> Silo:
-        """Read, split and cache a site's table."""
+        """Read and split a site's table, and cache the silo.
+
+        Raises:
+            DataError: the table is invalid or too small.
+        """
         schema = self.schema(places)
         lines, where = self.lines_of(name, schema, places)
         # The lines themselves are in the key: a file that changed gives another silo, and a copy of
@@ -75,10 +82,13 @@ class TableDataSet(DataSet):
     def _split(
         self, table: ParsedTable, schema: TableSchema, settings: CommonSettings, where: str
     ) -> RowSplit:
-        """Split the rows; those of equal content stay in one part.
+        """Split the rows of a table; in users' own tables copies of a row stay in one part.
 
         Otherwise a copy of a training row could be a test row. Public tables keep their published
         split.
+
+        Raises:
+            DataError: there are too few rows to split, or fewer than 2 training rows.
         """
         dropped = table.left_out.count
         if dropped:
@@ -97,13 +107,13 @@ class TableDataSet(DataSet):
         return rows
 
     def _count_copies(self, table: ParsedTable) -> int:
-        """Count the rows that are copies of another; 0 for a public table."""
+        """Count the rows that repeat an earlier row; 0 for public tables, which are not checked."""
         if self.origin != "own":
             return 0
         return len(table.contents) - len(set(table.contents.tolist()))
 
     def _notes_of(self, table: ParsedTable, where: str) -> list[str]:
-        """Return notes on the user's own table for the site's log; none on a public table."""
+        """Build the notes on a user's own table for the site's log; [] for a public table."""
         if self.origin != "own":
             return []
         notes = [f"{where}: {note}" for note in table.notes]
@@ -132,7 +142,11 @@ class TableDataSet(DataSet):
 
 
 def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
-    """Return the columns of a silo that are read, in the schema's order."""
+    """Return the columns of a silo that are features, in the schema's order, for histograms.
+
+    A numeric column has its values; a categorical one has its level's index, recovered from the
+    one-hot features.
+    """
     inputs = {part: values.double().numpy() for part, values in silo.inputs().items()}
     features = schema.features()
     measures = []
@@ -155,17 +169,17 @@ def column_measures(schema: TableSchema, silo: Silo) -> list[Measure]:
 
 
 class OwnTables(TableDataSet):
-    """``table``: the user's own tables and ``schema.yaml``, in the data directory."""
+    """The data set ``table``: the user's tables and ``schema.yaml``, in the data directory."""
 
     name = "table"
     origin = "own"
 
     def schema(self, places: Places) -> TableSchema:
-        """Read ``schema.yaml``."""
+        """Read ``schema.yaml`` in the data directory."""
         return read_schema(self._folder(places) / SCHEMA_FILE)
 
     def lines_of(self, site: str, schema: TableSchema, places: Places) -> tuple[Lines, str]:
-        """Read the site's CSV, Excel or Parquet file."""
+        """Read the site's CSV, Excel or Parquet file, and return its lines with its path."""
         path = self._folder(places) / schema.sites[site]
         return read_table(path, schema.delimiter), str(path)
 

@@ -1,7 +1,7 @@
-"""Reads a table file as lines of texts: CSV, packed by gzip or not, Excel or Parquet.
+"""Read table files as lines of texts: CSV (also gzipped), Excel and Parquet.
 
-A Parquet file of 270 kB can hold 60 million cells, a workbook of 4 MB a sheet of 1.5 GB. So the
-memory that a packed table takes is computed from the file's own sizes before it is read.
+A Parquet file of 270 kB can hold 60 million cells, and a workbook of 4 MB a sheet of 1.5 GB. So the
+memory that a packed table needs is computed from the file's own sizes before it is read.
 """
 
 from __future__ import annotations
@@ -52,29 +52,34 @@ _SIGNATURES = {
     b"\xd0\xcf\x11\xe0": _OLD_EXCEL,
 }
 _DELIMITERS = ",;\t"
-_PART = 2**20  # bytes of a sheet that are looked at together
+_PART = 2**20  # bytes of a sheet that are parsed at a time
 _TEXTS = "xl/sharedStrings.xml"
-# Parquet's type of texts and bytes of any length
+# Parquet's type for texts and bytes of any length
 _BYTES = "BYTE_ARRAY"
 _XML_TIMES = 4  # openpyxl's memory for a sheet's XML, at least
 _LETTERS = re.compile(r"[A-Za-z]{1,9}")
 
 
 def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) -> Lines:
-    """Read the lines of a table file that are not empty: CSV, Excel's first sheet or Parquet.
+    """Read a table file as lines of texts: CSV, the first sheet of an Excel workbook, or Parquet.
 
-    A name without one of their endings is recognised by the file's first bytes. Cells are texts
-    without outer blanks; a missing value is an empty one. A cell whose formula has no stored value
-    is ``OPEN_FORMULA``. The names of a Parquet file are its line ``NAMES_LINE``.
+    A file with another ending is recognised by its first bytes. Cells lose outer blanks, and a
+    missing value is ''. A cell whose formula has no stored value is ``OPEN_FORMULA``. Empty lines
+    are left out, but not those of Parquet.
 
     Args:
         path: the file.
-        delimiter: separates the values of a CSV text.
-        guess_delimiter: take another usual delimiter if it gives more columns in the first line.
+        delimiter: the character between the values of a CSV file.
+        guess_delimiter: whether to take ',', ';' or tab instead if it is more frequent in the first
+            line.
+
+    Returns:
+        (line number, cells) per line. The column names of a Parquet file are line ``NAMES_LINE``.
 
     Raises:
-        DataError: the file is missing, damaged, or larger than memory allows.
-        SettingError: the package that reads such files is not installed.
+        DataError: the file is missing, damaged, a workbook from before 2007, or larger than
+            ``most_unpacked`` allows.
+        SettingError: the package that reads this format is not installed.
     """
     kind = _kind_of(path)
     if kind in _PARQUET:
@@ -97,10 +102,13 @@ def read_table(path: Path, delimiter: str = ",", guess_delimiter: bool = False) 
 
 
 def _kind_of(path: Path) -> str:
-    """Return the ending that tells how a file is read, or '' for text.
+    """Return the ending that decides how to read a file, by its name or else its first bytes.
+
+    Returns:
+        '' for text.
 
     Raises:
-        DataError: the path is a pipe or another thing that must not be opened.
+        DataError: the path is a pipe or device, or a file with a table's ending is missing.
     """
     ending = path.suffix.lower()
     is_packed = ending in (*_EXCEL, *_PARQUET, _OLD_EXCEL)
@@ -123,7 +131,17 @@ def _kind_of(path: Path) -> str:
 
 
 def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
-    """Read a packed table; any failure of the package that reads it becomes one line."""
+    """Call ``read`` on a packed table, and turn any error of its package into one line.
+
+    Args:
+        path: the file.
+        kind: the format's ending, for errors.
+        read: the function that reads the file.
+
+    Raises:
+        DataError: the file is damaged.
+        SettingError: the package is not installed.
+    """
     try:
         return read(path)
     except ImportError:
@@ -138,10 +156,10 @@ def _read_packed(path: Path, kind: str, read: Callable[[Path], _Read]) -> _Read:
 
 
 def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list[str]]]:
-    """Number rows from 1, with their cells as texts.
+    """Convert rows to numbered lines, from 1, with cells as texts.
 
     Raises:
-        DataError: the texts are longer than ``most_unpacked``.
+        DataError: the texts together are longer than ``most_unpacked``.
     """
     most = most_unpacked(path)
     lines = []
@@ -156,7 +174,7 @@ def _as_lines(path: Path, rows: Iterable[Sequence[Any]]) -> list[tuple[int, list
 
 
 def _cell(value: Any) -> str:
-    """Return a cell as a CSV file would have it; pandas has many values for a missing one."""
+    """Convert a cell to the text that a CSV file would have; '' for every kind of missing value."""
     if isinstance(value, str):
         return value.strip()
     if value is None:
@@ -169,7 +187,11 @@ def _cell(value: Any) -> str:
 
 
 def _unpack_text(path: Path) -> str:
-    """Return the text in a gzip file; its bytes are counted while they are inflated."""
+    """Inflate and decode the text in a gzip file, checking its size while it is inflated.
+
+    Raises:
+        DataError: the file is missing, damaged, not text, or larger than ``most_unpacked`` allows.
+    """
     content = bytearray()
     try:
         with GzipFile(path) as file:
@@ -187,7 +209,7 @@ def _unpack_text(path: Path) -> str:
 
 
 def _read_parquet(path: Path) -> DataFrame:
-    """Read a Parquet file; an index that pandas stored by name becomes columns again."""
+    """Read a Parquet file; a named index that pandas stored becomes ordinary columns again."""
     import pandas as pd
 
     # Texts stay what they are in the file, a number each, and are not written out per row
@@ -204,7 +226,7 @@ def _rows_of(frame: DataFrame) -> Iterator[Sequence[Any]]:
 
 
 def _objects(column: Series) -> npt.NDArray[Any]:
-    """Return a column's values as objects; those of a category stay one object for all rows."""
+    """Return a column's values as objects; equal values of a category share one object."""
     import pandas as pd
 
     if not isinstance(column.dtype, pd.CategoricalDtype):
@@ -217,10 +239,13 @@ def _objects(column: Series) -> npt.NDArray[Any]:
 
 
 def _read_workbook(path: Path) -> list[list[Any]]:
-    """Read the rows of a workbook's first sheet, all as wide as the widest one.
+    """Read the rows of a workbook's first sheet, padded with None to the widest row.
 
-    Some programs write a formula and no value, which Excel computes when a person opens the file.
-    Such a cell is not empty: ``OPEN_FORMULA`` stands in it, so that nobody takes it for missing.
+    Some programs write a formula without its value, which Excel computes when a person opens the
+    file. Such a cell becomes ``OPEN_FORMULA``, so that it does not pass for a missing value.
+
+    Raises:
+        DataError: the workbook needs more memory than ``most_unpacked`` allows.
     """
     import_module("openpyxl")  # first of all: without it no file is looked at
     open_formulas = check_workbook(path)
@@ -237,7 +262,12 @@ def _read_workbook(path: Path) -> list[list[Any]]:
 
 
 def _sheet_rows(path: Path, stored: bool) -> Iterator[tuple[Any, ...]]:
-    """Yield the rows of the first sheet, with the ``stored`` values of formulas or the formulas."""
+    """Yield the rows of the first sheet, with the values of formulas or the formulas themselves.
+
+    Args:
+        path: the workbook.
+        stored: whether to yield the stored values.
+    """
     from openpyxl import load_workbook
 
     # A path whose ending is not Excel's would be refused, an open file is not
@@ -254,7 +284,7 @@ def _sheet_rows(path: Path, stored: bool) -> Iterator[tuple[Any, ...]]:
 
 
 def _trim(row: Sequence[Any]) -> list[Any]:
-    """Return the cells of a row without the empty ones at its end; 50.0 becomes 50."""
+    """Remove the empty cells at the end of a row, and convert whole floats such as 50.0 to int."""
     cells = list(row)
     for place, cell in enumerate(cells):
         if isinstance(cell, float) and cell.is_integer():
@@ -265,14 +295,14 @@ def _trim(row: Sequence[Any]) -> list[Any]:
 
 
 def check_parquet(path: Path) -> list[str]:
-    """Refuse a Parquet file that takes more memory than a file may; return its columns of bytes.
+    """Check the memory that a Parquet file needs, and list its columns of texts or bytes.
 
-    Its footer says how many cells each column has, and how many bytes once they are inflated. A
-    value that is stored once may be in every row: columns of texts and bytes are to be read as they
-    are stored, a number a row, which is not possible within lists.
+    The footer has the number of cells and the unpacked bytes of each column. A value that is stored
+    once may appear in every row, so the listed columns should be read as codes into a dictionary;
+    within lists that is not possible.
 
     Raises:
-        DataError: it takes more.
+        DataError: the file needs more than ``most_unpacked`` allows.
     """
     from pyarrow.parquet import ParquetFile
 
@@ -302,17 +332,17 @@ def check_parquet(path: Path) -> list[str]:
 
 
 def check_workbook(path: Path) -> set[Place]:
-    """Refuse an Excel workbook that takes more memory than a file may.
+    """Check the memory that an Excel workbook needs, and find the formulas without a value.
 
-    What is in its zip is counted as it is inflated. Then each part is looked through for the
-    places of cells: rows are as wide as the widest one, so that one cell in the last column of the
-    last row makes 17 billion.
+    All sizes are counted while the zip is inflated. Each part is parsed for the places of cells,
+    because every row is as wide as the widest: one cell in the last row and column makes 17 billion
+    cells.
 
     Returns:
-        The places of formulas without a stored value, on any sheet.
+        (row, column) of each formula without a stored value, on any sheet.
 
     Raises:
-        DataError: it takes more.
+        DataError: the workbook needs more than ``most_unpacked`` allows.
     """
     open_formulas: set[Place] = set()
     with zipfile.ZipFile(path) as archive:
@@ -327,7 +357,7 @@ def check_workbook(path: Path) -> set[Place]:
 
 
 class _WorkbookPart:
-    """Counts the cells of a sheet, written ones and those between them, and its open formulas."""
+    """A counter of the cells in one part of a workbook, empty ones included, and its formulas."""
 
     def __init__(self, path: Path, times: int) -> None:
         self.path = path
@@ -342,7 +372,11 @@ class _WorkbookPart:
         self.parser.StartElementHandler = self._begin
 
     def count(self, archive: zipfile.ZipFile, entry: zipfile.ZipInfo) -> None:
-        """Read a part of the workbook as XML, and refuse it when there are too many cells."""
+        """Parse a part of the workbook as XML; a part that is no XML is skipped.
+
+        Raises:
+            DataError: it has too many bytes or cells for ``most_unpacked``.
+        """
         size = 0
         with archive.open(entry) as sheet:
             # A pattern would miss other encodings, prefixes and entities of XML; expat knows them
@@ -376,10 +410,10 @@ class _WorkbookPart:
             check_unpacked(self.path, CELL_BYTES * cells)
 
     def _begin_formula(self) -> None:
-        """Watch the rest of the cell: its value follows the formula.
+        """Start watching the rest of a cell with a formula, to see whether a value follows.
 
-        Only cells with a formula are watched so closely, because a call for each end and text of
-        all cells would take as long as the rest.
+        Other cells are not watched so closely, because handling every end tag and text would double
+        the time.
         """
         self.has_value = False
         self.parser.EndElementHandler = self._end
@@ -402,7 +436,7 @@ class _WorkbookPart:
 
 
 def _row_number(text: str, usual: int) -> int:
-    """Return the number of a row as openpyxl reads it, '3e7' too; ``usual`` if there is none."""
+    """Parse a row's number as openpyxl does ('3e7' too); return ``usual`` if there is none."""
     try:
         return int(float(text))
     except (ValueError, OverflowError):  # openpyxl refuses what is no whole number
@@ -410,7 +444,7 @@ def _row_number(text: str, usual: int) -> int:
 
 
 def _column_number(letters: str) -> int:
-    """Return the number of a column by its letters: A is 1, Z 26, AA 27."""
+    """Convert a column's letters to its number: A is 1, Z is 26, AA is 27."""
     number = 0
     for letter in letters.upper():
         number = 26 * number + ord(letter) - ord("A") + 1

@@ -1,4 +1,7 @@
-"""Weights at rest: found, checked, and put into a network; a ViT's are never silently random."""
+"""Find pretrained backbone weights, check them, and load them into a ViT or ResNet-22.
+
+A ViT never falls back to random weights silently: 'random' must be set.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,13 @@ if TYPE_CHECKING:
 
 
 def weights_file(settings: CommonSettings) -> Path | None:
-    """Return the file that ``backbone-weights`` names; None where it names none.
+    """Find the file that 'vit.backbone-weights' names, in the data directory and the cache too.
+
+    Returns:
+        The file's path, or None for 'timm' and 'random', which need no file.
 
     Raises:
-        SettingError: there is no such file, or the setting is empty.
+        SettingError: the setting is empty, or no such file exists.
     """
     named = settings.backbone_weights
     if not named:
@@ -51,9 +57,14 @@ def weights_file(settings: CommonSettings) -> Path | None:
 
 
 def backbone_digest(settings: CommonSettings) -> str:
-    """Return a digest of the backbone's weights, which all sites of a run must share.
+    """Return an identifier of the backbone's weights, which must be equal at all sites of a run.
 
-    It is empty if the network starts from the seed.
+    Returns:
+        The file's SHA-256; model name and origin if the weights are timm's or random; '' for
+        networks without a backbone and for a ResNet-22 that starts from the seed.
+
+    Raises:
+        SettingError: the weights file is missing, or a ViT names no weights.
     """
     given = settings.network == "resnet22" and settings.backbone_weights
     if settings.network != "vit" and not given:
@@ -65,7 +76,7 @@ def backbone_digest(settings: CommonSettings) -> str:
 
 
 def _origin(settings: CommonSettings) -> str:
-    """Return where weights without a file of ours come from."""
+    """Describe where weights without a file come from: 'random', or timm's version and address."""
     if settings.backbone_weights == "random":
         return "random"
     import timm
@@ -76,10 +87,14 @@ def _origin(settings: CommonSettings) -> str:
 
 
 def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
-    """Fill the backbone of a prompted ViT, or a ResNet-22 if weights are named; no other network.
+    """Load backbone weights into a ViT, or into a ResNet-22 if the settings name weights.
+
+    Other networks, and a ViT with 'random', stay unchanged. With classifier 'published' the
+    ResNet-22 also gets the published head.
 
     Raises:
-        SettingError: the weights are missing, unreadable or of another architecture.
+        SettingError: the weights are missing, unreadable, not finite or of another architecture, or
+            were trained on images of this run's silos.
     """
     if settings.network == "resnet22" and settings.backbone_weights:
         path = weights_file(settings)
@@ -107,10 +122,14 @@ def load_backbone(network: nn.Module, settings: CommonSettings) -> None:
 
 
 def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
-    """Refuse weights of ``fedsilo pretrain`` that have seen images of this run's silos.
+    """Check that a file of ``fedsilo pretrain`` has not seen images that this run's silos hold.
+
+    Pretraining sees the public part of a data set. The images are safe if the run sets aside at
+    least the same 'split.public-share'. Files from elsewhere are not checked.
 
     Raises:
-        SettingError: the run's public part is smaller than theirs, or the file was altered.
+        SettingError: the run has the same data set but a smaller public share, or the file was
+            altered.
     """
     try:
         with safe_open(path, framework="numpy") as file:
@@ -133,10 +152,18 @@ def refuse_seen_images(path: Path, settings: CommonSettings) -> None:
 
 
 def file_state(path: Path, key: str = "vit.backbone-weights") -> dict[str, Any]:
-    """Return the arrays in a safetensors file or a PyTorch state dict; no code in it is run.
+    """Read the arrays in a safetensors file or a PyTorch state dict without executing code in it.
+
+    Args:
+        path: the file.
+        key: the setting that named the file, for errors.
+
+    Returns:
+        Array name -> tensor.
 
     Raises:
-        SettingError: it is neither; ``key`` is the setting that named it.
+        SettingError: the file is damaged, neither of the two formats, or larger than
+            ``most_unpacked`` allows.
     """
     from timm.models import load_state_dict
 
@@ -162,16 +189,23 @@ def file_state(path: Path, key: str = "vit.backbone-weights") -> dict[str, Any]:
 
 
 def timm_state(name: str, key: str = "vit.backbone-weights") -> dict[str, Tensor]:
-    """Return timm's pretrained weights of the model ``name``, from its hub or the cache.
+    """Load timm's pretrained weights, with the head, from timm's hub or its local cache.
+
+    Args:
+        name: timm's name for the model.
+        key: the setting that named the model, for errors.
+
+    Returns:
+        Array name -> tensor.
 
     Raises:
-        SettingError: they cannot be had; ``key`` is the setting that named them.
+        SettingError: the weights cannot be downloaded, or timm has no such model.
     """
     import timm
 
     try:
-        # The head is kept. Without a head timm accepts a file that lacks arrays, which stay random
-        # then
+        # The head is kept, because without one timm accepts files that lack arrays, and those
+        # arrays would silently stay random
         model = timm.create_model(name, pretrained=True)
     except Exception as error:  # no network, no such weights, no such name
         raise SettingError(
@@ -183,14 +217,27 @@ def timm_state(name: str, key: str = "vit.backbone-weights") -> dict[str, Tensor
 
 
 def _sum_colours(given: dict[str, Any], wanted: dict[str, Any]) -> None:
-    """Let a patch embedding of colour images take grey ones, the same in all three channels."""
+    """Sum a patch embedding's three input channels in place if ``wanted`` has one channel.
+
+    A grey image then gives the same patches as a colour image with three equal channels.
+    """
     name = "patch_embed.proj.weight"
     if given[name].ndim == 4 and given[name].shape[1] == 3 and wanted[name][1] == 1:
         given[name] = given[name].sum(dim=1, keepdim=True)
 
 
 def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
-    """Put weights into ``vit``, with position and patch embeddings resampled to its sizes."""
+    """Load weights into ``vit``, resampling position and patch embeddings to its sizes with timm.
+
+    Args:
+        vit: the network; its arrays are replaced.
+        state: array name -> array, of a ViT with the same width and depth.
+        where: the origin of the weights for errors.
+
+    Raises:
+        SettingError: an array is missing, surplus (a head does not count), of another shape or not
+            finite.
+    """
     from timm.models.vision_transformer import checkpoint_filter_fn
 
     wanted = {name: tensor.shape for name, tensor in vit.state_dict().items()}
@@ -211,9 +258,10 @@ def _fill(vit: VisionTransformer, state: dict[str, Any], where: str) -> None:
 
 
 def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
-    """Say which ``given`` arrays differ from the ``wanted`` shapes; empty if none does.
+    """Describe how the ``given`` arrays differ from the ``wanted`` shapes; '' if they match.
 
-    A patch embedding of colour images is made one of grey images first, if grey ones are wanted.
+    Surplus arrays of a head are ignored. If a grey patch embedding is wanted and a colour one is
+    given, the colours in ``given`` are summed first.
     """
     missing = sorted(wanted.keys() - given.keys())
     surplus = sorted(given.keys() - wanted.keys())
@@ -232,7 +280,11 @@ def _architecture_fault(given: dict[str, Any], wanted: dict[str, Any]) -> str:
 
 
 def _assign(vit: VisionTransformer, arrays: dict[str, Any], where: str) -> None:
-    """Put ``arrays`` into ``vit``; what is trained stays so."""
+    """Copy ``arrays`` into ``vit`` as float32; each parameter keeps its ``requires_grad``.
+
+    Raises:
+        SettingError: an array has NaN or infinity.
+    """
     values = {name: torch.as_tensor(array).float().contiguous() for name, array in arrays.items()}
     refuse_non_finite(values, where, "vit.backbone-weights")
     trained = {name: parameter.requires_grad for name, parameter in vit.named_parameters()}
@@ -242,7 +294,12 @@ def _assign(vit: VisionTransformer, arrays: dict[str, Any], where: str) -> None:
 
 
 def refuse_non_finite(arrays: Mapping[str, Tensor], where: str, key: str) -> None:
-    """Refuse arrays with NaN or infinity, by a ``SettingError`` about the setting ``key``."""
+    """Check that all arrays are finite.
+
+    Raises:
+        SettingError: an array has NaN or infinity; the message names it, ``where`` and setting
+            ``key``.
+    """
     for name, array in arrays.items():
         if not array.isfinite().all():
             raise SettingError(

@@ -1,10 +1,10 @@
-"""Load a run's initial weights, unless the seed makes them: a run's model, a ViT or VGG16.
+"""Load the weights that 'train.initial-weights' names: a run's model, a ViT's or VGG16's.
 
-A file of exchanged arrays, as a run writes ``model.safetensors``, must fit the network array by
-array, unless only its encoder is wanted, which classes of another data set leave as it is; so
-must the features of VGG16 with batch norm. For another ViT's weights (CLIP, SAM, LVM-Med) all
-arrays of the blocks are needed; of the rest what fits is taken, resampled where timm can, and what
-does not stays as the seed has it.
+A run's ``model.safetensors`` must fit the network array by array; with 'encoder:' before its name
+only the encoder must fit, so that a data set with other classes can use it. VGG16 weights must have
+all feature layers with batch norm. Weights of other ViTs (CLIP, SAM, LVM-Med) must have all arrays
+of the blocks; any other array is taken if it fits, resampled by timm where possible, and otherwise
+stays as the seed initialised it.
 """
 
 from __future__ import annotations
@@ -37,10 +37,13 @@ _PREFIXES = ("image_encoder.", "visual.", "encoder.vit.", "")
 
 
 def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
-    """Put the weights that 'train.initial-weights' names into ``network``, if it names any.
+    """Load the weights that 'train.initial-weights' names into ``network``; '' changes nothing.
+
+    The value is 'timm:MODEL', 'encoder:FILE' or a file.
 
     Raises:
-        SettingError: there are no such weights, or they are not of this network.
+        SettingError: the weights do not exist, cannot be read, do not fit the network, or were
+            trained with another split of this data set.
     """
     named = settings.initial_weights
     if not named:
@@ -60,12 +63,14 @@ def load_initial_weights(network: nn.Module, settings: CommonSettings) -> None:
 
 
 def refuse_seen_start(settings: CommonSettings) -> None:
-    """Refuse weights of a run that was cut otherwise: it may have trained on what is tested here.
+    """Check that no run behind the initial weights trained on images that this run tests.
 
-    What that run started from itself is followed too, as far as its files are there.
+    If that run started from another run's weights, the chain is followed as long as the files are
+    on this machine.
 
     Raises:
-        SettingError: names the setting that differs, or a file that is missing.
+        SettingError: a setting that decides the test images differs in one of these runs, or this
+            run's own file is missing.
     """
     seen: set[Path] = set()
     run: CommonSettings | None = settings
@@ -82,7 +87,11 @@ def refuse_seen_start(settings: CommonSettings) -> None:
 
 
 def initial_file(settings: CommonSettings) -> Path:
-    """Return the file that 'train.initial-weights' names; a ``SettingError`` if there is none."""
+    """Find the file that 'train.initial-weights' names, without its prefix 'encoder:'.
+
+    Raises:
+        SettingError: there is no such file in any of the usual folders.
+    """
     places = find_places(settings.data_dir, settings.cache_dir)
     tried = weight_paths(_file_named(settings), places)
     for path in tried:
@@ -100,10 +109,10 @@ def _file_named(settings: CommonSettings) -> str:
 
 
 def _only_encoder(network: nn.Module, state: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the network's own arrays, those of its encoder from ``state``.
+    """Return the network's exchanged arrays, with the encoder's arrays replaced from ``state``.
 
     Raises:
-        SettingError: an array of the encoder is not in it.
+        SettingError: ``state`` lacks an array of the encoder, or the network has no encoder.
     """
     arrays: dict[str, Any] = dict(exchanged_arrays(network))
     wanted = [name for name in arrays if name.startswith("encoder.")]
@@ -136,7 +145,11 @@ def _load(network: nn.Module, state: Mapping[str, Any], path: Path) -> None:
 
 
 def _fill(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
-    """Put pretrained weights of a published network into ``network``."""
+    """Load published weights into VGG16, a plugin's network (by its own ``fill``) or a ViT.
+
+    Raises:
+        SettingError: the weights do not fit the network.
+    """
     encoder = getattr(network, "encoder", None)
     if isinstance(encoder, VggEncoder):
         fill_vgg(encoder, state, where)
@@ -147,7 +160,14 @@ def _fill(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
 
 
 def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
-    """Take what fits of another ViT's weights."""
+    """Load another ViT's weights: all arrays of the blocks, and any other array that fits.
+
+    Arrays that are missing or have another shape outside the blocks keep their values.
+
+    Raises:
+        SettingError: the network is not a trainable ViT, an array of a block is missing or has
+            another shape, or an array is not finite.
+    """
     if not any(name.startswith("encoder.vit.") for name in exchanged_arrays(network)):
         raise SettingError(
             f"'train.initial-weights': {where} holds no arrays of this network: for weights of a "
@@ -177,7 +197,7 @@ def _fill_vit(network: nn.Module, state: Mapping[str, Any], where: str) -> None:
 
 
 def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, Any]:
-    """Convert weights for ``vit`` as timm does; return them unchanged if timm cannot."""
+    """Convert weights to the sizes of ``vit`` with timm; return them unchanged if timm fails."""
     from timm.models.vision_transformer import checkpoint_filter_fn
 
     try:
@@ -188,7 +208,7 @@ def _resample(state: Mapping[str, Any], vit: VisionTransformer) -> Mapping[str, 
 
 
 def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Rename arrays to timm's names, and drop a prefix that all blocks have."""
+    """Rename SAM's arrays to timm's names, and remove the prefix that precedes 'blocks.'."""
     prefix = _find_prefix(state)
     renamed = {}
     for name, array in state.items():
@@ -200,7 +220,7 @@ def _rename_arrays(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _find_prefix(names: Iterable[str]) -> str:
-    """Return the first known prefix before the names of blocks; empty if there is none."""
+    """Return the first known prefix that precedes 'blocks.' in some name; '' if there is none."""
     for prefix in _PREFIXES:
         if any(name.startswith(f"{prefix}blocks.") for name in names):
             return prefix

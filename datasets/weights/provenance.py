@@ -1,6 +1,6 @@
-"""Check that weights were not trained on images that a run tests.
+"""Check that a run's initial weights were not trained on images that it tests.
 
-A run's ``config.toml`` is next to its ``model.safetensors`` and says how its data were split.
+A run's ``config.toml`` is next to its ``model.safetensors`` and records how its data were split.
 """
 
 import tomllib
@@ -27,9 +27,10 @@ PARTITION = frozenset(keys_with(CommonSettings, "partition"))
 
 
 def provenance_of(settings: CommonSettings) -> dict[str, Value]:
-    """Return the settings that decide which images of the data set are test images.
+    """Return the settings (key -> value) that decide which images of the data set are test images.
 
-    Partition ``unseen`` leaves every image of named sites in the part that it has there.
+    The settings of the partition count only if the data set reads 'split.silos': under partition
+    'unseen' all other data sets keep each image in the part (train, val, test) that it has anyway.
     """
     keys = data_set(settings.dataset).settings - _SAME_TEST
     if "split.silos" in keys:
@@ -39,13 +40,15 @@ def provenance_of(settings: CommonSettings) -> dict[str, Value]:
 
 
 def refuse_other_provenance(here: CommonSettings, there: CommonSettings, what: str) -> None:
-    """Refuse weights that may have been trained on what is tested here.
+    """Check that two runs have the same test images, if both use the same data set.
 
-    The data are used by the settings ``here``; the weights, ``what`` in errors, were trained by
-    those ``there``.
+    Args:
+        here: settings of the run that tests.
+        there: settings of the run that trained the weights.
+        what: the origin of the weights for errors.
 
     Raises:
-        SettingError: a setting that decides which images are test images differs.
+        SettingError: a setting of ``provenance_of`` differs.
     """
     if here.dataset != there.dataset:
         return
@@ -60,7 +63,12 @@ def refuse_other_provenance(here: CommonSettings, there: CommonSettings, what: s
 
 
 def run_beside(weights: Path) -> CommonSettings | None:
-    """Return the settings of the run that a file of weights is of; None if it is of no run."""
+    """Read the settings of the run that wrote a weights file, from ``config.toml`` in its folder.
+
+    Returns:
+        None if there is no such file or it cannot be read. Settings that this version does not know
+        are ignored.
+    """
     config = weights.parent / "config.toml"
     if not config.is_file():
         return None

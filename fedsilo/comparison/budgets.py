@@ -77,9 +77,10 @@ class Budget:
     seconds: float = 0.0  # duration of a run, from the first message to the last
 
     def with_costs(self, runs: Sequence[FinishedRun]) -> Budget:
-        """Return the budget with the rounds, steps, samples, bytes and seconds of ``runs``.
+        """Return a copy with the costs of ``runs``, the experiment's finished runs, one per seed.
 
-        ``runs`` has one run per seed.
+        Steps, samples and bytes are sums over all sites, seconds the duration of a run; each cost
+        is the mean over the runs. ``rounds`` lists the finished rounds of each run.
         """
         rounds: list[int] = []
         # A row of costs per run, in the order of the fields below
@@ -90,6 +91,7 @@ class Budget:
             sent = summary["bytes"]
             work = (_sum(run, "steps"), _sum(run, "samples"))
             costs.append((*work, sent["down"], sent["up"], summary["seconds"]["total"]))
+        # Transposed: a tuple over runs for each kind of cost
         steps, samples, down, up, seconds = map(mean, zip(*costs, strict=True))
         return replace(
             self,
@@ -102,7 +104,12 @@ class Budget:
         )
 
     def differences(self, other: Budget) -> Iterator[str]:
-        """Yield a phrase for each difference from ``other``, such as "rounds 5, not 10"."""
+        """Yield a phrase for each difference from ``other``, such as "rounds 5, not 10".
+
+        Settings that apply to only one of the budgets are ignored. Finished rounds are compared if
+        some run ended early. If the steps of both budgets were measured, steps and samples are
+        compared in place of the training settings; they may differ by 10 %.
+        """
         # Measured steps say more than the settings of training, which are then ignored
         known = bool(self.steps and other.steps)
         for key, mine in self.given.items():
@@ -111,6 +118,7 @@ class Budget:
                 yield f"{key} {_format_value(mine)}, not {_format_value(theirs)}"
         if self.trials != other.trials:
             yield f"tuned over {self.trials} points, not {other.trials}"
+        # The wanted rounds are among the settings above, so complete runs need no second phrase
         ended_early = self._ended_early() or other._ended_early()
         if ended_early and sorted(self.rounds) != sorted(other.rounds):
             yield f"{self.rounds_text()} rounds, not {other.rounds_text()}"
@@ -122,11 +130,14 @@ class Budget:
                 yield f"{times:.2g} times the {key}"
 
     def _ended_early(self) -> bool:
-        """Tell whether some run finished fewer rounds than wanted, or none has run yet."""
+        """Tell whether some run finished fewer rounds than its settings ask for.
+
+        Also true if no run is known.
+        """
         return set(self.rounds) != {self.given["rounds"]}
 
     def rounds_text(self) -> str:
-        """Return the finished and the wanted rounds as text, such as "3 to 5 of 5"."""
+        """Format finished and wanted rounds: "5 of 5", or "3 to 5 of 5" if the seeds differ."""
         done = "0"
         if self.rounds:
             fewest = min(self.rounds)
@@ -137,7 +148,11 @@ class Budget:
         return f"{done} of {self.given['rounds']}"
 
     def cells(self) -> list[str]:
-        """Return the cells of a row, without the experiment and the differences."""
+        """Format the budget as cells of a table row.
+
+        These are rounds, steps, samples, bytes to and from the sites, duration, and tuning points.
+        ``Budgets.lines`` adds the experiment before them and the differences after them.
+        """
         tuned = "-"
         if self.trials:
             tuned = f"{self.trials} points"
@@ -159,9 +174,9 @@ class Budgets:
     of: Mapping[str, Budget] = field(default_factory=dict)
 
     def unlike(self) -> dict[str, list[str]]:
-        """Return, per experiment, its differences from the first experiment on the same data.
+        """Return experiment -> phrases for its differences from the first one on its data set.
 
-        Experiments without a difference are left out.
+        Experiments with the same budget as the first one are left out.
         """
         first: dict[str, Budget] = {}
         found = {}
@@ -173,30 +188,32 @@ class Budgets:
         return found
 
     def with_costs(self, runs: Mapping[str, Sequence[FinishedRun]]) -> Budgets:
-        """Return the budgets with the costs of each experiment's finished runs."""
+        """Return a copy with the costs of ``runs``: experiment -> its finished runs by seed."""
         budgets = {}
         for name, budget in self.of.items():
             budgets[name] = budget.with_costs(runs[name])
         return Budgets(budgets)
 
     def with_rounds(self, rounds: Mapping[str, Sequence[int]]) -> Budgets:
-        """Return the budgets with the finished rounds of each experiment's runs."""
+        """Return a copy with finished rounds: experiment -> the number for each of its runs."""
         budgets = {}
         for name, budget in self.of.items():
             budgets[name] = replace(budget, rounds=rounds[name])
         return Budgets(budgets)
 
     def refuse_unequal(self, advice: str) -> None:
-        """Check that all rows on the same data have equal budgets.
+        """Check that all experiments on the same data set have equal budgets.
 
         Raises:
-            SettingError: names the first other row and all its differences; ends with ``advice``.
+            SettingError: names the first unequal experiment with all its differences, and ends with
+                ``advice``.
         """
+        # The first remark is enough for an error
         for said in self.remarks():
             raise SettingError(f"{said}; {advice}")
 
     def remarks(self) -> Iterator[str]:
-        """Yield a sentence for each row whose budget differs from the first row's."""
+        """Yield a sentence for each experiment with another budget than the first on its data."""
         unlike = self.unlike()
         first: dict[str, str] = {}  # data set -> its first experiment
         for name, budget in self.of.items():
@@ -206,7 +223,10 @@ class Budgets:
                 yield f"experiment '{name}' has another budget than '{baseline}': {parts}"
 
     def lines(self) -> list[list[str]]:
-        """Return the column titles, then a line of cells per experiment."""
+        """Format the budgets as rows of cells: the column titles, then a row for each experiment.
+
+        The last column, "differs", is present only if some budgets are unequal.
+        """
         unlike = self.unlike()
         titles = list(COLUMNS)
         if not unlike:
@@ -220,14 +240,19 @@ class Budgets:
         return lines
 
     def title(self) -> str:
-        """Return the title of the table."""
+        """Return the title of the table; it explains ``MARK`` only if some budgets are unequal."""
         title = "cost of each row: sum over sites, mean over seeds"
         if self.unlike():
             title += f"; {MARK.strip()} differs from the first row on its data"
         return title
 
     def frame(self) -> pd.DataFrame:
-        """Return the budgets as a frame: a row per experiment, numbers not rounded."""
+        """Return the budgets as a data frame: a row per experiment, with unrounded numbers.
+
+        Column ``rounds`` is the mean of the finished rounds over seeds, ``wanted`` the rounds that
+        the settings ask for, and ``differs`` the differences from the first experiment on the data
+        set.
+        """
         unlike = self.unlike()
         records = []
         for name, budget in self.of.items():
@@ -240,7 +265,10 @@ class Budgets:
         return pd.DataFrame(records)
 
     def mark_unequal(self, results: pd.DataFrame) -> pd.DataFrame:
-        """Return tidy results in which ``MARK`` follows the experiments with another budget."""
+        """Return a copy of a results table with ``MARK`` after the names of unequal experiments.
+
+        It changes the columns ``experiment`` and ``compared_with``, as far as the table has them.
+        """
         names = {}
         for name in self.unlike():
             names[name] = f"{name}{MARK}"
@@ -251,9 +279,11 @@ class Budgets:
 
 
 def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
-    """Build the budget of an experiment before it runs.
+    """Build an experiment's budget from its settings, before any run.
 
-    ``trials`` is the number of points from which its settings were chosen.
+    Training settings without effect are left out: epoch steps override local steps, which override
+    local epochs. ``trials`` is the number of points that were tried to choose the settings; 0 if
+    they were not tuned.
     """
     common = settings.common
     # Epoch steps replace the local steps, which replace the local epochs
@@ -273,9 +303,10 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
 
 
 def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Budgets:
-    """Build the budget of each experiment before it runs.
+    """Build the budgets of ``plans``, experiment -> its settings, before any run.
 
-    Its trials are those in the simulation file, else those of a search in the same ``out``.
+    The number of tried points is declared in the simulation file; if it is not, it is that of a
+    search in the same ``out`` (see ``tuned_over``).
     """
     file = simulation_file(sources.file)
     budgets = {}
@@ -286,9 +317,10 @@ def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Bu
 
 
 def tuned_over(settings: RunSettings, experiment: str) -> int:
-    """Return the number of points of a search in the same ``out``; 0 if there is none.
+    """Return the number of points that 'fedsilo tune' tried for an experiment in the same ``out``.
 
-    A search counts only if the experiment runs with the settings that it chose.
+    The search counts only if ``settings`` contain every value that it chose. Otherwise, or if
+    ``chosen.json`` is missing or damaged, the number is 0.
     """
     path = Path(settings.common.out) / f"tune-{experiment}" / "chosen.json"
     if file_fault(path):  # a pipe would be waited for
@@ -297,6 +329,7 @@ def tuned_over(settings: RunSettings, experiment: str) -> int:
         document = json.loads(path.read_text(encoding="utf-8"))
         chosen = with_current_keys(document["chosen"], quietly=True)
         trials = int(document["budget"]["trials"])
+        # The user may have changed the settings since, and then they were not tuned
         if chosen.items() <= settings.as_mapping().items():
             return trials
     except _DAMAGES:
@@ -305,17 +338,19 @@ def tuned_over(settings: RunSettings, experiment: str) -> int:
 
 
 def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
-    """Refuse methods of which one keeps its optimiser over rounds and another restarts it.
+    """Check that all methods treat the optimiser's state alike: keep it over rounds, or restart it.
 
-    A method may be compared with itself under both rules.
+    Each experiment is compared with the first one. Experiments with the same method may differ,
+    because that difference may be what the user compares.
 
     Raises:
-        SettingError: names two such experiments.
+        SettingError: an experiment of another method treats the state otherwise than the first one.
     """
     first, *others = experiments
     for other in others:
         one, two = experiments[first], experiments[other]
         if one.method != two.method and _continues(one) != _continues(two):
+            # The message names the experiment that continues before the one that restarts
             on, restarts = first, other
             if _continues(two):
                 on, restarts = other, first

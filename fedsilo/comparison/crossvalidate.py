@@ -47,7 +47,7 @@ class CrossValidation:
     budgets: Budgets = field(default_factory=Budgets)
 
     def lines(self) -> Iterator[Table | str]:
-        """Yield a table per metric, then a line for each experiment with another budget."""
+        """Yield a table per metric, then a remark for each experiment with an unequal budget."""
         marked = self.budgets.mark_unequal(self.intervals)
         for metric in self.metrics:
             yield metric_table(marked, metric)
@@ -55,7 +55,7 @@ class CrossValidation:
             yield f"{MARK.strip()} {remark}"
 
     def write(self, csv: Path | None, markdown: Path | None) -> None:
-        """Write the intervals as CSV and the tables as Markdown; None for no file."""
+        """Write the intervals to the file ``csv``, the tables to ``markdown``; None skips one."""
         if csv:
             write_atomically(csv, csv_text(self.intervals))
         if markdown:
@@ -68,10 +68,15 @@ class CrossValidation:
 def plan_folds(
     plans: Mapping[str, RunSettings], folds: int, repeats: int
 ) -> Mapping[str, Sequence[Trial]]:
-    """Plan the trials of each experiment: every fold of every repetition's shuffling.
+    """Plan ``folds`` times ``repeats`` trials for each experiment of ``plans``.
+
+    Each repetition shuffles the rows anew, and each fold is the test set of one trial.
+
+    Returns:
+        Experiment -> its trials, in the same order of repetitions and folds for all experiments.
 
     Raises:
-        SettingError: the data set has no folds, or the experiments' data differ.
+        SettingError: the data set has a fixed split, or the experiments use different data.
     """
     trials = {}
     for name, settings in plans.items():
@@ -83,10 +88,15 @@ def plan_folds(
 def run_folds(
     trials: Mapping[str, Sequence[Trial]], out: Path, jobs: Jobs
 ) -> Mapping[str, Summaries]:
-    """Run the trials of each experiment; return the summaries of its runs.
+    """Run the planned trials of all experiments, except those that already have a summary.
 
-    ``out`` is the folder of run directories. ``jobs`` is the number of runs at once, 0 for one per
-    core, or Slurm's parameters.
+    Args:
+        trials: experiment -> its trials.
+        out: the folder of runs; summaries are written to its folder ``crossvalidation``.
+        jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
+
+    Returns:
+        Experiment -> the summaries of its runs, in the order of its trials.
 
     Raises:
         RunFailedError: a run failed. Finished runs are kept, and are used again.
@@ -98,8 +108,17 @@ def run_folds(
 def compare_folds(
     summaries: Mapping[str, Summaries], headline: Sequence[str], folds: int, budgets: Budgets
 ) -> CrossValidation:
-    """Compute the intervals of each metric, and of the differences from the first experiment."""
+    """Compute intervals of all metrics, and of the differences from the first experiment.
+
+    Args:
+        summaries: experiment -> the summaries of its runs, with the same splits for all
+            experiments.
+        headline: the metrics; ``POOLED`` is added if every run has it.
+        folds: the number of folds, which decides the correction of the intervals.
+        budgets: the budget of each experiment.
+    """
     metrics = list(headline)
+    # Only if no run lacks it, because its column has a value for every run
     if all(POOLED in run["mean"] for run in chain(*summaries.values())):
         metrics.append(POOLED)
     means = metric_intervals(summaries, metrics, folds)
@@ -126,6 +145,7 @@ def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
             "'fedsilo compare' with several seeds"
         )
     trials = []
+    # The folds of a repetition share its shuffling and its seed, so that each row is tested once
     for repeat, fold in product(range(repeats), range(folds)):
         cut = {
             "split.test-folds": folds,
@@ -142,10 +162,13 @@ def _trials(settings: RunSettings, folds: int, repeats: int) -> list[Trial]:
 def metric_intervals(
     summaries: Mapping[str, Summaries], metrics: Sequence[str], folds: int
 ) -> pd.DataFrame:
-    """Return the intervals of each experiment's metrics, per site and for the mean over sites.
+    """Compute the intervals of each experiment's metrics, per site and for the mean over sites.
 
-    If a site's test rows leave a metric undefined in some run (AUC with one class), its interval is
-    over the other runs, and the site is left out of the mean over sites.
+    If a metric is undefined at a site in some run (AUC with one class), the site's interval is over
+    the other runs, and the mean over sites leaves out the site. Intervals are clipped to [0, 1].
+
+    Returns:
+        A table with the columns ``COLUMNS``; ``compared_with`` is empty.
     """
     records = []
     for name, metric in product(summaries, metrics):
@@ -158,9 +181,12 @@ def metric_intervals(
 def difference_intervals(
     summaries: Mapping[str, Summaries], metrics: Sequence[str], folds: int
 ) -> pd.DataFrame:
-    """Return the intervals of the first experiment's metrics minus each other experiment's.
+    """Compute the intervals of the first experiment's metrics minus each other experiment's.
 
-    Values are subtracted run by run, on the same split.
+    Values are subtracted run by run, because runs at the same place have the same split.
+
+    Returns:
+        A table with the columns ``COLUMNS``; ``compared_with`` is the subtracted experiment.
     """
     first, *others = summaries
     records = []
@@ -176,13 +202,18 @@ def difference_intervals(
 
 def _intervals(by_group: pd.DataFrame, folds: int) -> Iterator[tuple[str, CorrectedInterval]]:
     for group, values in by_group.items():
+        # At a site without the metric, only the runs that have it count
         known = values.dropna().tolist()
         if known:
             yield str(group), corrected_interval(known, folds)
 
 
 def interval_frame(records: Iterable[tuple[str, str, str, str, CorrectedInterval]]) -> pd.DataFrame:
-    """Build a table of intervals with the columns ``COLUMNS``."""
+    """Build a table with the columns ``COLUMNS`` from records.
+
+    A record is (experiment, compared_with, group, metric, interval). The missing limits and p value
+    of a single run become NaN.
+    """
     rows = []
     for experiment, compared_with, group, metric, interval in records:
         rows.append((experiment, compared_with, group, metric, *interval))
@@ -191,10 +222,10 @@ def interval_frame(records: Iterable[tuple[str, str, str, str, CorrectedInterval
 
 
 def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
-    """Return a metric as a table: a row per run, a column per site and ``all``; NaN if undefined.
+    """Build a table of one metric: a row per run, a column per site, and the column ``all``.
 
     ``all`` is the mean over the sites that have the metric in every run. ``POOLED`` has only the
-    column ``all``, because no single site has it.
+    column ``all``, because no single site has it. An undefined value is NaN.
     """
     if metric == POOLED:
         return pd.DataFrame({"all": [summary["mean"][POOLED] for summary in runs]})
@@ -217,7 +248,7 @@ def _by_group(runs: Summaries, metric: str) -> pd.DataFrame:
 
 
 def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
-    """Build the table of one metric: a line per experiment, then the paired differences."""
+    """Build the terminal table of one metric: a row per experiment, then the paired differences."""
     narrow = []
     for line in _lines(intervals, metric):
         # Mean, interval, p value and number of runs stand below each other
@@ -226,7 +257,10 @@ def metric_table(intervals: pd.DataFrame, metric: str) -> Table:
 
 
 def _explain(intervals: pd.DataFrame, metric: str) -> str:
-    """Say what the cells of a metric's table are, and which sites the means 'all' leave out."""
+    """Explain the cells of a metric's table, and name the sites that its column 'all' leaves out.
+
+    A site is left out if a run of any experiment lacks the metric there.
+    """
     text = "mean and 95 % interval"
     if metric == POOLED:
         return text
@@ -246,7 +280,10 @@ def _explain(intervals: pd.DataFrame, metric: str) -> str:
 
 
 def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
-    """Return the column titles for one metric, then a line per experiment and per difference."""
+    """Format one metric as rows of cells: titles, a row per experiment, a row per difference.
+
+    There is a column for each site and for ``all``. A group without the metric has an empty cell.
+    """
     chosen = intervals[intervals["metric"] == metric]
     groups = list(chosen.loc[chosen["compared_with"] == "", "group"].unique())
     most = intervals["runs"].max()
@@ -263,7 +300,10 @@ def _lines(intervals: pd.DataFrame, metric: str) -> list[list[str]]:
 
 
 def _cell(interval: Any, most: int) -> str:
-    """Format a mean with its interval; if it has fewer than ``most`` runs, add their number."""
+    """Format a mean as "0.812 [0.790, 0.834]"; a difference also has a sign and its p value.
+
+    The number of runs is added if it is below ``most``. A single run has no interval.
+    """
     number = ".3f"
     if interval.compared_with:  # a difference, which has a sign and is tested
         number = "+.3f"
@@ -279,7 +319,7 @@ def _cell(interval: Any, most: int) -> str:
 
 
 def markdown_text(intervals: pd.DataFrame, metrics: Sequence[str]) -> str:
-    """Build the tables as Markdown, one per metric."""
+    """Build the text of a Markdown file: for each metric an explanation and its table."""
     parts = []
     for metric in metrics:
         body = markdown_table(_lines(intervals, metric))
@@ -307,11 +347,12 @@ class CorrectedInterval(NamedTuple):
 
 
 def corrected_interval(values: Sequence[float], folds: int) -> CorrectedInterval:
-    """Compute the corrected resampled t interval of ``values``, one per run.
+    """Compute the mean of ``values``, one per run, with its corrected resampled t interval (95 %).
 
-    The variance of the mean is (1/J + n_test/n_train) s^2 over J runs, where n_test/n_train is
-    1 / (folds - 1). The plain 1/J would treat runs as independent although they share training
-    rows. A value is a run's metric, or the difference between two methods on the same split.
+    A value is a run's metric, or the difference between two methods on the same split. Over J runs,
+    the variance of the mean is (1/J + 1/(folds - 1)) s^2, because n_test/n_train is 1/(folds - 1).
+    The plain 1/J would treat runs as independent, although they share training rows. If all values
+    are equal, the interval is the mean itself, and p is 1 for a mean of 0, otherwise 0.
     """
     from scipy import stats
 
@@ -323,6 +364,7 @@ def corrected_interval(values: Sequence[float], folds: int) -> CorrectedInterval
     if error == 0:
         p = 0.0 if mean else 1.0  # all runs agree on the sign, or that there is no difference
         return CorrectedInterval(mean, mean, mean, p, runs)
+    # Student's t, because the deviation is estimated from the same J values
     half = float(stats.t.ppf(0.975, runs - 1)) * error
     p = 2 * float(stats.t.sf(abs(mean) / error, runs - 1))
     return CorrectedInterval(mean, mean - half, mean + half, p, runs)

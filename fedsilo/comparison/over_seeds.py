@@ -86,7 +86,10 @@ class Comparison:
     budgets: Budgets = field(default_factory=Budgets)
 
     def lines(self, median: bool = False) -> Iterator[Table | str]:
-        """Yield the table for a terminal, then the budgets, each test and the remarks."""
+        """Yield the tables of results and budgets for a terminal, then the tests and the remarks.
+
+        ``median`` shows median and range over seeds in place of mean and standard deviation.
+        """
         yield comparison_table(self.budgets.mark_unequal(self.results), self.split, median)
         yield rich_table(self.budgets.title(), self.budgets.lines())
         yield from lines_of_tests(self.tested, self.split, self.notes)
@@ -96,18 +99,22 @@ class Comparison:
         return html_of_lines(self.lines())
 
     def draw(self, path: Path) -> None:
-        """Draw the mean over seeds for each metric and site, as PNG."""
+        """Draw the means over seeds by metric, experiment and site, and write them as PNG."""
         write_picture(path, draw_comparison(self.results, self.split))
 
     def markdown(self, median: bool = False) -> str:
-        """Build the table, the budgets and the tests as Markdown."""
+        """Build the tables of results and budgets, the tests and the remarks as Markdown."""
         lines = comparison_lines(self.budgets.mark_unequal(self.results), self.split, median)
         text = f"{markdown_table(lines)}\n{self.budgets.title()}\n\n"
         text += markdown_table(self.budgets.lines())
         return text + markdown_tests(self.tested, self.split, self.notes)
 
     def write(self, csv: Path | None, markdown: Path | None, median: bool = False) -> None:
-        """Write CSV files (NAME, NAME-budgets, NAME-tests) and one Markdown file; None for none."""
+        """Write the results to ``csv`` and all tables to ``markdown``; None skips a file.
+
+        Budgets and tests are written beside ``csv``, as NAME-budgets and, if there are tests,
+        NAME-tests. ``median`` applies to Markdown, as in ``lines``.
+        """
         if csv:
             texts = {
                 "": csv_text(over_seeds(self.results)),
@@ -142,7 +149,11 @@ class Job:
         return FinishedRun(Path(common.out) / common.run_name)
 
     def is_finished(self) -> bool:
-        """Tell whether the run is finished; RunDirectoryError if it has other settings or data."""
+        """Tell whether the job's directory has its run, and that run has ended.
+
+        Raises:
+            RunDirectoryError: the directory has a run with other settings, sites or data.
+        """
         run = self.directory
         if not (run.path / CONFIG).is_file():
             return False
@@ -156,15 +167,16 @@ class Job:
         return RunDirectory(run.path).has_ended()
 
     def _other_settings(self, run: FinishedRun) -> str:
-        """Describe how a run's settings or number of sites differ; empty if they are equal."""
+        """Describe the differences in settings or number of sites from ``run``; empty if none."""
         if len(run.silos) != self.sites:
             return f"{len(run.silos)} sites took part, but {self.sites} are wanted"
         return differences(run.settings.decisive(), self.settings.decisive())
 
     def _other_data(self, silos: Mapping[str, Any]) -> str:
-        """Name the sites whose data have changed since the run; empty if none has.
+        """Name the sites whose data have changed since a run; empty if none have.
 
-        Without data on this machine there is nothing to compare, so the answer is empty too.
+        ``silos`` is the run's ``silos.json``, with each site's fingerprints and schema. If there is
+        no data folder on this machine, nothing can be compared, so the text is empty, too.
         """
         common = self.settings.common
         try:
@@ -196,7 +208,7 @@ class _Work:
 
 
 def _run_or_resume(work: _Work) -> Failure | None:
-    """Run or resume an experiment and draw its pictures; return its failure, or None."""
+    """Run or resume one run and draw its pictures; return its failure, or None if it succeeded."""
     try:
         # The settings travel by key, because a plugin's class is unknown in a new process
         directory = start(resolve(work.values), work.resources, work.engine)
@@ -209,10 +221,18 @@ def _run_or_resume(work: _Work) -> Failure | None:
 def check_jobs(
     jobs: Sequence[Job], metrics: str | None, tests: str | None, paired: bool, seeds: int
 ) -> None:
-    """Check that planned runs can be compared, and their differences tested.
+    """Check before any run that the planned runs can be compared and tested.
+
+    Args:
+        jobs: the planned runs. If one uses a plugin, metric names are not checked.
+        metrics: names and patterns of metrics, separated by commas; None for the headline metrics.
+        tests: names and patterns of metrics to test; None for no tests.
+        paired: whether the tests compare seed by seed.
+        seeds: the number of seeds.
 
     Raises:
-        SettingError: optimisers differ, a metric is none, or a test is not possible.
+        SettingError: methods treat the optimiser's state differently, a metric is unknown, or the
+            tests are impossible.
     """
     if all(job.settings.common.method in METHODS for job in jobs):  # a plugin may measure anything
         for wanted, option in ((metrics, "--metrics"), (tests, "--tests")):
@@ -225,7 +245,7 @@ def check_jobs(
 
 
 def plan_budgets(jobs: Sequence[Job], sources: RunSources) -> Budgets:
-    """Return the budget of each experiment, as planned; see budgets.py."""
+    """Build the planned budget of each experiment, see ``planned_budgets``."""
     return planned_budgets({job.experiment: job.settings for job in jobs}, sources)
 
 
@@ -237,7 +257,7 @@ def compare_runs(
     paired: bool,
     budgets: Budgets,
 ) -> Comparison:
-    """Compare finished runs.
+    """Compare finished runs: collect their metrics, test differences, and add remarks.
 
     Args:
         jobs: the runs, which have ended.
@@ -248,7 +268,8 @@ def compare_runs(
         budgets: the budget of each experiment, with the costs of its runs.
 
     Raises:
-        SettingError: no site has samples in the split, or no metric has such a name.
+        SettingError: no site has samples in the split, a name matches no metric, or paired tests
+            lack a seed.
     """
     runs = [job.directory for job in jobs]
     summaries = summaries_by_seed([job.experiment for job in jobs], runs, split)
@@ -265,13 +286,14 @@ def compare_runs(
         for metric in chosen_metrics(tests, every, "--tests"):
             tested.append(significance(metric, values_by_seed(summaries, metric), paired))
     if tested:
+        # The remarks hold for all metrics, so those of the first test stand for all
         seeds = len({job.settings.common.seed for job in jobs})
         remarks += notes(tested[0], seeds, paired, _have_one_split(jobs))
     return Comparison(results, split, tested, remarks, budgets)
 
 
 def runs_of(jobs: Sequence[Job]) -> dict[str, list[FinishedRun]]:
-    """Return the directories of the runs of each experiment, in the order of the seeds."""
+    """Return experiment -> the directories of its runs, in the order of ``jobs``."""
     runs: dict[str, list[FinishedRun]] = {}
     for job in jobs:
         runs.setdefault(job.experiment, []).append(job.directory)
@@ -279,9 +301,10 @@ def runs_of(jobs: Sequence[Job]) -> dict[str, list[FinishedRun]]:
 
 
 def _have_one_split(jobs: Sequence[Job]) -> bool | None:
-    """Tell whether the runs of each experiment share a split; None if some site does not report it.
+    """Tell whether all runs of an experiment share one split, for every experiment.
 
-    The splits of two experiments may differ, as those of two data sets do.
+    The splits of two experiments may differ, as those of two data sets do. The answer is None if
+    some site does not report its fingerprints.
     """
     answers = [same_split(runs) for runs in runs_of(jobs).values()]
     if None in answers:
@@ -297,14 +320,15 @@ def _nothing_to_compare(split: str) -> SettingError:
 
 
 def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
-    """Describe the sites that are left out of some means because a run lacks their metrics.
+    """Build a sentence that names the sites where means leave out a metric that some run lacks.
 
-    At most one sentence; none if no site is left out.
+    The list is empty if no metric is left out.
     """
     ends = [run.last_metrics(split) for run in runs]
     sites: set[str] = set()
     for own, shared in zip(ends, shared_metrics(runs, ends), strict=True):
         for site in own:
+            # Something was removed at this site so that means cover the same sites in all runs
             if own[site] != shared[site]:
                 sites.add(site)
     if not sites:
@@ -315,7 +339,11 @@ def _left_out(runs: Sequence[FinishedRun], split: str) -> list[str]:
 def _results(
     jobs: Sequence[Job], summaries: Summaries, split: str, wanted: str | None
 ) -> pd.DataFrame:
-    """Return the results of each experiment, then those of always predicting one class."""
+    """Collect the tidy results of each experiment, then those of always predicting class 1.
+
+    That baseline is added once per data set; if the seeds have different splits, once per seed.
+    ``wanted`` has names and patterns of metrics, None for the data set's headline metrics.
+    """
     metrics = None
     if wanted:
         every = itertools.chain(*(by_seed.values() for by_seed in summaries.values()))
@@ -338,12 +366,12 @@ def _results(
 
 
 def refuse_without(split: str, jobs: Sequence[Job]) -> None:
-    """Check before any run that a site has samples in ``split``, ``test`` or ``val``.
+    """Check before any run that some site has samples in ``split``, ``test`` or ``val``.
 
-    Data that are not here decide nothing, because finished runs can still be shown.
+    If the data are not on this machine, the check passes, because finished runs can be shown.
 
     Raises:
-        SettingError: no site has any.
+        SettingError: no site of any job has samples in the split.
     """
     for job in jobs:
         common = job.settings.common
@@ -351,13 +379,20 @@ def refuse_without(split: str, jobs: Sequence[Job]) -> None:
             silos = [load_silo(name, common) for name in silo_names(common)]
         except DataError:
             return
+        # One job with samples is enough, because the others only lack columns
         if any(len(silo.splits()[split]) for silo in silos):
             return
     raise _nothing_to_compare(split)
 
 
 def refuse_one_split(jobs: Sequence[Job]) -> None:
-    """Raise a SettingError for --splits if the first two seeds of an experiment share a split."""
+    """Check for ``--splits`` that the first two seeds of each experiment have different splits.
+
+    If the data are not on this machine, the check passes, because finished runs can be shown.
+
+    Raises:
+        SettingError: the splits of an experiment's seeds 0 and 1 are the same.
+    """
     for one, other in itertools.pairwise(job.settings.common for job in jobs):
         if (one.seed, other.seed) != (0, 1):
             continue
@@ -370,7 +405,7 @@ def refuse_one_split(jobs: Sequence[Job]) -> None:
 
 
 def _fingerprints(common: CommonSettings) -> list[Mapping[str, str]]:
-    """Return for each site the fingerprints of its splits: split -> digest of the rows."""
+    """Load each site's data, and return the fingerprints: split -> digest of its rows."""
     return [load_silo(site, common).fingerprints for site in silo_names(common)]
 
 
@@ -382,7 +417,19 @@ def plan_job(
     supernodes: int | None,
     own_splits: bool,
 ) -> Job:
-    """Plan the run of an experiment with a seed; SettingError if a setting is wrong."""
+    """Build the settings of an experiment's run with one seed; nothing runs yet.
+
+    Args:
+        experiment: the experiment's name, which begins the run's name.
+        seed: the seed of the run.
+        sources: the sources of settings that the command names.
+        engine: the engine that runs it.
+        supernodes: the number of simulated sites; None for the experiment's, else all silos.
+        own_splits: whether the seed also shuffles the rows into splits; the run's name says so.
+
+    Raises:
+        SettingError: a setting is wrong.
+    """
     overrides: dict[str, Value] = {"seed": seed, "run.name": f"{experiment}-seed{seed}"}
     if own_splits:
         # Another name, because otherwise a run with the common split would be used in its place
@@ -392,9 +439,17 @@ def plan_job(
 
 
 def run_all(jobs: Sequence[Job], at_once: Jobs, tell: Callable[[str], None]) -> None:
-    """Run or resume all jobs, several at once; RunFailedError if one failed."""
+    """Run or resume all jobs, several at once, each in a process of its own or as a Slurm job.
+
+    ``at_once`` is their number, 0 for as many as the cores allow, or Slurm's parameters. ``tell``
+    takes a line about each finished run.
+
+    Raises:
+        RunFailedError: a run failed; runs that have not started by then do not begin.
+    """
     if not jobs:
         return
+    # The cluster decides how many of its jobs run at once
     workers, width = 0, "with Slurm"
     if isinstance(at_once, int):
         workers = runs_at_once(at_once, max(job.settings.common.threads for job in jobs))

@@ -31,9 +31,9 @@ _NAMED = 5  # most sites that a sentence names
 
 
 def of_split(summary: Summary, split: str) -> dict[str, Any]:
-    """Return ``summary`` with the metrics of ``split``, ``test`` or ``val``.
+    """Return a copy of ``summary`` with the metrics of ``split``, ``test`` or ``val``.
 
-    For ``val`` there are no published numbers, because papers publish test metrics.
+    For ``val``, ``published`` is None, because papers publish test metrics.
     """
     if split == "test":
         return dict(summary)
@@ -43,18 +43,18 @@ def of_split(summary: Summary, split: str) -> dict[str, Any]:
 def shared_metrics(
     runs: Sequence[FinishedRun], metrics: Sequence[SiteMetrics]
 ) -> list[SiteMetrics]:
-    """Remove from each run a site's metric if another run on the same data set lacks it.
+    """If one run lacks a metric at a site, remove it there from all runs on that data set.
 
-    Otherwise means would differ only because they are over different sites. A run that has a metric
-    at no site, such as a metric of another method, is ignored for that metric. So are runs that
-    have no site in common.
+    Otherwise means would differ only because they are over different sites. A metric that a run has
+    at no site, such as a metric of another method, does not count as lacking in it. Runs on a data
+    set without a common site lack nothing at each other's sites.
 
     Args:
         runs: the finished runs.
         metrics: the metrics of each run: site -> metric -> value.
 
     Returns:
-        The metrics that remain, in the order of ``runs``.
+        The metrics that remain, in the order of ``runs``. The metrics of a single run all remain.
     """
     if len(runs) == 1:
         return list(metrics)
@@ -75,7 +75,7 @@ def shared_metrics(
 def _lacking_metrics(
     runs: Sequence[FinishedRun], metrics: Sequence[SiteMetrics]
 ) -> set[tuple[str, str, str]]:
-    """Return (data set, site, metric) for each metric that some run measures, but not there."""
+    """Find each (data set, site, metric) for which a run has the metric, but not at that site."""
     sites_of: dict[str, list[set[str]]] = {}  # data set -> the sites of each run
     for run in runs:
         sites_of.setdefault(run.summary["dataset"], []).append(set(run.silos))
@@ -87,6 +87,7 @@ def _lacking_metrics(
             measured.update(by_site.get(site, {}))
         # Runs without a common site are not compared site by site, so each has only its own sites
         expected = set(run.silos)
+        # With a common site, each run must have its metrics at the sites of all runs
         if set.intersection(*sites_of[data]):
             expected = set.union(*sites_of[data])
         for site in expected:
@@ -96,11 +97,14 @@ def _lacking_metrics(
 
 
 def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, Any]]:
-    """Return the runs' summaries for a split, with means over the sites of ``shared_metrics``.
+    """Return a copy of each run's summary for ``split``, with means over ``shared_metrics`` only.
 
-    A distribution of a single site keeps all metrics of that site. Those for ``test`` also have
-    ``published``, the paper's numbers. ``lacking`` has the sites that a mean leaves out,
-    metric -> sites without it, and ``site_count`` the number of all sites.
+    A distribution of a single site keeps all metrics of that site, because it is no mean.
+
+    Returns:
+        The summaries in the order of ``runs``, with these keys added: ``published``, the paper's
+        numbers, None for ``val``; ``lacking``, metric -> sites that its mean leaves out; and
+        ``site_count``, the number of all sites.
     """
     ends = [run.last_metrics(split) for run in runs]
     summaries = []
@@ -126,7 +130,10 @@ def shared_summaries(runs: Sequence[FinishedRun], split: str) -> list[dict[str, 
 
 
 def _sites_without(metrics: SiteMetrics, sites: Sequence[str]) -> dict[str, list[str]]:
-    """Return metric -> the sites without it, for metrics that only some of ``sites`` have."""
+    """Return metric -> the sites that lack it, for metrics that some of ``sites`` have.
+
+    Metrics of all sites are left out.
+    """
     known: dict[str, None] = {}
     for site in sites:  # not 'all', the only row of a run at trust 'sums'
         known |= dict.fromkeys(metrics.get(site, {}))
@@ -139,10 +146,10 @@ def _sites_without(metrics: SiteMetrics, sites: Sequence[str]) -> dict[str, list
 
 
 def over_sites(summaries: Iterable[Summary], metric: str) -> str:
-    """Describe over which sites a mean is: "over sites" or "over 3 of 4 sites, without va".
+    """Describe the sites of a mean: "over sites", or "over 3 of 4 sites, without va".
 
-    ``summaries`` are from ``shared_summaries``, on one data set. A site is left out if any of them
-    lacks its value. More than five such sites are counted, but not named.
+    A site is left out if any of ``summaries`` lacks its metric; these are from ``shared_summaries``
+    and on one data set. More than five left-out sites are counted, but not named.
     """
     without: dict[str, None] = {}
     most_sites = 0
@@ -158,10 +165,11 @@ def over_sites(summaries: Iterable[Summary], metric: str) -> str:
 
 
 def describe_partial_means(summaries: Sequence[Summary], metrics: Sequence[str]) -> list[str]:
-    """Describe the metrics whose mean leaves out sites: a sentence for each group of sites.
+    """Build a sentence for each group of metrics whose means leave out the same sites.
 
     A reader would otherwise take the row 'all' for the mean over all hospitals. ``summaries`` are
-    from ``shared_summaries``; each data set has its own sentences.
+    from ``shared_summaries``; each data set has its own sentences. The list is empty if all means
+    are over all sites.
     """
     by_data: dict[str, list[Summary]] = {}
     for summary in summaries:
@@ -180,9 +188,9 @@ def describe_partial_means(summaries: Sequence[Summary], metrics: Sequence[str])
 def summaries_by_seed(
     experiments: Sequence[str], runs: Sequence[FinishedRun], split: str
 ) -> dict[str, dict[int, dict[str, Any]]]:
-    """Return experiment -> seed -> summary with the metrics of a split that all runs share.
+    """Return experiment -> seed -> summary for ``split``, from ``shared_summaries``.
 
-    ``experiments`` has the experiment of each run.
+    ``experiments`` has the name of each run's experiment, in the order of ``runs``.
     """
     summaries: dict[str, dict[int, dict[str, Any]]] = {}
     for experiment, summary in zip(experiments, shared_summaries(runs, split), strict=True):
@@ -191,7 +199,7 @@ def summaries_by_seed(
 
 
 def chosen_metrics(wanted: str, summaries: Sequence[Summary], option: str) -> list[str]:
-    """Return the metrics in the runs' summaries that ``wanted`` names, see ``matching``."""
+    """Return the metrics in any of the summaries that ``wanted`` names; errors as ``matching``."""
     known: set[str] = set()
     for summary in summaries:
         known.update(summary["mean"])
@@ -199,9 +207,10 @@ def chosen_metrics(wanted: str, summaries: Sequence[Summary], option: str) -> li
 
 
 def refuse_unmeasured(wanted: str, option: str) -> None:
-    """Check before any run that fedsilo's methods measure the metrics that ``wanted`` names.
+    """Check before any run that fedsilo has the metrics that ``wanted`` names.
 
-    What a pattern such as ``auc-*`` fits is known only once there are runs, see ``matching``.
+    Patterns such as ``auc-*`` and metrics of a family such as ``routing.<site>.mean`` pass, because
+    only finished runs show which of them exist; ``matching`` checks them then.
 
     Raises:
         SettingError: no method measures one of the names. The message begins with ``option``.
@@ -218,13 +227,12 @@ def refuse_unmeasured(wanted: str, option: str) -> None:
 
 
 def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
-    """Return the known metrics that ``wanted`` names, in its order.
+    """Return the metrics of ``known`` that ``wanted`` names, each once, in the order of ``wanted``.
 
-    ``wanted`` has names and shell-style patterns, separated by commas.
+    ``wanted`` has names and shell-style patterns, separated by commas, such as ``auc, loss*``.
 
     Raises:
-        SettingError: a name or pattern fits no metric of any run. The message begins with
-            ``option``.
+        SettingError: a name or pattern matches no known metric. The message begins with ``option``.
     """
     chosen: dict[str, None] = {}
     for part in wanted.split(","):
@@ -237,7 +245,10 @@ def matching(wanted: str, known: Sequence[str], option: str) -> list[str]:
 
 
 def metric_of(summary: Summary, group: str, metric: str) -> float | None:
-    """Return a run's metric for a distribution or ``all``; None if it is undefined."""
+    """Return a run's metric for a distribution, or its mean over sites for the group ``all``.
+
+    It is None if the run has no such value.
+    """
     values = summary["mean"]
     if group != "all":
         values = summary["distributions"].get(group, {})
@@ -249,7 +260,10 @@ def metric_of(summary: Summary, group: str, metric: str) -> float | None:
 def values_by_seed(
     runs: Mapping[str, Mapping[int, Summary]], metric: str
 ) -> dict[str, dict[int, float]]:
-    """Return a metric's mean over sites: experiment -> seed -> mean, if defined."""
+    """Return experiment -> seed -> mean of ``metric`` over sites.
+
+    Seeds whose run has no such mean are left out; experiments are not.
+    """
     values: dict[str, dict[int, float]] = {}
     for name, by_seed in runs.items():
         values[name] = {}
@@ -263,9 +277,12 @@ def values_by_seed(
 def experiment_results(
     experiment: str, summaries: Mapping[int, Summary], metrics: Sequence[str]
 ) -> pd.DataFrame:
-    """Return the tidy results of one experiment: its distributions, then ``all``, by seed.
+    """Build the tidy results of one experiment, seed by seed: its distributions, then ``all``.
 
-    A metric that is undefined for a group (AUC with one class) has no row.
+    Args:
+        experiment: the experiment's name.
+        summaries: seed -> summary of the run.
+        metrics: the metrics; one that a run lacks for a group (AUC with one class) has no row.
     """
     first = next(iter(summaries.values()))
     published = first.get("published") or {}
@@ -273,6 +290,7 @@ def experiment_results(
     groups: dict[str, None] = {}  # the distributions of all runs, each once, in their order
     for summary in summaries.values():
         groups |= dict.fromkeys(summary["distributions"])
+    # Seeds of one group and metric stand together, since a reader compares them
     for group in [*groups, "all"]:
         paper = published.get(group, {})
         for metric in metrics:
@@ -288,9 +306,10 @@ def experiment_results(
 def constant_results(
     silos: Mapping[str, Any], split: str, metrics: Sequence[str] | None = None, seed: int = 0
 ) -> pd.DataFrame:
-    """Return the tidy results of always predicting the second of two classes.
+    """Build the tidy results of a baseline that always predicts the second of two classes.
 
-    They are a baseline that has learned nothing. With more than two classes there are no rows.
+    Its accuracy is the share of that class. Its balanced accuracy and AUC are 0.5 at sites with
+    both classes. With more than two classes, there are no rows.
 
     Args:
         silos: the content of ``silos.json``.
@@ -301,6 +320,7 @@ def constant_results(
     scores: dict[str, dict[str, float]] = {}
     for site, facts in silos.items():
         counts = facts["label_counts"].get(split, [])
+        # Label counts are [class 0, class 1]; always predicting 1 is right for the second
         if len(counts) == 2 and sum(counts):
             scores[site] = {"accuracy": counts[1] / sum(counts)}
             if all(counts):
@@ -331,7 +351,7 @@ class TwoClassMetrics:
     balanced: float | None
 
     def count_correct(self) -> tuple[int, int] | None:
-        """Solve for the number of correct predictions in each class; None if not determined.
+        """Solve for the number of correct predictions in each class; None if it is not determined.
 
         With n samples and r correct ones per class, accuracy is (r0 + r1) / (n0 + n1) and balanced
         accuracy is (r0 / n0 + r1 / n1) / 2. If n0 equals n1, the two equations are the same one, so
@@ -346,14 +366,16 @@ class TwoClassMetrics:
             return 0, right
         if first == second or self.balanced is None:
             return None
+        # r0 = right - r1 from the accuracy, put into the balanced accuracy and solved for r1
         of_second = (2 * self.balanced - right / first) / (1 / second - 1 / first)
         return right - round(of_second), round(of_second)
 
 
 def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
-    """Compute the balanced accuracy over all sites' samples together.
+    """Compute the balanced accuracy over the samples of all sites together, from 0 to 1.
 
-    None if some site has equally many samples of both classes, or all samples are of one class.
+    It is None if all samples are of one class, or if ``count_correct`` is None for some site,
+    because that site has equally many samples of both classes.
     """
     counts = [0, 0]
     correct = [0, 0]
@@ -370,9 +392,9 @@ def pooled_balanced_accuracy(sites: Iterable[TwoClassMetrics]) -> float | None:
 
 
 def pooled_metric(run: FinishedRun, split: str) -> dict[str, float]:
-    """Return ``POOLED`` for a run's samples in ``split``; empty if it cannot be computed.
+    """Return ``POOLED`` -> its value in the run's last round, or an empty dict without a value.
 
-    The computation needs two classes, and sites that report their label counts.
+    It needs two classes, and sites that report how many samples of ``split`` each class has.
     """
     own: dict[str, dict[str, float]] = {}
     # Later rows overwrite earlier ones, so the last measured round stays

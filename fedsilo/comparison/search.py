@@ -46,11 +46,16 @@ class Search:
         self._asked: list[Any] = []
 
     def batches(self) -> Iterator[list[Point]]:
-        """Yield batches of points to try side by side; call ``tell`` before the next batch."""
+        """Yield batches of points to try side by side, until ``points`` points were drawn.
+
+        ``grid`` draws all points in one batch. ``tpe`` draws four, and needs their scores by
+        ``tell`` before it draws the next ones; its numbers are rounded to three significant digits.
+        """
         while self._left:
             count = self._left
             if self._learns:
                 count = min(count, _AT_ONCE)
+            # Counted before the trials run, so that failed points use up the budget, too
             self._left -= count
             self._asked = []
             batch = []
@@ -64,7 +69,10 @@ class Search:
             yield batch
 
     def tell(self, scores: Sequence[float]) -> None:
-        """Take the scores of the batch, in its order; a higher score is better."""
+        """Give the scores of the last batch to the sampler, in the order of its points.
+
+        A higher score is better. The sampler ``grid`` ignores them.
+        """
         # The grid sampler learns nothing, and would raise an exception at its last point
         if not self._learns:
             return
@@ -73,7 +81,9 @@ class Search:
 
 
 def refuse_small(grid: Grid, sampler: str, points: int, experiment: str) -> None:
-    """Check that a grid has enough points, because every experiment gets the same budget.
+    """Check that a grid has at least ``points`` points, the budget of every experiment.
+
+    With ``tpe``, a setting whose values span a range of numbers always suffices.
 
     Raises:
         SettingError: there is no grid, or it has fewer than ``points`` points.
@@ -93,9 +103,10 @@ def refuse_small(grid: Grid, sampler: str, points: int, experiment: str) -> None
 def at_an_edge(
     grid: Grid, best: Mapping[str, Value], sampler: str, rules: Mapping[str, SettingRule]
 ) -> Iterator[str]:
-    """Yield a warning for each number of the best point that lies at an end of its range.
+    """Yield a warning for each numeric setting whose best value is at an end of its range.
 
-    An end is ignored if ``rules`` allow no number beyond it.
+    With ``grid`` that is the first or last number, with ``tpe`` any in the outer 5 % of the range.
+    An end beyond which ``rules`` allow no number is ignored.
     """
     margin = 0.0  # only the first and the last number of a grid are at an end
     if sampler == "tpe":
@@ -106,6 +117,7 @@ def at_an_edge(
             continue
         low, high = ends
         value = best[key]
+        # 0 at the lower end and 1 at the upper, on the scale that the sampler searched
         at = _place(float(str(value)), low, high)
         end = ""
         if at >= 1 - margin and high < rules[key].maximum:
@@ -120,9 +132,14 @@ def at_an_edge(
 
 
 def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]) -> Iterator[str]:
-    """Yield a warning for each point whose metrics equal those of an earlier point in all bits."""
+    """Yield a warning for each point whose metrics equal those of an earlier point bit by bit.
+
+    ``digests`` has a digest over the metrics of each point, empty for a point that failed. The
+    warning lists the settings in which the two points differ.
+    """
     first: dict[str, Mapping[str, Value]] = {}
     for digest, point in zip(digests, points, strict=True):
+        # The first point with this digest, which may be the point itself
         same = first.setdefault(digest, point)
         pairs = []
         for key in point:
@@ -136,7 +153,10 @@ def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]
 
 
 def _space(values: Sequence[Value], sampler: str) -> BaseDistribution:
-    """Build Optuna's space for a setting: a range for TPE, if all its values are numbers."""
+    """Build the set of values from which Optuna draws a setting.
+
+    For ``tpe`` with different numbers it is their range, otherwise a choice among ``values``.
+    """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 
     ends = _range(values)
@@ -164,12 +184,15 @@ def _range(values: Sequence[Value]) -> tuple[float, float] | None:
 
 
 def _by_logarithm(low: float, high: float) -> bool:
-    """Tell whether a range, such as that of a learning rate, is searched by orders of magnitude."""
+    """Tell whether a range is searched on a log scale: positive, with ends a factor of 10 apart."""
     return low > 0 and high / low >= _DECADE
 
 
 def _place(value: float, low: float, high: float) -> float:
-    """Return the relative place of a number in a range: 0 at the lower end, 1 at the upper."""
+    """Return the relative position of a number in a range: 0 at the lower end, 1 at the upper.
+
+    The position is logarithmic if the range is searched on a log scale.
+    """
     if _by_logarithm(low, high):
         value, low, high = math.log(value), math.log(low), math.log(high)
     return (value - low) / (high - low)

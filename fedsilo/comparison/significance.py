@@ -38,7 +38,7 @@ class Outcome:
     uncorrected: float | None = None
 
     def cell(self) -> str:
-        """Return the p value as text with three digits, or "n/a"."""
+        """Return the p value with three significant digits, such as "1.23e-02", or "n/a"."""
         if self.p is None:
             return "n/a"
         return f"{self.p:.2e}"
@@ -54,7 +54,7 @@ class Tested:
     pairs: Mapping[tuple[str, str], Outcome]
 
     def heading(self, split: str) -> str:
-        """Return the result of the ANOVA in one line."""
+        """Summarise the ANOVA in one line: F, degrees of freedom and p, or why there is no p."""
         anova = self.anova
         start = f"{split} {self.metric}, mean over sites: one-way ANOVA"
         if anova.p is None:
@@ -63,7 +63,10 @@ class Tested:
         return f"{start} F({freedom}) = {anova.statistic:.3g}, p = {anova.cell()}"
 
     def lines(self) -> list[list[str]]:
-        """Return the triangle of p values: column titles, then a line per later experiment."""
+        """Format the p values as a triangle: column titles, then a row for each later experiment.
+
+        Columns are the experiments without the last one; a cell without a test is "-".
+        """
         columns, later = self.experiments[:-1], self.experiments[1:]
         lines = [["p", *columns]]
         for name in later:
@@ -77,7 +80,10 @@ class Tested:
         return lines
 
     def records(self) -> list[dict[str, Any]]:
-        """Return a row per test, the ANOVA first; a missing p value is None."""
+        """Return a record per test, the ANOVA first: title of a CSV column -> value.
+
+        ``p corrected`` equals ``p`` for the ANOVA. A missing statistic or p value is None.
+        """
         named = [("ANOVA", "all", "all", self.anova)]
         for (later, earlier), outcome in self.pairs.items():
             named.append(("t", later, earlier, outcome))
@@ -96,7 +102,7 @@ class Tested:
         return records
 
     def reasons(self) -> list[str]:
-        """Return a line with the reason for each pair that could not be tested."""
+        """Return a line for each pair that has no p value, with the reason."""
         reasons = []
         for (later, earlier), outcome in self.pairs.items():
             if outcome.p is None:
@@ -105,10 +111,17 @@ class Tested:
 
 
 def significance(metric: str, samples: Samples, paired: bool) -> Tested:
-    """Test ``metric`` over two or more experiments, over the seeds that have it.
+    """Test whether the values of a metric differ between two or more experiments.
+
+    The p values of pairs are multiplied by the number of pairs (Bonferroni), up to 1.
+
+    Args:
+        metric: the name of the metric.
+        samples: experiment -> seed -> value.
+        paired: whether the t-tests compare the values seed by seed.
 
     Raises:
-        SettingError: tests are paired, but the experiments have different seeds.
+        SettingError: tests are paired, but the experiments have values for different seeds.
     """
     names = tuple(samples)
     if paired:
@@ -120,6 +133,7 @@ def significance(metric: str, samples: Samples, paired: bool) -> Tested:
         if outcome.p is not None:
             # Bonferroni's correction: one of many tests is small by chance
             outcome = replace(outcome, p=min(1.0, outcome.p * len(pairs)))
+        # The later experiment comes first, as in "new method - baseline"
         corrected[later, earlier] = outcome
     values = {}
     for name, by_seed in samples.items():
@@ -129,7 +143,10 @@ def significance(metric: str, samples: Samples, paired: bool) -> Tested:
 
 
 def one_way(samples: Mapping[str, Sequence[float]]) -> Outcome:
-    """Run a one-way ANOVA: do the experiments' means differ by more than the spread over seeds?"""
+    """Run a one-way ANOVA over ``samples``, experiment -> its values over seeds.
+
+    The outcome has no p value if an experiment has fewer than two values, or if no value varies.
+    """
     from scipy import stats
 
     why = _too_few(samples)
@@ -137,12 +154,17 @@ def one_way(samples: Mapping[str, Sequence[float]]) -> Outcome:
         return Outcome(None, why=why)
     if all(map(_constant, samples.values())):
         return Outcome(None, why="no value varies over seeds")
+    # Degrees of freedom: k - 1 between k experiments, N - k within them
     within = sum(map(len, samples.values())) - len(samples)
     return _outcome(lambda: stats.f_oneway(*samples.values()), (len(samples) - 1, within))
 
 
 def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outcome:
-    """Run the two-sided t-test of two experiments, without correction for several pairs."""
+    """Run Student's two-sided t-test of two experiments, without correction for several pairs.
+
+    If ``paired``, it tests the differences ``later`` - ``earlier`` seed by seed. The outcome has no
+    p value if an experiment has fewer than two values, or if nothing varies over seeds.
+    """
     from scipy import stats
 
     chosen = {later: list(samples[later].values()), earlier: list(samples[earlier].values())}
@@ -165,7 +187,10 @@ def two_sided(later: str, earlier: str, samples: Samples, paired: bool) -> Outco
 
 
 def _outcome(test: Callable[[], Any], freedom: tuple[int, int] = (0, 0)) -> Outcome:
-    """Run a test without scipy's warnings, because the outcome already explains their causes."""
+    """Run one of scipy's tests without warnings; its outcome has a reason if p is undefined.
+
+    ``freedom`` has the two degrees of freedom of an F test.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         result = test()
@@ -186,15 +211,19 @@ def _too_few(samples: Mapping[str, Sequence[float]]) -> str | None:
 
 
 def _constant(values: Sequence[float], scale: float = 0.0) -> bool:
-    """Tell whether values, computed from numbers as large as ``scale``, are all the same."""
+    """Tell whether all values are equal up to the rounding of numbers as large as ``scale``."""
     largest = max(scale, *map(abs, values))
     return max(values) - min(values) <= _ROUNDING * largest
 
 
 def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> list[str]:
-    """Return the remarks that a reader of the p values needs, a line each.
+    """Return the remarks that a reader of the p values needs, one per line.
 
-    ``same_split`` tells whether all seeds share one split; None if the sites do not report it.
+    Args:
+        tested: the tests of any metric, from which the number of pairs is taken.
+        seeds: the number of seeds.
+        paired: whether the t-tests compare seed by seed.
+        same_split: whether all seeds share one split; None if the sites do not report it.
     """
     kind = "t-tests"
     if paired:
@@ -220,12 +249,17 @@ def notes(tested: Tested, seeds: int, paired: bool, same_split: bool | None) -> 
 def check_tests(
     data_sets: Mapping[str, str], *, tests: str | None, paired: bool, seeds: int
 ) -> None:
-    """Check before any run that the wanted tests are possible.
+    """Check before any run that the requested tests are possible.
 
-    ``data_sets`` has the data set of each experiment.
+    Args:
+        data_sets: experiment -> its data set.
+        tests: the metrics to test, or None for no tests.
+        paired: whether the t-tests compare seed by seed.
+        seeds: the number of seeds.
 
     Raises:
-        SettingError: there are fewer than two experiments or seeds, or the data sets differ.
+        SettingError: tests are paired but none are requested, there are fewer than two experiments
+            or seeds, or the data sets differ.
     """
     first, *others = data_sets
     if not tests:
@@ -263,7 +297,10 @@ def _refuse_other_seeds(metric: str, samples: Samples) -> None:
 def lines_of_tests(
     tested: Sequence[Tested], split: str, remarks: Sequence[str]
 ) -> Iterator[Table | str]:
-    """Yield each metric's ANOVA and table of p values, the reasons for "n/a", then ``remarks``."""
+    """Yield for each metric the table of p values, titled by the ANOVA, and the reasons for "n/a".
+
+    The ``remarks`` follow at the end.
+    """
     for test in tested:
         yield rich_table(test.heading(split), test.lines())
         yield from test.reasons()
@@ -271,7 +308,7 @@ def lines_of_tests(
 
 
 def markdown_tests(tested: Sequence[Tested], split: str, remarks: Sequence[str]) -> str:
-    """Build the output of ``lines_of_tests`` as Markdown; empty without tests and remarks."""
+    """Build the content of ``lines_of_tests`` as Markdown; empty without tests and remarks."""
     parts = []
     for test in tested:
         parts += [f"{test.heading(split)}\n", markdown_table(test.lines())]

@@ -35,11 +35,13 @@ Jobs = int | Slurm
 
 
 def read_jobs(text: str, parameters: list[str]) -> Jobs:
-    """Parse ``--jobs`` and ``--slurm`` into a number of runs at once, or Slurm's parameters.
+    """Parse ``--jobs`` and ``--slurm KEY=VALUE`` into a number of runs or Slurm's parameters.
+
+    ``--jobs`` is the number of runs at once, 0 for one per core, or the word ``slurm``.
 
     Raises:
-        SettingError: ``text`` is neither a number nor ``slurm``, or it is a number but there are
-            parameters of Slurm.
+        SettingError: ``--jobs`` is neither, a parameter has no "=", or there are parameters without
+            ``--jobs slurm``.
     """
     if text == SLURM:
         values = {}
@@ -69,11 +71,11 @@ class SlurmPool(ThreadPoolExecutor):
         self._executor = _executor(slurm, folder)
 
     def submit(self, work: Callable[..., Outcome], /, *args: Any, **kwargs: Any) -> Future[Outcome]:
-        """Submit ``work`` as a job."""
+        """Submit ``work`` as a Slurm job; its future raises a RunFailedError if the job fails."""
         return super().submit(self._by_job, work, *args, **kwargs)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the pool; with ``cancel_futures``, cancel waiting and running jobs too."""
+        """End the pool. With ``cancel_futures``, cancel its queued and running Slurm jobs, too."""
         if cancel_futures:
             for job in self._jobs:
                 with suppress(Exception):  # the job may have ended, or Slurm may be unreachable
@@ -83,6 +85,7 @@ class SlurmPool(ThreadPoolExecutor):
     def _by_job(self, work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
         job = self._executor.submit(work, *args, **kwargs)
         self._jobs.append(job)
+        # Blocks this thread until the job has ended
         error = job.exception()
         if error:
             traceback = str(error).partition("You can check")[0]  # submitit appends advice

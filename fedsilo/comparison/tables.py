@@ -73,17 +73,21 @@ class Spread(NamedTuple):
 
 
 def over_seeds(results: pd.DataFrame) -> pd.DataFrame:
-    """Summarise over seeds: a row per experiment, group and metric, with columns ``COMPARISON``."""
+    """Reduce tidy results to a row per experiment, group and metric, with columns ``COMPARISON``.
+
+    Rows stay in the order in which experiments, groups and metrics first occur.
+    """
     rows = []
     for key, values in results.groupby(KEY, sort=False)["value"]:
         rows.append((*key, *Spread.of(values.tolist())))
     spreads = pd.DataFrame(rows, columns=[*KEY, *Spread._fields])
+    # Method and published numbers are equal for all seeds, so the first row has them
     facts = results.drop_duplicates(KEY)[[*KEY, "method", *_AS_PUBLISHED]]
     return spreads.merge(facts, on=KEY)[list(COMPARISON)]
 
 
 def spread_cell(spread: Any, median: bool = False) -> str:
-    """Format mean ± standard deviation, or median and range; for one seed, only the value.
+    """Format mean ± sample standard deviation, or median and range; for one seed, only the value.
 
     ``spread`` is a ``Spread``, or a row of ``over_seeds``.
     """
@@ -95,9 +99,10 @@ def spread_cell(spread: Any, median: bool = False) -> str:
 
 
 def _next_to_published(spread: Any, median: bool) -> str:
-    """Format a cell; next to a published deviation, add our population standard deviation.
+    """Format a cell as ``spread_cell`` does; if the paper has a deviation, add our population one.
 
-    Papers print population deviations here (PICSR's cannot be anything else), so the two compare.
+    The published deviations are population deviations (PICSR's cannot be anything else), which only
+    those of our own can be compared with.
     """
     cell = spread_cell(spread, median)
     if median or spread.seeds == 1 or pd.isna(spread.published_sd):
@@ -107,7 +112,7 @@ def _next_to_published(spread: Any, median: bool) -> str:
 
 
 def published_cell(spread: Any) -> str:
-    """Format the published number, with its deviation if that is known; empty if there is none."""
+    """Format the paper's number, with its deviation if it has one; empty without a number."""
     if pd.isna(spread.published):
         return ""
     cell = f"{spread.published:.3f}"
@@ -117,7 +122,10 @@ def published_cell(spread: Any) -> str:
 
 
 def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = False) -> Table:
-    """Build the comparison's table for a terminal, with a rule below each experiment."""
+    """Build the terminal table of a comparison, with a rule below each experiment.
+
+    ``median`` shows median and range in place of mean and standard deviation. The title says which.
+    """
     seeds = results.groupby(KEY).size().max()
     shown = "mean ± sample sd"
     if median:
@@ -132,9 +140,9 @@ def comparison_table(results: pd.DataFrame, split: str = "test", median: bool = 
 def comparison_lines(
     results: pd.DataFrame, split: str = "test", median: bool = False
 ) -> list[list[str]]:
-    """Return the column titles, then a line per experiment and group.
+    """Format a comparison as rows of cells: the column titles, then a row per experiment and group.
 
-    A metric has a column of published numbers if there are any.
+    Each metric has a column of our values, and one of published numbers if the paper has any.
     """
     spreads = over_seeds(results)
     known = spreads.loc[spreads["published"].notna(), "metric"]
@@ -153,9 +161,10 @@ def group_lines(
     cell: Callable[[Any], str],
     missing: str = "",
 ) -> list[list[str]]:
-    """Return the column titles, then a line per experiment and group, which begins with the two.
+    """Format spreads as rows of cells: the metrics' titles, then a row per experiment and group.
 
-    A cell over fewer seeds than the experiment has states their number.
+    A row starts with the names of the experiment and the group, for which the caller adds titles. A
+    cell over fewer seeds than the experiment has states their number.
 
     Args:
         spreads: rows of ``over_seeds``.
@@ -169,6 +178,7 @@ def group_lines(
         columns.append(title)
         if metric in published:
             columns.append(published[metric])
+    # Fewer seeds than the experiment's most mean that the metric was undefined in some run
     lines, most = [columns], spreads.groupby("experiment")["seeds"].max().to_dict()
     for (experiment, group), part in spreads.groupby(["experiment", "group"], sort=False):
         by_metric: dict[str, Any] = {}
@@ -195,9 +205,13 @@ def rich_table(
     left: int = 1,
     ends: Callable[[Sequence[str]], bool] = lambda _: False,
 ) -> Table:
-    """Build a terminal table from lines of cells, of which the first has the column titles.
+    """Build a terminal table from rows of cells, the first of which has the column titles.
 
-    The first ``left`` columns are aligned left. If ``ends`` is true for a line, a rule follows it.
+    Args:
+        title: the text above the table.
+        lines: the rows of cells, all of the same length.
+        left: the number of columns that are aligned left; all others are aligned right.
+        ends: tells for a row whether a rule follows it.
     """
     table = Table(title=title, title_justify="left")
     columns, *body = lines
@@ -211,7 +225,7 @@ def rich_table(
 
 
 def markdown_table(lines: Sequence[Sequence[str]]) -> str:
-    """Build a Markdown table from lines of cells, of which the first has the column titles."""
+    """Build a Markdown table from rows of cells, the first of which has the column titles."""
     columns, *body = lines
     text = ""
     for line in (columns, ["---"] * len(columns), *body):
@@ -220,7 +234,7 @@ def markdown_table(lines: Sequence[Sequence[str]]) -> str:
 
 
 def seconds_text(seconds: float) -> str:
-    """Format a duration: ``12.3 s``, ``4 min 05 s``, ``3 h 07 min``."""
+    """Format a duration in seconds: ``12.3 s``, ``4 min 05 s``, ``3 h 07 min``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -230,9 +244,10 @@ def seconds_text(seconds: float) -> str:
 
 
 def csv_text(frame: pd.DataFrame) -> str:
-    """Format a table as CSV: numbers with six decimals, but published numbers unchanged.
+    """Format a table as CSV: floats with six decimals, but published numbers unchanged.
 
-    A column's title is its name with spaces for underscores. A missing value is an empty cell.
+    Column titles are the columns' names with spaces in place of underscores. A missing value is an
+    empty cell.
     """
     texts = frame.astype(object)
     for name in frame.columns:
@@ -252,16 +267,19 @@ _WIDTH = 0.84  # width of all bars at a site together; the distance between site
 
 
 def draw_comparison(results: pd.DataFrame, split: str) -> Figure:
-    """Draw each experiment's mean over seeds at each site, with the standard deviation.
+    """Draw a panel for each metric: each experiment's mean over seeds at each group, as a bar.
+
+    Error bars are sample standard deviations.
 
     Args:
-        results: a tidy table, see ``tables``.
+        results: a tidy table, with the columns ``TIDY``.
         split: the split of the samples, for the title.
     """
     spreads = over_seeds(results)
     metrics = list(spreads["metric"].unique())
     experiments = list(spreads["experiment"].unique())
     groups = list(spreads["group"].unique())
+    # Inches: room for the bars of each group, and at least for its name
     width = 1.2 + len(groups) * max(0.6, 0.17 * len(experiments) + 0.2)
     figure = new_figure(max(5.0, width), 0.9 + 2.0 * len(metrics))
     panels = figure.subplots(len(metrics), 1, squeeze=False, sharex=True)[:, 0]
@@ -280,12 +298,17 @@ def draw_comparison(results: pd.DataFrame, split: str) -> Figure:
 def _draw_panel(
     axes: Axes, spreads: pd.DataFrame, groups: Sequence[str], coloured: Mapping[str, str]
 ) -> None:
-    """Draw one metric: a bar per experiment at each group that has it."""
+    """Draw one metric into ``axes``: at each group a bar per experiment, with its deviation.
+
+    ``coloured`` maps each experiment to its colour. Experiments with a single seed have no error
+    bars.
+    """
     each = _WIDTH / len(coloured)
     for number, (name, colour) in enumerate(coloured.items()):
         here = spreads[spreads["experiment"] == name].set_index("group").reindex(list(groups))
         # A single seed has no deviation to draw
         errors = here["sd"].tolist() if (here["seeds"] > 1).any() else None
+        # The bars of a group stand side by side, centred on the group's tick
         left = -_WIDTH / 2 + (number + 0.5) * each
         axes.bar(
             np.arange(len(groups)) + left,

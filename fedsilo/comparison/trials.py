@@ -53,13 +53,16 @@ class Trial:
     data: str
 
     def key(self) -> str:
-        """Return the stem of its summary's file, which also depends on fedsilo's revision."""
+        """Return the stem of the summary's file: a hash of settings, data and git revision."""
         text = json.dumps([self.settings.decisive(), self.data, git_revision()], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
 
 def trial_settings(values: Mapping[str, Value]) -> RunSettings:
-    """Build the settings of a trial: only the last round is measured, unless it may stop early."""
+    """Build a trial's settings: without a run name, and measured only after the last round.
+
+    With early stopping, which needs a metric of each round, the rounds to measure stay as set.
+    """
     own: dict[str, Value] = {**values, "run.name": ""}
     if values["server.early-stopping-metric"] == "none":
         own["server.evaluate-every"] = 0
@@ -88,7 +91,7 @@ class _Work:
 def runs_at_once(jobs: int, threads: int = 1) -> int:
     """Return the number of runs at once: ``jobs``, or if that is 0, one per ``threads`` cores.
 
-    Only the cores that this process may use count, which in a container are its share.
+    Only the cores that this process may use count, as in a container. The number is at least 1.
     """
     return jobs or max(1, cores() // threads)
 
@@ -99,7 +102,13 @@ def run_missing(
     missing: Sequence[Missing],
     ended: Callable[[Missing, Outcome], None],
 ) -> None:
-    """Run all missing work in a pool, and call ``ended`` after each; its exception ends all.
+    """Run ``work`` for each item of ``missing`` in a pool; call ``ended`` after each.
+
+    Args:
+        pool: the pool.
+        work: a function that can be pickled.
+        missing: the items.
+        ended: called in this process with an item and its outcome, in the order in which items end.
 
     Raises:
         RunFailedError: a worker process died.
@@ -124,7 +133,11 @@ def run_missing(
 def run_groups(
     groups: Sequence[Sequence[Trial]], folder: Path, jobs: Jobs, go_on: bool = False
 ) -> list[list[dict[str, Any]]]:
-    """Run groups of trials side by side and return their summaries, as ``run_trials`` does."""
+    """Run groups of trials in one pool; return the summaries of each group's trials, in order.
+
+    Arguments and errors are those of ``run_trials``.
+    """
+    # One pool for all groups, because a slow trial of one would idle the cores between groups
     summaries = run_trials(list(chain(*groups)), folder, jobs, go_on)
     by_group = []
     start = 0
@@ -139,9 +152,16 @@ def run_trials(
 ) -> list[dict[str, Any]]:
     """Run the trials that have no summary, and return all summaries in the order of ``trials``.
 
-    With ``go_on``, the other trials continue after a trial failed, for example because it diverged.
-    The failed trial's summary has only the key ``FAILED``, with the reason. No file is kept of it,
-    so it runs again next time.
+    Args:
+        trials: the trials.
+        folder: the folder of the summary files.
+        jobs: the number of runs at once, 0 for one per core, or Slurm's parameters.
+        go_on: whether to continue after training failed in a trial, for example because it
+            diverged.
+
+    Returns:
+        A summary for each trial, with its file's name as ``file``. That of a failed trial has only
+        the key ``FAILED``, with the reason. It is not stored, so the trial runs again next time.
 
     Raises:
         FedsiloError: a trial failed without ``go_on``, or could not begin. Finished trials are kept
@@ -161,11 +181,13 @@ def run_trials(
         make_pool(jobs, folder, workers) as pool,
     ):
         task = bar.add_task("runs", total=len(missing))
+        # Failures stay in memory, because a file would count as a finished trial next time
         failures: dict[Path, str] = {}
 
         def note_end(work: _Work, failure: Failure | None) -> None:
             if failure:
                 failures[work.path] = failure.text
+                # Only a site's failure belongs to the point; all others would fail every trial
                 if not go_on or failure.code != SiteError.code:
                     label = dict(missing[work.path].label)
                     raise RunFailedError(f"trial {label} failed: {failure.text}")
@@ -183,10 +205,10 @@ def run_trials(
 
 
 def _read_summary(path: Path) -> dict[str, Any]:
-    """Read the kept summary of a trial.
+    """Read a trial's summary from its file.
 
     Raises:
-        RunDirectoryError: the file is damaged, or no search has written it.
+        RunDirectoryError: the file is damaged, or its content is not a summary.
     """
     fault = file_fault(path)  # a pipe would be waited for
     if fault:
@@ -223,13 +245,13 @@ class WorkerPool(ProcessPoolExecutor):
         )
 
     def __enter__(self) -> Self:
-        """Begin to use the pool; until its end no new process imports the caller's script."""
+        """Start the pool; until its end, new processes do not import the caller's script."""
         self._hiding = without_main()
         self._hiding.__enter__()
         return super().__enter__()
 
     def __exit__(self, *error: Any) -> bool | None:
-        """End the pool; started runs finish."""
+        """Wait until started runs finish, and end the pool."""
         try:
             return super().__exit__(*error)
         finally:
@@ -243,16 +265,20 @@ class WorkerPool(ProcessPoolExecutor):
 def make_pool(
     jobs: Jobs, folder: Path, workers: int, runs_per_worker: int | None = None
 ) -> Executor:
-    """Return a pool of ``workers`` processes, or of Slurm jobs whose logs are in ``folder``."""
+    """Create a pool of ``workers`` processes, or of Slurm jobs if ``jobs`` has Slurm's parameters.
+
+    Slurm jobs write their logs below ``folder``. ``runs_per_worker`` is that of ``WorkerPool``; it
+    has no effect on Slurm jobs.
+    """
     if isinstance(jobs, Slurm):
         return SlurmPool(jobs, folder)
     return WorkerPool(workers, runs_per_worker)
 
 
 def _begin_worker(command: int) -> None:
-    """Make a worker silent, and make it end with the command.
+    """Discard a new worker's output, and make it end when the process ``command`` ends.
 
-    The signal for the end is not SIGTERM, because a pool uses SIGTERM to end workers at once.
+    It gets SIGUSR1 then, and not SIGTERM, because a pool uses SIGTERM to end workers at once.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # until a run begins
     signal.signal(signal.SIGUSR1, lambda *_: sys.exit(1))
@@ -265,7 +291,10 @@ def _begin_worker(command: int) -> None:
 
 
 def _in_worker(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outcome:
-    """Do the work of a pool; end this process if the command has ended."""
+    """Call ``work`` in a worker process, in which Ctrl-C interrupts only a run, not the waiting.
+
+    If the command has ended, the whole process ends.
+    """
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         return work(*args, **kwargs)
@@ -276,7 +305,10 @@ def _in_worker(work: Callable[..., Outcome], *args: Any, **kwargs: Any) -> Outco
 
 
 def _run_trial(work: _Work) -> Failure | None:
-    """Run a trial and write its summary; return its failure, or None."""
+    """Run a trial in a temporary folder and write its summary; return its failure, or None.
+
+    The summary also gets ``POOLED`` and a digest of all metrics.
+    """
     try:
         # The settings travel by key, because a plugin's class is unknown in a new process
         with run_and_forget(resolve(work.values)) as run:
@@ -294,7 +326,7 @@ def _run_trial(work: _Work) -> Failure | None:
 
 @contextlib.contextmanager
 def run_and_forget(settings: RunSettings) -> Iterator[FinishedRun]:
-    """Run settings in this process without output, in a folder that is removed at the end.
+    """Run settings in this process without output; yield the run, then remove its folder.
 
     Raises:
         FedsiloError: the run failed.

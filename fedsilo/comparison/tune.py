@@ -72,7 +72,11 @@ class Tuned:
     folder: Path
 
     def lines(self) -> Iterator[Table | str]:
-        """Yield the table of the best points, the reason for the choice, and its settings."""
+        """Yield the table of the best points, the reason for the choice, and any warnings.
+
+        Then follow the chosen settings as simulation.yaml needs them, and the folder of the
+        results.
+        """
         yield self._table()
         yield str(self.document["why"])
         for warning in self.document["warnings"]:
@@ -96,7 +100,7 @@ class Tuned:
 def search(
     plan: Plan, sampler: str, metric: str | None, jobs: Jobs, tell: Callable[[str], None]
 ) -> Tuned:
-    """Try the points of a plan, choose the best, and write the choice and all trials.
+    """Try the points of a plan, choose the best, and write ``chosen.json`` and ``trials.csv``.
 
     If training fails at a point, for example because it diverges, the point is reported and not
     chosen; the sampler gets score 0 for it.
@@ -110,7 +114,7 @@ def search(
         tell: takes a line about the progress.
 
     Raises:
-        FedsiloError: a run failed at every point, or Optuna is missing.
+        FedsiloError: a run failed at every point, runs lack the metric, or Optuna is missing.
     """
     ranked, decides = _run_search(plan, sampler, metric, jobs, tell)
     if ranked[0].failed:
@@ -131,12 +135,12 @@ class Plan:
 
     @property
     def folder(self) -> Path:
-        """The folder of the choice and of all trials."""
+        """The folder of ``chosen.json`` and of all trials."""
         return Path(self.base.common.out) / f"tune-{self.experiment}"
 
     @property
     def rules(self) -> dict[str, SettingRule]:
-        """The rule of each setting in the grid: its type and range."""
+        """Setting of the grid -> its rule, which has its type and range."""
         rules = {}
         for part in (self.base.common, self.base.own):
             for key in as_mapping(part):
@@ -148,10 +152,17 @@ class Plan:
 def plan_search(
     experiment: str, sources: RunSources, sampler: str, given: Mapping[str, int | None]
 ) -> Plan:
-    """Plan a search; the parts of the budget in ``given`` override the simulation file's.
+    """Plan a search of the grid that the simulation file declares for an experiment.
+
+    Args:
+        experiment: the experiment's name.
+        sources: the sources of settings that the command names.
+        sampler: ``grid`` or ``tpe``.
+        given: field of ``Tuning`` -> number that overrides the simulation file's; None keeps that.
 
     Raises:
-        SettingError: the grid is too small, or a setting is wrong or set twice.
+        SettingError: the grid is too small, a setting is wrong, or the command sets one of the
+            grid.
     """
     file = simulation_file(sources.file)
     budget = read_section(file, "tuning", Tuning)
@@ -175,7 +186,11 @@ def plan_search(
 
 
 def _fit_folds(budget: Tuning, dataset: str) -> Tuning:
-    """Return the budget with one fold for a data set that has its own validation part."""
+    """Return the budget with one fold if the data set has its own validation part.
+
+    Raises:
+        SettingError: it has none, and the budget has fewer than two folds.
+    """
     if "split.val-folds" not in data_set(dataset).settings:
         return replace(budget, folds=1)
     if budget.folds < 2:
@@ -189,7 +204,13 @@ def _fit_folds(budget: Tuning, dataset: str) -> Tuning:
 def _run_search(
     plan: Plan, sampler: str, metric: str | None, jobs: Jobs, tell: Callable[[str], None]
 ) -> tuple[list[Point], str]:
-    """Run the search and write trials.csv; return the points, best first, and their metric."""
+    """Try all points; return them with their scores, best first, and the deciding metric.
+
+    It writes ``trials.csv`` after each batch. Without ``metric``, ``deciding_metric`` decides.
+
+    Raises:
+        SettingError: a run that did not fail lacks the deciding metric.
+    """
     base, budget, data = plan.base, plan.budget, data_fingerprint(plan.base.common)
     search = Search(plan.grid, sampler, budget.trials)
     points: list[dict[str, Value]] = []
@@ -216,7 +237,18 @@ def _run_search(
 def _trials(
     base: Mapping[str, Value], point: Mapping[str, Value], budget: Tuning, data: str
 ) -> list[Trial]:
-    """Build the trials of one point: every fold of every seed's shuffling."""
+    """Build the trials of one point: one per fold and seed, as each seed shuffles the folds anew.
+
+    Args:
+        base: the settings of the experiment.
+        point: the settings to try.
+        budget: the numbers of folds and seeds; with one fold, the data set's validation part is
+            used.
+        data: the digest of the experiment's data.
+
+    Raises:
+        SettingError: the settings are not valid together. The message names the point.
+    """
     trials = []
     for seed, fold in product(range(budget.seeds), range(budget.folds)):
         folds = {
@@ -252,7 +284,7 @@ def _refuse_unmeasured(metric: str, summaries: Summaries) -> None:
 
 
 def _validation_means(summaries: Summaries) -> list[Mapping[str, float]]:
-    """Return the mean validation metrics of each run that did not fail."""
+    """Return metric -> mean over sites on validation samples, for each run that did not fail."""
     means = []
     for summary in chain(*summaries):
         if FAILED not in summary:
@@ -261,7 +293,7 @@ def _validation_means(summaries: Summaries) -> list[Mapping[str, float]]:
 
 
 def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
-    """Return the first metric in ``headline`` that every run has, else accuracy.
+    """Return the first of the ``headline`` metrics that every finished run has, else accuracy.
 
     A run may lack a metric; for example, a fold with one class has no AUC.
     """
@@ -275,7 +307,11 @@ def deciding_metric(headline: Sequence[str], summaries: Summaries) -> str:
 def ranking(
     points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
 ) -> list[Point]:
-    """Sort the points, best first: by score with six decimals, then by loss; failed ones last."""
+    """Score the points and sort them, the best first.
+
+    A higher score is better, compared with six decimals; of equal scores, a lower validation loss.
+    Points with a failed run come last.
+    """
     scored = _score_points(points, summaries, metric)
     return sorted(scored, key=lambda p: (bool(p.failed), -round(p.score, 6), p.loss))
 
@@ -283,7 +319,7 @@ def ranking(
 def _score_points(
     points: Sequence[Mapping[str, Value]], summaries: Summaries, metric: str
 ) -> list[Point]:
-    """Return the points with their scores, in the given order."""
+    """Score each point by its runs; ``summaries`` and the result are in the order of ``points``."""
     scored = []
     for settings, runs in zip(points, summaries, strict=True):
         scored.append(_score_point(settings, runs, metric))
@@ -293,7 +329,10 @@ def _score_points(
 def _score_point(
     settings: Mapping[str, Value], runs: Sequence[Mapping[str, Any]], metric: str
 ) -> Point:
-    """Compute a point's scores from the summaries of its runs, one for each fold and seed."""
+    """Score a point by the mean of ``metric`` over its runs, one per fold and seed.
+
+    If a run failed, all scores are 0 and ``failed`` has the reason.
+    """
     scores, losses, by_run = [], [], []
     digests = ""
     for run in runs:
@@ -304,13 +343,18 @@ def _score_point(
         losses.append(means["loss"])
         by_run.append(run["validation"]["distributions"])
         digests += run["digest"]
+    # Standard error over folds and seeds, treated as independent
     error = deviation(scores) / len(scores) ** 0.5
+    # Equal only if every run of two points has equal metrics
     digest = hashlib.sha256(digests.encode()).hexdigest()
     return Point(settings, mean(scores), error, mean(losses), _by_site(by_run, metric), digest)
 
 
 def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> dict[str, float]:
-    """Return a metric's mean over the runs that have it, for each site of the first run."""
+    """Return site -> mean of a metric over the runs that have it there.
+
+    Sites are those of the first run; ``runs`` are mappings site -> metric -> value.
+    """
     by_site = {}
     for site in runs[0]:
         values = [run[site][metric] for run in runs if metric in run.get(site, {})]
@@ -320,7 +364,7 @@ def _by_site(runs: Sequence[Mapping[str, Mapping[str, float]]], metric: str) -> 
 
 
 def _pieces(budget: Tuning) -> str:
-    """Describe the validation data of a point: its folds and seeds."""
+    """Describe the validation data of a point, such as "5 folds, 3 seeds"."""
     folds = "the data set's own validation part"
     if budget.folds > 1:
         folds = f"{budget.folds} folds"
@@ -330,7 +374,11 @@ def _pieces(budget: Tuning) -> str:
 def chosen_document(
     plan: Plan, ranked: Sequence[Point], metric: str, sampler: str = "grid"
 ) -> dict[str, Any]:
-    """Build chosen.json: the choice with its reason, all points, and warnings."""
+    """Build the content of ``chosen.json``: the best point, the reason, warnings and all points.
+
+    Warnings are about values at an edge of the grid, settings without effect, and failed points.
+    ``ranked`` has the points, best first.
+    """
     best = ranked[0]
     failed, digests, settings = [], [], []
     for point in ranked:
@@ -354,7 +402,7 @@ def chosen_document(
 
 
 def _explain_choice(plan: Plan, ranked: Sequence[Point], metric: str) -> str:
-    """Say in one sentence by which score the first point was chosen, and the next one's score."""
+    """Explain the choice in one sentence: the best score, its standard error, the next score."""
     best = ranked[0]
     score = f"mean validation {metric} over sites"
     if metric == POOLED:
@@ -370,7 +418,10 @@ def _explain_choice(plan: Plan, ranked: Sequence[Point], metric: str) -> str:
 
 
 def _csv(groups: Sequence[Sequence[Trial]], summaries: Summaries, metric: str) -> str:
-    """Build trials.csv: a row per run with its label and metrics, or the reason of its failure."""
+    """Build the text of trials.csv: a row per run with its settings, seed and fold.
+
+    The row has the validation metrics and the summary's file, or the reason of the failure.
+    """
     records = []
     for trial, summary in zip(chain(*groups), chain(*summaries), strict=True):
         cells = dict(trial.label)

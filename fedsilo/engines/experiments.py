@@ -30,7 +30,7 @@ _MOST_BASES = 50
 
 
 def _flat_settings(content: Any) -> Any:
-    """Flatten a mapping of settings; anything else is returned for pydantic to refuse."""
+    """Flatten a mapping of settings to dotted keys; return anything else for pydantic to refuse."""
     if not isinstance(content, dict):
         return content or {}
     try:
@@ -40,7 +40,10 @@ def _flat_settings(content: Any) -> Any:
 
 
 def _read_grid(content: Any) -> Any:
-    """Read a grid: key -> its values. Anything else is returned for pydantic to refuse."""
+    """Read a tuning grid, key -> list of values, and replace former keys by their current ones.
+
+    Anything that is no mapping is returned for pydantic to refuse.
+    """
     if not isinstance(content, dict):
         return content or {}
     known = declared_defaults()
@@ -97,10 +100,10 @@ class Entry(Experiment):
 
 
 class SimulationFile:
-    """A simulation file: its experiments, each checked when it is asked for, and other sections.
+    """Reads a simulation file: experiments, each checked when it is asked for, and other sections.
 
-    An entry's own name comes before the names that a matrix makes, so finding it looks at no
-    matrix.
+    An entry's own name takes precedence over names that a matrix makes, so finding an entry by its
+    name needs no matrix.
 
     Attributes:
         content: the parsed file, which callers must not change.
@@ -122,10 +125,11 @@ class SimulationFile:
 
     @cached_property
     def cells(self) -> Mapping[str, Cell]:
-        """The place of each experiment by its name, in the order of the file.
+        """Find the entry and matrix values of each experiment, by its name, in the file's order.
 
         Raises:
-            SettingError: there are no experiments, or a matrix or a name is wrong.
+            SettingError: there are no experiments, two have one name, or a matrix or a name is
+                invalid.
         """
         cells: dict[str, Cell] = {}
         for entry in self._raw_entries():
@@ -145,7 +149,11 @@ class SimulationFile:
         return entries
 
     def _cells_of(self, entry: Any) -> list[Cell]:
-        """List the cells of an entry."""
+        """List the cells of an entry: one, or one per combination of its matrix's values.
+
+        Raises:
+            SettingError: the entry or its matrix is malformed.
+        """
         if isinstance(entry, str) and self._is_one_entry(entry):
             return [Cell(entry, {})]
         matrix = self.entry(entry).matrix  # refuses a name that is no text
@@ -157,12 +165,12 @@ class SimulationFile:
     def has(self, name: str) -> bool:
         """Tell whether the file has an experiment of this name.
 
-        Matrices are looked at only if no entry has the very name.
+        Matrices are expanded only if no entry has exactly this name.
         """
         return self._is_one_entry(name) or name in self.cells
 
     def _is_one_entry(self, name: str) -> bool:
-        """Tell whether an entry stands for the one experiment of this name."""
+        """Tell whether ``name`` is an entry without placeholders and matrix."""
         entries = self._raw_entries()
         if name not in entries or has_placeholder(name):
             return False
@@ -170,7 +178,11 @@ class SimulationFile:
         return not (isinstance(content, dict) and "matrix" in content)
 
     def entry(self, name: str) -> Entry:
-        """Return an entry of the file; SettingError if it is malformed."""
+        """Return the checked entry of this name.
+
+        Raises:
+            SettingError: the entry is malformed.
+        """
         if name not in self._entries:
             self._entries |= check_content(
                 dict[Annotated[str, AfterValidator(_check_one_line)], Entry],
@@ -183,14 +195,15 @@ class SimulationFile:
         return SettingError(f"{self._path}: experiment '{one_line(name, 100)}' {sentence}")
 
     def find(self, name: str, chain: tuple[str, ...] = ()) -> Experiment:
-        """Return an experiment with its base's settings, which its own settings override.
+        """Return an experiment, with the settings of its bases under its own.
 
         Args:
             name: the experiment's name.
             chain: the experiments that are based on it, for the error about a loop.
 
         Raises:
-            SettingError: there is no such experiment, it is malformed, or its bases form a loop.
+            SettingError: there is no such experiment, it is malformed, or its bases form a loop or
+                a chain of more than 50.
         """
         # A long row without a loop would end in Python's RecursionError
         if name in chain or len(chain) == _MOST_BASES:
@@ -213,9 +226,16 @@ class SimulationFile:
         return both.model_copy(update={"about": own.about, "minutes": own.minutes})
 
     def _from_matrix(self, cell: Cell) -> Experiment:
-        """Return an experiment without its base: its entry, under the values of its cell."""
+        """Build the experiment of a matrix cell, without its base.
+
+        The cell's settings override the entry's, and placeholders are filled.
+
+        Raises:
+            SettingError: a placeholder has no value.
+        """
         entry = self.entry(cell.entry)
         made: Experiment = entry
+        # Later placeholders override earlier ones, and all override the entry
         for key, value in cell.values.items():
             made = _put_over(made, entry.matrix[key][value])
         try:
@@ -226,7 +246,7 @@ class SimulationFile:
 
 
 def simulation_file(given: Path | None) -> Path:
-    """Return the given simulation file; if None, the working folder's, else fedsilo's own."""
+    """Return ``given``; if it is None, the working folder's simulation.yaml, else fedsilo's own."""
     local = Path(SIMULATION_FILE)
     if given is not None or local.is_file():
         return given or local
@@ -239,7 +259,7 @@ _open_once = lru_cache(maxsize=1)(SimulationFile)
 
 
 def open_simulation(path: Path) -> SimulationFile:
-    """Open a simulation file; a text that was opened just before is not parsed again.
+    """Open a simulation file; the same text as in the call before is not parsed again.
 
     Raises:
         SettingError: the file is missing, is no YAML, or is no mapping.
@@ -251,7 +271,7 @@ def open_simulation(path: Path) -> SimulationFile:
 
 
 def read_experiments(path: Path) -> dict[str, Experiment]:
-    """Read and check all experiments of a simulation file.
+    """Read and check all experiments of a simulation file, by name, with their bases.
 
     Raises:
         SettingError: the file is missing or is no YAML, or an experiment is malformed.
@@ -261,9 +281,13 @@ def read_experiments(path: Path) -> dict[str, Experiment]:
 
 
 def find_experiment(path: Path, name: str) -> Experiment:
-    """Return the experiment ``name``; a method's name without an experiment runs by defaults.
+    """Return the experiment ``name``; other experiments of the file are not checked.
 
-    Other experiments of the file are not checked.
+    If ``name`` is a method and no experiment, an experiment with that method's defaults is
+    returned.
+
+    Raises:
+        SettingError: the file or the experiment cannot be used.
     """
     file = open_simulation(path)
     if name in METHODS and not file.has(name):
@@ -272,7 +296,10 @@ def find_experiment(path: Path, name: str) -> Experiment:
 
 
 def _put_over(under: Experiment, own: Experiment) -> Experiment:
-    """Return an experiment with what ``own`` states over it; settings are merged by key."""
+    """Return ``under`` overridden by all fields that ``own`` states.
+
+    Settings, grid and resources are merged key by key.
+    """
     update = own.stated_fields()
     update.pop("matrix", None)
     for part in ("values", "grid", "resources"):
@@ -281,9 +308,10 @@ def _put_over(under: Experiment, own: Experiment) -> Experiment:
 
 
 def read_section(path: Path, name: str, cls: type[S]) -> S:
-    """Read a section of a simulation file as ``cls``; SettingError if it is malformed.
+    """Read a section of a simulation file as ``cls``; a missing section gives the defaults.
 
-    A missing section gives the defaults of ``cls``.
+    Raises:
+        SettingError: the section is no mapping, or does not fit ``cls``.
     """
     section = open_simulation(path).content.get(name) or {}
     if not isinstance(section, dict):

@@ -23,7 +23,7 @@ _FIRST_NODE = 1001
 
 
 class InlineGrid(Grid):
-    """A grid whose nodes are this process: ``pull_messages`` answers one message a call."""
+    """A grid whose nodes run in this process: each call of ``pull_messages`` computes one reply."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class InlineGrid(Grid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue messages and return their ids."""
+        """Queue messages and return their ids; nothing is computed yet."""
         ids = []
         for message in messages:
             ids.append(f"inline-{next(self._numbers)}")
@@ -78,8 +78,13 @@ class InlineGrid(Grid):
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Answer the oldest waiting message among ``message_ids``."""
+        """Compute and return the reply to the oldest waiting message among ``message_ids``.
+
+        Empty if none of them is waiting. With 'machine.vectorised' above 1, its site first trains
+        together with those of the next messages.
+        """
         wanted = set(message_ids)
+        # One reply per call, so that the caller can show progress between two sites
         for message_id in list(self._waiting):
             if message_id in wanted:
                 if self._together > 1 and message_id not in self._trained:
@@ -88,7 +93,7 @@ class InlineGrid(Grid):
         return []
 
     def _train_together(self) -> None:
-        """Train the sites of the oldest messages as one batch, of 'machine.vectorised' sites."""
+        """Train the sites of the oldest 'machine.vectorised' training messages as one batch."""
         from fedsilo.engines.together import train_together
 
         batch: list[tuple[Message, Context]] = []
@@ -102,14 +107,14 @@ class InlineGrid(Grid):
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Push messages and return all replies."""
+        """Compute and return the replies to all messages, in their order."""
         replies: list[Message] = []
         for message_id in self.push_messages(messages):
             replies.extend(self.pull_messages([message_id]))
         return replies
 
     def answer(self, message: Message) -> Message:
-        """Call the ClientApp with a message; an exception becomes an error reply."""
+        """Let the ClientApp answer a message; an exception becomes an error reply."""
         context = self._contexts[message.metadata.dst_node_id]
         try:
             return self._app(message, context)
@@ -124,7 +129,10 @@ def partition_configs(nodes: int) -> list[dict[str, Value]]:
 
 @contextmanager
 def flower_identity() -> Iterator[None]:
-    """Set the run and node ids that Flower's Message constructor reads from the process."""
+    """Set, while the block runs, the process-wide ids that Flower's Message constructor reads.
+
+    The ids of run, node and task before the block are restored after it.
+    """
     before = (TaskIdentity._run_id, TaskIdentity._node_id, TaskIdentity._task_id)
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, _SERVER_NODE, 1
     try:
@@ -143,7 +151,10 @@ def inline_grid(settings: RunSettings, nodes: int) -> Iterator[InlineGrid]:
 
 
 def run_inline(settings: RunSettings, nodes: int) -> RunDirectory:
-    """Run ``settings`` over ``nodes`` simulated sites in this process; else as ``run``."""
+    """Run ``settings`` over ``nodes`` simulated sites in this process; return the run directory.
+
+    Raises the errors of ``run``.
+    """
     from fedsilo.server_app.run.runner import run
 
     with inline_grid(settings, nodes) as grid:

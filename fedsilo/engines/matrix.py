@@ -44,15 +44,18 @@ class Cell:
 
 
 def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
-    """Read the values of one placeholder: a list, or a mapping from each value to what it sets.
+    """Read the values of one placeholder: a list, or a mapping from each value to its settings.
 
     Args:
         content: the values, as YAML gives them.
-        check: checks what each value sets; it takes a mapping by the values' texts, because
+        check: checks the settings; its argument is a mapping by the values' texts, because
             pydantic's errors call the key 3 of a mapping "item 4".
 
     Returns:
-        Value -> what it sets, in the order of the file.
+    Value -> checked settings, in the order of the file; for a list the settings are empty.
+
+    Raises:
+        ValueError: for pydantic: ``content`` has no values, or one value twice.
     """
     if isinstance(content, dict):
         values = list(content)
@@ -76,11 +79,11 @@ def read_values(content: Any, check: Callable[[Any], Any]) -> dict[Value, Any]:
 
 
 def list_cells(entry: str, matrix: Mapping[str, Mapping[Value, Any]]) -> list[Cell]:
-    """List the cells of an entry; the first placeholder varies slowest.
+    """List one cell per combination of the matrix's values; the first placeholder varies slowest.
 
     Raises:
-        SettingError: the placeholders of name and matrix differ, or there are too many cells. The
-            message continues a sentence that begins with the entry.
+        SettingError: the placeholders of name and matrix differ, or there are more than 1000 cells.
+            The message continues a sentence that begins with the entry.
     """
     in_name, count = set(_PLACEHOLDER.findall(entry)), prod(map(len, matrix.values()))
     fault = ""
@@ -100,12 +103,12 @@ def list_cells(entry: str, matrix: Mapping[str, Mapping[Value, Any]]) -> list[Ce
 
 
 def has_placeholder(name: object) -> bool:
-    """Tell whether a name has a placeholder, as ``{gamma}``."""
+    """Tell whether a name has a placeholder such as ``{gamma}``."""
     return bool(_PLACEHOLDER.search(str(name)))
 
 
 def fill(text: str, values: Mapping[str, Value]) -> str:
-    """Put the values into a text's placeholders.
+    """Replace each placeholder in a text by its value.
 
     Raises:
         SettingError: a placeholder has no value.
@@ -120,9 +123,12 @@ def fill(text: str, values: Mapping[str, Value]) -> str:
 
 
 def fill_all(content: Any, values: Mapping[str, Value]) -> Any:
-    """Put the values into all texts of a list or a mapping; its keys stay as they are.
+    """Replace the placeholders in all texts of a nested list or mapping; its keys stay as they are.
 
     A text that is only a placeholder becomes the value itself, so a number stays a number.
+
+    Raises:
+        SettingError: a placeholder has no value.
     """
     if isinstance(content, dict):
         return {key: fill_all(value, values) for key, value in content.items()}
@@ -137,19 +143,20 @@ def fill_all(content: Any, values: Mapping[str, Value]) -> Any:
 
 
 def write_braces(entry: str, cells: Sequence[Cell]) -> str | None:
-    """Write the names of all cells as one word that a shell expands, as ``a-{x,y}``.
+    """Write the names of all cells as one word that a shell expands, such as ``a-{x,y}``.
 
     Args:
-        entry: the entry's name with its placeholders, as ``a-{b}``.
+        entry: the entry's name with its placeholders, such as ``a-{b}``.
         cells: the values of each cell.
 
     Returns:
-        The word, or None if the cells are not every combination of their values.
+        The word; None if the number of cells is not that of all combinations of their values.
     """
     chosen: dict[str, dict[str, None]] = {}  # placeholder -> its values' texts, each once
     for cell in cells:
         for key, value in cell.values.items():
             chosen.setdefault(key, {})[as_text(value)] = None
+    # A shell expands braces to every combination, so one that is missing could not be left out
     if prod(map(len, chosen.values())) != len(cells):
         return None
     written: dict[str, Value] = {}

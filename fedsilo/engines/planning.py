@@ -36,9 +36,10 @@ def plan_run(
     overrides: Mapping[str, Value] | None = None,
     engine: str = "",
 ) -> tuple[RunSettings, Mapping[str, Value]]:
-    """Build the settings and resources of a run.
+    """Build the settings and resources of a run of simulated sites.
 
-    Later sources override earlier ones: experiment, file, changes, ``overrides``.
+    Later sources override earlier ones: experiment, file, changes, ``overrides``. For the process
+    engine, the fork server is started here.
 
     Args:
         experiment: an experiment's name, or a method.
@@ -53,6 +54,7 @@ def plan_run(
     declared = find_experiment(simulation_file(sources.file), experiment)
     settings = _settings_over(declared, sources, overrides)
     _start_forks_early(settings.common, engine)
+    # The experiment's own number of sites takes precedence over the number of silos
     resources = {"num-supernodes": len(silo_names(settings.common)), **declared.resources}
     if supernodes is not None:
         resources["num-supernodes"] = supernodes
@@ -70,7 +72,11 @@ def planned_settings(
 def _settings_over(
     declared: Experiment, sources: RunSources, overrides: Mapping[str, Value] | None
 ) -> RunSettings:
-    """Build the settings of a run from its experiment and what overrides it."""
+    """Build the settings of a run from its experiment and the sources that override it.
+
+    The order is: experiment, file, changes, ``overrides``. The result has absolute paths, a run
+    name and the plugins' digests.
+    """
     named_here = dict(run_settings.parse_assignment(text) for text in sources.changes)
     named_here.update(overrides or {})
     values = dict(declared.values)
@@ -83,10 +89,11 @@ def _settings_over(
 
 
 def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Value]:
-    """Read a TOML file of settings, without plugins that only the file names.
+    """Read the settings in a TOML file, and check that its plugins may be executed.
 
-    The file may be the config.toml of somebody else's run. The settings in ``named_here``, from the
-    command line or Python, are left out, because they replace the file's.
+    The file may be the config.toml of somebody else's run, so it cannot make a plugin trusted. The
+    keys in ``named_here``, from the command line or Python, are left out, because they override the
+    file.
 
     Raises:
         SettingError: the file cannot be read, or a plugin may not be executed.
@@ -94,6 +101,7 @@ def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Val
     values = run_settings.read_toml(path)
     for key in values.keys() & named_here.keys():
         del values[key]
+    # A plugin that the user names in this command is trusted, also if the file names it too
     name_plugins(plugins.plugin_entries(str(named_here.get("plugin", ""))))
     placed = _with_plugins(values)
     with plugins.without_working_folder():
@@ -101,7 +109,10 @@ def _read_settings(path: Path, named_here: Mapping[str, Value]) -> dict[str, Val
 
 
 def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, Value]:
-    """Return the values with absolute paths in settings of files and folders, also 'run.out'."""
+    """Return the settings with absolute paths of files, folders, plugins and 'run.out'.
+
+    'run.out' is the command's, else the settings', else $FEDSILO_RUNS, else ``runs``.
+    """
     placed = dict(values)
     if sources.out or not (placed.get("run.out") or os.environ.get("FEDSILO_RUNS")):
         placed["run.out"] = str(sources.out or "runs")
@@ -115,7 +126,8 @@ def _with_paths(values: Mapping[str, Value], sources: RunSources) -> dict[str, V
 def _with_plugins(values: dict[str, Value]) -> dict[str, Value]:
     """Move the plugin files that settings name to 'plugin', as absolute paths.
 
-    ``network`` 'nets.py:build' becomes 'nets:build', and the path of nets.py goes into 'plugin'.
+    ``network.name`` 'nets.py:build' becomes 'nets:build', and the path of nets.py goes into
+    'plugin'. ``values`` is changed and returned.
     """
     entries = plugins.plugin_entries(str(values.get("plugin", "")))
     for key in ("network.name", "method", "dataset", "split.partition"):
@@ -148,7 +160,9 @@ def _absolute_path(key: str, path: str) -> str:
 def plan_resumed_run(
     run_dir: Path, *, supernodes: int | None = None, track: str | None = None
 ) -> tuple[RunSettings, Mapping[str, Value], str]:
-    """Build settings, resources and engine to resume an interrupted run.
+    """Build the settings, resources and engine to resume an interrupted run.
+
+    The directory's present place counts, because it may have been moved since.
 
     Args:
         run_dir: the run directory.
@@ -179,7 +193,11 @@ def plan_resumed_run(
 
 
 def _start_forks_early(common: CommonSettings, engine: str) -> None:
-    """Start the fork server early if the run may need it, so that both load PyTorch at once."""
+    """Start the fork server now if the run may use processes.
+
+    It then loads PyTorch at the same time as this process. With engine "auto", tables, vectorised
+    runs and machines with one core are excluded.
+    """
     is_table = ".tables." in DATA_SETS.get(common.dataset, "")  # by name: its module needs PyTorch
     if engine == "processes" or (
         engine == "auto" and cores() > 1 and not is_table and common.vectorised == 1
@@ -190,11 +208,11 @@ def _start_forks_early(common: CommonSettings, engine: str) -> None:
 def engine_for(
     common: CommonSettings, resources: Mapping[str, Value], engine: str, ray_address: str | None
 ) -> str:
-    """Return the engine to use; for ``auto``, choose the quicker one and print the choice.
+    """Return the engine to use: ``engine``, or for "auto" the quicker one, which is printed.
 
-    Several processes are quicker, unless only one fits, sites have no share of the GPU, or the run
-    is so short that starting processes takes longer (docs/engines.md). With a Ray address, ``auto``
-    is Ray.
+    With a Ray address "auto" is Ray, and with 'machine.vectorised' above 1 it is inline. Otherwise
+    it is processes, unless only one fits, sites have no share of the GPU, or the run is so short
+    that starting processes takes longer (docs/engines.md).
     """
     if engine != "auto":
         return engine
@@ -219,7 +237,10 @@ def engine_for(
 
 
 def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers: int) -> str:
-    """Explain why a run is quicker in one process; empty if it is not."""
+    """Explain why a run is quicker in one process, as the end of a sentence; empty if it is not.
+
+    ``workers`` is the number of worker processes that this machine allows.
+    """
     if workers == 1:
         return "the cores, memory, GPUs or sites allow no second process"
     if data_set(common.dataset).is_table:
@@ -227,13 +248,17 @@ def _why_inline(common: CommonSettings, resources: Mapping[str, Value], workers:
         if steps < _FEW_STEPS:
             what = format_count(steps, "step")
             return f"starting more processes takes longer than {what} on tables"
+    # Workers without a share of the GPU compute on the CPU, but this process on the GPU
     if common.device == "cpu" or resources["client-resources-num-gpus"] or not has_gpu():
         return ""
     return "the sites have no share of the GPU"
 
 
 def _estimate_steps(common: CommonSettings) -> int:
-    """Estimate the optimiser steps of a run, as if all sites had the first site's samples."""
+    """Estimate the optimiser steps of all sites in all rounds.
+
+    Every site is assumed to have as many samples as the first one.
+    """
     names = silo_names(common)
     samples = 0
     if names:
@@ -247,16 +272,16 @@ def start(
     engine: str,
     ray_address: str | None = None,
 ) -> RunDirectory:
-    """Run settings on an engine and return the run directory.
+    """Check a run's plan, run it on an engine, and return the run directory.
 
     Args:
         settings: the settings of the run.
         resources: as ``check_resources`` returns them.
-        engine: inline, processes, ray or auto, see ``engine_for``.
+        engine: "inline", "processes", "ray" or "auto"; see ``engine_for``.
         ray_address: the address of a running Ray cluster, ``auto`` or ``HOST:PORT``; or None.
 
     Raises:
-        FedsiloError: the run failed.
+        FedsiloError: a check failed, or the run failed.
     """
     common = settings.common
     # Checked here, because an error from inside a Flower run comes late and is harder to read

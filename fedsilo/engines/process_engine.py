@@ -40,11 +40,11 @@ _WAIT = 30.0  # seconds; the longest wait of one pull
 
 
 class SiteProcess:
-    """A process that answers one message at a time.
+    """A worker process that answers one message at a time, for any simulated site.
 
     Args:
-        arguments: environment variables of the process, settings of the run, and a node config
-            for each site.
+        arguments: environment variables of the process, settings of the run, and a node config for
+            each site.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class SiteProcess:
         self.start()
 
     def start(self) -> None:
-        """Start the process, after the one before has ended.
+        """Start the process, in place of an earlier one that has died.
 
         Raises:
             ProcessError: the machine does not start a process in three tries.
@@ -75,7 +75,10 @@ class SiteProcess:
         )
 
     def submit(self, parcel: Parcel) -> Future[Parcel]:
-        """Let the process answer a packed message; a process killed while idle is started again."""
+        """Let the process answer a packed message, and return the future of its reply.
+
+        A process that was killed while idle is started again.
+        """
         try:
             return self.pool.submit(_answer_parcel, parcel)
         except BrokenProcessPool:
@@ -90,7 +93,7 @@ class SiteProcess:
 
 
 class ProcessGrid(InlineGrid):
-    """A grid whose nodes run in workers; a node keeps its worker if that is idle.
+    """A grid whose nodes run in worker processes; a node returns to its worker if that is idle.
 
     The same worker is quicker, because it has the site's data in memory.
     """
@@ -112,16 +115,17 @@ class ProcessGrid(InlineGrid):
         self._deaths = Counter[str]()
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Queue messages and return their ids; earlier unanswered messages are dropped."""
+        """Queue messages and return their ids; drop earlier messages without an answer."""
+        # A new phase begins only when nobody waits for the replies of the phase before
         self._waiting.clear()
         self._replies.clear()
         return_freed_memory()
         return super().push_messages(messages)
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to ``message_ids`` that have arrived; wait for the first one.
+        """Wait for a reply to one of ``message_ids``, and return all of them that have arrived.
 
-        The list is empty if none arrives within 30 seconds.
+        Empty if none arrives within 30 seconds.
 
         Raises:
             ProcessError: shared memory has no room.
@@ -138,7 +142,10 @@ class ProcessGrid(InlineGrid):
         return [self._replies.pop(key) for key in wanted if key in self._replies]
 
     def _dispatch(self) -> None:
-        """Give each idle worker the oldest message of its own or a new site, else the oldest."""
+        """Give each idle worker the oldest message of a site that ran there before or nowhere.
+
+        If there is no such message, the worker gets the oldest one.
+        """
         while self._idle and self._waiting:
             worker = self._idle.pop()
             chosen = next(iter(self._waiting))
@@ -153,7 +160,11 @@ class ProcessGrid(InlineGrid):
             self._running[future] = message, worker
 
     def _store_reply(self, future: Future[Parcel]) -> None:
-        """Store a reply; if the worker died, queue its message again, up to three times."""
+        """Store the reply of a finished future, and mark its worker as idle.
+
+        If the worker died, it is started again and the message is queued first. After three deaths
+        the message gets an error reply.
+        """
         message, worker = self._running.pop(future)
         self._idle.append(worker)
         key = message.metadata.message_id
@@ -161,6 +172,7 @@ class ProcessGrid(InlineGrid):
             self._replies[key] = unpack(future.result())
         except BrokenProcessPool:
             self._deaths[key] += 1
+            # First in the queue again, because the round waits for it; memory may be free by now
             if self._deaths[key] < _DEATHS:
                 self._waiting = {key: message, **self._waiting}
             else:
@@ -174,7 +186,7 @@ class ProcessGrid(InlineGrid):
 
 
 def _build_killed_reply(message: Message) -> Message:
-    """Build the error reply of a site whose process died at each try."""
+    """Build the error reply for a message whose worker died three times."""
     reason = (
         f"its process was killed {_DEATHS} times while it answered, perhaps for lack of memory: "
         "give sites more with 'client-resources-num-cpus', or use --engine inline"
@@ -195,7 +207,10 @@ def _begin_worker(
     run_config: dict[str, Value],
     node_configs: list[dict[str, Value]],
 ) -> None:
-    """Set up a worker process, which ignores Ctrl-C and ends when the command ends."""
+    """Initialise a worker process: its environment, and a grid of all sites in ``_site``.
+
+    The process ignores Ctrl-C, and ends when the command's process ends.
+    """
     global _site
     # Without this, the garbage collector would touch, and so copy, all pages shared with the server
     gc.freeze()
@@ -210,6 +225,7 @@ def _begin_worker(
 
 
 def _end_with_command() -> None:
+    # A worker of a killed command would wait for messages for ever
     command = parent_process()
     assert command is not None
     command.join()
@@ -226,7 +242,10 @@ def _answer_parcel(parcel: Parcel) -> Parcel:
 
 
 def start_fork_server() -> None:
-    """Start the process from which workers are forked; it loads PyTorch in the background."""
+    """Start the process from which workers are forked, unless it runs already.
+
+    It loads PyTorch in the background, and ignores Ctrl-C.
+    """
     modules = [f"fedsilo.client_app.{name}" for name in _PRELOADED]
     get_context("forkserver").set_forkserver_preload([*modules, __name__])
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # Ctrl-C is the command's
@@ -238,7 +257,11 @@ def start_fork_server() -> None:
 
 @contextmanager
 def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Iterator[ProcessGrid]:
-    """Yield a grid whose simulated sites run in processes; errors as ``check_device``."""
+    """Yield a grid whose simulated sites run in processes, which are killed after the block.
+
+    Raises:
+        SettingError: the sites would not see the GPU that 'machine.device' asks for.
+    """
     share = str(resources["client-resources-num-gpus"])
     check_device(settings.common.device, float(share))
     start_fork_server()
@@ -253,7 +276,10 @@ def process_grid(settings: RunSettings, resources: Mapping[str, Value]) -> Itera
 
 
 def run_with_processes(settings: RunSettings, resources: Mapping[str, Value]) -> RunDirectory:
-    """Run ``settings`` with sites in processes of this machine; else as ``run``."""
+    """Run ``settings`` with sites in processes of this machine, and return the run directory.
+
+    Raises the errors of ``process_grid`` and ``run``.
+    """
     from fedsilo.server_app.run.runner import run
 
     wanted = check_resources(resources)

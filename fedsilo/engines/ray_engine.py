@@ -66,12 +66,17 @@ _CONNECT = "import logging, ray, sys; ray.init(sys.argv[1], logging_level=loggin
 def run_with_ray(
     settings: RunSettings, resources: Mapping[str, Value], address: str = ""
 ) -> RunDirectory:
-    """Run ``settings`` with ``flwr run`` and return the run directory.
+    """Run ``settings`` by ``flwr run`` with Ray, and return the run directory.
 
-    ``address`` is the address of a running Ray cluster, or ``auto``; if empty, Ray starts one.
+    If the user interrupts it, the progress is marked as interrupted.
+
+    Args:
+        settings: the settings of the run.
+        resources: the resources of the sites.
+        address: the address of a running Ray cluster, or ``auto``; if empty, Ray starts one.
 
     Raises:
-        FedsiloError: the run failed; the message is the app's own last error line.
+        FedsiloError: the run failed; the message is the app's own error line, if there is one.
     """
     app, runs = processes.app_folder(), runs_folder(settings.common.out)
     directory = RunDirectory(runs / settings.common.run_name)
@@ -98,6 +103,7 @@ def run_with_ray(
             mark_interrupted(directory.path)
             begun = [str(directory.path)] if (directory.path / CONFIG).is_file() else []
             raise KeyboardInterrupt(*begun) from None
+    # An exit code of 0 does not prove that the app finished, so the summary must exist
     if not error and not directory.has_ended():
         error = (
             f"the Flower run ended, but wrote no summary in {directory.path}: read the log above, "
@@ -112,7 +118,14 @@ def run_with_ray(
 def _superlink(
     home: Path, variables: Mapping[str, str] | None = None, address: str = ""
 ) -> Iterator[dict[str, str]]:
-    """Start a SuperLink in simulation mode; yield the environment in which flwr finds it."""
+    """Start a SuperLink in simulation mode; after the block end all processes of the run.
+
+    Yields:
+    The environment variables with which ``flwr`` finds the SuperLink.
+
+    Raises:
+        ProcessError: the SuperLink did not start.
+    """
     http_port, control_port = map(str, processes.free_ports(2))
     environment = {
         **os.environ,
@@ -137,6 +150,7 @@ def _superlink(
     ]
     log = home / "superlink.out"
     with log.open("wb") as output:
+        # In a session of its own, so that Ctrl-C reaches only this process, which then ends the run
         guard = subprocess.Popen(
             [sys.executable, "-m", "fedsilo.engines.ray_engine", str(home), *superlink],
             env=environment,
@@ -179,9 +193,9 @@ def _flwr_run(
     environment: Mapping[str, str],
     directory: RunDirectory,
 ) -> str:
-    """Stream the run's log to standard output; return the app's error line, or an empty string.
+    """Run ``flwr run`` and show its log on standard output; return the error line, or empty.
 
-    Nothing is shown after the error line, because Flower's lines on the same error say less.
+    Nothing is shown after the app's error line, because Flower's lines on the same error say less.
     """
     wanted = []
     for key, value in resources.items():
@@ -199,10 +213,10 @@ def _flwr_run(
 def stream(
     command: Sequence[str], environment: Mapping[str, str], console: Console
 ) -> tuple[str, int]:
-    """Run a Flower command and print its output; its routine log lines only with --verbose.
+    """Run a Flower command and print its output; routine log lines only with --verbose.
 
     Returns:
-        The app's error line, which is not printed, or an empty string; and the exit code.
+        The app's last error line, which is not printed, or an empty text; and the exit code.
     """
     last_error, verbose = "", bool(os.environ.get(processes.VERBOSE))
     with subprocess.Popen(
@@ -221,6 +235,7 @@ def stream(
 
 
 def _error_in(line: str) -> str:
+    # Flower's log colours its lines
     plain = re.sub(r"\x1b\[[0-9;]*m", "", line)
     match = re.match(r"ERROR\s*:\s+fedsilo: (.*)", plain)  # errors of sites begin differently
     return match[1].strip() if match else ""
@@ -230,7 +245,9 @@ def _error_in(line: str) -> str:
 
 
 def ray_variables(address: str, variables: Mapping[str, str]) -> dict[str, str]:
-    """Build the environment variables that select the Ray cluster and set its workers' environment.
+    """Build the environment variables that select the Ray cluster.
+
+    For a running cluster they also carry fedsilo's and Flower's variables to its workers.
 
     Args:
         address: the address of a running cluster. If empty, Ray starts a cluster for the run, even
@@ -245,7 +262,10 @@ def ray_variables(address: str, variables: Mapping[str, str]) -> dict[str, str]:
 
 
 def unused_cluster(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return a warning if the environment names a cluster, which is not used; None otherwise."""
+    """Return a warning that RAY_ADDRESS names a cluster, which is used only with --ray-address.
+
+    None if the environment names no cluster.
+    """
     address = environment.get(ADDRESS_VARIABLE, LOCAL)
     if not address or address == LOCAL:
         return None
@@ -256,11 +276,11 @@ def unused_cluster(environment: Mapping[str, str] = os.environ) -> str | None:
 
 
 def check_cluster(address: str, resources: Mapping[str, Value]) -> None:
-    """Check that Ray connects to the cluster at ``auto`` or ``HOST:PORT``.
+    """Check that Ray connects within 60 s to the cluster at ``auto`` or ``HOST:PORT``.
 
     Raises:
-        SettingError: Ray does not connect, with Ray's reason; or ``resources`` has a key that is
-            only for a cluster started by the run.
+        SettingError: Ray does not connect, with Ray's reason; or ``resources`` set the number of
+            cores or GPUs, which only a cluster started by the run accepts.
     """
     for key in ("init-args-num-cpus", "init-args-num-gpus"):
         if resources.get(key):
@@ -296,10 +316,17 @@ _ENDINGS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def guard(home: Path, command: Sequence[str], pipe: int) -> int:
-    """Run ``command`` until it or ``pipe`` ends; then end all processes that belong to ``home``.
+    """Run ``command`` until it or ``pipe`` ends, then end all processes of the run at ``home``.
 
-    ``pipe`` is a file descriptor to which nothing is ever written; it ends with the process that
-    holds the other end. Return the command's exit code, or 0 if the pipe ended first.
+    If the pipe ended first, the folder ``home`` is deleted too.
+
+    Args:
+        home: the run's FLWR_HOME, by which its processes are recognised.
+        command: the command and its arguments.
+        pipe: a file descriptor that nobody writes to; it ends with the process at its other end.
+
+    Returns:
+        The command's exit code, or 0 if the pipe ended first.
     """
     for number in _ENDINGS:
         signal.signal(number, _exit_by_signal)

@@ -57,18 +57,24 @@ class _Site:
     last: int  # the number of steps in the last pass
 
     def batch_key(self) -> Hashable:
-        """Return a key that is equal for sites that can be trained as one batch."""
+        """Return a key that is equal for sites that can train as one batch.
+
+        Equal are the round, the received model, the input shape and, if the learning rate changes
+        over the run, the number of steps so far and in all.
+        """
         arrays = self.content.array_records[ARRAYS].values()
         # Equal identity means the same received model; comparing the values would cost a pass
         identities = tuple(id(array.data) for array in arrays)
+        # A stack needs samples of equal shape; their number may differ, because steps are padded
         inputs = self.split.inputs
         return self.key[0], self.counted, inputs.shape[1:], inputs.dtype, identities
 
 
 def train_together(messages: Iterable[tuple[Message, Context]]) -> None:
-    """Train these sites as one batch; each later picks up its own result in ``fit``.
+    """Train the sites of these messages as one batch, or as one per group with equal ``batch_key``.
 
-    A site that cannot be opened is left out, and its own answer will tell the reason.
+    Each site later takes its own result in ``fit``. A site that fails here is left out; it trains
+    alone when it answers, and its reply then has the error.
     """
     groups: dict[Hashable, list[_Site]] = {}
     for message, context in messages:
@@ -77,6 +83,7 @@ def train_together(messages: Iterable[tuple[Message, Context]]) -> None:
             if site.instruction.phase == TRAIN:
                 groups.setdefault(site.batch_key(), []).append(site)
     for sites in groups.values():
+        # A site alone gains nothing from a stack, so it trains as usual when it answers
         if len(sites) > 1:
             with suppress(FedsiloError):
                 _train(sites)
@@ -103,11 +110,15 @@ def _open_site(message: Message, context: Context) -> _Site:
 
 
 def _train(sites: list[_Site]) -> None:
-    """Train sites that begin with the same weights, and give each its result."""
+    """Train sites that start from the same weights as one stack, and store each site's result.
+
+    The result is in the site's ``session.trainers``. ``sites`` is sorted in place.
+    """
     # Sites with more steps come first, so that the others drop out at the end
     sites.sort(key=lambda site: -len(site.batches))
     session = sites[0].session
     torch.set_num_threads(session.settings.threads)
+    # All sites received the same weights, so the first one's network can be copied for all
     network = Lab(session, sites[0].content, sites[0].instruction).open().train()
     seed = session.sampling.seed
     rows = Rows(sources=[generator(seed, "training", *site.key) for site in sites])
@@ -129,7 +140,12 @@ def _train(sites: list[_Site]) -> None:
 def _take_steps(
     stack: StackedNetwork, rows: Rows, sites: Sequence[_Site]
 ) -> tuple[Tensor, list[float]]:
-    """Take all steps; return mean losses (sites, steps) and the learning rate of each step."""
+    """Take all steps of all sites; ``stack`` then holds each site's trained arrays.
+
+    Returns:
+        The mean loss of each step, (sites, steps), 0 where a site has no step; and the learning
+        rate of each step.
+    """
     settings, compute = sites[0].session.sampling, sites[0].session.compute
     optimiser = _open_optimiser(stack, settings)
     set_rates = rate_setter([optimiser], settings, *sites[0].counted)
@@ -150,9 +166,11 @@ def _take_steps(
             set_rates()
         optimiser.zero_grad(set_to_none=True)
         with compute.autocast():
+            # One batch of (sites * most) samples, which the stacked layers treat site by site
             logits = stack.network(float_inputs(pick(numbers[now].flatten())))
             each = nn.functional.cross_entropy(logits, truths[now].flatten(), reduction="none")
         means = rows.split(each).sum(1) / lengths[:active, step]
+        # The sum of losses gives each site its own gradient, because sites share no parameters
         means.sum().backward()  # type: ignore[no-untyped-call]  # torch's own is untyped
         optimiser.step()
         losses[:active, step] = means.detach()
@@ -161,7 +179,7 @@ def _take_steps(
 
 
 def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimizer:
-    """Build the run's optimiser over the stack, in its fused form where there is one."""
+    """Build the run's optimiser over the stacked parameters, fused if the optimiser allows it."""
     has_fused_form = settings.optimiser.lower() in _FUSED and not settings.optimiser_arguments
     fused = settings.fused_optimiser or has_fused_form
     return open_optimiser(
@@ -170,14 +188,14 @@ def _open_optimiser(stack: StackedNetwork, settings: CommonSettings) -> Optimize
 
 
 def _plan_steps(sites: Sequence[_Site]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the samples of all steps, their labels, and the number of samples in each step.
+    """Lay out the samples of all steps of all sites as three padded tensors.
 
-    The samples of all sites are numbered one site after another. A site with fewer samples in a
-    step is padded with its first sample, under a label that the loss ignores. Without a step its
-    size is 0.
+    Sample numbers count through the sites' data one after another. A step with fewer samples is
+    padded with the site's first sample, under a label that the loss ignores.
 
     Returns:
-        Sample numbers and labels, (sites, steps, most), and sizes, (sites, steps).
+        Sample numbers and labels, (sites, steps, most), and the number of samples in each step,
+        (sites, steps), 0 where a site has no step.
     """
     most = 0  # samples of the largest step
     for site in sites:
@@ -214,6 +232,7 @@ class TrainedTogether:
         """
         for name in self.operations:
             warnings.warn(f"{name} does not have a deterministic implementation", stacklevel=1)
+        # Merged, so that arrays which the stack lacks keep the values of the network
         training.network.load_state_dict(training.network.state_dict() | dict(self.arrays))
         training.work.update(self.work)
         refuse_unusable(self.loss, self.rates, training.minimum_steps, fp16=False)

@@ -1,4 +1,4 @@
-"""Draws the JSON documents that some methods write: routing, cross, forgotten, buffer."""
+"""Draw the JSON documents that some methods write: routing, cross, forgotten and buffer."""
 
 from __future__ import annotations
 
@@ -20,15 +20,22 @@ Matrix = Sequence[Sequence[float]]
 
 _SHARES = {"q05": 0.05, "q25": 0.25, "q50": 0.5, "q75": 0.75, "q95": 0.95}
 _NARROWEST = 0.01  # smallest height of a violin's part, because many patients may share a weight
-# matplotlib's name of a part of a box -> the name in routing.json
+# matplotlib's name for a part of a box -> its name in routing.json
 _QUANTILES = {"whislo": "q05", "q1": "q25", "med": "q50", "q3": "q75", "whishi": "q95"}
 
-# matplotlib's name of a violin's statistic -> the name in routing.json
+# matplotlib's name for a violin's statistic -> its name in routing.json
 _OF_VIOLIN = {"mean": "mean", "median": "q50", "min": "q05", "max": "q95"}
 
 
 def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw the pictures of a routing.json: file name -> figure."""
+    """Draw the prototypes' distances, and the weights that the router gives to each expert.
+
+    Args:
+        document: routing.json.
+
+    Returns:
+        File name -> figure; the pictures of weights are missing if no site has test samples.
+    """
     experts = document["experts"]
     pictures = {
         "prototype-distances.png": _draw_distances(experts, document["prototype distances"])
@@ -45,9 +52,9 @@ def draw_routing(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
-    """Draw a panel per hospital, and in it for each expert a violin with a box.
+    """Draw a panel per hospital with a violin and a box per expert.
 
-    A violin covers the weights from the 5th to the 95th percentile.
+    A violin covers the routing weights from the 5th to the 95th percentile.
     """
     figure, panels = panel_grid(len(sites), 4, (2.6, 2.8), (1.6, 0.8), sharey=True)
     for axes, (site, weights) in zip(panels, sites.items(), strict=True):
@@ -64,7 +71,13 @@ def _draw_boxes(experts: Sequence[str], sites: Mapping[str, Any]) -> Figure:
 
 
 def _draw_panel(axes: Axes, site: str, weights: Sequence[Mapping[str, float]]) -> None:
-    """Draw a hospital's violins and boxes; with too few samples, only the means."""
+    """Draw a violin, a box and a cross for the mean per expert; without quantiles, only the means.
+
+    Args:
+        axes: the hospital's panel.
+        site: the hospital's name.
+        weights: per expert the mean and, if there are enough samples, the quantiles.
+    """
     positions = list(range(1, len(weights) + 1))
     if "q50" in weights[0]:
         _draw_violins(axes, positions, weights)
@@ -99,10 +112,13 @@ def _draw_violins(
 
 
 def violin(weight: Mapping[str, float]) -> dict[str, Any]:
-    """Build a violin for matplotlib's ``Axes.violin`` from a distribution's quantiles.
+    """Convert five quantiles to the statistics that matplotlib's ``Axes.violin`` takes.
 
-    Between two quantiles, the width is the share of patients there divided by the distance of the
-    quantiles. Only five quantiles leave a hospital, so the violin cannot be smoother.
+    The width between two quantiles is the share of patients there divided by the quantiles'
+    distance (at least 0.01). Only five quantiles leave a hospital, so the violin has steps.
+
+    Args:
+        weight: 'q05', 'q25', 'q50', 'q75', 'q95' and 'mean' of a weight.
     """
     heights: list[float] = []
     widths: list[float] = []
@@ -135,9 +151,13 @@ def _draw_distances(experts: Sequence[str], distances: Mapping[str, Matrix]) -> 
 
 
 def draw_cross(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw ``cross.png``: for each metric, a heat map of every hospital's model at every hospital.
+    """Draw ``cross.png``: for each metric a heat map of all hospitals' models at all hospitals.
 
-    Colours range from 0 to 1. A cell without a value is empty.
+    A row is the hospital that trained, a column the one that tests. Colours range from 0 to 1; a
+    cell without a value is empty.
+
+    Returns:
+        File name -> figure.
     """
     size = max(len(matrix["trained"]) for matrix in document.values())
     figure = new_figure((1.8 + 0.75 * size) * len(document), 2.2 + 0.6 * size)
@@ -152,9 +172,14 @@ def draw_cross(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw ``forgotten.png``: a line per site with its share of forgotten samples over epochs.
+    """Draw ``forgotten.png``: each site's share of forgotten samples (in %) over epochs.
 
-    Under ``epochs`` the document has epoch (from 0, as text) -> site -> share.
+    Args:
+        document: 'epochs' -> epoch (from 0, as text) -> site -> share, or None; 'variant' for the
+            title.
+
+    Returns:
+        File name -> figure.
     """
     lines: dict[str, dict[int, float]] = {}  # site -> epoch from 1 -> percent
     for epoch in sorted(document["epochs"], key=int):
@@ -179,7 +204,11 @@ def draw_forgotten(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw ``buffer.png``, a contact sheet: a row per site, a block of M maps per class."""
+    """Draw ``buffer.png``: a row per site with its attention maps, side by side for each class.
+
+    Returns:
+        File name -> figure.
+    """
     sites, names = document["sites"], document["classes"]
     first_columns, width = _blocks(sites)
     figure = new_figure(1.4 + 0.9 * width, 1.2 + 0.95 * len(sites))
@@ -207,9 +236,14 @@ def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _blocks(sites: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, int], int]:
-    """Return the first column of each class's block, and the total number of columns.
+    """Lay out the columns of the classes' maps, with classes in numeric order.
 
-    A block is as wide as the site with the most maps of the class needs.
+    Args:
+        sites: site -> class number (text) -> maps.
+
+    Returns:
+        Class -> the first column of its block, which is as wide as the most maps of any site, and
+        the total number of columns.
     """
     widths: dict[str, int] = {}
     for maps in sites.values():

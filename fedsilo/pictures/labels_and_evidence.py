@@ -1,4 +1,4 @@
-"""Draws the labels of each site, and how reliable the model's certainty is."""
+"""Draw the labels of each site, and the reliability of the model's certainty."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _LEGEND = 18  # names for which a legend beside the picture has room
 
 
 def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw the reliability diagram, and accuracy against vacuity, over all sites' samples.
+    """Draw ``evidence.png``: a reliability diagram, and accuracy against vacuity, on test samples.
+
+    Args:
+        document: evidence.json: 'reliability' and 'certainty' -> site -> bin -> count, right, mean.
 
     Returns:
         File name -> figure.
@@ -42,9 +45,14 @@ def draw_evidence(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
-    """Draw a bar for each filled bin over all sites, and a line per site.
+    """Draw accuracy against certainty: a bar per filled bin over all sites, and a line per site.
 
-    With more than twenty sites, only the five least accurate have a line.
+    With more than 20 sites only the five least accurate have a line.
+
+    Args:
+        axes: the panel.
+        sites: site -> bin number (text) -> its count, correct predictions and mean certainty.
+        label: label of the x axis.
     """
     shown = list(sites)
     if len(sites) > MANY:
@@ -73,7 +81,7 @@ def _draw_bins(axes: Axes, sites: Mapping[str, Any], label: str) -> None:
 
 
 def _compute_accuracy(bins: Mapping[str, Any]) -> float:
-    """Return a site's accuracy; 1 if it has no samples."""
+    """Return a site's accuracy over all bins; 1 without samples, so it is not among the worst."""
     count = right = 0
     for cell in bins.values():
         count += cell["count"]
@@ -84,7 +92,11 @@ def _compute_accuracy(bins: Mapping[str, Any]) -> float:
 
 
 def _sum_over_sites(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, float]]:
-    """Sum over sites: bin -> number of samples, correct predictions, sum of certainties."""
+    """Sum the bins of all sites.
+
+    Returns:
+        Bin -> number of samples, number of correct predictions, sum of the samples' certainties.
+    """
     total: dict[str, tuple[float, float, float]] = {}
     for bins in sites.values():
         for place, cell in bins.items():
@@ -98,7 +110,10 @@ def _sum_over_sites(sites: Mapping[str, Any]) -> dict[str, tuple[float, float, f
 
 
 def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> None:
-    """Draw each filled bin's accuracy as a bar, and its number of samples at the mean certainty."""
+    """Draw the accuracy of each filled bin as a bar, and write its number of samples.
+
+    The number is at the bin's mean certainty. ``total`` is from ``_sum_over_sites``.
+    """
     for place, (count, right, weighted) in total.items():
         if not count:
             continue
@@ -121,10 +136,12 @@ def _draw_total(axes: Axes, total: Mapping[str, tuple[float, float, float]]) -> 
 
 
 def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
-    """Draw the number of samples in each class at each site (FedEvPrompt, figure 2).
+    """Draw ``distribution.png``: the samples of each class at each site (FedEvPrompt, figure 2).
+
+    With more than 20 sites, it shows the spread over sites instead.
 
     Returns:
-        File name -> figure; empty if a site does not report its label counts.
+        File name -> figure; {} if a site does not report its label counts.
     """
     counts_of = {}
     for site, facts in silos.items():
@@ -143,7 +160,7 @@ def draw_distribution(silos: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def _stacked_labels(sites: Sequence[str], counts: NDArray, names: Sequence[str]) -> Figure:
-    """Draw a bar for each site, in which classes are stacked; ``counts`` is (sites, classes)."""
+    """Draw a bar per site with its classes stacked; ``counts`` is (sites, classes)."""
     figure = new_figure(3.3 + 0.9 * len(sites), 4.2)
     axes = figure.subplots()
     bottom = np.zeros(len(sites))
@@ -165,9 +182,9 @@ def _stacked_labels(sites: Sequence[str], counts: NDArray, names: Sequence[str])
 
 
 def _spread_of_labels(counts: NDArray, names: Sequence[str]) -> Figure:
-    """Draw the sites by size, and the spread of each class over sites.
+    """Draw the sites' sizes in descending order, and a box per class of its counts over sites.
 
-    ``counts`` has shape (sites, classes).
+    ``counts`` is (sites, classes).
     """
     figure = new_figure(11.5, 4.2)
     left, right = figure.subplots(1, 2)

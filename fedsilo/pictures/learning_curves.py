@@ -1,4 +1,4 @@
-"""Learning curves of a run as PNG, as in the UEFL paper's figures 7 to 11."""
+"""Draw a run's learning curves as PNG (UEFL paper, figures 7 to 11), and all its other pictures."""
 
 from __future__ import annotations
 
@@ -37,9 +37,16 @@ _BANDS = ((0.05, 0.95, LIGHT), (0.25, 0.75, GREY))
 def draw_lines(
     axes: Axes, lines: Lines, styles: Mapping[str, LineStyle], *, high_is_worse: bool = False
 ) -> None:
-    """Draw ``lines``, name -> round -> value, in their ``styles``.
+    """Draw one line per name over rounds.
 
-    With more than twenty lines, draw their spread and only the five worst lines.
+    With more than 20 lines, only their spread and the five worst lines (by their last value) are
+    drawn, with a legend.
+
+    Args:
+        axes: the panel.
+        lines: name -> round -> value.
+        styles: name -> style.
+        high_is_worse: whether the lines with the highest last values are the worst.
     """
     many = len(lines) > MANY
     if many:
@@ -55,7 +62,10 @@ def draw_lines(
 
 
 def _draw_spread(axes: Axes, lines: Lines) -> None:
-    """Draw the median of many lines, and the bands in which most of them and half of them are."""
+    """Draw the median of many lines per round, and the bands that hold 90 % and 50 % of them.
+
+    Only the lines that have a value in a round count there.
+    """
     # A site that was away in a round has no value in it
     values_of: dict[int, list[float]] = {}
     for line in lines.values():
@@ -101,7 +111,17 @@ def series(
     distribution_of: Mapping[str, str],
     split: str = "test",
 ) -> Series:
-    """Return, per distribution, the mean value on ``split`` over its sites by round."""
+    """Average a metric over the sites of each distribution, round by round.
+
+    Args:
+        rows: rows of metrics.csv, with round, site, split, metric and value.
+        metric: the metric.
+        distribution_of: site -> distribution; another site, such as 'all', is its own.
+        split: the split whose values count.
+
+    Returns:
+        Distribution -> round -> mean value, both in ascending order; {} if there is no such row.
+    """
     values_of: dict[str, dict[int, list[float]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         if row["split"] == split and row["metric"] == metric:
@@ -117,20 +137,23 @@ def series(
 
 
 def draw_run(directory: RunDirectory) -> Iterator[Path]:
-    """Draw all pictures of a run; yield the path of each.
+    """Draw all pictures of a run that has ended into its directory; yield the path of each.
 
     Raises:
-        RunDirectoryError: the run has not ended.
+        RunDirectoryError: the run has not ended, or a file of it has an unknown structure.
     """
     yield from draw_curves(directory)
     yield from draw_documents(directory)
 
 
 def draw_pictures(directory: RunDirectory, say: Callable[[str], None]) -> None:
-    """Draw the pictures of a run that has ended.
+    """Draw all pictures of a run that has ended, and go on if one of them fails.
 
-    A run is complete without pictures. So ``say`` gets a line for each file that cannot be drawn,
-    whatever the reason, and all other files are drawn.
+    A run is complete without pictures, so no error is raised.
+
+    Args:
+        directory: the run.
+        say: gets a line of text for each file that cannot be drawn.
     """
     drawing: dict[str, Callable[[], object]] = {"metrics.csv": partial(draw_curves, directory)}
     for name in _DRAWN_BY:
@@ -147,9 +170,12 @@ def draw_pictures(directory: RunDirectory, say: Callable[[str], None]) -> None:
 
 
 def draw_curves(directory: RunDirectory) -> list[Path]:
-    """Draw ``curves.png`` from the run's files: test metrics, or validation metrics without those.
+    """Draw ``curves.png``: test metrics over rounds, or validation metrics if none were tested.
 
     If sites sent updates, ``contributions.png`` shows each site's update in each round.
+
+    Returns:
+        The paths of the pictures; [] if the run has none of the metrics in ``CURVES``.
 
     Raises:
         RunDirectoryError: the run has not ended.
@@ -187,13 +213,14 @@ def _draw_lines(
     better_high: str,
     marks: Mapping[int, str] | None = None,
 ) -> Figure:
-    """Draw lines over rounds: up to four panels in one row, more panels in rows of three.
+    """Draw panels of lines over rounds: up to four in one row, or more in rows of three.
 
     Args:
         title: the title of the picture.
-        panels: label of a panel -> its lines.
-        better_high: the label of the panel in which a high value is better.
-        marks: round -> what happened in it; None for none.
+        panels: label of a panel -> name -> round -> value.
+        better_high: the label of the only panel in which a high value is good.
+        marks: round -> a remark; a vertical line in every panel, and the remark below. None for
+            none.
     """
     columns = len(panels)
     if len(panels) > _ONE_ROW:
@@ -220,10 +247,10 @@ def _draw_lines(
 
 
 def draw_documents(directory: RunDirectory) -> list[Path]:
-    """Draw each JSON file of a run that has a picture; return the pictures' files.
+    """Draw each JSON file of a run that has a picture; return the paths of the pictures.
 
     Raises:
-        RunDirectoryError: a file has another form.
+        RunDirectoryError: a file has an unknown structure.
     """
     paths: list[Path] = []
     for name in _DRAWN_BY:
@@ -244,14 +271,14 @@ def _draw_document(directory: RunDirectory, name: str) -> list[Path]:
 
 
 def _write_pictures(directory: RunDirectory, pictures: Mapping[str, Figure]) -> list[Path]:
-    """Write pictures, file name -> figure, and return their paths."""
+    """Write figures into the run directory by their file names, and return their paths."""
     for name, figure in pictures.items():
         write_picture(directory.path / name, figure)
     return [directory.path / name for name in pictures]
 
 
 def write_picture(path: Path, figure: Figure) -> None:
-    """Write a figure as PNG, completely or not at all."""
+    """Write a figure as PNG; if that fails, no incomplete file is left."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     picture = io.BytesIO()

@@ -1,4 +1,4 @@
-"""Common parts of the pictures of runs: figures without pyplot, grids of panels, a title."""
+"""Common parts of the pictures of runs: figures without pyplot, grids of panels, titles, errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def new_figure(width: float, height: float) -> Figure:
-    """Return an empty figure of a size in inches."""
+    """Create an empty figure with a width and height in inches."""
     from matplotlib.figure import Figure  # not pyplot, which has global state and wants a display
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -31,10 +31,18 @@ def panel_grid(
     margin: tuple[float, float] = (0.0, 0.0),
     **shared: Any,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure with ``count`` panels, in rows of at most ``columns``.
+    """Create a figure with ``count`` panels, in rows of at most ``columns``.
 
-    ``panel`` is the width and height of a panel in inches; ``margin`` is added to the size of the
-    whole figure. ``shared`` are ``sharex`` and ``sharey`` of matplotlib.
+    Args:
+        count: number of panels, at least 1.
+        columns: most panels in a row.
+        panel: width and height of a panel in inches.
+        margin: width and height in inches to add to the whole figure.
+        shared: matplotlib's ``sharex`` and ``sharey``.
+
+    Returns:
+        The figure, and the axes of its panels, row by row; surplus places in the grid are
+        invisible.
     """
     columns = min(columns, count)
     rows = -(-count // columns)  # ceiling division
@@ -46,7 +54,7 @@ def panel_grid(
 
 
 def over_rounds(axes: Axes) -> None:
-    """Put whole numbers on the axis of rounds or epochs, and a grid behind the lines."""
+    """Set integer ticks on the x axis, which counts rounds or epochs, and draw a grid."""
     from matplotlib.ticker import MaxNLocator
 
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -54,7 +62,10 @@ def over_rounds(axes: Axes) -> None:
 
 
 def run_title(run: FinishedRun) -> str:
-    """Return a run's name, and below it the method with those settings that are not the default."""
+    """Build a run's title: its directory's name, then the method and its non-default settings.
+
+    The second part is wrapped to lines of 40 characters.
+    """
     own = run.settings.own
     # Groups are left out, because the title already names the method
     usual = without_groups(type(own)())
@@ -68,7 +79,11 @@ def run_title(run: FinishedRun) -> str:
 
 @contextmanager
 def naming(run_dir: Path) -> Iterator[None]:
-    """Put the run directory before the text of an error, because a command may read several."""
+    """As a context, prefix the run directory to the text of fedsilo's errors.
+
+    A command may read several runs, so an error must say which. A text that has the path is
+    unchanged.
+    """
     try:
         yield
     except FedsiloError as error:
@@ -79,7 +94,16 @@ def naming(run_dir: Path) -> Iterator[None]:
 
 
 def refuse_shared_state(state_dir: Path | None, runs: Sequence[Path], sites: int) -> None:
-    """Raise a SettingError if one folder of private state is given for several runs or sites."""
+    """Check that a folder of private state is given for only one run and one site.
+
+    Args:
+        state_dir: the folder, or None if none is given.
+        runs: the run directories.
+        sites: number of sites.
+
+    Raises:
+        SettingError: a folder is given for several runs or sites.
+    """
     if state_dir and (len(runs) > 1 or sites > 1):
         raise SettingError(
             f"--state-dir {state_dir} holds the state of one site in one run: name one run and one "

@@ -1,4 +1,4 @@
-"""Pictures of a topology: the graph with its weights next to the cycle times, and EMD weights."""
+"""Draw a topology: its graph with weights next to its cycle times, and EMD weights over rounds."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ _STRETCH = 1.16  # names stand on a circle larger than the sites' circle by this
 
 
 def draw_topology(document: Mapping[str, Any]) -> dict[str, Figure]:
-    """Return the picture of a topology.json: file name -> figure."""
+    """Draw ``topology.png`` from topology.json: the graph, and the cycle times of all topologies.
+
+    Returns:
+        File name -> figure.
+    """
     figure = new_figure(11, 6)
     graph, bars = figure.subplots(1, 2, width_ratios=(3, 2))
     _draw_graph(graph, document)
@@ -33,10 +37,16 @@ def draw_topology(document: Mapping[str, Any]) -> dict[str, Figure]:
 
 
 def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
-    """Return ``closeness.png``, a line per edge of its weight over rounds.
+    """Draw ``closeness.png``: the weight of each edge over rounds.
 
-    The document is ``{"i<-j": {round: weight}}``. Many edges are drawn in a panel per receiving
-    silo i, where a colour is a sending silo j.
+    With more than 10 edges, each receiving silo i has a panel, in which each sending silo j has its
+    colour.
+
+    Args:
+        document: 'i<-j' -> round (text) -> weight.
+
+    Returns:
+        File name -> figure.
     """
     panels = _panels(document)
     columns = min(4, len(panels))
@@ -60,7 +70,10 @@ def draw_edge_weights(document: Mapping[str, Series]) -> dict[str, Figure]:
 
 
 def _panels(document: Mapping[str, Series]) -> dict[str, dict[str, Series]]:
-    """Return panel title -> label -> line."""
+    """Group the edges into panels: title -> label of a line -> round -> weight.
+
+    Up to 10 edges are in one panel without a title, labelled 'i<-j'.
+    """
     if len(document) <= _ONE_PANEL:
         return {"": dict(document)}
     panels: dict[str, dict[str, Series]] = {}
@@ -84,7 +97,10 @@ def _draw_lines(
 
 
 def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
-    """Draw silos on a circle; a line without an arrowhead goes both ways."""
+    """Draw silos on a circle, and a line per edge; a line without an arrowhead goes both ways.
+
+    Unless all weights are equal, they decide the lines' width, and are written on up to 16 lines.
+    """
     points = _places(document)
     lines = _lines(document["edges"])
     weights = [line["weight"] for line in lines]
@@ -106,9 +122,10 @@ def _draw_graph(axes: Axes, document: Mapping[str, Any]) -> None:
 
 
 def _places(document: Mapping[str, Any]) -> dict[str, Point]:
-    """Return the place of each silo: clockwise from above, a ring in its order.
+    """Compute each silo's position: on the unit circle, clockwise from the top.
 
-    A star's hub, the silo with the most edges, is in the middle.
+    A ring's silos are in the order of its edges. A star's hub, the silo with the most outgoing
+    edges, is in the centre.
     """
     sites, edges = list(document["sites"]), document["edges"]
     if document["kind"] == "ring":
@@ -130,7 +147,12 @@ def _places(document: Mapping[str, Any]) -> dict[str, Point]:
 
 
 def _lines(edges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the lines to draw: an edge and its reverse are one line if their weights are equal."""
+    """Merge each edge with its reverse into one undirected line, if their weights are equal.
+
+    Returns:
+        A dictionary per line: 'from', 'to', 'weight', and 'directed', which is false for merged
+        edges.
+    """
     weights = {(edge["from"], edge["to"]): edge["weight"] for edge in edges}
     lines = []
     for (start, end), weight in weights.items():
@@ -142,7 +164,10 @@ def _lines(edges: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _draw_line(axes: Axes, start: Point, end: Point, directed: bool, share: float) -> None:
-    """Draw a line as thick and as dark as its ``share`` of the largest weight."""
+    """Draw a line from ``start`` to ``end``, with an arrowhead if ``directed``.
+
+    ``share``, the weight as a share of the largest weight, decides its width and darkness.
+    """
     from matplotlib.patches import FancyArrowPatch
 
     line = FancyArrowPatch(
@@ -161,7 +186,7 @@ def _draw_line(axes: Axes, start: Point, end: Point, directed: bool, share: floa
 
 
 def _write_weight(axes: Axes, start: Point, end: Point, weight: float) -> None:
-    """Write a weight on its line, off the middle, where diagonals cross."""
+    """Write a weight on its line, at 40 % of its length, because diagonals cross in the middle."""
     x = start[0] + 0.4 * (end[0] - start[0])
     y = start[1] + 0.4 * (end[1] - start[1])
     box = {"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"}
@@ -169,7 +194,7 @@ def _write_weight(axes: Axes, start: Point, end: Point, weight: float) -> None:
 
 
 def _draw_sites(axes: Axes, points: Mapping[str, Point]) -> None:
-    """Draw a dot per silo, with its name outside the circle, or below the hub's dot."""
+    """Draw a dot per silo, with the name outside the circle, or below the dot of a hub."""
     for site, (x, y) in points.items():
         axes.plot([x], [y], "o", markersize=11, color=ORANGE, zorder=2)
         height = _STRETCH * y
@@ -188,7 +213,7 @@ def _draw_sites(axes: Axes, points: Mapping[str, Point]) -> None:
 
 
 def _side(x: float) -> str:
-    """Return matplotlib's alignment of a name, so that it does not cover the circle."""
+    """Return matplotlib's alignment for a name at ``x``, so that it is outside the circle."""
     if abs(x) < 0.2:
         return "center"
     if x > 0:
@@ -197,7 +222,7 @@ def _side(x: float) -> str:
 
 
 def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
-    """Build the title, with the weights if they are not written on the lines."""
+    """Build the graph's title: kind, number of links, and weights unless the lines have them."""
     low, high = min(weights), max(weights)
     kind = "weight"
     if "matchings" in document:
@@ -212,7 +237,10 @@ def _title(document: Mapping[str, Any], weights: Sequence[float]) -> str:
 
 
 def _draw_times(axes: Axes, document: Mapping[str, Any]) -> None:
-    """Draw a bar per topology over the same links, the run's own in orange."""
+    """Draw a bar of seconds per round for each topology over these links; the run's own is orange.
+
+    If no cycle times were measured, a text says so.
+    """
     times = document["cycle-times"]
     if not times:
         missing = "cycle times: not measured,\nthe run was resumed at its end"

@@ -14,10 +14,16 @@ from torch import Tensor
 
 
 def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool = True) -> Tensor:
-    """Average the heads, drop the columns of the first ``prefix`` keys and renormalise the rows.
+    """Average an attention over its heads and drop the columns of the prompts.
 
-    Maps (batch, heads, tokens, prefix + tokens) to (batch, tokens, tokens). Rows sum to 1. Without
-    ``renormalise`` they lack the dropped share, so that prompts get a gradient from the maps.
+    Args:
+        attention: (batch, heads, tokens, prefix + tokens), whose rows sum to 1.
+        prefix: the number of prompt keys, which are the first columns.
+        renormalise: whether each row is scaled to sum to 1 again. Otherwise a row lacks the share
+            of the prompts, so that the maps give the prompts a gradient.
+
+    Returns:
+        The mean attention between tokens, (batch, tokens, tokens).
     """
     kept = attention.mean(dim=1)[..., prefix:]
     if renormalise:
@@ -26,10 +32,10 @@ def head_mean_without_prefix(attention: Tensor, prefix: int, renormalise: bool =
 
 
 def rollout(attentions: Sequence[Tensor], prefix_tokens: int = 1) -> Tensor:
-    """Compute the class token's attention to patches over all layers, (batch, patches).
+    """Compute how much the class token attends to each patch over all layers, (batch, patches).
 
-    It is the class token's row of the product of (A + I) / 2 over layers; I stands for the residual
-    connection. A map sums to 1.
+    It is the class token's row in the product of (A + I) / 2 over the layers, where I stands for
+    the residual connection. Prefix tokens are then dropped and the row is scaled to sum to 1.
 
     Args:
         attentions: A of each layer, first to last, (batch, tokens, tokens).
@@ -54,10 +60,10 @@ def _normalise_rows(rows: Tensor) -> Tensor:
 
 
 def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
-    """Compute U^T U for the bilinear upsampling U from ``grid`` to ``size``, float64.
+    """Compute U^T U, (cells, cells) float64, for the bilinear upsampling U of a map.
 
-    Both arguments are (height, width). The result is (cells, cells); the cells of the grid are
-    counted row by row.
+    ``grid`` and ``size`` are the (height, width) before and after upsampling. The cells of the grid
+    are counted row by row.
     """
     # U is linear, so that upsampling each unit vector gives the rows of U^T
     cells = grid[0] * grid[1]
@@ -69,10 +75,11 @@ def upsampling_gram(grid: tuple[int, int], size: tuple[int, int]) -> Tensor:
 
 
 def scaled_maps(maps: Tensor, scale: str) -> Tensor:
-    """Scale maps (..., cells), which sum to 1, as eq. 7 takes them.
+    """Scale rollout maps (..., cells), each summing to 1, for the distillation loss (eq. 7).
 
-    ``sum`` leaves the maps unchanged. ``max`` divides each map by its maximum, as public code of
-    rollouts does. ``byte`` makes the maximum 255, as in a map that is stored as an image.
+    ``scale`` is ``sum``, which leaves the maps unchanged; ``max``, which divides each map by its
+    maximum, as public rollout code does; or ``byte``, which makes the maximum 255, as in a map
+    stored as an 8-bit image.
     """
     # The paper does not say the scale, but its lambda depends on the scale
     if scale == "sum":
@@ -85,7 +92,7 @@ def scaled_maps(maps: Tensor, scale: str) -> Tensor:
 
 @dataclass(frozen=True)
 class BufferMoments:
-    """Moments of the other sites' maps by class; they are 0 for a class without maps.
+    """Summary of the other sites' maps per class, for the distillation loss; 0 without maps.
 
     Attributes:
         gram: U^T U, (cells, cells).
@@ -105,7 +112,9 @@ class BufferMoments:
 
 
 def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> BufferMoments:
-    """Compute the moments, float64, of other sites' maps.
+    """Compute the moments of other sites' maps, float64.
+
+    A class without maps gets the count, mean and spread 0.
 
     Args:
         maps: class -> maps (n, cells); a class may be missing or empty.
@@ -129,13 +138,16 @@ def buffer_moments(maps: Mapping[int, Tensor], classes: int, gram: Tensor) -> Bu
 def distillation_loss(
     maps: Tensor, labels: Tensor, moments: BufferMoments, per_site: int
 ) -> Tensor:
-    """Compute the batch mean of the distillation loss (eq. 7), a scalar.
+    """Compute the batch mean of the distillation loss (eq. 7), a scalar with gradient for ``maps``.
+
+    For each sample it is the sum of squared distances, at image resolution, from its map to the
+    buffer's maps of its class, divided by M. A class without maps in the buffer adds 0.
 
     Args:
         maps: rollout maps a, (batch, cells).
-        labels: (batch,) int64; each map is compared with the maps of its own class.
+        labels: (batch,) int64.
         moments: moments of the other sites' maps.
-        per_site: M, the number of maps per class that a site sends; it divides the sum.
+        per_site: M, the number of maps per class that a site sends.
     """
     # Upsampling U is linear, so |U(a - b)|^2 = (a - b)^T U^T U (a - b), and over n maps b_j
     #   sum_j |U(a - b_j)|^2 = n (|U(a - mean)|^2 + mean |U b_j|^2 - |U mean|^2).

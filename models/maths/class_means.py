@@ -29,10 +29,10 @@ class ClassTargets:
 
 
 def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
-    """Return class -> samples for the classes whose mean may leave a site.
+    """Return class -> number of samples for the classes whose mean may leave a site.
 
     A class needs at least ``min_samples``, because a mean over few samples nearly reveals one of
-    them. Server and site both apply this rule to ``counts``, the training samples of each class, so
+    them. ``counts`` are the training samples per class. Server and site both apply this rule, so
     that the server expects exactly the means that the site sends.
     """
     large: dict[int, int] = {}
@@ -45,12 +45,12 @@ def large_classes(counts: Sequence[int], min_samples: int) -> dict[int, int]:
 def class_targets(
     arrays: Mapping[str, Tensor], prefix: str, classes: int, size: int
 ) -> ClassTargets | None:
-    """Read the targets in ``arrays``, which are named ``<prefix><class>``.
+    """Read a target vector for each class from arrays named ``<prefix><class>``.
 
     Args:
-        arrays: vectors (size,) by name.
-        prefix: start of the names.
-        classes: the number of classes.
+        arrays: vectors (size,) by name; classes may be missing.
+        prefix: the start of each name.
+        classes: the number of classes, which are numbered from 0.
         size: the length of a vector.
 
     Returns:
@@ -81,9 +81,10 @@ def class_targets(
 
 
 def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
-    """Add up ``rows`` (n, d) by label (n,); the result is (classes, d).
+    """Sum the rows (n, d) of each class, (classes, d).
 
-    Sums of int64 rows stay int64, as private releases need them; all others are float64.
+    ``labels`` (n,) int64 is the class of each row; a class without rows gets 0. Sums of int64 rows
+    stay int64, as private releases need them; all other sums are float64.
     """
     kind = torch.float64
     if rows.dtype == torch.int64:
@@ -93,9 +94,9 @@ def class_sums(rows: Tensor, labels: Tensor, classes: int) -> Tensor:
 
 
 def matching_loss(values: Tensor, labels: Tensor, targets: ClassTargets) -> Tensor:
-    """Compute the mean squared error between ``values`` (batch, d) and the targets of their labels.
+    """Compute the mean squared error between ``values`` (batch, d) and their classes' targets.
 
-    A sample whose class has no target adds 0.
+    The result is a scalar. A sample whose class has no target adds 0, but counts in the mean.
     """
     # Such a sample still counts in the mean. Otherwise the remaining samples of its batch would
     # weigh more than in torch's mse_loss

@@ -26,8 +26,8 @@ class Discretised:
 def nearest_codewords(tokens: Tensor, codebook: Tensor, segments: int = 1) -> Discretised:
     """Replace each segment of the tokens z (batch, l, c) by its nearest codeword in L2 (eq. 4).
 
-    All segments share the codebook, (n, c / segments). Of equally near codewords the first one is
-    taken.
+    A token's channels are split into ``segments`` equal parts, which share the ``codebook`` (n, c /
+    segments). If several codewords are equally near, the first is taken.
     """
     batch, length, channels = tokens.shape
     parts = tokens.reshape(-1, channels // segments)
@@ -52,11 +52,11 @@ def straight_through(tokens: Tensor, codewords: Tensor) -> Tensor:
 def codebook_loss(
     tokens: Tensor, codewords: Tensor, codebook_weight: float, commitment_weight: float
 ) -> Tensor:
-    """Compute the codebook loss (eq. 6), averaged over all numbers, a scalar.
+    """Compute the codebook loss (eq. 6), a scalar: two mean squared errors over all elements.
 
-    ``codebook_weight`` pulls codewords to tokens; ``commitment_weight``, beta, pulls tokens to
-    codewords. The paper prints beta on the first term, but VQ-VAE and the authors' code have it on
-    the second.
+    ``codebook_weight`` weighs the term that moves only the codewords towards the tokens, and
+    ``commitment_weight`` (beta) the term that moves only the tokens. The paper prints beta on the
+    first term, but VQ-VAE and the authors' code have it on the second.
     """
     # Each term moves one side only, because the other side is detached
     pull_codewords = nn.functional.mse_loss(codewords, tokens.detach())
@@ -65,9 +65,10 @@ def codebook_loss(
 
 
 def perplexity(counts: Tensor) -> float:
-    """Compute the perplexity of code use (eq. 11) from ``counts`` (n,) of each codeword.
+    """Compute the perplexity of code use (eq. 11) from how often each codeword was used, (n,).
 
-    It is the exponential of the entropy: 1 if one codeword is used, n if all are used equally.
+    It is the exponential of the entropy in nats: 1 if one codeword is used, n if all are used
+    equally.
     """
     # entr(p) is -p ln p and 0 at p = 0, where p.log() would give NaN
     share = counts.double() / counts.sum()

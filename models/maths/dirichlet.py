@@ -24,7 +24,7 @@ def skewed_prior(counts: Tensor) -> Tensor:
     """Compute the prior weights W of eq. 3, (K,) float32, from class counts N_k (K,).
 
     W_k = K / (K - 1) * (1 - N_k / N), so that rare classes get a larger prior. Weights below
-    ``PRIOR_FLOOR`` are raised to it; then all are scaled to sum to K.
+    ``PRIOR_FLOOR`` are raised to it, and then all weights are scaled to sum to K.
 
     Raises:
         SettingError: there are fewer than two classes, or no samples.
@@ -42,9 +42,9 @@ def skewed_prior(counts: Tensor) -> Tensor:
 
 
 def vacuity(alpha: Tensor) -> Tensor:
-    """Compute the vacuity u = K / S, (..., K) to (...), from above 0 to 1.
+    """Compute the vacuity u = K / S from alpha (..., K): the share of missing evidence, (...).
 
-    It is 1 without evidence, because every prior sums to K.
+    It is above 0 and at most 1. It is 1 without evidence, because every prior sums to K.
     """
     return alpha.shape[-1] / alpha.sum(dim=-1)
 
@@ -55,9 +55,10 @@ def belief(alpha: Tensor, prior: Tensor) -> Tensor:
 
 
 def evidential_mse(alpha: Tensor, targets: Tensor) -> Tensor:
-    """Compute E |y - p|^2 under Dir(alpha) (eq. 4, first term), (batch,), for one-hot y.
+    """Compute E |y - p|^2 for p ~ Dir(alpha), the first term of eq. 4, (batch,).
 
-    ``alpha`` and ``targets`` y are (batch, K).
+    ``alpha`` and the one-hot ``targets`` y are (batch, K). It is the squared error of the mean plus
+    the variance.
     """
     # E (y - p)^2 = (y - E p)^2 + Var p. The variance falls with more evidence, which rewards
     # evidence; the squared error keeps evidence from growing for a wrong class
@@ -68,7 +69,7 @@ def evidential_mse(alpha: Tensor, targets: Tensor) -> Tensor:
 
 
 def dirichlet_kl(alpha: Tensor, prior: Tensor) -> Tensor:
-    """Compute KL(Dir(alpha) || Dir(prior)) (eq. 5): (..., K) to (...)."""
+    """Compute KL(Dir(alpha) || Dir(prior)) (eq. 5), (...), from two tensors (..., K)."""
     # The ratio of the two normalising constants, then the expectation of the remaining logarithm:
     # E ln p_k = digamma(alpha_k) - digamma(S)
     strength, weight = alpha.sum(dim=-1), prior.sum(dim=-1)
@@ -86,11 +87,14 @@ def annealing(epochs: int) -> float:
 def evidential_loss(alpha: Tensor, labels: Tensor, prior: Tensor, kl_weight: float) -> Tensor:
     """Compute the batch mean of the evidential loss (eq. 4), a scalar.
 
+    For each sample it is ``evidential_mse`` plus ``kl_weight`` times the divergence from the prior,
+    in which only the evidence for wrong classes counts.
+
     Args:
         alpha: parameters of the Dirichlet distributions, (batch, K).
         labels: (batch,) int64.
         prior: W, (K,).
-        kl_weight: lambda_KL, the weight of the divergence from the prior.
+        kl_weight: lambda_KL, 0 to 1.
     """
     targets = nn.functional.one_hot(labels, alpha.shape[-1]).to(alpha.dtype)
     # alpha~ = y W + (1 - y) alpha: the true class's evidence is replaced by the prior, so that the
@@ -101,10 +105,10 @@ def evidential_loss(alpha: Tensor, labels: Tensor, prior: Tensor, kl_weight: flo
 
 
 class Evidence(nn.Module):
-    """Turns a head's outputs into log alpha, whose softmax gives the expected probabilities.
+    """Maps a head's outputs to log alpha, whose softmax gives the expected probabilities.
 
-    ``prior`` (K,) and ``kl_weight`` are set before training and are never exchanged. The prior
-    shows the site's class counts, so that it must not leave the site.
+    ``prior`` (K,) and ``kl_weight`` are set before training and never exchanged: the prior would
+    reveal the site's class counts.
     """
 
     prior: Tensor

@@ -26,7 +26,7 @@ _LEAST_MASS = 1e-3  # added to each token's mass before normalisation
 
 @dataclass(frozen=True)
 class Sinkhorn:
-    """The regularisation and the end of Sinkhorn's iterations.
+    """The regularisation and the stopping rule of Sinkhorn's iterations.
 
     Attributes:
         regularisation: weight of the entropy; towards 0 the flow approaches that of least cost.
@@ -46,9 +46,9 @@ EXACTING = Sinkhorn(regularisation=0.002, tolerance=1e-4, steps=50_000)
 
 
 def pooled_tokens(maps: Tensor, side: int) -> Tensor:
-    """Turn maps (batch, rows, columns, channels) into tokens (batch, n, channels).
+    """Convert maps (batch, rows, columns, channels) to tokens (batch, n, channels), row by row.
 
-    Sides longer than ``side`` are average-pooled to that length; 0 keeps the maps unchanged.
+    A side longer than ``side`` is first average-pooled to that length; 0 means no pooling.
     """
     rows, columns = maps.shape[1:3]
     if side and max(rows, columns) > side:
@@ -60,9 +60,10 @@ def pooled_tokens(maps: Tensor, side: int) -> Tensor:
 
 
 def transport_costs(u: Tensor, v: Tensor) -> Tensor:
-    """Compute c_pq = 1 - cosine(u_p, v_q), (batch, n, m), in 0..2.
+    """Compute the cost of moving mass from u_p to v_q, c_pq = 1 - cosine, (batch, n, m) in 0..2.
 
-    The tokens are (batch, n, c) and (batch, m, c). A zero token has cosine 0 with every token.
+    ``u`` are tokens (batch, n, c) and ``v`` tokens (batch, m, c). A zero token has cosine 0 with
+    every token, and so the cost 1.
     """
     unit_u = nn.functional.normalize(u, dim=-1)
     unit_v = nn.functional.normalize(v, dim=-1)
@@ -70,10 +71,17 @@ def transport_costs(u: Tensor, v: Tensor) -> Tensor:
 
 
 def cross_masses(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """Compute the masses (batch, n) of ``u`` and (batch, m) of ``v``, float64.
+    """Compute each token's mass from its similarity to the other map's mean token.
 
-    They are relu(<u_p, mean(V)>) + 1e-3 and relu(<v_q, mean(U)>) + 1e-3, scaled so that the masses
-    of a map sum to 1.
+    The masses are relu(<u_p, mean(V)>) + 1e-3 and relu(<v_q, mean(U)>) + 1e-3, scaled so that the
+    masses of a map sum to 1.
+
+    Args:
+        u: tokens (batch, n, c).
+        v: tokens (batch, m, c).
+
+    Returns:
+        The masses of ``u`` (batch, n) and of ``v`` (batch, m), float64.
     """
 
     def masses(tokens: Tensor, others: Tensor) -> Tensor:
@@ -87,11 +95,11 @@ def cross_masses(u: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool = False) -> Tensor:
-    """Compute the earth mover's closeness (batch,) of two maps' tokens, float64, in -1..1.
+    """Compute the earth mover's closeness of two maps' tokens, (batch,) float64, in -1..1.
 
     Args:
-        u: the student's tokens, (batch, n, channels), which demand mass.
-        v: the teacher's tokens, (batch, n, channels), which supply mass.
+        u: the student's tokens, (batch, n, channels).
+        v: the teacher's tokens, (batch, n, channels).
         solver: ``pot`` is exact. ``sinkhorn`` has entropic regularisation, 0.02 for a constant and
             0.002 for gradients, and warns if it misses its tolerance. ``cvxpylayers`` solves the
             linear program with quadratic smoothing.
@@ -125,11 +133,15 @@ def closeness(u: Tensor, v: Tensor, solver: str = "pot", *, differentiable: bool
 
 
 def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "pot") -> Tensor:
-    """Compute the flow x (batch, n, m) of least cost, float64.
+    """Compute the flow x of least cost <costs, x>, (batch, n, m) float64.
 
-    The rows of a flow sum to ``supply`` (batch, n) and its columns to ``demand`` (batch, m), which
-    have equal totals. ``costs`` are (batch, n, m); ``closeness`` describes the solvers. Only the
-    flow of ``cvxpylayers`` has gradients.
+    Only the flow of ``cvxpylayers`` has gradients.
+
+    Args:
+        costs: (batch, n, m).
+        supply: the sum of each row of a flow, (batch, n).
+        demand: the sum of each column, (batch, m), with the same total as ``supply``.
+        solver: see ``closeness``; Sinkhorn's regularisation is 0.02.
     """
     costs, supply, demand = costs.double(), supply.double(), demand.double()
     if solver == "sinkhorn":
@@ -150,9 +162,10 @@ def optimal_flow(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "p
 
 
 def transport_cost(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = "pot") -> Tensor:
-    """Compute the least cost (batch,), float64, with gradients from the dual variables.
+    """Compute the cost of the optimal flow, (batch,) float64, with gradients for all arguments.
 
-    Arguments are those of ``optimal_flow``; the solver is ``pot`` or ``sinkhorn``.
+    The gradients come from the dual variables. Arguments are those of ``optimal_flow``, but
+    ``solver`` is only ``pot`` or ``sinkhorn``, whose regularisation here is 0.002.
     """
     costs, supply, demand = costs.double(), supply.double(), demand.double()
     if solver == "pot":
@@ -173,10 +186,12 @@ def transport_cost(costs: Tensor, supply: Tensor, demand: Tensor, solver: str = 
 def _sinkhorn(
     costs: Tensor, supply: Tensor, demand: Tensor, how: Sinkhorn
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run Sinkhorn's iterations without gradients; warn if they miss the tolerance.
+    """Run Sinkhorn's iterations without gradients; warn if a marginal misses the tolerance.
+
+    ``how`` has the regularisation and the stopping rule.
 
     Returns:
-        The flow (batch, n, m) and the potentials (batch, n) and (batch, m).
+        The flow (batch, n, m), and the dual variables of supply (batch, n) and demand (batch, m).
     """
     import ot
 
@@ -208,7 +223,7 @@ def _sinkhorn(
 
 
 def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
-    """Solve the smoothed linear program; the flow (batch, n, m) has gradients."""
+    """Solve the smoothed linear program; the flow (batch, n, m) has gradients for all arguments."""
     layer = _program(costs.shape[1], costs.shape[2])
     with warnings.catch_warnings():
         # The solver warns about the format of its own matrices
@@ -220,7 +235,10 @@ def _smoothed_flow(costs: Tensor, supply: Tensor, demand: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=4)
 def _program(rows: int, columns: int) -> Any:
-    """Build the layer that solves min <c, x> + smoothing/2 |x|^2 over flows (rows, columns)."""
+    """Build the cvxpylayers layer for min <c, x> + smoothing/2 |x|^2 over flows (rows, columns).
+
+    The layer maps costs, supply and demand without its last entry to the flow.
+    """
     import cvxpy as cp
     from cvxpylayers.torch import CvxpyLayer
 
@@ -237,6 +255,7 @@ def _program(rows: int, columns: int) -> Any:
 
 
 def _check_maps(u: Tensor, v: Tensor) -> None:
+    """Raise a ``SiteError`` unless two maps are finite and have one shape (batch, tokens, c)."""
     if u.shape != v.shape or u.ndim != 3:
         raise SiteError(
             f"the feature maps of student and teacher are {tuple(u.shape)} and {tuple(v.shape)} "
@@ -252,7 +271,7 @@ def _check_maps(u: Tensor, v: Tensor) -> None:
 
 
 def refuse_large(tokens: int) -> None:
-    """Raise a ``SettingError`` for a map of so many tokens that cvxpylayers would take seconds."""
+    """Raise a ``SettingError`` for over 25 tokens, for which cvxpylayers would take too long."""
     if tokens > LARGEST_LAYER:
         raise SettingError(
             f"solver 'cvxpylayers' is for maps of up to {LARGEST_LAYER} tokens, but this one has "

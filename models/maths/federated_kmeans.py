@@ -22,7 +22,12 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Centroids:
-    """Centres of clusters, (k, d) float32, and the number of features in each, (k,) int64."""
+    """The result of a K-means clustering.
+
+    Attributes:
+        centres: (k, d) float32.
+        counts: the number of features in each cluster, (k,) int64.
+    """
 
     centres: FloatArray
     counts: npt.NDArray[np.int64]
@@ -36,11 +41,11 @@ def local_centroids(
     each: int = 1,
     min_samples: int = 1,
 ) -> Centroids:
-    """Cluster a silo's features by K-means, and keep the centres that may leave.
+    """Cluster a silo's features by K-means and return only the centres that may leave the silo.
 
     Args:
         features: (n, d), ordered by sample.
-        clusters: the most centres.
+        clusters: the largest number of centres.
         seed: seed of K-means' first centres.
         min_count: centres over fewer features are left out.
         each: number of features per sample.
@@ -63,21 +68,26 @@ def local_centroids(
 def _effective_samples(features: FloatArray, samples: npt.NDArray[np.int64]) -> float:
     """Compute the effective number of samples behind the mean of ``features`` (n, d).
 
-    For each coordinate it is (Σ_i |f_i|)² / Σ_i |f_i|² over samples: n if all samples contribute
-    equally, 1 if one sample contributes all. The smallest coordinate decides; coordinates that are
-    0 everywhere do not count. ``samples`` (n,) numbers the sample of each feature.
+    For each coordinate it is (Σ_i |f_i|)² / Σ_i |f_i|², where f_i sums the features of sample i:
+    the number of samples if all contribute equally, 1 if one sample contributes all. The smallest
+    coordinate decides; coordinates that are 0 everywhere do not count. ``samples`` (n,) has the
+    sample number of each feature.
     """
     owners, where = np.unique(samples, return_inverse=True)
     each = np.zeros((len(owners), features.shape[1]))
     # Several features of one sample add up first. += would count only the last of them
     np.add.at(each, where, np.abs(features.astype(np.float64)))
     squares = (each**2).sum(axis=0)
-    crowds = each.sum(axis=0)[squares > 0] ** 2 / squares[squares > 0]
-    return float(min([len(owners), *crowds]))
+    effective = each.sum(axis=0)[squares > 0] ** 2 / squares[squares > 0]
+    return float(min([len(owners), *effective]))
 
 
 def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatArray:
-    """Cluster the silos' centroids into at most ``clusters`` centres, (k, d) float32."""
+    """Merge the silos' centroids into at most ``clusters`` centres, (k, d) float32.
+
+    If there are more centroids, K-means clusters them, each weighted by its count; otherwise they
+    are returned as they are. ``seed`` draws K-means' first centres.
+    """
     centres = np.concatenate([part.centres for part in parts])
     counts = np.concatenate([part.counts for part in parts])
     if len(centres) <= clusters:
@@ -92,6 +102,10 @@ def merge_centroids(parts: list[Centroids], clusters: int, seed: int) -> FloatAr
 def _kmeans(
     points: FloatArray, weights: npt.NDArray[np.float64] | None, clusters: int, seed: int
 ) -> KMeans:
+    """Fit scikit-learn's K-means to points (n, d) with weights (n,), in one thread.
+
+    There are never more clusters than points. ``weights`` None weighs all points equally.
+    """
     # Imported late, because every message imports this module, but only few need scikit-learn
     from sklearn.cluster import KMeans
     from sklearn.exceptions import ConvergenceWarning

@@ -15,10 +15,10 @@ def predictive_entropy(probabilities: Tensor) -> Tensor:
 
 @contextmanager
 def only_dropout_active(module: nn.Module, dropout: bool = True) -> Iterator[None]:
-    """Put ``module`` in eval mode except for its dropout layers; restore all modes at the end.
+    """Put ``module`` in eval mode except for its dropout layers inside a block.
 
-    Without ``dropout`` the dropout layers are in eval mode too. Layers with the attribute
-    ``only_trains`` always are.
+    The modes of all layers are restored at the end. Dropout layers are in eval mode too if
+    ``dropout`` is false, or if they have the attribute ``only_trains``.
     """
     # module.train() would let batch norm learn from test batches. With module.eval() alone all
     # passes would be identical, as they are in UEFL's published code
@@ -37,15 +37,15 @@ def only_dropout_active(module: nn.Module, dropout: bool = True) -> Iterator[Non
 def mc_dropout_probabilities(
     classify: Callable[[Tensor], Tensor], features: Tensor, passes: int
 ) -> Tensor:
-    """Average the softmax over ``passes`` samples of dropout, (batch, classes) float64.
+    """Average the class probabilities over ``passes`` dropout masks, (batch, classes) float64.
 
-    The caller must hold the network in ``only_dropout_active``, and torch's global generator, which
-    dropout reads, in ``fedsilo.core.seeding.seed_generators``.
+    Call it inside ``only_dropout_active``, which switches dropout on, and inside
+    ``fedsilo.core.seeding.seed_generators``, which seeds the masks.
 
     Args:
         classify: maps features to logits (batch, classes), and contains all dropout.
         features: (batch, ...).
-        passes: number of samples, at least 1.
+        passes: number of masks, at least 1.
     """
     total = torch.softmax(classify(features).float(), dim=-1).double()
     for _ in range(passes - 1):

@@ -14,10 +14,12 @@ _LEAST = 2  # samples in a step, because batch norm has no variance over one sam
 
 
 def check_pace(settings: CommonSettings) -> None:
-    """Check that 'train.pace' divides the epoch and that each changed setting has an effect.
+    """Check that 'train.pace' divides the epoch and that no changed setting is without effect.
 
     Raises:
-        SettingError: a setting has no effect, or 'train.pace' does not divide 'train.epoch-steps'.
+        SettingError: 'train.micro-batch' is 1; 'train.pace' is set without 'train.epoch-steps', or
+            does not divide it; or another setting of a round's length is set with
+            'train.epoch-steps'.
     """
     values, usual = as_mapping(settings), defaults(CommonSettings)
     if settings.micro_batch == 1:
@@ -65,12 +67,19 @@ def ends_epoch(round_: int, settings: CommonSettings) -> bool:
 
 
 def batch_of(samples: int, settings: CommonSettings) -> int:
-    """Return the samples per step, at least 2, at a site with ``samples`` training samples."""
+    """Return the batch size, at least 2, at a site with ``samples`` training samples.
+
+    It is the samples divided by 'train.epoch-steps', rounded down.
+    """
     return max(samples // settings.epoch_steps, _LEAST)
 
 
 def steps_of_round(settings: CommonSettings, samples: int) -> int:
-    """Return the optimiser steps of a round at a site with ``samples`` training samples."""
+    """Return the optimiser steps per round at a site with ``samples`` training samples.
+
+    They are 'train.pace' if epochs span rounds; otherwise 'train.local-steps', or as many as
+    'train.local-epochs' take if that is 0.
+    """
     if settings.epoch_steps:
         return settings.pace
     return settings.local_steps or settings.local_epochs * math.ceil(samples / settings.batch_size)

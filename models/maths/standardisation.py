@@ -16,7 +16,10 @@ from fedsilo.core.site_facts import FeatureStatistics, Sums
 
 
 def sums_of(rows: Tensor) -> Sums:
-    """Compute the sums over ``rows`` (n, features), in which NaN marks a missing value."""
+    """Compute each feature's count, sum and sum of squares over ``rows`` (n, features).
+
+    NaN marks a missing value, which does not count.
+    """
     # float64, because pooling subtracts squares that nearly cancel
     values = rows.numpy().astype(np.float64)
     known = np.where(np.isnan(values), 0.0, values)
@@ -24,11 +27,11 @@ def sums_of(rows: Tensor) -> Sums:
 
 
 def pooled_statistics(sums: Sequence[Sums]) -> FeatureStatistics:
-    """Pool the sums of several sites into the statistics of all their rows.
+    """Combine the sums of several sites into the mean and deviation over all their rows.
 
-    The sums are added in the given order, which decides the last bits. The variance is divided by
-    n, not by n - 1. A feature that is constant or unknown everywhere gets the standard deviation 1,
-    so that it is only shifted.
+    The variance is divided by n, not by n - 1. A feature that is constant or unknown everywhere
+    gets the standard deviation 1, so that it is only shifted. The order of the sites decides the
+    last bits.
     """
     count = np.sum([site.count for site in sums], axis=0, dtype=np.float64)
     total = np.sum([site.total for site in sums], axis=0, dtype=np.float64)
@@ -43,7 +46,7 @@ def pooled_statistics(sums: Sequence[Sums]) -> FeatureStatistics:
 
 
 def standardise(rows: Tensor, statistics: FeatureStatistics) -> Tensor:
-    """Express ``rows`` (n, features) in standard deviations from the mean, float32.
+    """Subtract the mean from ``rows`` (n, features) and divide by the deviation, float32.
 
     A missing value (NaN) becomes 0, which imputes the mean.
     """

@@ -18,7 +18,7 @@ from torch import Tensor
 
 
 def rows_needed(coverage: float) -> int:
-    """Return the fewest calibration samples that give a finite threshold.
+    """Return the smallest number of calibration samples with a finite conformal threshold.
 
     ``coverage`` is above 0 and below 1.
     """
@@ -27,7 +27,7 @@ def rows_needed(coverage: float) -> int:
 
 
 def conformity_scores(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """Compute 1 minus the probability of each sample's label, (n,) ascending.
+    """Compute 1 minus the probability of each sample's own class, (n,), sorted ascending.
 
     ``probabilities`` are (n, classes), ``labels`` (n,) int64.
     """
@@ -35,10 +35,10 @@ def conformity_scores(probabilities: Tensor, labels: Tensor) -> Tensor:
 
 
 def threshold(scores: Tensor, coverage: float) -> float:
-    """Return the ceil((n + 1) coverage)-th smallest of the ascending ``scores`` (n,).
+    """Return the conformal threshold: the ceil((n + 1) coverage)-th smallest score.
 
-    With fewer scores than ``rows_needed`` it is infinite, because only the set of all classes is
-    certain to contain the true class.
+    ``scores`` (n,) are ascending. With fewer than ``rows_needed`` scores the threshold is infinite,
+    because then only the set of all classes is certain to contain the true class.
     """
     # n + 1 and not n: the new sample is one more that could have any rank among the scores
     rank = _rank(len(scores), coverage)
@@ -48,10 +48,10 @@ def threshold(scores: Tensor, coverage: float) -> float:
 
 
 def coverage_range(rows: int, coverage: float) -> tuple[float, float]:
-    """Return the 5 % and 95 % quantiles of the coverage over calibrations with ``rows`` samples.
+    """Return the 5 % and 95 % quantiles of the real coverage with ``rows`` calibration samples.
 
-    Without ties the coverage is distributed as Beta(k, n + 1 - k) with k = ceil((n + 1) coverage)
-    (Vovk 2012).
+    The real coverage varies with the calibration samples. Without ties it is distributed as Beta(k,
+    n + 1 - k) with k = ceil((n + 1) coverage) (Vovk 2012).
     """
     from scipy.stats import beta
 
@@ -61,14 +61,15 @@ def coverage_range(rows: int, coverage: float) -> tuple[float, float]:
 
 
 def _rank(rows: int, coverage: float) -> int:
+    """Return ceil((rows + 1) coverage), the rank from 1 of the score that is the threshold."""
     # Floating point can give 10 * 0.9 = 9.000000000000002, whose ceiling would be one rank too high
     return math.ceil((rows + 1) * coverage - 1e-9)
 
 
 def prediction_sets(probabilities: Tensor, limit: float) -> Tensor:
-    """Build each sample's set of classes, (n, classes) bool; a set may be empty.
+    """Build each sample's set of possible classes, (n, classes) bool; a set may be empty.
 
-    A class is in the set if 1 minus its probability (n, classes) is at most ``limit``.
+    A class is in the set if 1 minus its probability is at most ``limit``.
     """
     return torch.le(1 - probabilities, limit)
 
@@ -78,18 +79,18 @@ _SMALLEST = 1e-12  # least probability, as in the reported losses
 
 
 def apply_temperature(probabilities: Tensor, temperature: float) -> Tensor:
-    """Scale probabilities (n, classes) by a temperature above 0; the result is float64.
+    """Rescale class probabilities (n, classes) by a temperature above 0; the result is float64.
 
-    Above 1 probabilities become less certain, below 1 more certain.
+    A temperature above 1 makes probabilities less certain, below 1 more certain.
     """
     logits = probabilities.double().clamp_min(_SMALLEST).log() / temperature
     return torch.softmax(logits, dim=1)
 
 
 def fit_temperature(probabilities: Tensor, labels: Tensor) -> float:
-    """Fit the temperature, 1/20 to 20, under which the labels (n,) int64 are most likely.
+    """Fit the temperature, within 1/20 to 20, under which the labels are most likely.
 
-    ``probabilities`` are (n, classes).
+    ``probabilities`` are (n, classes), ``labels`` (n,) int64.
     """
     # The logarithm is searched, because 1/20 and 20 are then equally far from 1. Without bounds the
     # best temperature of a model that is always right would be 0

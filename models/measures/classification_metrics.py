@@ -12,16 +12,16 @@ CALIBRATION_BINS = 15
 
 
 def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
-    """Count samples in bins of equal width over 0..1.
+    """Count samples and right predictions in equal bins of a certainty from 0 to 1.
 
     Args:
-        values: (n,), 0 to 1.
-        right: (n,) bool, whether the prediction is right.
+        values: the certainty of each sample, (n,); 1 falls in the last bin.
+        right: whether each prediction is right, (n,) bool.
         bins: the number of bins.
 
     Returns:
-        ``<bin>.count``, ``<bin>.right`` and ``<bin>.mean`` of the values, for bins from 0. The mean
-        of an empty bin is 0.
+        ``<bin>.count``, ``<bin>.right`` and ``<bin>.mean``, the mean certainty, for each bin from
+        0. The mean of an empty bin is 0.
     """
     # A value of exactly 1 would be in a bin of its own; the clamp puts it into the last one
     places = (values * bins).long().clamp(0, bins - 1)
@@ -40,10 +40,12 @@ def bin_counts(values: Tensor, right: Tensor, bins: int) -> dict[str, float]:
 def calibration_error(probabilities: Tensor, labels: Tensor, bins: int) -> float:
     """Compute the expected calibration error over bins of the largest probability, 0 to 1.
 
+    It is the mean gap between confidence and accuracy in a bin, weighted by the bin's samples.
+
     Args:
         probabilities: (n, classes), rows summing to 1.
         labels: (n,) int64.
-        bins: the number of bins of equal width; a probability of 1 has a further bin.
+        bins: the number of bins of equal width. A probability of exactly 1 falls in one bin more.
     """
     confidence, predicted = probabilities.max(dim=1)
     confidence, right = confidence.float(), (predicted == labels).float()
@@ -72,9 +74,9 @@ def roc_auc(scores: Tensor, positive: Tensor) -> Tensor:
 
 
 def average_precision(scores: Tensor, positive: Tensor) -> float:
-    """Compute the area under the precision-recall curve by steps, as scikit-learn defines it.
+    """Compute the area under the precision-recall curve as a sum of steps, as scikit-learn does.
 
-    Arguments are those of ``roc_auc``.
+    ``scores`` and ``positive`` are those of ``roc_auc``.
     """
     false, true = _count_positives(scores, positive)
     precision = (true / (true + false)).flip(0)
@@ -83,10 +85,10 @@ def average_precision(scores: Tensor, positive: Tensor) -> float:
 
 
 def _count_positives(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
-    """Count false and true positives at each distinct score as the threshold, in falling order.
+    """Count false and true positives with each distinct score as threshold, highest first.
 
     Returns:
-        False positives (k,) and true positives (k,).
+        False positives (k,) and true positives (k,), for k distinct scores.
     """
     order = scores.argsort(descending=True)
     ranked, hits = scores[order], positive[order].long()
@@ -99,16 +101,16 @@ def _count_positives(scores: Tensor, positive: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def classification_metrics(probabilities: Tensor, labels: Tensor) -> dict[str, float]:
-    """Compute all metrics that the labels define, by name.
+    """Compute every metric that is defined for these labels, by name.
 
     - ``calibration-error``: the expected calibration error over ``CALIBRATION_BINS`` bins of the
       largest probability (Guo et al. 2017).
     - ``balanced-accuracy``: the mean recall over the classes that occur. At least two must occur,
       because for one class it would be accuracy under another name.
-    - ``auc``: the AUC of the second of two classes, or the mean one-against-rest AUC of several
-      classes. All classes must occur.
+    - ``auc``: the AUC of the second class if there are two, otherwise the mean one-against-rest
+      AUC. All classes must occur.
     - ``average-precision``: for two classes that both occur, the area under the precision-recall
-      curve of the second. Random answers give the share of that class.
+      curve of the second. Random predictions give the share of that class.
 
     Args:
         probabilities: (n, classes), rows summing to 1.

@@ -2,12 +2,12 @@
 
 
 def net_benefit(true: int, false: int, samples: int, threshold: float) -> float:
-    """Compute TP / n - FP / n * p / (1 - p), in true positives per patient.
+    """Compute the net benefit TP / n - FP / n * p / (1 - p), in true positives per patient.
 
     Args:
-        true: patients with the condition whose probability is at least the threshold.
-        false: patients without the condition whose probability is at least the threshold.
-        samples: number of all patients, n.
+        true: TP, patients with the condition whose probability is at least the threshold.
+        false: FP, patients without the condition whose probability is at least the threshold.
+        samples: n, the number of all patients.
         threshold: p, above 0 and below 1. Acting at p means that a missed case is (1 - p) / p times
             as bad as a false alarm.
     """

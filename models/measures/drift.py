@@ -7,13 +7,14 @@ LARGE = 0.25  # the usual limit of PSI (Siddiqi, Credit Risk Scorecards, 2006)
 
 
 def population_stability_index(expected: Sequence[int], found: Sequence[int]) -> float:
-    """Compute PSI = sum of (a - e) ln(a / e) over cells; e and a are shares of samples.
+    """Compute the PSI between new and training samples: the sum of (a - e) ln(a / e) over cells.
 
-    An empty cell counts as half a sample, because PSI would be infinite otherwise.
+    It is 0 for equal shares. An empty cell counts as half a sample, because the PSI would otherwise
+    be infinite.
 
     Args:
-        expected: training samples in each cell, which give e.
-        found: new samples in the same cells, which give a.
+        expected: training samples in each cell, whose shares are e.
+        found: new samples in the same cells, whose shares are a.
     """
     index = 0.0
     for e, a in zip(_shares(expected), _shares(found), strict=True):
@@ -22,22 +23,22 @@ def population_stability_index(expected: Sequence[int], found: Sequence[int]) ->
 
 
 def _shares(counts: Sequence[int]) -> list[float]:
-    """Return the share of each cell in all samples, above 0."""
+    """Return each cell's share of all samples; an empty cell counts as half a sample."""
     filled = [count or 0.5 for count in counts]
     whole = sum(filled)
     return [count / whole for count in filled]
 
 
 def psi_by_chance(cells: int, expected: int, found: int, features: int = 1) -> float:
-    """Return the PSI that chance exceeds in 5 of 100 checks of data without drift.
+    """Return the PSI that is exceeded by chance in 5 % of checks of data without drift.
 
-    Without drift PSI / (1/n + 1/m) is about chi-squared distributed with cells - 1 degrees of
-    freedom (Yurdakul and Naranjo, Journal of Risk Model Validation 14(4), 2020).
+    Without drift PSI / (1/n + 1/m) follows approximately a chi-squared distribution with cells - 1
+    degrees of freedom (Yurdakul and Naranjo, Journal of Risk Model Validation 14(4), 2020).
 
     Args:
         cells: number of cells of the feature.
-        expected: number n of training samples.
-        found: number m of new samples.
+        expected: n, the number of training samples.
+        found: m, the number of new samples.
         features: number of features in one check; the 5 % are divided among them (Bonferroni).
     """
     from scipy.stats import chi2

@@ -29,23 +29,25 @@ def wilson(successes: int, samples: int) -> Interval:
 
 @dataclass(frozen=True)
 class Estimate:
-    """An estimated value with its interval; the interval is None if it is not defined."""
+    """An estimated value with its 95 % interval; the interval is None if it is not defined."""
 
     value: float
     interval: Interval | None = None
 
 
 def of_share(successes: int, samples: int) -> Estimate:
-    """Compute the share of successes in at least one sample, with Wilson's interval."""
+    """Compute ``successes`` divided by ``samples`` (at least 1), with Wilson's interval."""
     return Estimate(successes / samples, wilson(successes, samples))
 
 
 def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
-    """Compute the interval for an AUC over so many samples; None for an AUC of 0 or 1.
+    """Compute the 95 % interval of an AUC; None for an AUC of 0 or 1.
 
-    Hanley and McNeil's standard error (Radiology 143:29, 1982) in Newcombe's form (Statistics in
-    Medicine 25:559, 2006), which does not depend on which of the classes is positive:
-    SE² = A(1-A) (1 + N (1-A)/(2-A) + N A/(1+A)) / (n₁n₀), N = (n₁+n₀)/2 - 1.
+    ``positives`` and ``negatives`` are the numbers of samples n₁ and n₀ behind the AUC. Hanley and
+    McNeil's standard error (Radiology 143:29, 1982) is used in Newcombe's form (Statistics in
+    Medicine 25:559, 2006), in which it does not matter which class is positive: SE² = A(1-A) (1 + N
+    (1-A)/(2-A) + N A/(1+A)) / (n₁n₀), N = (n₁+n₀)/2 - 1. The interval is symmetric in logit(A), and
+    so within 0 and 1.
     """
     if not 0 < auc < 1:
         # All pairs are in the same order, so that the standard error would be 0
@@ -63,9 +65,9 @@ def of_auc(auc: float, positives: int, negatives: int) -> Interval | None:
 def of_mean(
     values: Sequence[float], low: float = -math.inf, high: float = math.inf
 ) -> Interval | None:
-    """Compute Student's t interval for a mean over seeds; None for fewer than two values.
+    """Compute Student's 95 % t interval of a mean over seeds; None for fewer than two values.
 
-    The interval is clipped to ``low`` and ``high``, the bounds of every possible value.
+    The interval is clipped to ``low`` and ``high``, the range of possible values.
     """
     from scipy.stats import t
 

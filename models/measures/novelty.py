@@ -32,18 +32,24 @@ _RARE = 20  # the least edge of missing values: one value that 1 in 20 samples l
 
 @dataclass(frozen=True)
 class Seen:
-    """The values of a feature in training.
+    """The values that one feature takes in training.
 
     Attributes:
-        values: all different values if they are few, otherwise the lowest and the highest.
-        few: whether the feature has few different values.
+        values: all distinct values, ascending, if there are at most 10; otherwise the lowest and
+            the highest. Empty if every training sample lacks the feature.
+        few: whether all distinct values are listed.
     """
 
     values: Floats
     few: bool
 
     def beyond(self, values: Floats) -> Floats:
-        """Score values (k,): 0 if training had them, otherwise 1 plus the gap to the nearest."""
+        """Score new values (k,) of the feature: 0 if familiar, else 1 plus the gap to training.
+
+        A value is familiar if it is one of few training values, or lies between the lowest and the
+        highest of many. The gap is the distance to the nearest of ``values``. The score is 1 if
+        every training sample lacks the feature.
+        """
         if not len(self.values):
             # The feature was missing in every training sample, so that any value is new
             return np.ones(len(values))
@@ -71,7 +77,7 @@ class Novelty:
 
     @cached_property
     def score(self) -> Floats:
-        """The largest part for each sample, (k,)."""
+        """The largest of the three parts for each sample, (k,)."""
         most = self.values.max(axis=1, initial=0.0)
         scores: Floats = np.maximum.reduce([most, self.distance, self.missing])
         return scores
@@ -79,7 +85,7 @@ class Novelty:
 
 @dataclass(frozen=True)
 class Familiar:
-    """The region of the training samples; ``familiar`` estimates it.
+    """The region that the training samples fill, as ``familiar`` estimates it.
 
     Attributes:
         rows: number of training samples.
@@ -101,7 +107,10 @@ class Familiar:
     lacking: float
 
     def novelty(self, samples: Floats, missing: Booleans) -> Novelty:
-        """Score samples (k, f), in which the values marked by ``missing`` (k, f) are imputed."""
+        """Score how far samples (k, f) are from training, in three parts.
+
+        ``missing`` (k, f) marks imputed values, whose own score is 0.
+        """
         values = np.zeros(samples.shape)
         for place, seen in enumerate(self.seen):
             values[:, place] = np.where(missing[:, place], 0.0, seen.beyond(samples[:, place]))
@@ -110,13 +119,13 @@ class Familiar:
 
 
 def familiar(samples: Floats, missing: Booleans, groups: npt.NDArray[np.int64] | None) -> Familiar:
-    """Estimate the region of the training samples.
+    """Estimate the region that the training samples fill.
 
     Args:
-        samples: (n, f) training samples, standardised and imputed, or a network's features.
+        samples: (n, f) training samples: standardised and imputed rows, or a network's features.
         missing: (n, f) bool, which values are imputed.
-        groups: (n,) the group of each sample, such as its class; the distance is measured to the
-            mean of a group. None for one mean, and for edges of single features.
+        groups: (n,) the group of each sample, such as its class. A new sample's distance is to the
+            nearest group mean. None, for rows, means one group, and single features are scored too.
     """
     from sklearn.covariance import LedoitWolf
 
@@ -143,11 +152,11 @@ def familiar(samples: Floats, missing: Booleans, groups: npt.NDArray[np.int64] |
 
 
 def limit_of(scores: Floats, share: float) -> float:
-    """Choose the score beyond which a sample is unusual.
+    """Choose the score above which a sample counts as unusual.
 
     With probability 0.9 at most ``share`` of all similar samples exceed the limit: the share beyond
-    the k-th smallest of n scores is distributed as Beta(n + 1 - k, k) (Vovk 2012). If there are too
-    few scores for that, the limit is the largest score, which a share of 1 / (n + 1) exceeds on
+    the k-th smallest of n scores is distributed as Beta(n + 1 - k, k) (Vovk 2012). With too few
+    scores for that, the limit is the largest score, which a share of 1 / (n + 1) exceeds on
     average. If even that is more than ``share``, the limit is infinite.
 
     Args:
@@ -167,7 +176,7 @@ def limit_of(scores: Floats, share: float) -> float:
 
 
 def _find_seen_values(values: Floats, missing: Booleans) -> Seen:
-    """Collect the training values (n,) of one feature, without the imputed ones."""
+    """Collect the training values (n,) of one feature, leaving out imputed values."""
     found: Floats = np.unique(values[~missing])
     if len(found) <= _FEW_VALUES:
         return Seen(found, True)
@@ -184,6 +193,6 @@ def _distance(samples: Floats, means: Floats, precision: Floats) -> Floats:
 
 
 def _surprise(missing: Booleans, rates: Floats) -> Floats:
-    """Compute the surprise of missing values, (k,): the sum of -log(rate) over those missing."""
+    """Compute each sample's surprise, (k,): the sum of -log(rate) over its missing features."""
     total: Floats = (missing * -np.log(rates)).sum(axis=1)
     return total

@@ -17,18 +17,19 @@ from fedsilo.models.measures.intervals import Estimate, of_share
 
 
 def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[str, float]:
-    """Count right answers; counts over fewer than ``minimum`` samples are left out.
+    """Count right and wrong predictions by class and by certainty, as metrics by name.
 
-    For each class c ``class.<c>.right`` is the number of samples of c that are classified as c,
-    ``class.<c>.false`` the number of other samples that are classified as c, and ``class.<c>.auc``
-    the AUC of c against the rest. ``confidence.<bin>.<part>`` counts by tenths of the largest
-    probability, ``uncertainty.<bin>.<part>`` by tenths of the entropy over ln K (see
-    ``bin_counts``).
+    For each class c, ``class.<c>.right`` counts samples of c that are classified as c,
+    ``class.<c>.false`` other samples that are classified as c, and ``class.<c>.auc`` is the AUC of
+    c against the rest. ``confidence.<bin>.<part>`` counts by tenths of the largest probability,
+    ``uncertainty.<bin>.<part>`` by tenths of the entropy over ln K (see ``bin_counts``).
 
     Args:
         probabilities: (n, classes), rows summing to 1.
         labels: (n,) int64.
-        minimum: the fewest samples behind a number. For the bins all n samples count together.
+        minimum: the smallest number of samples. With fewer in all the result is empty. A number of
+            class c is left out if its denominator, the samples of c or all others, is smaller.
+            Single bins may be smaller.
     """
     if len(labels) < minimum:
         return {}
@@ -45,6 +46,7 @@ def outcome_counts(probabilities: Tensor, labels: Tensor, minimum: int) -> dict[
 def _by_class(
     probabilities: Tensor, predicted: Tensor, labels: Tensor, minimum: int
 ) -> dict[str, float]:
+    """Compute the three numbers of each class; see ``outcome_counts``."""
     counts = {}
     for label in range(probabilities.shape[1]):
         of_class = labels == label
@@ -63,7 +65,13 @@ def _by_class(
 
 @dataclass(frozen=True)
 class Bin:
-    """Test samples of similar certainty: their number, how many are right, the mean certainty."""
+    """A bin of test samples with similar certainty.
+
+    Attributes:
+        count: the number of samples.
+        right: how many of them are classified correctly.
+        mean: their mean certainty, 0 to 1.
+    """
 
     count: int
     right: int
@@ -74,16 +82,18 @@ class Bin:
         return of_share(self.right, self.count)
 
     def with_(self, other: "Bin") -> "Bin":
-        """Merge this bin with another."""
+        """Return this bin merged with another; the mean is weighted by the counts."""
         count = self.count + other.count
         mean = (self.count * self.mean + other.count * other.mean) / count
         return Bin(count, self.right + other.right, mean)
 
 
 def bins(metrics: Iterable[Mapping[str, float]], family: str) -> list[Bin]:
-    """Add up a family's bins over all sites, the lowest tenth first; empty bins are left out.
+    """Sum one family's bins over all sites; return the bins that are not empty, lowest first.
 
-    ``metrics`` has metric -> value for each site.
+    Args:
+        metrics: metric -> value, for each site.
+        family: ``confidence`` or ``uncertainty``.
     """
     total: dict[int, tuple[int, int, float]] = {}
     for by_name in metrics:
@@ -97,9 +107,10 @@ def bins(metrics: Iterable[Mapping[str, float]], family: str) -> list[Bin]:
 
 
 def merge_bins(found: Sequence[Bin], floor: int) -> list[Bin]:
-    """Merge bins until each has at least ``floor`` samples; empty if all together have fewer.
+    """Merge neighbouring bins until each has at least ``floor`` samples.
 
-    A bin that is too small joins the next bin, and the last one joins the bin before.
+    A bin that is too small joins the next bin; a last one that is too small joins the bin before.
+    The result is empty if all bins together have fewer than ``floor`` samples.
     """
     kept: list[Bin] = []
     waiting = Bin(0, 0, 0.0)

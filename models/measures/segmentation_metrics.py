@@ -5,10 +5,10 @@ from torch import Tensor
 
 
 def overlaps(predicted: Tensor, masks: Tensor) -> Tensor:
-    """Count each image's pixels: true and false positives, true and false negatives.
+    """Count each image's true and false positive, true and false negative pixels, (n, 4) int64.
 
-    ``predicted`` and the true ``masks`` are (n, h, w), 1 on the catheter. The result is (n, 4)
-    int64.
+    The four columns have this order. ``predicted`` and the true ``masks`` are (n, h, w), 1 on the
+    catheter.
     """
     found, true = predicted.bool().flatten(1), masks.bool().flatten(1)
     pixels = torch.stack([found & true, found & ~true, ~found & ~true, ~found & true])
@@ -16,20 +16,21 @@ def overlaps(predicted: Tensor, masks: Tensor) -> Tensor:
 
 
 def image_dice(counts: Tensor) -> Tensor:
-    """Compute the Dice of each image, (n,) float64, from the counts of ``overlaps``.
+    """Compute each image's Dice score, (n,) float64, from the pixel counts of ``overlaps``.
 
-    It is NaN if both masks are empty.
+    It is NaN if both masks of an image are empty.
     """
     hit, false, _, missed = counts.double().unbind(dim=1)
     return 2 * hit / (2 * hit + false + missed)
 
 
 def segmentation_metrics(predicted: Tensor, masks: Tensor) -> dict[str, float]:
-    """Compute the metrics of binary masks (n, h, w); undefined metrics are left out.
+    """Compute metrics of predicted binary masks (n, h, w), by name; leave out undefined ones.
 
-    ``dice`` is 2 |P and T| / (|P| + |T|) of the catheter and ``jaccard`` is |P and T| / |P or T|,
-    averaged over the images in which P or T is not empty. ``dice-pooled`` is the Dice over all
-    pixels of all images. ``miou`` is the mean of the pooled Jaccard for background and catheter.
+    With P and T the predicted and true pixels of the catheter, ``dice`` is 2 |P and T| / (|P| +
+    |T|) and ``jaccard`` is |P and T| / |P or T|, averaged over the images in which P or T is not
+    empty. ``dice-pooled`` is the Dice score over all pixels of all images. ``miou`` is the mean of
+    the pooled Jaccard for background and catheter.
     """
     counts = overlaps(predicted, masks)
     dice = image_dice(counts)

@@ -33,9 +33,10 @@ class APFLSettings(OwnSettings):
 def mixture(
     own: Mapping[str, Tensor], shared: Mapping[str, Tensor], alpha: float
 ) -> dict[str, Tensor]:
-    """Compute alpha v + (1 - alpha) w for each array of the own model v and the shared model w.
+    """Mix the own model v and the shared model w, alpha v + (1 - alpha) w, array by array.
 
-    Running statistics of batch norm are those of v, because a mixture of variances is no variance.
+    Running statistics of batch norm are those of v, because a mean of variances is not the variance
+    of the mixture.
     """
     mixed = dict(own)
     for name, v in own.items():

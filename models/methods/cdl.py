@@ -40,15 +40,19 @@ class CDLSettings(MatchaSettings):
 
 
 def divergence(predicted: Tensor, target: Tensor) -> Tensor:
-    """Compute H, the batch mean of KL(predicted || target), from logits (batch, classes)."""
+    """Compute H, the batch mean of KL(predicted || target), a scalar.
+
+    Both arguments are logits (batch, classes), and both get gradients.
+    """
     own, other = predicted.float().log_softmax(dim=1), target.float().log_softmax(dim=1)
     return (own.exp() * (own - other)).sum(dim=1).mean()
 
 
 def contrastive_divergence(main: Tensor, support: Tensor, beta: float) -> Tensor:
-    """Compute beta * H(main, support) + (1 - beta) * H(support, main), 0 < beta <= 1.
+    """Compute beta * H(main, support) + (1 - beta) * H(support, main), a scalar.
 
-    Both arguments are logits (batch, classes).
+    In each term only the first argument gets a gradient. ``main`` and ``support`` are the logits
+    (batch, classes) of a silo's two models; ``beta`` is above 0 and at most 1.
     """
     # Each target is a constant for autograd. So the first term trains only the main model and the
     # second only the support model, as in the paper's updates

@@ -12,9 +12,9 @@ CROSSED = ("accuracy", "balanced-accuracy", "auc", "average-precision")
 
 
 def metric_from(metric: str, site: str) -> str:
-    """Return the name of ``metric`` for the model that was trained at ``site``.
+    """Return the name of ``metric`` for the model trained at ``site``: ``<metric>-from-<site>``.
 
-    Readers that know the sites build this name and look it up.
+    To read such a metric, build its name for each known site; names are never parsed.
     """
     return f"{metric}-from-{site}"
 

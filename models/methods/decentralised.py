@@ -106,10 +106,14 @@ class TopologySettings(MatchaSettings):
 def mix_models(
     models: Mapping[str, Mapping[str, Tensor]], weights: Mapping[str, float]
 ) -> dict[str, Tensor]:
-    """Compute the weighted mean of ``models``, site -> arrays by name.
+    """Compute the weighted mean of models: array by name.
 
-    ``weights`` has a weight for each site. If a neighbour's model is missing, the other weights are
-    scaled to sum to 1.
+    A site without a model, such as a neighbour that has failed, is left out, and the other weights
+    are scaled to sum to 1.
+
+    Args:
+        models: site -> arrays by name.
+        weights: the mixing weight of each site, at least of those in ``models``.
     """
     # Replies arrive in any order, but the sum must not depend on it: hence the order of the sites,
     # and float64

@@ -53,13 +53,17 @@ class DisTransSettings(OwnSettings):
     )
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Refuse a network whose head cannot be doubled."""
+        """Check that the network's head can be doubled.
+
+        Raises:
+            SettingError: the network is timm's.
+        """
         if common.network.startswith(TIMM):
             raise no_head_to_double(common)
 
 
 def no_head_to_double(common: CommonSettings) -> SettingError:
-    """Build the error for a network whose head is not a sequence that ends in a linear layer."""
+    """Build the error for a network whose head does not end in a linear layer."""
     return SettingError(
         f"method 'distrans' doubles the head of fedsilo's own networks, or of a TokenClassifier "
         f"whose head ends in a linear layer, but '{common.network}' is neither: choose another "
@@ -68,30 +72,37 @@ def no_head_to_double(common: CommonSettings) -> SettingError:
 
 
 def transform_images(images: Tensor, offsets: Tensor, alpha: float) -> tuple[Tensor, Tensor]:
-    """Compute the inputs of both channels: (1 - alpha) x + alpha t and (1 + alpha) x - alpha t.
+    """Shift images x towards the offset t and away from it, as inputs of the two channels.
 
-    The mean of both is x. ``images`` and ``offsets`` are (batch, channels, height, width).
+    The results are (1 - alpha) x + alpha t and (1 + alpha) x - alpha t, whose mean is x. ``images``
+    and ``offsets`` are (batch, channels, height, width).
     """
     shift = alpha * (images - offsets)
     return images - shift, images + shift
 
 
 def to_pixels(values: Tensor, settings: CommonSettings) -> Tensor:
-    """Map values in -1..1 to the range of pixels: unchanged, or 0..255 for raw pixels."""
+    """Map values from -1..1 to the range of the network's inputs.
+
+    They are unchanged, or 0..255 if the run trains on raw pixels.
+    """
     if settings.pixel_scale == "raw":
         return 127.5 * (values + 1)
     return values
 
 
 def from_pixels(pixels: Tensor, settings: CommonSettings) -> Tensor:
-    """Undo ``to_pixels``."""
+    """Map values from the range of the network's inputs back to -1..1."""
     if settings.pixel_scale == "raw":
         return pixels / 127.5 - 1
     return pixels
 
 
 def first_offset(settings: CommonSettings, shape: tuple[int, ...], *key: str) -> Tensor:
-    """Draw an offset (pixels, 1), uniform over the range of pixels and keyed on the seed."""
+    """Draw a site's initial offset, (pixels, 1), uniform over the range of the network's inputs.
+
+    The same seed and ``key`` give the same offset. ``shape`` is that of an image.
+    """
     rng = generator(settings.seed, "offset", *key)
     return to_pixels(2 * torch.rand(math.prod(shape), 1, generator=rng) - 1, settings)
 
@@ -155,7 +166,12 @@ class DoubleChannelClassifier(TokenClassifier):
         return list(self.offset.parameters())
 
     def both_channels(self, inputs: Tensor) -> Tensor:
-        """Map images (batch, ...) to (2 batch, ...): all first channels, then all second ones."""
+        """Shift images (batch, channels, height, width) towards the offset and away from it.
+
+        Returns:
+            (2 * batch, channels, height, width): first all shifted towards it, then all shifted
+            away.
+        """
         # The small steps of the offset would be rounded away in bf16
         with torch.autocast(inputs.device.type, enabled=False):
             # len(inputs) would become a constant under torch.export; the shape stays a variable
@@ -164,7 +180,7 @@ class DoubleChannelClassifier(TokenClassifier):
             return torch.cat(transform_images(inputs.float(), offsets, self.alpha))
 
     def encode(self, inputs: Tensor) -> Tensor:
-        """Map images (batch, channels, height, width) to tokens (batch, 2 l, c) of both channels.
+        """Map images (batch, channels, height, width) to both channels' tokens, (batch, 2 l, c).
 
         Both channels pass the encoder as one batch, so that batch norm sees both.
         """
@@ -180,14 +196,22 @@ def _halves(rows: Tensor) -> tuple[Tensor, ...]:
 def double_channels(
     single: TokenClassifier,
     settings: CommonSettings,
-    own: DisTransSettings,
     shape: tuple[int, ...],
     *key: str,
 ) -> DoubleChannelClassifier:
-    """Build the network with two channels that starts as ``single``, with a random offset.
+    """Turn a one-channel network into DisTrans's two-channel network with a random offset.
+
+    Initially the logits are those of ``single``'s last layer for the mean of both channels' dense
+    features.
+
+    Args:
+        single: the network, whose encoder and dense layers are taken over, not copied.
+        settings: the run's settings.
+        shape: the shape of an image, (channels, height, width).
+        key: what the random offset depends on besides the seed, such as the site's name.
 
     Raises:
-        SettingError: the head of ``single`` cannot be doubled.
+        SettingError: the head of ``single`` does not end in a linear layer.
     """
     if not isinstance(single.head, nn.Sequential) or not isinstance(single.head[-1], nn.Linear):
         raise no_head_to_double(settings)
@@ -218,7 +242,11 @@ class OffsetEmbedding(nn.Module):
         return offset[:, None]
 
     def fit(self, shares: Tensor, offset: Tensor, rate: float) -> None:
-        """Take one step of SGD on the mean squared distance to ``offset`` (pixels, 1)."""
+        """Take one SGD step with step size ``rate`` towards a known offset.
+
+        The loss is the mean squared distance between the embedding of ``shares`` (classes,) and
+        ``offset`` (pixels, 1).
+        """
         optimiser = torch.optim.SGD(self.parameters(), lr=rate)
         optimiser.zero_grad()
         distance = nn.functional.mse_loss(self(shares), offset)

@@ -33,17 +33,17 @@ class AdaptiveSettings(OwnSettings):
 
     @abstractmethod
     def second_moment(self, v: Any, squared: Any) -> Any:
-        """Return v after a round whose squared delta is ``squared``, an array of the same shape."""
+        """Update v by a round's squared delta, an array of the same shape."""
 
     def step(self, delta: Any, moments: Any = None) -> tuple[Any, Any]:
-        """Compute the server's step.
+        """Compute the server's step for the global model, and the new moments.
 
         Args:
             delta: the mean of the sites' models minus the global model.
             moments: m and v of the last round, stacked; None before the first round.
 
         Returns:
-            The step, of the shape of ``delta``, and the new moments, stacked.
+            The step, of the shape of ``delta``, and the new m and v, stacked.
         """
         # Unlike Adam there is no bias correction. The paper starts v at tau^2 instead, which bounds
         # the first steps

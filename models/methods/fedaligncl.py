@@ -89,7 +89,12 @@ class FedAlignCLSettings(OwnSettings):
         return self.curriculum and epoch >= self.warmup_epochs
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Refuse a run without epochs across rounds."""
+        """Check that epochs span rounds, and that the warm-up ends before the run does.
+
+        Raises:
+            SettingError: 'train.epoch-steps' is 0, the warm-up takes the whole run, or the run
+                aligns in fp16, whose loss scaling the alignment loss lacks.
+        """
         if not common.epoch_steps:
             raise SettingError(
                 "method 'fedaligncl' counts its epochs in steps: set 'train.epoch-steps' (120 in "
@@ -111,25 +116,26 @@ class FedAlignCLSettings(OwnSettings):
 
 @dataclass(frozen=True)
 class EmbeddingNotes(Notes):
-    """How many noisy embeddings the reply must contain."""
+    """The number of noisy embeddings that the reply must contain."""
 
     embeddings: int = 0
 
 
 def curriculum_scores(local_right: Tensor, global_right: Tensor, weight: float) -> Tensor:
-    """Compute rho (n,) float64 of eq. 4: ``weight`` for forgotten samples, 1 for the others.
+    """Compute rho of eq. 4, (n,) float64: ``weight`` for forgotten samples, 1 for all others.
 
-    A sample is forgotten if the local model was right and the averaged model is wrong. Both
-    arguments are (n,) bool.
+    A sample is forgotten if the site's own model classified it correctly, but the averaged model
+    does not. Both arguments are (n,) bool.
     """
     forgotten = local_right & ~global_right
     return torch.where(forgotten, weight, 1.0).double()
 
 
 def curriculum_order(scores: Tensor, rng: torch.Generator) -> Tensor:
-    """Draw the order pi (n,) of samples, with probabilities proportional to ``scores`` (n,).
+    """Draw the order pi of samples, (n,) int64 indices, in which high scores tend to come early.
 
-    Samples are drawn without replacement, so that each occurs once.
+    Samples are drawn one by one without replacement, with probabilities proportional to their
+    ``scores`` (n,).
     """
     # Sorting by exponential keys of rate ``scores`` is the same as drawing one by one from the
     # remaining samples (Efraimidis and Spirakis 2006). torch.multinomial takes at most 2^24 samples
@@ -150,11 +156,16 @@ class Discriminator(nn.Module):
         return logits.squeeze(1)
 
 
-def received_discriminator(arrays: Mapping[str, Tensor], channels: int, site: str) -> Discriminator:
-    """Build the discriminator that ``site`` sent, for embeddings of ``channels`` numbers.
+def load_discriminator(arrays: Mapping[str, Tensor], channels: int, site: str) -> Discriminator:
+    """Build the discriminator that another site sent.
+
+    Args:
+        arrays: its parameters by name.
+        channels: the length of an embedding.
+        site: the site that sent it, for errors.
 
     Raises:
-        SiteError: arrays are missing, have another shape or are not finite.
+        SiteError: arrays are missing, surplus, of another shape or not finite.
     """
     discriminator = Discriminator(channels)
     wanted = discriminator.state_dict()
@@ -178,16 +189,19 @@ def received_discriminator(arrays: Mapping[str, Tensor], channels: int, site: st
 def discriminator_loss(discriminator: nn.Module, own: Tensor, other: Tensor) -> Tensor:
     """Compute L_D of eq. 2, -E log D(own) - E log(1 - D(other)), a scalar.
 
-    ``own`` are the site's embeddings (n, c), ``other`` noisy embeddings (m, c) of another site.
+    ``own`` are the site's embeddings (n, c), which get no gradient, and ``other`` noisy embeddings
+    (m, c) of another site.
     """
     # -log sigmoid(z) of a logit z is softplus(-z), which does not overflow
     return softplus(-discriminator(own.detach())).mean() + softplus(discriminator(other)).mean()
 
 
 def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
-    """Compute L_F of eq. 3: both terms that contain the site's own feature extractor.
+    """Compute L_F of eq. 3 at one site, -E log D(own) - E log(1 - D(own)), a scalar.
 
-    Gradients reach the embeddings ``own`` (n, c), but not the discriminator.
+    This is the part that depends on the site's own feature extractor, with 1 - D in place of the
+    other sites' discriminators. Gradients reach the embeddings ``own`` (n, c), but not the
+    discriminator D.
     """
     # A site's features are the source for its own discriminator in eq. 3, -E log D(own), and the
     # target for the discriminator of another site, -E log D'(own). D' never leaves its site. It is
@@ -201,10 +215,11 @@ def alignment_loss(discriminator: nn.Module, own: Tensor) -> Tensor:
 def paired_alignment_loss(
     discriminator: nn.Module, others: Sequence[nn.Module], own: Tensor, sent: Tensor
 ) -> Tensor:
-    """Compute L_F of eq. 3 with the other sites' discriminators, averaged over pairs of sites.
+    """Compute L_F of eq. 3 with the other sites' discriminators D', a scalar.
 
-    It is -E log D(own) minus the mean over the other sites of E log D'(sent). ``sent`` is Z(own),
-    the embeddings with the noise that other sites see. No discriminator gets a gradient.
+    It is -E log D(own) minus the mean over the other sites of E log D'(sent). ``own`` are the
+    site's embeddings (n, c) and ``sent`` the same with the noise that other sites see. Gradients
+    reach both, but no discriminator.
     """
     with _freeze(discriminator, *others):
         source = softplus(-discriminator(own)).mean()
@@ -246,9 +261,10 @@ def perturb_arrays(
 ) -> dict[str, Tensor]:
     """Add Gaussian noise, Z of algorithm 1, to the arrays in ``names``; return all arrays.
 
-    Absolute noise is N(0, noise-variance). The standard deviation of relative noise is
-    noise-variance times that of the array. This is not differential privacy: nothing is clipped, so
-    the sensitivity is unbounded. ``rng`` is that of ``gaussian_mechanism.normals``.
+    With 'noise-scale' absolute the variance is 'noise-variance'; with relative the standard
+    deviation is 'noise-variance' times that of the array. A variance of 0 changes nothing. Noise
+    comes from ``rng``, or from the operating system if that is None. This is not differential
+    privacy: nothing is clipped, so that the sensitivity is unbounded.
     """
     if not settings.noise_variance:
         return dict(arrays)

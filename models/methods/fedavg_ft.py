@@ -20,7 +20,7 @@ from fedsilo.core.settings_schema import setting
 
 @dataclass(frozen=True)
 class FedAvgFTSettings(OwnSettings):
-    """How long and how fast each site trains the global model on its own data at the end."""
+    """The length and the step size of each site's training on its own data at the end."""
 
     title = "FedAvg+FT"
     server = "fedsilo.strategies.methods.personal_models:FedAvgFT"
@@ -30,7 +30,11 @@ class FedAvgFTSettings(OwnSettings):
     finetune_learning_rate: float = setting(1e-3, "step size in those rounds", gt=0.0)
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Refuse a run that would fine-tune nothing."""
+        """Check that at least one round of FedAvg comes before the fine-tuning.
+
+        Raises:
+            SettingError: 'fedavg-ft.finetune-rounds' is not below 'rounds'.
+        """
         if self.finetune_rounds >= common.rounds:
             raise SettingError(
                 f"setting 'fedavg-ft.finetune-rounds' is {self.finetune_rounds} and 'rounds' "

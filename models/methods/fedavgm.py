@@ -26,11 +26,14 @@ class FedAvgMSettings(OwnSettings):
     server_learning_rate: float = setting(1.0, "eta of the server's step", gt=0.0)
 
     def step(self, delta: Any, v: Any = None) -> tuple[Any, Any]:
-        """Compute the server's step and the new momentum, of the shape of ``delta``.
+        """Compute the server's step for the global model, and the new momentum.
 
         Args:
             delta: the mean of the sites' models minus the global model.
             v: the momentum of the last round; None before the first step.
+
+        Returns:
+            The step and the momentum, float64 arrays of the shape of ``delta``.
         """
         if v is None:
             v = 0.0

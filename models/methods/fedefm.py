@@ -67,7 +67,11 @@ class FedEFMSettings(TopologySettings):
 
 
 def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
-    """Compute the batch mean of T^2 KL(q_teacher || q_student) (eq. 11) from logits (batch, n)."""
+    """Compute the distillation loss T^2 KL(q_teacher || q_student) (eq. 11), a batch mean.
+
+    ``student`` and ``teacher`` are logits (batch, classes), which are divided by the
+    ``temperature`` T.
+    """
     # The paper's cross-entropy of softened outputs has the same gradient, but the divergence
     # is 0 where student and teacher agree. T^2 compensates for the factor 1 / T^2 in the gradients
     # (Hinton et al. 2015)
@@ -78,10 +82,10 @@ def distillation(student: Tensor, teacher: Tensor, temperature: float) -> Tensor
 
 
 def batch_closeness(own: Tensor, other: Tensor, settings: FedEFMSettings) -> Tensor:
-    """Compute EMD_ij of two batches of feature maps: the mean closeness, a scalar in 0..1.
+    """Compute EMD_ij: the mean closeness of two models' feature maps over a batch, 0 to 1.
 
-    The maps are (batch, rows, columns, channels). The result is a constant for autograd; a negative
-    mean becomes 0.
+    ``own`` and ``other`` are (batch, rows, columns, channels). The result is a scalar without
+    gradient; a negative mean becomes 0.
     """
     own_tokens = pooled_tokens(own.detach().float(), settings.emd_grid)
     other_tokens = pooled_tokens(other.detach().float(), settings.emd_grid)
@@ -91,13 +95,16 @@ def batch_closeness(own: Tensor, other: Tensor, settings: FedEFMSettings) -> Ten
 def map_tokens(
     network: TokenClassifier, input_shape: tuple[int, ...], settings: FedEFMSettings
 ) -> int:
-    """Return the number of tokens that are compared for one input of ``input_shape``."""
+    """Return the number of a feature map's tokens that are compared, for one input."""
     feature_map = eval_mode_map(network, torch.zeros(1, *input_shape))
     return pooled_tokens(feature_map, settings.emd_grid).shape[1]
 
 
 def eval_mode_map(network: TokenClassifier, inputs: Tensor) -> Tensor:
-    """Compute the last feature map in eval mode, (batch, rows, columns, channels), a constant."""
+    """Compute the last feature map, (batch, rows, columns, channels), in eval mode, no gradient.
+
+    The network's modes are restored afterwards.
+    """
     with torch.no_grad(), only_dropout_active(network, dropout=False):
         return network.encode_with_map(inputs)[1]
 
@@ -109,13 +116,20 @@ def multishot_loss(
     labels: Tensor,
     settings: FedEFMSettings,
 ) -> tuple[Tensor, dict[str, float]]:
-    """Compute the loss of a batch (eq. 2 with 11), and the closeness of each expert.
+    """Compute the multishot distillation loss of a batch (eq. 2 with 11).
 
-    The loss is sum_j EMD_ij beta T^2 KL(expert j || network) + (1 - beta) times the network's
-    criterion for the labels (n,). Experts are in eval mode and get no gradient.
+    It is (1 - beta) times the network's own criterion plus, for each expert j, EMD_j beta T^2
+    KL(expert j || network). EMD_j is the closeness of the expert's and the network's feature maps.
+
+    Args:
+        network: the silo's network, in training.
+        experts: host -> the expert from that host, in eval mode; it gets no gradient.
+        inputs: (batch, *input_shape).
+        labels: (batch,) int64.
+        settings: beta, the temperature T, and how the closeness is computed.
 
     Returns:
-        The loss, a scalar, and host -> closeness of the expert from that host.
+        The loss, a scalar, and host -> EMD_j.
     """
     # Both maps come from eval mode. With the batch's own statistics in one of them, a model's
     # closeness to itself would be 0.72 instead of 1. The map is computed first, because the batch

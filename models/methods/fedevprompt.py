@@ -60,7 +60,12 @@ class FedEvPromptSettings(OwnSettings):
     )
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Refuse a network without prompts or evidence, and settings that average nothing."""
+        """Check that the network is a frozen ViT with prompts and evidential loss.
+
+        Raises:
+            SettingError: it is not, or the settings average arrays although none are shared, or
+                share b-prompts although the network has none.
+        """
         if common.network != "vit" or common.prompt_sets == "none" or common.train_backbone:
             raise SettingError(
                 "method 'fedevprompt' prompts a frozen ViT: set 'network.name' to 'vit', "
@@ -85,7 +90,10 @@ class FedEvPromptSettings(OwnSettings):
 
 
 def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:
-    """Select the names of the exchanged arrays that are averaged over sites."""
+    """Select which of the exchanged arrays in ``names`` are averaged over sites.
+
+    'fedevprompt.shared-prompts' decides: ``all`` of them, only the prompts ``b``, or ``none``.
+    """
     if settings.shared_prompts == "all":
         return names
     if settings.shared_prompts == "b" and "prompts.b" in names:
@@ -94,24 +102,25 @@ def shared_names(settings: FedEvPromptSettings, names: list[str]) -> list[str]:
 
 
 def most_certain(vacuities: Tensor, labels: Tensor, label: int, count: int) -> Tensor:
-    """Return the indices of up to ``count`` samples of class ``label`` with the lowest vacuity.
+    """Return the indices of the ``count`` samples of class ``label`` with the lowest vacuity.
 
-    ``vacuities`` are (n,), ``labels`` (n,) int64. Of equal vacuities the first sample is taken.
+    There are fewer if the class has fewer. ``vacuities`` are (n,), ``labels`` (n,) int64. If
+    vacuities are equal, the earlier sample is taken.
     """
     of_class = torch.nonzero(labels == label).flatten()
     return of_class[torch.argsort(vacuities[of_class], stable=True)[:count]]
 
 
 def any_of_class(labels: Tensor, label: int, count: int, rng: torch.Generator) -> Tensor:
-    """Draw the indices of up to ``count`` random samples of class ``label``."""
+    """Draw the indices of ``count`` random samples of class ``label``; all if it has fewer."""
     of_class = torch.nonzero(labels == label).flatten()
     return of_class[torch.randperm(len(of_class), generator=rng)[:count]]
 
 
 def map_fault(maps: Tensor) -> str | None:
-    """Say why arrays (n, cells) cannot be rollout maps; None if they can.
+    """Return the reason for which arrays (n, cells) are no rollout maps; None if they are.
 
-    A rollout map is finite and not negative, and sums to 1.
+    Rollout maps are finite, not negative, and each sums to 1 within 0.001.
     """
     if not maps.isfinite().all():
         return "a map contains non-finite values"

@@ -45,9 +45,10 @@ class FedProtoSettings(OwnSettings):
 
 
 def nearest_logits(embeddings: Tensor, prototypes: ClassTargets) -> Tensor:
-    """Compute minus the squared distances to the prototypes, (batch, d) to (batch, classes).
+    """Compute logits (batch, classes): minus the squared distance to each class's prototype.
 
-    The largest one is the paper's prediction. A class without a prototype gets minus infinity.
+    So the largest logit is the paper's prediction, the nearest prototype. ``embeddings`` are
+    (batch, d). A class without a prototype gets minus infinity.
     """
     wide = embeddings.float()
     distances = [(wide - prototype).square().sum(dim=1) for prototype in prototypes.values]

@@ -27,7 +27,10 @@ class FedProxSettings(OwnSettings):
 
 
 def proximal_term(mu: float, weights: Sequence[Tensor], anchors: Sequence[Tensor]) -> Tensor:
-    """Compute mu / 2 * ||w - w_global||^2 over all tensors of ``weights`` and ``anchors``."""
+    """Compute mu / 2 * ||w - w_global||^2 over all tensors, a scalar.
+
+    ``weights`` w and ``anchors`` w_global have tensors of the same shapes in the same order.
+    """
     squares = []
     for w, anchor in zip(weights, anchors, strict=True):
         squares.append((w - anchor).square().sum())
@@ -35,9 +38,10 @@ def proximal_term(mu: float, weights: Sequence[Tensor], anchors: Sequence[Tensor
 
 
 def linear_term(weights: Sequence[Tensor], slopes: Sequence[Tensor]) -> Tensor:
-    """Compute the sum of weights times slopes; its gradient for the weights is the slopes.
+    """Compute the inner product of weights and slopes over all tensors, a scalar.
 
-    Both have tensors of the same shapes in the same order.
+    Its gradient with respect to the weights is the slopes, so that it adds them to a step's
+    gradient. Both lists have tensors of the same shapes in the same order.
     """
     products = []
     for w, slope in zip(weights, slopes, strict=True):

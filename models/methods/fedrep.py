@@ -27,14 +27,18 @@ class FedRepSettings(FedPerSettings):
     )
 
     def head_steps(self, steps: int) -> int:
-        """Return the number of steps that train the head: at least one, and fewer than ``steps``.
+        """Return the number of a round's ``steps`` (at least 2) that train the head.
 
-        ``steps`` is at least 2.
+        They are 'fedrep.head-share' of the steps, but at least one, and fewer than all.
         """
         return min(max(round(self.head_share * steps), 1), steps - 1)
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Refuse a single step, which cannot train one after the other."""
+        """Check that a round has two steps or more, because head and body take turns.
+
+        Raises:
+            SettingError: 'train.local-steps' is 1.
+        """
         if common.local_steps == 1:
             raise SettingError(
                 "setting 'train.local-steps' is 1, and fedrep trains the head first, then the "

@@ -27,7 +27,11 @@ class FedSWASettings(OwnSettings):
     averaged_rounds: int = setting(5, "last rounds whose models are averaged", ge=1)
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Refuse more rounds than there are."""
+        """Check that the run has as many rounds as the final mean averages.
+
+        Raises:
+            SettingError: 'fedswa.averaged-rounds' is above 'rounds'.
+        """
         if self.averaged_rounds > common.rounds:
             raise SettingError(
                 f"setting 'fedswa.averaged-rounds' is {self.averaged_rounds}, more than "
@@ -36,5 +40,5 @@ class FedSWASettings(OwnSettings):
 
 
 def running_mean(mean: Any, model: Any, before: int) -> Any:
-    """Update the mean of ``before`` models by one more model, an array of the same shape."""
+    """Include one more model in the mean of ``before`` models, an array of the same shape."""
     return (mean * before + model) / (before + 1)

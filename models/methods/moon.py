@@ -60,10 +60,12 @@ def build_projection(seed: int, channels: int) -> Projection:
 
 
 def contrastive_loss(z: Tensor, z_global: Tensor, z_previous: Tensor, temperature: float) -> Tensor:
-    """Compute the mean model-contrastive loss (eq. 3) from representations (batch, size).
+    """Compute the model-contrastive loss (eq. 3), a batch mean, from representations (batch, size).
 
-    ``z`` comes from the network in training, ``z_global`` from the global network, and
-    ``z_previous`` from the site's network at the end of its last round.
+    It is -log(exp(s_g / T) / (exp(s_g / T) + exp(s_p / T))), where s_g and s_p are the cosine
+    similarities of ``z`` with ``z_global`` and ``z_previous``, and T is the ``temperature``. ``z``
+    comes from the network in training, ``z_global`` from the global network, and ``z_previous``
+    from the site's network at the end of its last round.
     """
     near = nn.functional.cosine_similarity(z.float(), z_global.float(), dim=1)
     far = nn.functional.cosine_similarity(z.float(), z_previous.float(), dim=1)

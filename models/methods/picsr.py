@@ -76,11 +76,17 @@ class PICSRSettings(OwnSettings):
         return self.warmup_rounds
 
     def collects(self, finished: int) -> bool:
-        """Tell whether sites send experts and prototypes in the round after ``finished`` rounds."""
+        """Tell whether sites send experts and prototypes in round ``finished`` + 1.
+
+        This is the last round of the experts' training.
+        """
         return finished + 1 == self.warmup + self.expert_rounds
 
     def stage(self, finished: int) -> str:
-        """Return the stage of the round after ``finished`` rounds."""
+        """Return the stage of round ``finished`` + 1.
+
+        It is ``WARMUP``, ``EXPERTS`` or ``ROUTING_STAGE``.
+        """
         if finished < self.warmup:
             return WARMUP
         if finished < self.warmup + self.expert_rounds:
@@ -88,7 +94,13 @@ class PICSRSettings(OwnSettings):
         return ROUTING_STAGE
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Refuse a router that could not tell sites apart, and a run without router rounds."""
+        """Check that silos' prototypes differ and that rounds are left for the router.
+
+        Raises:
+            SettingError: data are standardised per site, which makes all prototypes equal; the sums
+                of a small site would reveal the prototype that it withholds; or experts take all
+                rounds.
+        """
         if common.standardise == "site":
             raise SettingError(
                 "setting 'data.standardise' must be 'pooled' or 'declared', but is 'site': with "
@@ -139,26 +151,30 @@ class Router(nn.Module):
             self.importance.bias.zero_()
 
     def distances(self, inputs: Tensor, prototypes: Tensor) -> Tensor:
-        """Compute ||f(x) - f(p_i)||_2, (batch, experts).
+        """Compute the distances ||f(x) - f(p_i)||_2 between embeddings, (batch, experts).
 
-        ``inputs`` are (batch, *input_shape), ``prototypes`` (experts, *input_shape).
+        ``inputs`` x are (batch, *input_shape), ``prototypes`` p_i are (experts, *input_shape).
         """
         here, there = self.embedding(inputs), self.embedding(prototypes)
         distances: Tensor = torch.linalg.vector_norm(here[:, None] - there[None], dim=-1)
         return distances
 
     def scores(self, distances: Tensor) -> Tensor:
-        """Split the scores of one sample into terms, from its ``distances`` (experts,).
+        """Split the experts' scores for one sample into additive terms, (experts, experts + 1).
 
-        Row i of (experts, experts + 1) holds the terms that the similarities and, last, the bias
-        add to the score of expert i. The softmax over the sums of the rows is h(x).
+        ``distances`` (experts,) are those of the sample to the prototypes. Row i has what each
+        prototype's similarity adds to the score of expert i and, in the last column, the bias. The
+        softmax over the sums of the rows is h(x).
         """
         similarities = invert_distances(distances, self.inversion)
         parts = self.importance.weight * similarities
         return torch.cat([parts, self.importance.bias[:, None]], dim=1)
 
     def log_weights(self, inputs: Tensor, prototypes: Tensor) -> Tensor:
-        """Compute log h(x), (batch, experts), from inputs and prototypes as for ``distances``."""
+        """Compute the logarithm of the experts' weights h(x), (batch, experts).
+
+        The arguments are those of ``distances``.
+        """
         similarities = invert_distances(self.distances(inputs, prototypes), self.inversion)
         return torch.log_softmax(self.importance(similarities), dim=-1)
 
@@ -178,10 +194,19 @@ def build_router(
         return Router(features=math.prod(input_shape), experts=experts, settings=settings)
 
 
-def opened_router(
+def open_router(
     settings: PICSRSettings, prototypes: Mapping[str, Tensor], arrays: Mapping[str, Tensor]
 ) -> Router:
-    """Build the router in ``arrays`` (wire names) for ``prototypes``, site -> (*input_shape)."""
+    """Build a router with trained weights.
+
+    Args:
+        settings: the settings of PICSR.
+        prototypes: site -> prototype (*input_shape), one for each expert.
+        arrays: wire name -> array; only names below ``router/`` are read.
+
+    Raises:
+        SettingError: the arrays do not fit the router.
+    """
     shape = next(iter(prototypes.values())).shape
     # Any seed will do, because all weights are replaced
     router = build_router(settings, shape, len(prototypes), seed=0)
@@ -220,10 +245,16 @@ class PICSRNetwork(Mixture):
 
 
 def routing_metrics(weights: Tensor, sites: Sequence[str], min_samples: int) -> dict[str, float]:
-    """Compute ``routing.<expert>.mean`` and ``routing.<expert>.q05`` to ``.q95``.
+    """Summarise the experts' weights over a site's samples, as metrics by name.
 
-    They summarise the weights of the experts (n, experts) over a site's samples. With fewer than
-    ``min_samples`` samples the result is empty, because a mean over few samples reveals them.
+    The names are ``routing.<expert>.mean`` and the quantiles ``routing.<expert>.q05`` to ``.q95``.
+    With fewer than ``min_samples`` samples the result is empty, because a mean over few samples
+    reveals them.
+
+    Args:
+        weights: (n, experts), rows summing to 1.
+        sites: the expert's site for each column.
+        min_samples: the smallest n.
     """
     if len(weights) < min_samples:
         return {}
@@ -238,9 +269,9 @@ def routing_metrics(weights: Tensor, sites: Sequence[str], min_samples: int) -> 
 
 
 def routing_weights(tokens: Tensor) -> Tensor:
-    """Read the experts' weights (batch, experts) out of a mixture's tokens.
+    """Read the experts' weights (batch, experts) from the tokens of a ``Mixture``, on the CPU.
 
-    The last channel of the tokens holds their logarithms.
+    The last channel of the tokens holds the weights' logarithms.
     """
     return tokens[..., -1].float().exp().cpu()
 
@@ -254,7 +285,7 @@ class RoutingProbe:
         self.weights: list[Tensor] = []
 
     def see(self, tokens: Tensor) -> None:
-        """Keep the weights of a batch."""
+        """Add the weights of a batch, given as the mixture's tokens."""
         self.weights.append(routing_weights(tokens))
 
     def values(self) -> dict[str, float]:
@@ -265,10 +296,11 @@ class RoutingProbe:
 def feature_contributions(
     router: Router, sample: Tensor, prototypes: Tensor, steps: int = 64
 ) -> Tensor:
-    """Split a sample's distance from each prototype into contributions of the features.
+    """Split a sample's distance to each prototype into what each feature contributes.
 
-    The result is (experts, *input_shape), like ``prototypes``. Its sum over the features is the
-    distance, exactly if f is linear. ``steps`` is the number of points in the integral.
+    Contributions are integrated gradients along the line from the prototype to the sample, at
+    ``steps`` points. They sum to the distance over the features, exactly if f is linear. ``sample``
+    is (*input_shape); ``prototypes`` and the result are (experts, *input_shape).
     """
     # Integrated gradients (Sundararajan et al. 2017) of z -> ||f(z) - f(p_i)|| along the line from
     # p_i to the sample. The midpoint rule never evaluates p_i itself, where the norm has no
@@ -290,11 +322,13 @@ def feature_contributions(
 def prototype_distances(
     router: Router, prototypes: Mapping[str, Tensor]
 ) -> dict[str, list[list[float]]]:
-    """Compute the distances between ``prototypes``, site -> (*input_shape).
+    """Compute the distances between all pairs of prototypes, (experts, experts) lists.
+
+    ``prototypes`` are site -> (*input_shape).
 
     Returns:
-        ``input``, distances of the features, and ``embedded``, distances of their embeddings by f;
-        both (experts, experts).
+        ``input`` has the L2 distances of the prototypes themselves, ``embedded`` those of their
+        embeddings by the router's f.
     """
     stacked = torch.stack(list(prototypes.values()))
     flat = stacked.flatten(1).double()
@@ -310,9 +344,16 @@ def routing_document(
     experts: Sequence[str],
     distances: Mapping[str, list[list[float]]],
 ) -> dict[str, Any]:
-    """Build routing.json: the weights that sites give to experts, and distances of prototypes.
+    """Build routing.json: the weights that each site gives to each expert.
 
-    ``values`` has the test metrics by site, ``distances`` the result of ``prototype_distances``.
+    Args:
+        values: site -> its test metrics, among them those of ``routing_metrics``.
+        experts: the experts' sites.
+        distances: the result of ``prototype_distances``.
+
+    Returns:
+        ``experts``; ``sites``, as site -> expert -> statistic -> value; and ``prototype
+        distances``.
     """
     sites: dict[str, dict[str, dict[str, float]]] = {}
     for site, metrics in values.items():

@@ -76,7 +76,7 @@ class UEFLSettings(OwnSettings):
     )
 
     def refuse_exact_centroids(self, common: CommonSettings) -> None:
-        """Refuse to send centroids, which have no noise, if training is private.
+        """Check that no site sends exact centroids of its features if training is private.
 
         Raises:
             SettingError: training is private, but a setting asks for K-means.
@@ -94,9 +94,11 @@ class UEFLSettings(OwnSettings):
             )
 
     def sends_centroids(self, uncertain: bool, first: bool = False) -> bool:
-        """Tell whether the ``uncertain`` sites, or else the certain ones, send centroids.
+        """Tell whether sites send centroids of their features after a round.
 
-        With ``first`` the question is for the time before round 1, when all sites count as certain.
+        Args:
+            uncertain: whether the question is about the uncertain sites, or the certain ones.
+            first: whether it is about the time before round 1, when all sites count as certain.
         """
         if uncertain:
             return self.codeword_start == "kmeans"
@@ -105,7 +107,7 @@ class UEFLSettings(OwnSettings):
         return self.refresh == "kmeans"
 
     def list_disclosures(self) -> list[str]:
-        """Describe in one phrase each what leaves a site."""
+        """List what leaves a site, one phrase for each kind of content, for privacy.json."""
         sentences = [
             "all weights and batch-norm statistics of the network, each round",
             "the codebooks that the site may use, trained, each round",
@@ -127,7 +129,7 @@ class UEFLSettings(OwnSettings):
         )
 
     def why_certain(self, round_: int) -> str:
-        """Explain that the run ends because no silo is uncertain after ``round_``."""
+        """Build the message that no silo is uncertain after ``round_``, so that the run ends."""
         level = {"least": "the least", "mean": "their mean"}[self.threshold]
         return (
             f"after round {round_} no silo's entropy is above {1 + self.gamma:g} times {level}: "
@@ -135,13 +137,20 @@ class UEFLSettings(OwnSettings):
         )
 
     def ends_iteration(self, iteration: int, round_: int, rounds: int) -> bool:
-        """Tell whether ``round_`` ends ``iteration``, from 1, and another iteration may follow."""
+        """Tell whether ``round_`` is the last of ``iteration`` (from 1) and another one follows.
+
+        None follows after 'uefl.max-iterations', nor in the last of the run's ``rounds``.
+        """
         # The first iteration has a length of its own; all later ones have ``extension_rounds``
         end = self.iteration_rounds + (iteration - 1) * self.extension_rounds
         return round_ == end and iteration < self.max_iterations and round_ < rounds
 
     def why_unfit(self, facts: SiteFacts) -> str | None:
-        """Say why UEFL cannot use a site that withholds validation measurements; None if it can."""
+        """Return the reason for which UEFL cannot use a site; None if it can.
+
+        It cannot use a site that withholds its measurements on validation samples, unless the run
+        has only one iteration.
+        """
         if self.max_iterations == 1 or "val" in facts.measured:
             return None
         return (
@@ -150,15 +159,16 @@ class UEFLSettings(OwnSettings):
         )
 
     def refuse_small(self, site: str, sizes: Mapping[str, int], features: int) -> None:
-        """Refuse a site that is too small.
+        """Check that a site is large enough for the run's settings.
 
         Args:
-            site: the site's name.
+            site: the site's name, for errors.
             sizes: split -> number of samples.
             features: number of training features, one per segment of a token.
 
         Raises:
-            SettingError: the site has no validation samples, or fewer features than codewords.
+            SettingError: books are extended, but the site has no validation samples, or the first
+                book is refreshed by K-means and the site has fewer features than codewords.
         """
         if self.max_iterations > 1 and sizes.get("val") == 0:
             raise SettingError(
@@ -172,9 +182,10 @@ class UEFLSettings(OwnSettings):
             )
 
     def few_centroids(self, features: Mapping[str, int]) -> list[str]:
-        """Warn that clusters of some sites are too small to be sent; empty if none are.
+        """Return a warning if some sites' clusters are probably too small to be sent; else empty.
 
-        ``features`` has the number of training features by site.
+        These are sites with fewer than 'uefl.codes' times 'uefl.centroid-min-count' training
+        features. ``features`` is site -> number of training features.
         """
         wanted = self.codes * self.centroid_min_count
         small = []
@@ -192,7 +203,12 @@ class UEFLSettings(OwnSettings):
         ]
 
     def check(self, common: CommonSettings, is_table: bool) -> None:
-        """Refuse a run without dropout, or one that ends before a codebook could be extended."""
+        """Check that uncertainty is measured, and that a book can be extended before the run ends.
+
+        Raises:
+            SettingError: there is no dropout or no Monte Carlo pass, the first iteration takes all
+                rounds, or private training would send centroids.
+        """
         self.refuse_exact_centroids(common)
         if common.dropout == 0 or common.mc_passes == 0:
             raise SettingError(
@@ -220,8 +236,8 @@ def uncertain_sites(
 ) -> list[str]:
     """Return the sites with e_k > (1 + gamma) * min_j e_j (the negation of eq. 9), sorted.
 
-    ``entropies`` has e_k by site. With ``threshold`` 'mean' the mean of all e_j replaces the least
-    (section 3.4).
+    ``entropies`` is site -> mean predictive entropy e_k. With ``threshold`` 'mean', the mean of all
+    e_j replaces the minimum (section 3.4).
     """
     values = list(entropies.values())
     level = min(values)
@@ -232,10 +248,12 @@ def uncertain_sites(
 
 
 def round_marks(extended: Mapping[str, Sequence[str]], refreshed: Sequence[int]) -> dict[int, str]:
-    """Describe the changes of the books: round -> text.
+    """Describe how the codebooks changed, for plots: round -> text.
 
-    ``extended`` has the sites that got new codewords by round, ``refreshed`` the rounds after which
-    the first book was initialised again.
+    Args:
+        extended: round, as text -> the sites that got new codewords; none if no cluster was large
+            enough.
+        refreshed: the rounds after which the first book was initialised again.
     """
     marks: dict[int, list[str]] = {}
     for number, sites in extended.items():

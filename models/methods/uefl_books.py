@@ -18,17 +18,18 @@ from fedsilo.models.methods.uefl import UEFLSettings
 
 
 def gaussian_codebook(codes: int, dimension: int, seed: int, book: int) -> Tensor:
-    """Draw standard normal codewords (codes, dimension), keyed on seed and book."""
+    """Draw standard normal codewords (codes, dimension), keyed on seed and book number."""
     return torch.randn(codes, dimension, generator=generator(seed, "codebook", book))
 
 
 def cluster_tokens(
     tokens: Tensor, settings: UEFLSettings, seed: int, min_samples: int
 ) -> Centroids:
-    """Cluster tokens (n, l, c) into centroids, at which new codewords start (section 3.2).
+    """Cluster a site's tokens (n, l, c) into at most 'uefl.codes' centroids (section 3.2).
 
-    Centroids over fewer features than 'uefl.centroid-min-count', or over fewer samples than
-    ``min_samples``, are left out.
+    Each token is first split into 'uefl.segments' features. A centroid is left out if fewer
+    features than 'uefl.centroid-min-count', or fewer samples than ``min_samples``, are behind it.
+    ``seed`` draws the first centres.
     """
     features = tokens.reshape(-1, tokens.shape[-1] // settings.segments)
     return local_centroids(
@@ -41,7 +42,7 @@ def cluster_tokens(
     )
 
 
-def started_book(
+def start_book(
     book: int,
     parts: list[Centroids],
     settings: UEFLSettings,
@@ -49,10 +50,18 @@ def started_book(
     seed: int,
     round_: int,
 ) -> FloatArray:
-    """Build the initial codewords (n, dimension) of a shared book after ``round_``.
+    """Build the initial codewords (n, dimension) of a book that several sites share.
 
-    The sites' centroids are merged by weighted K-means. If the sites sent none, the codewords are
+    The sites' centroids are merged by weighted K-means; without centroids the codewords are
     Gaussian.
+
+    Args:
+        book: the book's number; 0 is the first book, which is refreshed.
+        parts: the sites' centroids; empty if none were sent.
+        settings: the settings of UEFL.
+        dimension: the length of a codeword.
+        seed: the run's seed.
+        round_: the round after which the book starts; K-means is seeded by it too.
     """
     if not parts:
         return gaussian_codebook(settings.codes, dimension, seed, book).numpy()
@@ -66,13 +75,13 @@ def started_book(
 def centroid_fault(
     arrays: Mapping[str, FloatArray], stated: float, codes: int, features: float
 ) -> str | None:
-    """Say why a site's centroids cannot be used; None if they can.
+    """Return the fault of a site's reply with centroids, as a clause; None if it has none.
 
     Args:
-        arrays: ``centroids`` (k, c / s) and ``counts`` (k,); empty if the site started ``stated``
-            codewords of its own.
-        stated: k, as the site says it.
-        codes: the most codewords.
+        arrays: ``centroids`` (k, c / s) and ``counts`` (k,); empty if the site sends no centroids,
+            but only states how many codewords it started.
+        stated: the number of codewords, k, that the reply states.
+        codes: the largest number of codewords.
         features: the number of the site's training features, which the counts must not exceed.
     """
     if not arrays:
@@ -92,7 +101,7 @@ def centroid_fault(
 
 
 def segment_dimension(channels: int, segments: int) -> int:
-    """Return c / s, the length of a codeword.
+    """Return the length of a codeword: channels c divided by segments s.
 
     Raises:
         SettingError: 'uefl.segments' does not divide the encoder's channels.

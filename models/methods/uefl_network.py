@@ -22,7 +22,11 @@ from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
 
 
 class UEFLNetwork(SiteNetwork):
-    """A classifier whose head reads codewords; ``codebooks`` holds the books this site may use."""
+    """A classifier whose head reads codewords instead of the encoder's tokens.
+
+    Attributes:
+        codebooks: book number, as text -> codewords (n, c / s), for the books this site may use.
+    """
 
     def __init__(
         self, classifier: TokenClassifier, books: Mapping[str, Tensor], settings: UEFLSettings
@@ -44,7 +48,7 @@ class UEFLNetwork(SiteNetwork):
         return torch.cat([self.codebooks[name] for name in self._names()])
 
     def books(self) -> dict[str, Tensor]:
-        """Return the books by their wire names."""
+        """Return wire name -> codewords, without gradient, for each book."""
         books: dict[str, Tensor] = {}
         for name in self._names():
             books[f"{CODEBOOK}{name}"] = self.codebooks[name].detach()
@@ -58,13 +62,16 @@ class UEFLNetwork(SiteNetwork):
         return nn.functional.layer_norm(tokens, tokens.shape[-1:])
 
     def nearest(self, tokens: Tensor) -> Discretised:
-        """Replace tokens (batch, l, c) by the nearest codewords of this site, in float32."""
+        """Replace tokens (batch, l, c) by the nearest codewords in this site's books, float32."""
         # Distances in bf16 are so coarse that other codes would be chosen
         with torch.autocast(tokens.device.type, enabled=False):
             return nearest_codewords(tokens.float(), self.codebook(), self.settings.segments)
 
     def features(self, tokens: Tensor) -> Tensor:
-        """Return codewords for ``tokens``, (batch, l, c), with the straight-through gradient."""
+        """Return the nearest codewords of ``tokens``, (batch, l, c).
+
+        Their gradient passes to the tokens unchanged.
+        """
         return straight_through(tokens, self.nearest(tokens).codewords)
 
     def classify(self, features: Tensor) -> Tensor:
@@ -72,7 +79,7 @@ class UEFLNetwork(SiteNetwork):
         return self.classifier.classify(features)
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Compute eq. 7 for a batch: the criterion plus the codebook loss, a scalar."""
+        """Compute the training loss of a batch (eq. 7), a scalar: criterion plus codebook loss."""
         tokens = self.encode(inputs)
         codewords = self.nearest(tokens).codewords
         logits = self.classify(straight_through(tokens, codewords))
@@ -82,7 +89,7 @@ class UEFLNetwork(SiteNetwork):
 
 
 class CodeUse:
-    """Collects the perplexity of codes (eq. 11) and the distance of tokens to codewords (eq. 6)."""
+    """Measures code use over batches: perplexity (eq. 11) and distance to the codewords (eq. 6)."""
 
     def __init__(self, network: UEFLNetwork) -> None:
         self.network = network
@@ -91,7 +98,7 @@ class CodeUse:
         self.elements = 0
 
     def see(self, tokens: Tensor) -> None:
-        """Count the codes of a batch of tokens (batch, l, c)."""
+        """Count the codes of tokens (batch, l, c), and add up their distances to the codewords."""
         nearest = self.network.nearest(tokens)
         codes = nearest.codes.flatten().cpu()
         self.counts += torch.bincount(codes, minlength=len(self.counts))
@@ -99,7 +106,11 @@ class CodeUse:
         self.elements += tokens.numel()
 
     def values(self) -> dict[str, float]:
-        """Return ``perplexity``, ``codebook-loss`` and ``codeword-distance``, without weights."""
+        """Return the metrics over all batches so far, by name.
+
+        ``codeword-distance`` is the mean squared error between tokens and codewords,
+        ``codebook-loss`` its value in eq. 6, and ``perplexity`` that of the codes.
+        """
         distance = self.squared / self.elements
         return {
             "perplexity": perplexity(self.counts),

@@ -24,9 +24,10 @@ from fedsilo.models.privacy.dp_sgd import with_group_norm
 
 
 def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
-    """Build the network of ``settings`` for ``task``, with initial weights keyed on the seed.
+    """Build the network that the settings name, with initial weights keyed on the seed.
 
-    If training is private per patient, group norm replaces batch norm.
+    It is evidential if 'train.loss' says so, or is 'auto' with a ViT. If training is private per
+    patient, group norm replaces batch norm.
 
     Raises:
         SettingError: the network does not take such data, the images are too small for it, or a
@@ -59,12 +60,12 @@ def build_classifier(settings: CommonSettings, task: Task) -> TokenClassifier:
 
 
 def network_kind(settings: CommonSettings, task: Task) -> str:
-    """Return the name of the network that ``settings.network`` means for ``task``.
+    """Return the name of the network that the run trains, such as ``conv``.
 
-    'auto' depends on the data. A plugin's network may take any data.
+    'auto' is resolved by the data set. A plugin's network may take any data.
 
     Raises:
-        SettingError: it is a network for images but the data are a table, or the other way round.
+        SettingError: a network for images is set but the data are a table, or the other way round.
     """
     networks: tuple[str, ...] = IMAGE_NETWORKS
     data = "images"
@@ -84,7 +85,11 @@ def network_kind(settings: CommonSettings, task: Task) -> str:
 def _image_classifier(
     kind: str, settings: CommonSettings, task: Task, evidence: Evidence | None
 ) -> TokenClassifier:
-    """Build 'conv' or 'vgg16' with a head of one hidden layer, as wide as the last map."""
+    """Build 'conv' or 'vgg16-bn' with a head of one hidden layer, as wide as the last map.
+
+    Raises:
+        SettingError: the images are so small that the encoder leaves no map.
+    """
     channels, height, width = task.input_shape
     encoder: ConvEncoder | VggEncoder
     if kind == "conv":
@@ -112,7 +117,7 @@ def _image_classifier(
 def _row_classifier(
     kind: str, settings: CommonSettings, task: Task, evidence: Evidence | None
 ) -> TokenClassifier:
-    """Build 'logistic', which has no hidden layer, or 'mlp', which has one."""
+    """Build a classifier for table rows: 'logistic' without a hidden layer, or 'mlp' with one."""
     hidden = 0
     if kind == "mlp":
         hidden = settings.width

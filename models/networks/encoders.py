@@ -18,8 +18,8 @@ def float_inputs(inputs: Tensor) -> Tensor:
     """Convert stored inputs (batch, ...) to the float32 that networks take.
 
     8-bit images (uint8) are scaled to -1..1. Radiographs (int16, stored less 32768) are
-    standardised image by image, by their own mean and standard deviation. Float inputs are returned
-    unchanged.
+    standardised image by image, with their own mean and standard deviation. Float inputs are
+    returned unchanged.
     """
     if inputs.dtype == torch.uint8:
         return inputs.float() / 127.5 - 1
@@ -107,10 +107,10 @@ class VggEncoder(nn.Sequential):
 
 
 class RowEncoder(nn.Sequential):
-    """Maps rows (batch, features) to a map of one place (batch, channels, 1, 1).
+    """Maps rows (batch, features) to maps of a single place, (batch, channels, 1, 1).
 
-    If ``hidden`` is 0, the row is left unchanged (logistic regression); otherwise it passes one
-    hidden layer of that width with GELU (mlp).
+    If ``hidden`` is 0, the row is left unchanged (logistic regression). Otherwise one layer of that
+    width with GELU follows (mlp).
     """
 
     def __init__(self, *, features: int, hidden: int) -> None:

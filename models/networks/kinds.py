@@ -37,17 +37,23 @@ class Task:
 
 
 def image_network(settings: CommonSettings) -> str:
-    """Return the name of the network that the settings mean for images, before any is read."""
+    """Return the name of the network that the settings mean for images.
+
+    It assumes that the data are images, because they are not read here.
+    """
     if settings.network != "auto":
         return settings.network
     return AUTO_NETWORKS.get(settings.dataset, IMAGE_NETWORKS[0])
 
 
 def check_network_settings(settings: CommonSettings) -> None:
-    """Refuse a changed setting that has no effect, because the user believes that it has one.
+    """Check that no setting was changed that the network does not read.
+
+    Otherwise the user would believe that the setting has an effect.
 
     Raises:
-        SettingError: the network does not read the setting, or no such network exists.
+        SettingError: such a setting exists, 'network.classifier' is 'published' without a file of
+            weights, or no network has the name.
     """
     if settings.network not in OWN_NETWORKS and not settings.network.startswith(TIMM):
         plug("network", settings.network, OWN_NETWORKS)

@@ -21,19 +21,22 @@ A = TypeVar("A")
 
 
 def expert_array(site: str, name: str) -> str:
-    """Return the wire name of an expert's array; ``by_expert`` parses it."""
+    """Return the wire name of an expert's array, ``expert/<site>/<name>``."""
     return f"{EXPERT}{site}/{name}"
 
 
 def by_expert(arrays: Mapping[str, A]) -> dict[str, dict[str, A]]:
-    """Select the experts' arrays: site -> name of the array -> array, sorted by site."""
+    """Group the experts' arrays by site: site -> name -> array, sorted by site.
+
+    Names in ``arrays`` that do not begin with ``expert/`` are ignored.
+    """
     return by_site(arrays_below(EXPERT, arrays))
 
 
 def open_experts(
     settings: CommonSettings, task: Task, arrays: Mapping[str, Tensor]
 ) -> dict[str, TokenClassifier]:
-    """Build the experts in ``arrays``, which have wire names, as networks by site.
+    """Build each site's expert network from arrays with wire names: site -> network.
 
     Raises:
         SettingError: the arrays of an expert do not fit the network of ``settings``.
@@ -46,11 +49,11 @@ def open_experts(
 
 
 class Mixture(SiteNetwork):
-    """The weighted mean of the experts' class probabilities; in this class all weights are equal.
+    """The weighted mean of the experts' class probabilities; this base class weighs all equally.
 
     The tokens of a mixture are (batch, experts, l * c + 1): the flattened tokens of each expert
     and, in the last place, the logarithm of its weight. Dropout changes none of these numbers, so
-    that Monte Carlo dropout computes them once.
+    that Monte Carlo dropout computes them only once.
     """
 
     def __init__(self, experts: Mapping[str, TokenClassifier]) -> None:
@@ -70,7 +73,10 @@ class Mixture(SiteNetwork):
         return torch.cat([torch.stack(tokens, dim=1), self.log_weights(inputs)[..., None]], dim=-1)
 
     def classify(self, features: Tensor) -> Tensor:
-        """Map tokens to the logarithm of the mixed probabilities, (batch, classes)."""
+        """Map tokens (batch, experts, l * c + 1) to the log of the mixed probabilities.
+
+        The result (batch, classes) can be used as logits, because its softmax is the mixture.
+        """
         logits = []
         for index, expert in enumerate(self._experts()):
             # Columns :-1 are the expert's tokens, column -1 is the logarithm of its weight
@@ -79,7 +85,7 @@ class Mixture(SiteNetwork):
         return mixed_log_probabilities(features[..., -1], torch.stack(logits, dim=1))
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the mean negative log-likelihood of the mixture."""
+        """Compute the mean negative log-likelihood of the labels (batch,) under the mixture."""
         return nn.functional.nll_loss(self(inputs), labels)
 
     def _experts(self) -> list[TokenClassifier]:
@@ -87,7 +93,7 @@ class Mixture(SiteNetwork):
 
 
 def mixed_log_probabilities(log_weights: Tensor, logits: Tensor) -> Tensor:
-    """Return log sum_i h_i softmax(logits_i), (batch, classes), the logarithm of eq. 1.
+    """Compute the logarithm of eq. 1, log sum_i h_i softmax(logits_i), (batch, classes).
 
     ``log_weights`` are log h (batch, experts), ``logits`` (batch, experts, classes).
     """

@@ -29,11 +29,13 @@ _BATCH = 2
 def build_plugged(
     settings: CommonSettings, task: Task, evidence: Evidence | None
 ) -> TokenClassifier:
-    """Build the network that ``settings.network`` names, and try it with inputs of zeros.
+    """Build a plugin's or timm's network and check it with a batch of zeros.
+
+    A plugin may also return a ``TokenClassifier``, which is used as it is.
 
     Raises:
-        SettingError: the network cannot be built, does not take such inputs, or does not return
-            one logit per class.
+        SettingError: the network cannot be built, does not take such inputs, or does not return one
+            logit per class; or training is private and the network mixes the samples of a batch.
     """
     name = settings.network
     # The server builds networks on the meta device to read shapes; foreign code may not run there
@@ -50,15 +52,16 @@ def build_plugged(
             network = PluggedClassifier(name, module, task, evidence)
         if settings.is_private():
             with_group_norm(network)
-            _refuse_meeting(name, network, task)
+            _refuse_batch_dependence(name, network, task)
         return network
 
 
 def _call_builder(name: str, builder: Any, task: Task) -> nn.Module:
-    """Call a plugin's builder and check the module that it returns.
+    """Call a plugin's builder with input shape and classes, and return its module.
 
     Raises:
-        SettingError: the plugin is not a builder, fails, or does not return a trainable module.
+        SettingError: ``builder`` is not a function, fails, or returns something that cannot be
+            trained.
     """
     if not callable(builder) or isinstance(builder, nn.Module):
         raise wrong("network", name, builder, "function build(input_shape, classes)")
@@ -73,7 +76,10 @@ def _call_builder(name: str, builder: Any, task: Task) -> nn.Module:
 
 
 def _find_module_fault(module: Any) -> str | None:
-    """Say why what a builder returned cannot be trained, after the network's name; else None."""
+    """Return the reason for which a builder's result cannot be trained; None if it can.
+
+    The text continues a sentence that begins with the network's name.
+    """
     if not isinstance(module, nn.Module):
         return f"must be an nn.Module, but is a '{type(module).__name__}'"
     if not any(parameter.requires_grad for parameter in module.parameters()):
@@ -84,6 +90,11 @@ def _find_module_fault(module: Any) -> str | None:
 
 
 def _timm_module(name: str, task: Task) -> nn.Module:
+    """Build a classifier of timm for the task's images and classes, with random weights.
+
+    Raises:
+        SettingError: the data are a table, or timm cannot build the network.
+    """
     import timm
 
     if len(task.input_shape) != 3:
@@ -104,7 +115,10 @@ def _timm_module(name: str, task: Task) -> nn.Module:
 
 
 def _refuse_batch_norms(name: str, module: nn.Module) -> None:
-    """Refuse batch norms that group norm cannot replace, because they mix patients of a batch."""
+    """Raise a ``SettingError`` for a batch norm that group norm cannot replace, such as 3-d ones.
+
+    Batch norm mixes the patients of a batch, which private training must not.
+    """
     usual = (nn.BatchNorm1d, nn.BatchNorm2d)
     for part in module.modules():
         if isinstance(part, nn.modules.batchnorm._BatchNorm) and type(part) not in usual:
@@ -114,11 +128,11 @@ def _refuse_batch_norms(name: str, module: nn.Module) -> None:
             )
 
 
-def _refuse_meeting(name: str, network: nn.Module, task: Task) -> None:
-    """Refuse a network whose output for one sample depends on the other samples of its batch.
+def _refuse_batch_dependence(name: str, network: nn.Module, task: Task) -> None:
+    """Raise a ``SettingError`` if a sample's logits depend on the other samples of its batch.
 
-    Training computes each sample alone, but means and measurements take whole batches: there no
-    clipping would bound the influence of one patient.
+    Training computes each sample alone, but class means and measurements take whole batches. There
+    no clipping would bound the influence of one patient.
     """
     inputs = torch.linspace(-1, 1, _BATCH * prod(task.input_shape)).view(_BATCH, *task.input_shape)
     # Different inputs, because a mean over equal ones would change nothing
@@ -137,10 +151,10 @@ def _refuse_meeting(name: str, network: nn.Module, task: Task) -> None:
 
 
 class PluggedClassifier(TokenClassifier):
-    """A foreign network as a ``TokenClassifier``.
+    """Wraps a foreign network as a ``TokenClassifier``.
 
-    Its dropout is active in training only, not in Monte Carlo dropout. For networks of timm pixels
-    are scaled as for the published weights.
+    Its dropout is active only in training, not in Monte Carlo dropout. A network of timm gets
+    pixels in the range of its published weights.
     """
 
     scale: Tensor
@@ -171,9 +185,10 @@ class PluggedClassifier(TokenClassifier):
         return self.encode_with_map(inputs)[0]
 
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return tokens (batch, l, c) and the last map (batch, rows, columns, c).
+        """Map inputs (batch, *input_shape) to tokens (batch, l, c) and the last map.
 
-        If the network has no map, its tokens become a map of one row.
+        The map is (batch, rows, columns, c). If the network has none, its tokens become a map of
+        one row.
         """
         inputs = inputs * self.scale + self.offset
         if self._split:
@@ -188,7 +203,11 @@ class PluggedClassifier(TokenClassifier):
         return tokens, features
 
     def classify(self, features: Tensor) -> Tensor:
-        """Map tokens (batch, l, c) to logits (batch, classes)."""
+        """Map tokens (batch, l, c) to logits (batch, classes), or to log alpha if evidential.
+
+        Tokens get the shape of the network's features again for ``forward_head``. A network without
+        ``forward_head`` has its logits as tokens.
+        """
         logits: Tensor = features.flatten(1)
         if self._split:
             # Back to the shape that the network gave: (channels, rows, columns), or channels last
@@ -203,12 +222,13 @@ class PluggedClassifier(TokenClassifier):
         return logits
 
     def fill(self, state: Mapping[str, Any], where: str) -> None:
-        """Load weights by the module's own names; a head for other classes keeps its own weights.
+        """Load weights into the wrapped module, all or none.
 
-        A first convolution for colours is adapted to other channels, as timm does it.
+        A classifier for other classes keeps its own weights, and a first convolution for colour
+        images is adapted to other channels, as timm does it.
 
         Args:
-            state: arrays by name.
+            state: arrays by the module's own names.
             where: the origin of the weights, for errors.
 
         Raises:
@@ -236,14 +256,17 @@ class PluggedClassifier(TokenClassifier):
 
 
 def _names(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return timm's name or names of layers as a tuple; empty without any."""
+    """Return timm's layer names as a tuple; timm gives one name, several or None."""
     if isinstance(given, str):
         return (given,)
     return given or ()
 
 
 def _find_misfit(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> str | None:
-    """Explain why arrays cannot be loaded in place of those ``wanted``, or return None."""
+    """Return the reason for which arrays cannot replace a network's; None if they can.
+
+    They can if they have the names and shapes of ``wanted`` and are finite.
+    """
     for name in sorted(given.keys() | wanted.keys()):
         is_known = name in given and name in wanted
         if not is_known or given[name].shape != wanted[name].shape:
@@ -255,9 +278,10 @@ def _find_misfit(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> s
 
 
 def _try_module(name: str, module: nn.Module, task: Task, split: bool) -> Tensor:
-    """Try ``module`` in eval mode, and return the features (...) of one sample.
+    """Run ``module`` on zeros in eval mode; return the features of one sample, without batch axis.
 
-    With ``split`` these are the result of ``forward_features``, otherwise the logits.
+    With ``split`` the features come from ``forward_features``, otherwise they are the logits. The
+    module is in training mode afterwards.
 
     Raises:
         SettingError: the module does not take such inputs, or does not return logits.
@@ -294,9 +318,10 @@ def _try_module(name: str, module: nn.Module, task: Task, split: bool) -> Tensor
 
 
 def _pixels(name: str, module: nn.Module, task: Task) -> tuple[Tensor, Tensor]:
-    """Return scale and offset, (channels, 1, 1) each, that inputs are multiplied by and shifted by.
+    """Return the scale and the offset that are applied to a network's inputs.
 
-    For a plugin's network they are 1 and 0: it takes inputs as fedsilo's own networks do.
+    For networks of timm they are (channels, 1, 1) and map -1..1 to the range of the published
+    weights. A plugin's network gets inputs unchanged: the scalars 1 and 0.
     """
     if not name.startswith(TIMM):
         return torch.ones(()), torch.zeros(())

@@ -46,8 +46,8 @@ class ProbabilityModel(nn.Module):
     def prepare(self, inputs: Tensor) -> Tensor:
         """Convert raw inputs (batch, *input_shape) to the float32 that the network takes.
 
-        A missing value of a row (NaN) becomes the mean. Images of 8 or 16 bits are scaled by
-        ``float_inputs``, as in training.
+        Rows are standardised, and a missing value (NaN) becomes the mean. Images are standardised
+        with ``pixels`` if given, otherwise scaled by ``float_inputs`` as in training.
         """
         if self.kind == "rows":
             # After standardisation the mean is 0. float64, because training standardises in it too

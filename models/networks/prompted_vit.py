@@ -56,11 +56,12 @@ def prefix_attention(
         layer: timm's attention.
         x: normalised tokens (batch, tokens, channels).
         prompts: keys and values (2, length, channels), or None for plain attention.
-        weights: whether to return the attention, which fused attention does not compute.
+        weights: whether to return the attention, which is slower, because fused attention does not
+            compute it.
 
     Returns:
-        New tokens (batch, tokens, channels), and the attention (batch, heads, tokens,
-        length + tokens), or None without ``weights``.
+        New tokens (batch, tokens, channels), and the attention (batch, heads, tokens, length +
+        tokens) float32, or None without ``weights``.
     """
     batch, tokens, _ = x.shape
     qkv = layer.qkv(x).reshape(batch, tokens, 3, layer.num_heads, layer.head_dim)
@@ -120,7 +121,7 @@ class PromptedViT(TokenClassifier):
         return [self.prompts[name] for name in ("b", "g") if name in self.prompts]
 
     def grid_size(self) -> tuple[int, int]:
-        """Return the rows and columns of patches, which are also those of a rollout map."""
+        """Return (rows, columns) of the grid of patches, which is that of a rollout map."""
         return cast("tuple[int, int]", self.vit.patch_embed.grid_size)
 
     def image_size(self) -> tuple[int, int]:
@@ -136,17 +137,20 @@ class PromptedViT(TokenClassifier):
         return self._layers(self._patches(inputs), weights=False)[0][:, :1]
 
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the class token (batch, 1, c) and patches' tokens (batch, rows, columns, c)."""
+        """Map images to the class token (batch, 1, c) and the patch tokens on their grid.
+
+        The grid is (batch, rows, columns, c).
+        """
         tokens, _ = self._layers(self._patches(inputs), weights=False)
         return tokens[:, :1], self._on_grid(tokens)
 
     def encode_with_rollout(
         self, inputs: Tensor, renormalise: bool = True
     ) -> tuple[Tensor, Tensor]:
-        """Return the class token (batch, 1, c) and rollout maps (batch, patches) that sum to 1.
+        """Map images to the class token (batch, 1, c) and rollout maps (batch, patches).
 
-        With ``renormalise`` the attention to tokens is scaled up in each layer by the share that
-        the prompts took.
+        Maps sum to 1. With ``renormalise``, each layer's attention to tokens is scaled up by the
+        share that the prompts took.
         """
         tokens, attentions = self._layers(
             self._patches(inputs), weights=True, renormalise=renormalise
@@ -154,21 +158,24 @@ class PromptedViT(TokenClassifier):
         return tokens[:, :1], rollout(attentions, self.vit.num_prefix_tokens)
 
     def encode_with_layers(self, inputs: Tensor) -> list[Tensor]:
-        """Return patches' tokens (batch, rows, columns, c) before each layer and after the last."""
+        """Map images to the patch tokens before each layer and after the last.
+
+        Each entry of the list is (batch, rows, columns, c).
+        """
         hidden: list[Tensor] = []
         last, _ = self._layers(self._patches(inputs), weights=False, hidden=hidden)
         return [self._on_grid(tokens) for tokens in [*hidden, last]]
 
     def encode_patches(self, patches: Tensor) -> Tensor:
-        """Map patches that another module embedded (batch, n, c) to tokens on their grid.
+        """Run the ViT on patches (batch, n, c) that another module has embedded.
 
         Returns:
-            (batch, rows, columns, c)
+            The tokens of the patches, (batch, rows, columns, c).
         """
         return self._on_grid(self._layers(patches, weights=False)[0])
 
     def _on_grid(self, tokens: Tensor) -> Tensor:
-        """Lay the patches' tokens out as (batch, rows, columns, c), without class and registers."""
+        """Lay out the patch tokens as (batch, rows, columns, c); drop class and register tokens."""
         patches = tokens[:, self.vit.num_prefix_tokens :]
         return patches.reshape(len(patches), *self.grid_size(), -1)
 
@@ -183,17 +190,17 @@ class PromptedViT(TokenClassifier):
         hidden: list[Tensor] | None = None,
         renormalise: bool = True,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Run all layers on embedded patches (batch, n, c), each with its prompts, and the norm.
+        """Run all layers on embedded patches, each layer with its prompts, and the final norm.
 
         Args:
-            patches: the embedded patches.
+            patches: embedded patches (batch, n, c).
             weights: whether to return each layer's attention.
-            hidden: a list to which the tokens that enter each layer are appended; None for none.
-            renormalise: whether the rows of attention, which lack the prompts, sum to 1 again.
+            hidden: a list to which the tokens before each layer are appended, or None.
+            renormalise: whether rows of attention without the prompts are scaled to sum to 1.
 
         Returns:
-            All tokens (batch, class token + n, c) and, with ``weights``, each layer's attention
-            without the prompts, as the mean over heads (batch, tokens, tokens); else an empty list.
+            All tokens (batch, prefix tokens + n, c), and with ``weights`` each layer's attention
+            between tokens, the mean over heads (batch, tokens, tokens); otherwise an empty list.
         """
         vit = self.vit
         # This repeats timm's own forward pass, whose attention cannot take prompts
@@ -213,7 +220,7 @@ class PromptedViT(TokenClassifier):
         return vit.norm(x), attentions
 
     def _layer_prompts(self) -> list[Tensor | None]:
-        """Return the prompts (2, length, channels) of each layer; None for a layer without any."""
+        """Return each layer's prompts (2, length, channels); all None if there are no prompts."""
         layers: list[Tensor | None] = []
         for name in ("b", "t", "g"):  # b-prompts are in the first layers, t-prompts in the last
             if name in self.prompts:
@@ -224,9 +231,9 @@ class PromptedViT(TokenClassifier):
 
 
 def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
-    """Return scale and offset, (channels, 1, 1), that map pixels of -1..1 to the ViT's own range.
+    """Return the scale and offset, (channels, 1, 1) each, that map -1..1 to the ViT's pixel range.
 
-    For grey images the statistics are the mean over the colours.
+    For grey images the ViT's means and deviations are averaged over its three colours.
     """
 
     def by_channel(statistics: Sequence[float]) -> Tensor:
@@ -242,7 +249,9 @@ def pixel_scale(vit: VisionTransformer, channels: int) -> tuple[Tensor, Tensor]:
 
 
 def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[str, nn.Parameter]:
-    """Draw the prompt sets by name, (layers, 2, length, channels) each.
+    """Draw the initial prompts of each set, as name -> (layers, 2, length, channels).
+
+    The sets are ``b`` and ``t``, ``g``, or none. The axis of 2 holds keys and values.
 
     Raises:
         SettingError: b-prompts would take all layers, and t-prompts none.
@@ -262,10 +271,13 @@ def _initial_prompts(vit: VisionTransformer, settings: CommonSettings) -> dict[s
 
 
 def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransformer:
-    """Build the ViT of ``settings`` for images of ``task``, without a head, with random weights.
+    """Build the settings' ViT for the task's images, without a head and with random weights.
+
+    ``more`` are further arguments of ``timm.create_model``.
 
     Raises:
-        SettingError: timm has no such ViT, or the images do not fit it.
+        SettingError: timm has no such ViT with plain blocks and a class token, or the images do not
+            fit it.
     """
     channels, *size = task.input_shape
     sizes = {
@@ -308,7 +320,7 @@ def build_vit(settings: CommonSettings, task: Task, **more: Any) -> VisionTransf
 
 
 def _has_plain_blocks(vit: nn.Module) -> bool:
-    """Tell whether a network of timm is a ViT whose layers ``_layers`` can repeat."""
+    """Tell whether a network is timm's ViT with standard blocks, which ``_layers`` can repeat."""
     if not isinstance(vit, VisionTransformer):
         return False
     for block in vit.blocks:
@@ -320,9 +332,10 @@ def _has_plain_blocks(vit: nn.Module) -> bool:
 def build_prompted_vit(
     settings: CommonSettings, task: Task, evidence: Evidence | None
 ) -> PromptedViT:
-    """Build the prompted ViT; its backbone has no weights until ``load_backbone`` fills it.
+    """Build the prompted ViT with an uninitialised backbone, which ``load_backbone`` fills later.
 
-    If 'vit.backbone-weights' is 'random', the backbone is initialised here.
+    The backbone is on the meta device, unless 'vit.backbone-weights' is 'random': then it gets
+    random weights here.
     """
     if settings.backbone_weights == "random":
         return PromptedViT(build_vit(settings, task), task, settings, evidence)

@@ -64,12 +64,12 @@ _RESNET22 = _Architecture(
 
 
 def fill_vgg(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None:
-    """Load VGG16's convolutional features into ``encoder``, a ``VggEncoder``, all or none.
+    """Load VGG16's convolutional weights into ``encoder``, a ``VggEncoder``, all or none.
 
     Args:
         encoder: the network to fill.
-        content: arrays by name, with or without a head, which is ignored.
-        where: names the file in errors.
+        content: a file's arrays by name; those of a classifier are ignored.
+        where: the file, for errors.
 
     Raises:
         SettingError: arrays are missing, surplus, of another shape or not finite.
@@ -78,11 +78,12 @@ def fill_vgg(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None
 
 
 def fill_resnet22(encoder: nn.Module, content: Mapping[str, Any], where: str) -> None:
-    """Load a file's extractor into ``encoder``, a ``ResNet22``; arguments as for ``fill_vgg``."""
+    """Load ResNet-22's weights into ``encoder``, a ``ResNet22``; see ``fill_vgg``."""
     _fill(encoder, content.get("model", content), where, _RESNET22)
 
 
 def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -> None:
+    """Check a file's arrays and load them into ``encoder``; see ``fill_vgg``."""
     setting, wanted = f"setting '{source.setting}'", encoder.state_dict()
     arrays = _select_arrays(content, where, source)
     fitting: dict[str, Tensor] = {}
@@ -113,10 +114,12 @@ def _fill(encoder: nn.Module, content: Any, where: str, source: _Architecture) -
 
 
 def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str, Any]:
-    """Return the wanted part of a file by the names of our encoder, whatever prefix it uses.
+    """Select the encoder's arrays in a file, and remove the prefix of their names.
+
+    The first of ``source.prefixes`` with which the first convolution exists is used.
 
     Raises:
-        SettingError: the file does not have the first convolution under any known prefix.
+        SettingError: the file has the first convolution under none of them.
     """
     stored: Mapping[str, Any] = {}
     if isinstance(content, Mapping):
@@ -138,6 +141,7 @@ def _select_arrays(content: Any, where: str, source: _Architecture) -> dict[str,
 def _check_shapes(
     given: Mapping[str, Tensor], wanted: Mapping[str, Tensor], where: str, source: _Architecture
 ) -> None:
+    """Raise a ``SettingError`` if an array has another shape than the encoder's."""
     setting, first = f"setting '{source.setting}'", given[source.first]
     channels = wanted[source.first].shape[1]
     # Weights for colour with grey images are the likeliest mistake, so that this is reported first
@@ -159,7 +163,9 @@ def _check_shapes(
 
 
 def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str) -> None:
-    """Load the classifier of Wu et al.'s file into ``head``, a ``resnet22.build_published_head``.
+    """Load the classifier from Wu et al.'s file into ``head``, in place.
+
+    ``head`` is that of ``resnet22.build_published_head``; ``where`` names the file in errors.
 
     Raises:
         SettingError: the file has no classifier, or its arrays have other shapes or are not finite.
@@ -176,7 +182,13 @@ def fill_published_head(head: nn.Module, content: Mapping[str, Any], where: str)
 
 
 def _head_arrays(stored: Mapping[str, Any], where: str) -> dict[str, Tensor]:
-    """Return the classifier's arrays in a file, renamed to the names in our head."""
+    """Select the classifier's arrays in a file, under the names of our head.
+
+    Of the output layer only the two rows for malignant findings are taken.
+
+    Raises:
+        SettingError: the file has no classifier.
+    """
     for view in _VIEWS:
         arrays: dict[str, Tensor] = {}
         for part in ("weight", "bias"):

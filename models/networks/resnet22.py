@@ -86,7 +86,7 @@ class ResNet22(nn.Module):
     def maps(self, images: Tensor) -> Tensor:
         """Map images (batch, in_channels, height, width) to the last maps (batch, channels, h, w).
 
-        For 2048 x 2048 pixels h and w are 32.
+        The sides shrink by about 64: 2048 x 2048 pixels give 32 x 32 places.
         """
         checkpoints = self.checkpointed and self.training and torch.is_grad_enabled()
         hidden = self.first_pool(self.first_conv(images))
@@ -111,7 +111,10 @@ class RadiographClassifier(TokenClassifier):
 
 
 def _run_checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
-    """Run a block so that only its input is kept for the backward pass."""
+    """Run a block, keeping only its input for the backward pass, which runs the block again.
+
+    The running statistics of its batch norms are updated only once.
+    """
     # The recomputation sees the same batch again: without the context, batch norm's running
     # statistics would take it in twice, and checkpointing would change the model
     output: Tensor = checkpoint(
@@ -125,10 +128,10 @@ def _run_checkpointed(block: nn.Module, hidden: Tensor) -> Tensor:
 
 @contextmanager
 def still_statistics(module: nn.Module) -> Iterator[None]:
-    """Keep the running statistics of batch norms in training mode unchanged inside a block.
+    """Keep the running statistics of all batch norms unchanged inside a block.
 
-    The momentum of 0 has this effect: the running mean becomes 1 times itself plus 0 times the
-    batch's mean.
+    This is needed in training mode. The momentum is 0 meanwhile: the running mean becomes 1 times
+    itself plus 0 times the batch's mean.
     """
     momenta = {}
     for part in module.modules():
@@ -145,7 +148,8 @@ def still_statistics(module: nn.Module) -> Iterator[None]:
 def build_head(channels: int, classes: int, dropout: float) -> nn.Sequential:
     """Build the paper's classifier: two layers with batch norm, ReLU and dropout, then logits.
 
-    For 256 channels the widths are 256-128-64-classes (table IV); others are in proportion.
+    For 256 channels the widths are 256-128-64-classes (table IV). For other channels the hidden
+    widths are in proportion, but at least 2.
     """
     layers: list[nn.Module] = []
     before = channels
@@ -173,10 +177,12 @@ def build_published_head(channels: int, classes: int) -> nn.Sequential:
 def build_radiograph_classifier(
     settings: CommonSettings, task: Task, evidence: Evidence | None
 ) -> RadiographClassifier:
-    """Build ResNet-22 with its head; torch's global generator initialises the weights.
+    """Build ResNet-22 with the head that 'network.classifier' names.
+
+    The initial weights are drawn from torch's global generator.
 
     Raises:
-        SettingError: the images are too small, or the classifier does not fit the classes.
+        SettingError: the images are too small, or a published classifier does not fit the classes.
     """
     channels, height, width = task.input_shape
     if min(height, width) < _SMALLEST_IMAGE:

@@ -14,10 +14,11 @@ from fedsilo.models.maths.dirichlet import Evidence
 
 
 class SiteNetwork(nn.Module, ABC):
-    """A network in four steps: inputs, tokens, features, logits.
+    """A network in three steps: ``encode``, ``features`` and ``classify``.
 
-    Prototypes, embeddings and a method's own metrics read the tokens. All dropout must be in
-    ``classify``, because Monte Carlo dropout encodes a batch once and repeats only ``classify``.
+    They map inputs to tokens, tokens to features, and features to logits. Prototypes, embeddings
+    and a method's own metrics read the tokens. All dropout must be in ``classify``, because Monte
+    Carlo dropout encodes a batch once and repeats only ``classify``.
 
     Attributes:
         views: the most rows in one layer's batch that can belong to the same sample.
@@ -39,7 +40,7 @@ class SiteNetwork(nn.Module, ABC):
 
     @abstractmethod
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the training loss of inputs (batch, *input_shape) and labels (batch,)."""
+        """Compute the training loss, a scalar, of inputs (batch, ...) and labels (batch,)."""
 
     def forward(self, inputs: Tensor) -> Tensor:
         """Map inputs (batch, *input_shape) to logits (batch, classes)."""
@@ -89,14 +90,14 @@ class TokenClassifier(SiteNetwork):
         return maps.flatten(2).transpose(1, 2)
 
     def encode_with_map(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the tokens (batch, l, c) and the last feature map (batch, rows, columns, c)."""
+        """Map inputs to tokens (batch, l, c) and the last feature map (batch, rows, columns, c)."""
         maps: Tensor = self.encoder(inputs)
         return maps.flatten(2).transpose(1, 2), maps.permute(0, 2, 3, 1)
 
     def classify(self, features: Tensor) -> Tensor:
         """Map features (batch, l, c) to logits (batch, classes).
 
-        The logits of an evidential network are log alpha. Their softmax, alpha / S, is the expected
+        An evidential network returns log alpha as logits. Their softmax, alpha / S, is the expected
         class probability, so that callers treat both kinds of network alike.
         """
         logits: Tensor = self.head(features.flatten(1))
@@ -105,12 +106,12 @@ class TokenClassifier(SiteNetwork):
         return logits
 
     def loss(self, inputs: Tensor, labels: Tensor) -> Tensor:
-        """Return the criterion for a batch: inputs (batch, *input_shape) and labels (batch,)."""
+        """Compute ``criterion``, a scalar, for inputs (batch, *input_shape) and labels (batch,)."""
         return self.criterion(self(inputs), labels)
 
 
 def evidences(module: nn.Module) -> list[Evidence]:
-    """Return every ``Evidence`` in ``module``; empty if the module is not evidential."""
+    """Return all ``Evidence`` modules inside ``module``; none if the network is not evidential."""
     return [part for part in module.modules() if isinstance(part, Evidence)]
 
 
@@ -119,10 +120,11 @@ class FrozenPart(nn.Module):
 
 
 def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:
-    """Return the exchanged parameters and float buffers of ``module``, by name, sorted.
+    """Return the arrays that sites exchange, by name, sorted: parameters and float buffers.
 
-    Integer buffers stay at the site: a mean of batch norm's step counters makes no sense, and the
-    counters have no effect, because every batch norm here has a fixed momentum.
+    The arrays of a ``FrozenPart`` are left out, and so are integer buffers: a mean of batch norm's
+    step counters makes no sense, and they have no effect, because every batch norm here has a fixed
+    momentum. The arrays share memory with ``module``.
     """
     frozen: tuple[str, ...] = ()
     for name, part in module.named_modules():
@@ -137,10 +139,10 @@ def exchanged_arrays(module: nn.Module) -> dict[str, Tensor]:
 
 
 def load_exchanged(module: nn.Module, arrays: dict[str, Tensor]) -> None:
-    """Copy ``arrays`` into ``module``, either all of them or none.
+    """Copy ``arrays`` into ``module`` in place, either all of them or none.
 
     Raises:
-        SettingError: the names or shapes differ from those of ``exchanged_arrays``.
+        SettingError: their names or shapes are not those of ``exchanged_arrays``.
     """
     targets = exchanged_arrays(module)
     if arrays.keys() != targets.keys():
@@ -160,7 +162,7 @@ def load_exchanged(module: nn.Module, arrays: dict[str, Tensor]) -> None:
 
 
 def _list_names(names: Set[str]) -> str:
-    """Name the first three of ``names``, and count the others."""
+    """List the first three of ``names`` and say how many more there are, for errors."""
     text = f"{sorted(names)[:3]}"
     if len(names) > 3:
         text += f" and {len(names) - 3} more"
@@ -168,7 +170,10 @@ def _list_names(names: Set[str]) -> str:
 
 
 def last_layers(module: nn.Module, count: int) -> list[str]:
-    """Return the names of the exchanged arrays in the last ``count`` layers that are trained."""
+    """Return the names of the exchanged arrays in the last ``count`` trainable layers.
+
+    A layer is a module with parameters of its own; the order is that of ``named_modules``.
+    """
     layers = []
     for name, part in module.named_modules():
         # Without those of its sublayers, so that a container is no layer
@@ -178,7 +183,7 @@ def last_layers(module: nn.Module, count: int) -> list[str]:
 
 
 def batch_norms(module: nn.Module) -> list[str]:
-    """Return the names of batch norms' exchanged arrays: weights, running means and variances."""
+    """Return the names of all batch norms' exchanged arrays: weights and running statistics."""
     # The common base of all batch norms; torch's own checks use this private name too
     kinds = nn.modules.batchnorm._BatchNorm
     norms = [name for name, part in module.named_modules() if isinstance(part, kinds)]

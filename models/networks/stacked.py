@@ -29,16 +29,16 @@ class Rows:
     sources: list[torch.Generator] = field(default_factory=list)
 
     def split(self, rows: Tensor) -> Tensor:
-        """Reshape rows (sites * most, ...) to (sites, most, ...)."""
+        """Reshape rows (sites * most, ...) to (sites, most, ...); most is the largest size."""
         return rows.reshape(len(self.sizes), -1, *rows.shape[1:])
 
 
 class StackedNetwork:
-    """A network for several sites, all of which begin with the same weights.
+    """Trains one network at several sites at once, all starting from the same weights.
 
     Args:
-        network: the network that each site begins with. Only layers without sublayers may have
-            weights. Its layers are replaced in place.
+        network: the initial network. Only layers without sublayers may have weights. Its layers are
+            replaced in place.
         sites: the number of sites.
         rows: the division of each batch into sites, which are the first sites of the stack.
 
@@ -66,7 +66,7 @@ class StackedNetwork:
                 self.arrays[f"{name}.{own_name}"] = array.data
 
     def parameters(self) -> list[nn.Parameter]:
-        """Return the stacked parameters with gradients, (sites, ...) each."""
+        """Return the stacked parameters (sites, ...) that require gradients."""
         trained = []
         for layer in self._layers:
             for array in layer.arrays.values():
@@ -75,9 +75,10 @@ class StackedNetwork:
         return trained
 
     def keep(self, sites: int, optimiser: Optimizer) -> None:
-        """Continue with the first ``sites`` only; ``arrays`` keeps the final weights of the others.
+        """Train only the first ``sites`` sites from now on; the others have finished.
 
-        The optimiser's moments are cut in the same way, so that the remaining sites step as before.
+        ``arrays`` still has the final weights of all sites. ``optimiser`` gets the shorter
+        parameters and shorter moments, so that the remaining sites step as before.
         """
         # A slice is a view: the remaining sites keep training the same memory that ``arrays`` holds
         shorter: dict[Tensor, nn.Parameter] = {}
@@ -97,7 +98,7 @@ class StackedNetwork:
 
 
 class _Layer(nn.Module):
-    """A layer for several sites, under vmap."""
+    """A layer with separate weights for each site, computed under ``torch.vmap``."""
 
     def __init__(self, layer: nn.Module, sites: int, rows: Rows) -> None:
         super().__init__()
@@ -116,7 +117,7 @@ class _Layer(nn.Module):
         return self.of_sites(self._rows.split(inputs)).flatten(0, 1)
 
     def of_sites(self, inputs: Tensor) -> Tensor:
-        """Map rows (sites, most, ...), each site by its own weights."""
+        """Map rows (sites, most, ...) to outputs of the layer, each site with its own weights."""
 
         def of_one(arrays: dict[str, Tensor], own: Tensor) -> Tensor:
             mapped: Tensor = functional_call(self._of_one[0], arrays, (own,))
@@ -126,7 +127,10 @@ class _Layer(nn.Module):
         return mapped
 
     def current(self) -> dict[str, Tensor]:
-        """Return the arrays (sites, ...) of the sites in the current batch."""
+        """Return name -> array (sites, ...) for the sites in the current batch.
+
+        They are the first sites of the stack; ``rows.sizes`` says how many.
+        """
         sites = len(self._rows.sizes)
         current = dict(self.arrays)
         for name, array in self.arrays.items():
@@ -136,6 +140,8 @@ class _Layer(nn.Module):
 
 
 class _Linear(_Layer):
+    """A linear layer for several sites, as one batched product."""
+
     def of_sites(self, inputs: Tensor) -> Tensor:
         # bmm takes exactly three dimensions; tokens have more
         if inputs.ndim > 3:
@@ -201,7 +207,7 @@ class _Dropout(nn.Module):
 
 
 def _stack(layer: nn.Module, sites: int, rows: Rows) -> _Layer:
-    """Stack the weights of a layer, by the class that computes such layers fastest."""
+    """Wrap a layer for several sites, choosing the class that computes it fastest."""
     if isinstance(layer, _BatchNorm):
         return _Norm(layer, sites, rows)
     if type(layer) is nn.Linear:  # a subclass may compute something else

@@ -29,9 +29,9 @@ _LEAST_COUNTS, _MOST_COUNTS = 0.5, 1e4  # bounds of the default noise on counts,
 
 
 def epsilon(releases: Releases, delta: float) -> float:
-    """Compute an upper bound of epsilon for all ``releases`` together at ``delta``.
+    """Compute an upper bound of epsilon at ``delta`` for all ``releases`` together.
 
-    It is 0 without releases, and infinite if one release has no noise.
+    It is 0 without releases, and infinite if a release has no noise.
     """
     made = []
     for kind, count in sorted(releases.items()):
@@ -44,7 +44,11 @@ def epsilon(releases: Releases, delta: float) -> float:
 
 @lru_cache(maxsize=4096)
 def _epsilon(releases: tuple[tuple[tuple[float, float], int], ...], delta: float) -> float:
-    """Do what ``epsilon`` does for releases in one order, so that equal runs share a result."""
+    """Compute ``epsilon`` for at least one release; the result is cached.
+
+    ``releases`` are ((noise multiplier, sampling rate), number), sorted by the caller so that runs
+    with equal releases share a cached result.
+    """
     orders: tuple[float, ...] = _FINE
     for (noise, rate), _ in releases:
         if not noise:
@@ -64,7 +68,11 @@ def _epsilon(releases: tuple[tuple[tuple[float, float], int], ...], delta: float
 
 @lru_cache(maxsize=256)
 def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
-    """Compute the Rényi divergence of one release at each order."""
+    """Compute the Rényi divergence of one Gaussian release at each of the ``orders``.
+
+    ``noise`` is the noise multiplier, above 0, ``rate`` the rate of Poisson sampling; a rate of 1
+    or more means no sampling.
+    """
     if rate >= 1:
         return tuple(order / (2 * noise**2) for order in orders)
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
@@ -77,14 +85,14 @@ def _rdp(noise: float, rate: float, orders: tuple[float, ...]) -> tuple[float, .
 
 
 def noise_for(budget: float, delta: float, made: Callable[[float], Releases]) -> float:
-    """Find the least noise multiplier for which a run stays within a budget.
+    """Find the least noise multiplier with which a run stays within a budget.
 
-    The result may be a thousandth larger than necessary, but never smaller.
+    The result is at most 0.1 % larger than necessary, and never smaller.
 
     Args:
-        budget: the largest epsilon.
+        budget: the largest allowed epsilon.
         delta: the delta at which epsilon is computed.
-        made: noise multiplier -> releases of the run. More noise must not raise epsilon.
+        made: maps a noise multiplier to the run's releases. More noise must not raise epsilon.
 
     Raises:
         SettingError: no noise is enough, because other releases exceed the budget already.
@@ -108,11 +116,12 @@ def noise_for(budget: float, delta: float, made: Callable[[float], Releases]) ->
 
 
 def counts_noise_for(budget: float, delta: float) -> float:
-    """Compute the standard deviation of the noise on counts, in patients.
+    """Choose the noise on a hospital's counts: its standard deviation, 0.5 to 10,000 patients.
 
-    The counts alone cost a quarter of the budget. A Gaussian release adds 1 / noise², which goes
-    with the square of epsilon. So a quarter of epsilon is a sixteenth of that sum, and nearly all
-    of the budget is left for training.
+    Within this range the counts alone cost a quarter of ``budget``, the hospital's epsilon at
+    ``delta``. A Gaussian release adds 1 / noise², which grows with the square of epsilon. So a
+    quarter of epsilon is a sixteenth of that sum, and nearly all of the budget is left for
+    training.
     """
     usual = noise_for(_OF_COUNTS * budget, delta, lambda noise: {(noise, 1.0): 1})
     return min(max(usual, _LEAST_COUNTS), _MOST_COUNTS)

@@ -29,15 +29,16 @@ _STEP = 2.0**-53  # distance between two uniform numbers
 
 
 def poisson_batch(count: int, rate: float, rng: torch.Generator | None) -> Tensor:
-    """Draw a batch in which each of ``count`` samples is with probability ``rate``, independently.
+    """Draw a batch that contains each of ``count`` samples independently with probability ``rate``.
 
     Args:
         count: number of samples.
-        rate: q, above 0; with 1 or more the batch has all samples.
+        rate: q, above 0; with 1 or more the batch has all samples. Below 1 it is rounded down to a
+            multiple of 2^-53, so that epsilon is never underestimated.
         rng: the generator, or None for a batch from the operating system, which nobody can repeat.
 
     Returns:
-        Rows of the samples, ascending; the batch may be empty.
+        Indices of the samples, int64, ascending; there may be none.
     """
     if rate >= 1:
         return torch.arange(count)
@@ -67,23 +68,24 @@ def clipped_gradients(
     release: Release,
     size: int = 0,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Clip the gradient of each sample in a batch, and add up gradients and losses.
+    """Clip the gradient of each sample in a batch, and add up the gradients and the losses.
 
     Args:
         network: the network in training mode. Its layers must keep samples apart (no batch norm).
         loss: the mean loss of inputs (batch, ...) and labels (batch,), computed with ``network``.
         inputs: (batch, ...) float.
         labels: (batch,) int64.
-        release: bounds the gradient of a sample over all parameters, and says whether each gradient
-            is computed alone.
-        size: samples whose gradients are in memory at once, or 0 for as many as fit.
+        release: bounds each sample's gradient over all parameters together. If ``release.alone``,
+            each gradient is computed by itself.
+        size: number of samples whose gradients are in memory at once; 0 for as many as fit.
 
     Returns:
-        Sums of gradients by parameter, int64 in the units of the release, and the sum of losses.
+        The sum of gradients by parameter, int64 in the release's units, and the sum of losses, a
+        scalar in which a loss that is not finite counts as 0.
     """
     parameters = _trained_parameters(network)
     if release.alone:
-        return _alone(parameters, loss, inputs, labels, release)
+        return _clip_one_by_one(parameters, loss, inputs, labels, release)
     sums: dict[str, Tensor] = {}
     numbers = 0
     for name, parameter in parameters.items():
@@ -94,7 +96,7 @@ def clipped_gradients(
         size = max(1, _HELD // max(1, numbers))
     for start in range(0, len(labels), size):
         here = slice(start, start + size)
-        gradients, losses = _together(network, loss, inputs[here], labels[here])
+        gradients, losses = _gradients_per_sample(network, loss, inputs[here], labels[here])
         for name, gradient in release.sums(gradients).items():
             sums[name] += gradient
         total += _finite(losses).sum()
@@ -102,7 +104,7 @@ def clipped_gradients(
 
 
 def _trained_parameters(network: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters with gradients by name."""
+    """Return the parameters that require gradients, by name."""
     parameters = {}
     for name, parameter in network.named_parameters():
         if parameter.requires_grad:
@@ -117,14 +119,14 @@ def _finite(losses: Tensor) -> Tensor:
     return finite.clamp(-_LARGEST_LOSS, _LARGEST_LOSS)
 
 
-def _alone(
+def _clip_one_by_one(
     parameters: Mapping[str, nn.Parameter],
     loss: Loss,
     inputs: Tensor,
     labels: Tensor,
     release: Release,
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Do what ``clipped_gradients`` does, one sample at a time."""
+    """Compute the result of ``clipped_gradients`` one sample at a time."""
     # The gradient of a sample is joined to one vector, because clipping array by array takes twice
     # the time
     trained = list(parameters.values())
@@ -144,10 +146,15 @@ def _alone(
     return sums, total
 
 
-def _together(
+def _gradients_per_sample(
     network: nn.Module, loss: Loss, inputs: Tensor, labels: Tensor
 ) -> tuple[dict[str, Tensor], Tensor]:
-    """Compute each sample's gradients by parameter, (batch, ...), and the losses (batch,)."""
+    """Compute the gradient of each sample in a batch in one pass.
+
+    Returns:
+        Gradients (batch, ...) by parameter, without parameters that the loss does not use, and the
+        losses (batch,).
+    """
     with_loss = _WithLoss(network, loss)
 
     def of_sample(values: Mapping[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
@@ -171,14 +178,14 @@ def _together(
 
 
 def noisy_mean(sums: Mapping[str, Tensor], release: Release, expected: float) -> dict[str, Tensor]:
-    """Add noise to sums of clipped gradients, and divide by the expected size of a batch.
+    """Add noise to sums of clipped gradients, and divide by the expected batch size.
 
-    The real size of a batch depends on the patients in it, so that dividing by it would reveal it.
+    The real size is not used, because it depends on which patients are in the data.
 
     Args:
-        sums: the sums of ``clipped_gradients``.
-        release: the same release as there.
-        expected: the expected size, the sampling rate times the number of samples.
+        sums: the sums from ``clipped_gradients``.
+        release: the release that clipped them; one of its charged releases is used up.
+        expected: the sampling rate times the number of samples.
 
     Returns:
         Mean gradients by parameter, float64, on the CPU.
@@ -191,9 +198,10 @@ _CHANNELS = 8
 
 
 def with_group_norm(module: nn.Module) -> None:
-    """Replace every batch norm in ``module``, in place, by a group norm of the same channels.
+    """Replace every batch norm inside ``module``, in place, by a group norm of the same channels.
 
-    Group norm (Wu and He 2018) normalises within a sample and has no running statistics.
+    Group norm (Wu and He 2018) normalises each sample by itself and has no running statistics. A
+    group has 8 channels if that divides them.
     """
     for name, part in module.named_children():
         if isinstance(part, nn.BatchNorm1d | nn.BatchNorm2d):

@@ -15,7 +15,7 @@ from fedsilo.core.errors import SiteError
 
 
 def finite(value: Tensor) -> Tensor:
-    """Copy an array to float64 on the CPU, with 0 for every value that is not finite.
+    """Copy an array to float64 on the CPU, and replace NaN and infinite values by 0.
 
     An error, or a NaN in the result, would reveal that one patient has such a value.
     """
@@ -24,9 +24,9 @@ def finite(value: Tensor) -> Tensor:
 
 
 def clipped_to(values: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tensor]:
-    """Scale arrays so that their joint L2 norm is at most ``clip_norm``; the result is float64.
+    """Scale arrays down until their joint L2 norm is at most ``clip_norm``.
 
-    Shorter arrays are returned unchanged.
+    The result is float64 on the CPU. Arrays within the norm keep their values.
 
     Raises:
         SiteError: a value is not finite.
@@ -48,9 +48,9 @@ def clipped_to(values: Mapping[str, Tensor], clip_norm: float) -> dict[str, Tens
 def normals(
     shape: torch.Size, rng: torch.Generator | None, dtype: torch.dtype = torch.float64
 ) -> Tensor:
-    """Draw standard normal numbers of ``shape`` on the CPU.
+    """Draw standard normal numbers of the given shape, on the CPU.
 
-    Without ``rng`` they come from the operating system, and nobody can repeat them.
+    With ``rng`` None they come from the operating system, and nobody can repeat them.
     """
     if rng is not None:
         return torch.randn(shape, generator=rng, dtype=dtype)
@@ -64,9 +64,9 @@ def normals(
 
 
 def uniforms(count: int, rng: torch.Generator | None) -> Tensor:
-    """Draw uniform numbers (count,) in [0, 1), float64.
+    """Draw ``count`` uniform numbers in [0, 1), float64.
 
-    Without ``rng`` they come from the operating system, and nobody can repeat them.
+    With ``rng`` None they come from the operating system, and nobody can repeat them.
     """
     if rng is not None:
         return torch.rand(count, generator=rng, dtype=torch.float64)

@@ -19,14 +19,17 @@ LOSS_BOUND = 3.0  # nats; a sample with a larger loss counts with this one
 
 
 def bounded_parts(probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
-    """Compute each sample's part in the sum of a measurement: metric -> (n,) in [0, 1].
+    """Compute each sample's contribution to the site's accuracy, loss and entropy.
 
-    A sample whose probabilities are not finite counts with equal probabilities, because a sum that
-    is not finite would reveal that sample.
+    A loss above ``LOSS_BOUND`` counts as that bound. Probabilities that are not finite count as
+    equal probabilities, because a sum that is not finite would reveal that sample.
 
     Args:
         probabilities: (n, classes) float64.
         labels: (n,) int64.
+
+    Returns:
+        Metric -> contributions (n,) in [0, 1]: the values divided by the metric's range.
     """
     classes = probabilities.shape[1]
     known = probabilities.isfinite().all(dim=1, keepdim=True)
@@ -41,16 +44,17 @@ def bounded_parts(probabilities: Tensor, labels: Tensor) -> dict[str, Tensor]:
 
 
 def range_of(name: str, classes: int) -> float:
-    """Return the largest value of the measurement ``name``; the smallest is 0."""
+    """Return the largest value of a metric, such as ``incoming.val.loss``; the smallest is 0."""
     return {"accuracy": 1.0, "loss": LOSS_BOUND, "entropy": math.log(classes)}[
         name.rpartition(".")[2]
     ]
 
 
 def parts_bound(parts: Mapping[str, Tensor]) -> float:
-    """Return the largest L2 norm of one patient's part.
+    """Return the largest L2 norm of one patient's contributions to all ``parts``.
 
-    A patient is in one split, and so contributes to its m measurements a number in [0, 1] each.
+    A patient is in only one split, and contributes a number in [0, 1] to each of its m metrics: the
+    norm is at most the square root of the largest m.
     """
     most = max(Counter(map(split_of, parts)).values())
     return math.sqrt(most)
@@ -59,19 +63,19 @@ def parts_bound(parts: Mapping[str, Tensor]) -> float:
 def noisy_metrics(
     parts: Mapping[str, Tensor], reported: Mapping[str, int], classes: int, release: Release
 ) -> dict[str, float]:
-    """Compute measurements with noise, as one message.
+    """Compute the site's metrics with noise, all in one release.
 
     Each sum is divided by the number of samples that the site has reported, because the real number
     must not become known.
 
     Args:
-        parts: measurement -> parts in [0, 1] of the samples in its split, (n,).
+        parts: metric -> contributions (n,) in [0, 1] from the n samples in its split.
         reported: split -> number of samples, as the site has reported it.
         classes: number of classes, which bounds the entropy.
         release: the release, whose bound must be that of ``parts_bound``.
 
     Returns:
-        Measurement -> value, within its range: noise beyond the range is clipped.
+        Metric -> value, clipped to its range.
     """
     sums: dict[str, Tensor] = {}
     by_split: dict[str, dict[str, Tensor]] = {}

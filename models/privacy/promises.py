@@ -1,4 +1,4 @@
-"""Check that the settings keep the promise of a run's level of trust."""
+"""Check that the privacy settings agree with each other and with the run's level of trust."""
 
 from collections.abc import Iterator
 
@@ -9,15 +9,18 @@ from fedsilo.core.settings_schema import as_mapping, defaults
 
 
 def statistics_noise(common: CommonSettings) -> float:
-    """Return the noise multiplier for class means, prototypes and measurements."""
+    """Return the noise multiplier for class means, prototypes and measurements.
+
+    It is 'privacy.statistics-noise', or 'privacy.noise-multiplier' if that is 0.
+    """
     return common.statistics_noise or common.noise_multiplier
 
 
 def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
-    """Check that the privacy settings do not contradict each other or other settings.
+    """Check that the privacy settings contradict neither each other nor other settings.
 
-    ``table`` says whether the data are a table. Its features are standardised by means and
-    deviations, which may be computed from patients.
+    ``table`` tells whether the data are a table. The means and deviations that standardise a table
+    may be computed from patients, so that they can break a promise.
 
     Raises:
         SettingError: two settings contradict each other; only the first contradiction is named.
@@ -31,7 +34,10 @@ def check_privacy_settings(common: CommonSettings, table: bool = False) -> None:
 
 
 def _find_not_private(common: CommonSettings, table: bool) -> Iterator[str]:
-    """Yield what keeps training from being private, or private settings that have no effect."""
+    """Yield an error message for each setting that contradicts DP-SGD.
+
+    Without 'privacy.sample-clip-norm' the messages name privacy settings that have no effect.
+    """
     clip, noise = common.sample_clip_norm, common.noise_multiplier
     if bool(clip) != bool(noise):
         yield (
@@ -80,7 +86,7 @@ def _find_not_private(common: CommonSettings, table: bool) -> Iterator[str]:
 
 
 def _find_without_effect(common: CommonSettings) -> Iterator[str]:
-    """Yield changed privacy settings that have no effect without private training."""
+    """Yield an error message for each changed setting that has no effect without DP-SGD."""
     values, usual = as_mapping(common), defaults(CommonSettings)
     for key in ("privacy.max-epsilon", "privacy.delta", "privacy.statistics-noise"):
         if values[key] != usual[key]:
@@ -92,7 +98,7 @@ def _find_without_effect(common: CommonSettings) -> Iterator[str]:
 
 
 def _find_broken_trust(common: CommonSettings, table: bool) -> Iterator[str]:
-    """Yield settings that break the promise of 'privacy.trust'."""
+    """Yield an error message for each setting that breaks the promise of 'privacy.trust'."""
     if common.trust == SUMS and common.secure_aggregation == "none":
         yield (
             "setting 'privacy.trust' is 'sums', but 'secure.aggregation' is 'none': the server "
@@ -118,7 +124,7 @@ def _find_broken_trust(common: CommonSettings, table: bool) -> Iterator[str]:
 
 
 def _find_unsummable(common: CommonSettings) -> Iterator[str]:
-    """Yield settings by which secure aggregation cannot add up the sites' updates."""
+    """Yield an error message for each setting with which secure aggregation cannot sum updates."""
     if not needs_sums_only(common.method):
         yield (
             f"method '{common.method}' needs more than the sum of the sites' arrays: set "

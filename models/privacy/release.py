@@ -35,10 +35,10 @@ UNITS = 2**24  # a part of norm C is a vector of whole numbers of this norm
 
 @dataclass
 class Release:
-    """Noisy sums of patients' parts whose epsilon has been charged already.
+    """Adds noise to sums of patients' contributions ("parts") whose epsilon is charged already.
 
     Attributes:
-        bound: C, the largest norm of a patient's part.
+        bound: C, the largest L2 norm of a patient's part.
         noise: z; the standard deviation of the noise is zC, or up to a unit more.
         releases: the number of releases that the ledger has been charged for.
         source: generator of a simulation, or None for noise from the operating system.
@@ -53,23 +53,23 @@ class Release:
 
     @property
     def alone(self) -> bool:
-        """Whether each patient's part must be computed without any other patient.
+        """Whether each patient's part must be computed outside any batch; false in simulations.
 
-        In a batch the last bits of a sample depend on the size of the batch, and a server could
-        craft weights that turn last bits into large differences. A simulation's noise protects
-        nobody, so that it may take whole batches.
+        In a batch a sample's last bits depend on the size of the batch, and a server could craft
+        weights that turn last bits into large differences. A simulation's noise protects nobody, so
+        that whole batches are allowed.
         """
         return self.source is None
 
     def parts(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Clip patients' parts to the bound, and write the parts in whole units.
+        """Clip each patient's part to the L2 bound, and round it towards zero to whole units.
 
         Args:
-            rows: arrays (n, ...) by name; all numbers of one patient together are one vector. A
+            rows: arrays (n, ...) by name. Row i of all arrays together is the part of patient i. A
                 number that is not finite counts as 0, because an error would reveal the patient.
 
         Returns:
-            The same arrays in units, int64.
+            The same arrays in units of bound / 2^24, int64.
         """
         # Arrays (n, numbers) by name; one row of all arrays together is one patient's vector
         flat: dict[str, Tensor] = {}
@@ -103,11 +103,13 @@ class Release:
         return parts
 
     def sums(self, rows: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Add up the parts of patients, int64 in units; ``rows`` are those of ``parts``."""
+        """Sum all patients' clipped parts, int64 in units; ``rows`` are those of ``parts``."""
         return {name: part.sum(dim=0) for name, part in self.parts(rows).items()}
 
     def with_noise(self, sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Add noise to sums of parts, and convert the units back.
+        """Add noise to sums of parts, and convert them from units to numbers.
+
+        This uses up one of the charged releases.
 
         Args:
             sums: sums of parts by name, int64 in units.
@@ -116,7 +118,8 @@ class Release:
             The same arrays, float64, on the CPU.
 
         Raises:
-            RuntimeError: more releases are made than were charged, which is a fault of the program.
+            RuntimeError: a fault of the program: all charged releases are used up, or a sum is not
+                int64.
         """
         if self.made >= self.releases:
             raise RuntimeError(f"{self.releases} release(s) were charged, but one more is made")
@@ -133,13 +136,14 @@ class Release:
 
 
 def copy_alone(samples: Tensor, number: int) -> Tensor:
-    """Copy sample ``number`` of a batch, (1, ...), to memory of its own.
+    """Copy sample ``number`` of a batch (batch, ...) to memory of its own, (1, ...).
 
-    Libraries may compute other last bits if memory begins at another address, and the address of a
-    sample within a batch depends on the patients before it.
+    Libraries may compute other last bits if memory begins at another address, and a sample's
+    address in the batch depends on the patients before it.
     """
     return samples[number : number + 1].clone()
 
 
 def _finite(values: Tensor) -> Tensor:
+    """Convert values to float64, and replace NaN and infinite values by 0."""
     return torch.nan_to_num(values.detach().double(), nan=0.0, posinf=0.0, neginf=0.0)

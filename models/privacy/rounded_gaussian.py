@@ -37,13 +37,14 @@ _AT_ONCE, _ACCEPTED = 2**18, 0.785
 
 
 def rounded_normals(deviation: int, count: int, source: torch.Generator | None) -> Tensor:
-    """Draw normal numbers that are rounded to whole numbers, (count,) int64.
+    """Draw ``count`` Gaussian numbers rounded to whole numbers, int64.
 
     Args:
         deviation: standard deviation, at most ``LARGEST_DEVIATION``.
         count: how many numbers.
-        source: generator of a simulation, which gives the same numbers for the same seed, but not
-            exactly distributed ones; None for exact numbers from the operating system.
+        source: None for numbers from the operating system, each with exactly its probability. A
+            simulation gives a generator, which repeats its numbers but only approximates the
+            distribution.
     """
     if source is not None:
         drawn = torch.randn(count, generator=source, dtype=torch.float64)
@@ -52,12 +53,12 @@ def rounded_normals(deviation: int, count: int, source: torch.Generator | None) 
 
 
 def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) -> _Whole:
-    """Draw ``count`` rounded normal numbers, each with exactly its probability.
+    """Draw ``count`` rounded Gaussian numbers, each with exactly its probability, int64.
 
     Args:
         deviation: standard deviation, at most ``LARGEST_DEVIATION``.
         count: how many numbers.
-        random_bytes: number -> that many random bytes.
+        random_bytes: maps a number to that many random bytes.
     """
     found: list[_Whole] = []
     missing = count
@@ -69,7 +70,11 @@ def exact_normals(deviation: int, count: int, random_bytes: Bytes = os.urandom) 
 
 
 def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
-    """Draw pairs; return the numbers of pairs within the circle, the two of a pair in sequence."""
+    """Draw ``pairs`` points, and convert those within the unit circle to two numbers each.
+
+    Returns:
+        The numbers, int64, the two of a point in sequence. About pi / 4 of the points are accepted.
+    """
     words = np.frombuffer(random_bytes(16 * pairs), dtype=np.uint64) >> np.uint64(64 - _BITS)
     bits = words.astype(np.int64).reshape(pairs, 2)
     # (2k + 1) / 2^53 - 1 is the middle of the interval that the bits k leave open; float64 holds it
@@ -97,11 +102,19 @@ def _accept_pairs(deviation: int, pairs: int, random_bytes: Bytes) -> _Whole:
 
 
 def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
-    """Compute u f and v f (n, 2), and a bound of their errors (n, 2), four times the needed one.
+    """Compute the Gaussian numbers u f and v f of n points, and a bound of their errors.
 
-    The first bits leave w uncertain by less than 2^-50 sqrt(w) + 2^-104, rounding included. The
-    relative error of f is |1/2 - 1/(2 ln w)| times the relative error of w. The error of u f has
-    two parts: u times the error of f, and f times the error of u.
+    The bound is four times the derived one. The first bits leave w uncertain by less than 2^-50
+    sqrt(w) + 2^-104, rounding included. The relative error of f is |1/2 - 1/(2 ln w)| times the
+    relative error of w. The error of u f has two parts: u times the error of f, and f times the
+    error of u.
+
+    Args:
+        middle: u and v, (n, 2).
+        w: u^2 + v^2, (n,).
+
+    Returns:
+        The numbers (n, 2) and the bounds (n, 2).
     """
     logarithm = np.log(w)
     f = np.sqrt(-2 * logarithm / w)
@@ -114,12 +127,12 @@ def _pairs_with_error(middle: _Floats, w: _Floats) -> tuple[_Floats, _Floats]:
 def _decide_by_more_bits(
     deviation: int, u: int, v: int, random_bytes: Bytes
 ) -> tuple[int, int] | None:
-    """Decide a draw by more random bits, as many as it takes.
+    """Draw more random bits of a point until it is clear how its two numbers round.
 
-    ``u`` and ``v`` are the first bits of each number.
+    ``u`` and ``v`` are the first 53 bits of the coordinates.
 
     Returns:
-        The two whole numbers, or None if the point is outside the circle.
+        The two whole numbers, or None if the point is outside the unit circle.
     """
     bits = _BITS
     while True:
@@ -134,7 +147,11 @@ def _decide_by_more_bits(
 
 
 def _interval(number: int, bits: int) -> tuple[int, int, int]:
-    """Return the sign of u, and two neighbouring multiples of 2^(1-bits) that enclose its size."""
+    """Return the sign of a coordinate, and two neighbouring integers that enclose its size.
+
+    ``number`` has the ``bits`` random bits of the coordinate; the integers count units of
+    2^(1-bits).
+    """
     half = 1 << (bits - 1)
     if number >= half:
         return 1, number - half, number - half + 1
@@ -144,17 +161,19 @@ def _interval(number: int, bits: int) -> tuple[int, int, int]:
 def _from_intervals(
     deviation: int, u: tuple[int, int, int], v: tuple[int, int, int], bits: int
 ) -> list[int] | None:
-    """Compute two rounded Gaussians from the point (u, v) by Marsaglia's polar method.
+    """Compute two rounded Gaussian numbers from the point (u, v) by Marsaglia's polar method.
+
+    Interval arithmetic bounds each step from below and above.
 
     Args:
-        deviation: the standard deviation of the two.
-        u: the first coordinate: a sign, and the ends of an interval that holds its size.
+        deviation: the standard deviation of both numbers.
+        u: the first coordinate, as ``_interval`` returns it.
         v: the second coordinate, likewise.
-        bits: the precision of the interval arithmetic.
+        bits: the number of bits per coordinate, which is also the number of decimal digits.
 
     Returns:
-        Two whole numbers; an empty list if ``bits`` do not decide how to round; or None if the
-        point lies outside the unit disc.
+        The two whole numbers; an empty list if more bits are needed to round them; or None if the
+        point lies outside the unit circle.
     """
     # Each line is bounded from below with ``down`` and from above with ``up``. decimal returns the
     # nearest number for roots and logarithms, so that its two neighbours enclose the true value.

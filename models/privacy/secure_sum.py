@@ -56,27 +56,30 @@ class Quantisation:
 
     @property
     def step(self) -> float:
-        """The distance between neighbouring levels."""
+        """The distance between two neighbouring levels, in units of the values."""
         return 2 * self.limit / float(2**self.bits - 1)
 
     def quantise(self, values: Floats) -> Words:
-        """Quantise values of any shape; the error is at most half a step.
+        """Round values of any shape to integer levels, uint32.
 
-        A value that is not finite counts as 0. An error would tell the server that this site has
-        such a value, and casting NaN to an integer is undefined.
+        Values are clipped to -limit..limit; the rounding error is at most half a step. A value that
+        is not finite counts as 0: an error would tell the server that this site has such a value,
+        and casting NaN to an integer is undefined.
         """
         finite = np.where(np.isfinite(values), values, 0.0)
         cut = np.clip(finite, -self.limit, self.limit)
         return np.asarray(np.rint((cut + self.limit) / self.step), np.uint32)
 
     def total(self, sums: Words, sites: int) -> Floats:
-        """Convert the sum of the integers of ``sites`` sites to the sum of their values."""
+        """Convert the sum of ``sites`` sites' integers to the sum of their values, float64."""
         # Every site has added R to each value, hence the subtraction
         return np.asarray(sums.astype(np.float64) * self.step - sites * self.limit)
 
 
 def quantisation(common: CommonSettings, sites: int, samples: int = SAMPLES) -> Quantisation:
-    """Choose the quantisation for updates of norm 'secure.clip-norm' with the most bits that fit.
+    """Choose the finest quantisation with which the sum of all sites fits into 32 bits.
+
+    Its limit is 'secure.clip-norm', because no number of a clipped update is larger.
 
     Args:
         common: the run's settings.
@@ -96,22 +99,23 @@ def quantisation(common: CommonSettings, sites: int, samples: int = SAMPLES) -> 
 
 
 def weigh_site(way: Quantisation, samples: int) -> float:
-    """Return the weight of a site with so many samples, from 0 to 1.
+    """Return the weight of a site with ``samples`` samples: their share of B, at most 1.
 
-    A site with more than B samples counts as a site with B, because a refusal would reveal its
-    number.
+    A site with more than B samples counts as one with B, because a refusal would reveal its number.
     """
     return min(samples, way.samples) / way.samples
 
 
 def why_too_coarse(numbers: int, way: Quantisation, sites: int = 1, samples: int = 0) -> str | None:
-    """Say why rounding would distort the mean too much; None if it would not.
+    """Return an error message if rounding would distort the mean too much, otherwise None.
+
+    The limit is an expected error of 1 % of 'secure.clip-norm'.
 
     Args:
         numbers: how many numbers an update has.
         way: the quantisation.
         sites: the number of summed sites.
-        samples: samples of all these sites together, or 0 for the most that one site counts with.
+        samples: the number of samples at all these sites together; 0 stands for B.
     """
     # A rounding error is uniform over a step and has variance step^2 / 12. Its norm grows with the
     # square root of the numbers in an update and of the sites
@@ -127,12 +131,14 @@ def why_too_coarse(numbers: int, way: Quantisation, sites: int = 1, samples: int
 
 
 def needed_sites(common: CommonSettings, sites: int) -> int:
-    """Return the number of sites that must stay to the end of a round.
+    """Return the number of sites, out of ``sites``, that must stay to the end of a round.
 
-    It is 'secure.threshold', or more than two thirds of ``sites`` if that is 0.
+    It is 'secure.threshold'; if that is 0, the smallest number above two thirds of the sites, but
+    at least three.
 
     Raises:
-        SettingError: there are fewer than three sites, or the threshold does not fit their number.
+        SettingError: there are fewer than three sites, or the threshold is not above half of them
+            and at least three, or is above their number.
     """
     if sites < _FEWEST:
         raise SettingError(
@@ -152,16 +158,17 @@ def needed_sites(common: CommonSettings, sites: int) -> int:
 
 
 def tolerated_colluders(threshold: int, sites: int) -> int:
-    """Return c, the most sites that may collude with the server without revealing a site's part.
+    """Return c, how many sites may collude with the server before a site's update is revealed.
 
-    Theorem 6.5 requires 2t > n + c for the threshold t and n sites. Opened sums then cover at least
-    t - c honest sites. These must be at least two, because a sum over one site is its own part.
+    Theorem 6.5 requires 2t > n + c for the threshold t and n sites. Sums that the server opens then
+    cover at least t - c honest sites. At least two must be honest, because a sum over one site is
+    its own update.
     """
     return min(2 * threshold - sites - 1, threshold - 2)
 
 
 class MaskStream:
-    """A stream of integers below 2^32 from a secret key; a key must be used only once."""
+    """A stream of pseudorandom uint32 numbers from a secret key; use each key only once."""
 
     def __init__(self, key: bytes) -> None:
         if len(key) != KEY:
@@ -170,7 +177,7 @@ class MaskStream:
         self._stream = Cipher(AES(key), CTR(bytes(16))).encryptor()
 
     def words(self, shape: tuple[int, ...]) -> Words:
-        """Return the next integers of the stream, uint32 of ``shape``."""
+        """Return the stream's next numbers, uint32 of ``shape``."""
         # The byte order is fixed: sites with other processors must compute the same mask
         stream = self._stream.update(bytes(4 * math.prod(shape)))
         return np.frombuffer(stream, "<u4").astype(np.uint32).reshape(shape)
@@ -179,9 +186,10 @@ class MaskStream:
 def mask_arrays(
     arrays: Mapping[str, Words], plus: Iterable[bytes], minus: Iterable[bytes] = ()
 ) -> dict[str, Words]:
-    """Add the masks of the keys ``plus`` to arrays and subtract those of ``minus``, modulo 2^32.
+    """Return copies of arrays with masks added and subtracted, modulo 2^32.
 
-    A mask runs through the arrays in the order of their names, on all sites alike.
+    ``plus`` are the keys of the added masks, ``minus`` those of the subtracted ones. Each key's
+    stream runs through the arrays in the order of their names, so that masks of two sites cancel.
     """
     # uint32 wraps around in numpy, which is the addition modulo 2^32 that masks need
     added = [MaskStream(key) for key in plus]

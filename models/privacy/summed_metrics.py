@@ -20,13 +20,14 @@ TRAIN_LOSS = measurement(TRAINED, "train", "loss")
 
 
 def summed_metrics(trains: bool, measures: bool, splits: Sequence[str]) -> list[str]:
-    """List the names of the metrics that are summed over the sites in a phase.
+    """List the names of the metrics that a phase sums over the sites.
 
     Args:
-        trains: whether sites train in the phase.
-        measures: whether sites measure the incoming model.
-        splits: the splits that every site has. A sum over fewer sites would show which sites
-            lack the split.
+        trains: whether sites train in the phase, which adds the training loss.
+        measures: whether sites measure the incoming model, which adds its accuracy, entropy and
+            loss on validation and test data.
+        splits: the splits that every site has. A sum over fewer sites would show which sites lack
+            the split.
     """
     names = []
     if trains and "train" in splits:
@@ -45,7 +46,10 @@ def split_of(name: str) -> str:
 
 
 def bounds(name: str, classes: int) -> tuple[float, float] | None:
-    """Return the least and the largest value of a metric; None if the metric cannot be summed."""
+    """Return the least and largest value of the metric ``name``; None if it cannot be summed.
+
+    ``classes`` bounds the entropy.
+    """
     metric = name.rpartition(".")[2]
     known = (_STEPS, _INVERSE_STEPS, TRAIN_LOSS)
     if name not in known and name not in summed_metrics(True, True, ("val", "test")):
@@ -60,7 +64,10 @@ def bounds(name: str, classes: int) -> tuple[float, float] | None:
 
 
 def portion(value: float | None, low: float, high: float) -> float | None:
-    """Scale ``value`` from ``low``..``high`` to 0..1, clipped; None without a finite value."""
+    """Map ``value`` from the range ``low``..``high`` to 0..1, clipped.
+
+    The result is None if the value is None or not finite.
+    """
     if value is None or not math.isfinite(value):
         return None
     return min(max((value - low) / (high - low), 0.0), 1.0)

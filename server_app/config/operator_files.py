@@ -47,7 +47,11 @@ class _Entry(FileModel):
 
 
 def operator_terms(common: CommonSettings) -> Terms:
-    """Return the terms that the operator's files state; SettingError if one cannot be used."""
+    """Read the operator's files, the registry and the agreed weights, if they are named.
+
+    Raises:
+        SettingError: a named file cannot be used.
+    """
     registry, weights = None, None
     named = os.environ.get(REGISTRY, "")
     if named:
@@ -58,11 +62,11 @@ def operator_terms(common: CommonSettings) -> Terms:
 
 
 def read_registry(path: Path) -> Registry:
-    """Read the registry: the node id of each site.
+    """Read the registry file: the node id of each site.
 
     Raises:
         SettingError: the file cannot be read, has unknown keys, or has one node or one key under
-            two names.
+            two site names.
     """
     nodes = {}
     for site, entry in _read_entries(path).items():
@@ -71,21 +75,26 @@ def read_registry(path: Path) -> Registry:
 
 
 def registered_keys(path: Path) -> Mapping[str, str]:
-    """Return the fingerprint of each site's key; errors as ``read_registry``."""
+    """Read each site's key fingerprint from the registry file; errors as in ``read_registry``."""
     return {site: entry.key for site, entry in _read_entries(path).items()}
 
 
 def read_weights(path: Path) -> AgreedWeights:
-    """Read the number of training samples agreed for each site, from 1 to 10^9.
+    """Read the file of agreed weights: each site's number of training samples, 1 to 10^9.
 
     Raises:
-        SettingError: the file cannot be used.
+        SettingError: the file cannot be read, or a name or number is invalid.
     """
     return AgreedWeights(str(path), _read_by_site(path, Annotated[int, whole(1, _MOST)]))
 
 
 def _read_entries(path: Path) -> Mapping[str, _Entry]:
-    """Read the registry's entries; SettingError if a node or a key has two names."""
+    """Read the registry's entries by site.
+
+    Raises:
+        SettingError: the file cannot be used, or a node or key has two site names, which would give
+            one hospital two votes.
+    """
     entries: dict[str, _Entry] = _read_by_site(path, _Entry)
     for part in ("node_id", "key"):
         owner: dict[str, str] = {}

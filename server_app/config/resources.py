@@ -25,11 +25,11 @@ _CGROUP = Path("/sys/fs/cgroup")
 
 
 def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
-    """Check the resources and add defaults for missing keys.
+    """Check the given resources, and return them with defaults for missing keys.
 
     Raises:
-        SettingError: a key is unknown, or a value is no number from 0 to ``_MOST``; a run needs at
-            least 1 'num-supernodes'.
+        SettingError: a key is unknown, or a value is no number from 0 to 1,000,000. At least one
+            'num-supernodes' is required.
     """
     for key, value in resources.items():
         if key not in RESOURCES:
@@ -49,15 +49,15 @@ def check_resources(resources: Mapping[str, Value]) -> dict[str, Value]:
 def check_device(device: str, share: float) -> None:
     """Check that client processes will see the GPU that 'machine.device' asks for.
 
-    If 'machine.device' is auto, a GPU exists and ``share`` is 0, print a warning: clients use the
-    CPU.
+    Prints a warning if the device is "auto", a GPU exists and ``share`` is 0, because clients then
+    use the CPU.
 
     Args:
         device: the setting 'machine.device'.
         share: the share of a GPU that each client process gets; 0 for none.
 
     Raises:
-        SettingError: the device is 'cuda:N' with N other than 0, or a GPU when ``share`` is 0.
+        SettingError: the device is 'cuda:N' with N above 0, or it is a GPU but ``share`` is 0.
     """
     hint = (
         "set 'client-resources-num-gpus' in the experiment's 'resources' (0.5 for two clients at "
@@ -88,7 +88,10 @@ def has_gpu() -> bool:
 
 
 def cores() -> int:
-    """Return the number of cores that this process may use, at most the container's limit."""
+    """Return the number of cores that this process may use, at least 1.
+
+    CPU affinity and the container's CPU quota limit it.
+    """
     own = os.cpu_count() or 1
     if sys.platform == "linux":  # where taskset and Slurm may leave a process fewer
         own = len(os.sched_getaffinity(0))
@@ -105,7 +108,10 @@ def free_memory() -> float:
 
 
 def _left_in_container() -> float:
-    """Return the bytes that the container may still use, or infinity if it has no limit."""
+    """Return the bytes that the container may still use, or infinity if it has no limit.
+
+    Inactive page cache counts as free.
+    """
     try:
         limit = int((_CGROUP / "memory.max").read_text())
         used = int((_CGROUP / "memory.current").read_text())
@@ -119,17 +125,17 @@ def _left_in_container() -> float:
 
 
 def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
-    """Plan the worker processes of this machine: as many as fit, at most one per site.
+    """Plan the worker processes of this machine, and return each one's environment variables.
 
-    Cores, free memory (1 GiB per worker) and, if sites have a share of a GPU, the GPUs are the
-    limits. At least one worker is planned.
+    There are as many workers as cores, sites and free memory (1 GiB each) allow, and at least one.
+    If sites have a share of a GPU, each GPU has at most 1 / share workers.
 
     Args:
         resources: as ``check_resources`` returns them.
 
     Returns:
-        The environment variables of each worker. A worker sees one GPU, or none if sites have no
-        share of a GPU.
+        One mapping per worker, which sets CUDA_VISIBLE_DEVICES to one GPU, or to none if sites have
+        no share of a GPU.
     """
     each = max(float(resources["client-resources-num-cpus"]), 1.0)
     # The least of four limits: cores, sites, memory, and below the GPUs
@@ -147,7 +153,7 @@ def worker_environments(resources: Mapping[str, Value]) -> list[dict[str, str]]:
 
 
 def _gpus(most: int) -> list[str]:
-    """Return the names of the visible GPUs, at most ``most`` of them, or all if ``most`` is 0."""
+    """Return the names of the visible GPUs, at most ``most`` of them; 0 means all."""
     import torch
 
     # PyTorch counts only the GPUs that the variable names and that exist

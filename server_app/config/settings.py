@@ -73,7 +73,10 @@ class RunSettings(Mapping[str, Value]):
         return as_mapping(self.common) | as_mapping(self.own)
 
     def decisive(self) -> dict[str, Value]:
-        """Return the settings that the result depends on; a resumed run must have the same."""
+        """Return the settings that decide the result, by key; a resumed run must have the same.
+
+        These are all settings but ``CIRCUMSTANCES``, such as the run's name and its files.
+        """
         decisive = self.as_mapping()
         for key in CIRCUMSTANCES:
             decisive.pop(key, None)
@@ -83,7 +86,7 @@ class RunSettings(Mapping[str, Value]):
         return decisive
 
     def run_config(self) -> dict[str, Any]:
-        """Return the settings as the run config of ``flwr run``, with groups as tables.
+        """Return the settings as the run config of ``flwr run``, with groups as nested tables.
 
         ``flwr run`` accepts only the keys of pyproject.toml, so the settings of a plugin's method
         travel as one JSON text, 'plugin-settings'.
@@ -98,7 +101,10 @@ class RunSettings(Mapping[str, Value]):
         return group_settings(values)
 
     def pin_plugins(self) -> "RunSettings":
-        """Return the settings with the SHA-256 of each plugin in 'plugin-digests'.
+        """Return the settings with the SHA-256 of each plugin in use in 'plugin-digests'.
+
+        The digests are also remembered for this user, so that he can read the run later. Without
+        plugins the settings are unchanged.
 
         Raises:
             SettingError: 'plugin-digests' already has another digest for a plugin.
@@ -133,7 +139,10 @@ class RunConfig:
 
 
 def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
-    """Describe the settings that differ between two runs; empty if none does."""
+    """Describe the settings that differ between two runs, in one line; empty if none differs.
+
+    Such as "seed is 1 there and 2 here": ``before`` is "there" and ``now`` is "here".
+    """
     differing = []
     for key in sorted(before.keys() | now.keys()):
         if before.get(key) != now.get(key):
@@ -144,13 +153,15 @@ def differences(before: Mapping[str, Value], now: Mapping[str, Value]) -> str:
 
 @cache
 def declared_defaults() -> Mapping[str, Value]:
-    """Read the defaults of ``known_defaults`` from pyproject.toml, without importing a method."""
+    """Read the defaults of fedsilo's settings from pyproject.toml, without importing a method."""
     project = tomllib.loads(PROJECT_FILE.read_text(encoding="utf-8"))
     return flat_values(project["tool"]["flwr"]["app"]["config"], str(PROJECT_FILE))
 
 
 def resolve(values: Mapping[str, Value]) -> RunSettings:
-    """Build the settings of a run from keys and values; missing keys take their defaults.
+    """Build the settings of a run from keys and values, and check that they fit together.
+
+    Missing keys take their defaults.
 
     Raises:
         SettingError: a key is unknown or belongs to another method, a value has the wrong type or
@@ -185,7 +196,9 @@ def resolve(values: Mapping[str, Value]) -> RunSettings:
 
 
 def _build_settings(values: Mapping[str, Value]) -> RunSettings:
-    """Build settings whose keys, types and ranges are right; whether they fit together is open.
+    """Build settings with valid keys, types and ranges, without checking that they fit together.
+
+    Loads the files of 'plugin', which may define the method.
 
     Raises:
         SettingError: a key is unknown or belongs to another method, a value has the wrong type or
@@ -214,13 +227,13 @@ def _build_settings(values: Mapping[str, Value]) -> RunSettings:
 
 
 def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
-    """Build the settings from a run directory's record, which anybody may have written.
+    """Build and check the settings that a run directory records, which anybody may have written.
 
-    Its plugins are executed only if the reader named or ran them (``trusted_plugins``). The working
-    folder is off the import path meanwhile, because it may be the directory itself.
+    Its plugins are executed only if the reader named or ran them (``trusted_plugins``). Meanwhile
+    the working folder is not on the import path, because it may be the run directory itself.
 
     Raises:
-        SettingError: as ``resolve``, or a plugin may not be executed.
+        SettingError: as in ``resolve``, or a plugin may not be executed.
     """
     # Before the plugins are looked for: one under a former name must not be overlooked
     values = current_settings(values, quietly=True)
@@ -229,13 +242,13 @@ def resolve_recorded(values: Mapping[str, Value]) -> RunSettings:
 
 
 def read_recorded(values: Mapping[str, Value]) -> RunSettings:
-    """Build the settings from a run directory's record, to read them; nothing is run by them.
+    """Build the settings that a run directory records, without checking that they fit together.
 
-    Each has its type and range, but contradictions stay: a later version may refuse a combination
-    with which an earlier one ran. Whoever opens data or networks calls ``resolve_recorded``.
+    A newer version may refuse a combination with which an older one ran, and such a run must stay
+    readable. Code that opens data or networks calls ``resolve_recorded`` instead.
 
     Raises:
-        SettingError: as ``resolve_recorded``, without contradictions.
+        SettingError: as in ``resolve_recorded``, except for contradictions.
     """
     values = current_settings(values, quietly=True)
     with plugins.without_working_folder():
@@ -243,10 +256,10 @@ def read_recorded(values: Mapping[str, Value]) -> RunSettings:
 
 
 def _plugged_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the defaults of a plugin method's settings, by key.
+    """Return the default of each setting of a plugin's method, by key.
 
     Raises:
-        SettingError: the method's group of settings already belongs to another method.
+        SettingError: the group of its settings already belongs to fedsilo or to another method.
     """
     cls = settings_class(method)
     group = str(vars(cls).get("group", ""))
@@ -266,9 +279,12 @@ def _plugged_defaults(method: str, known: Mapping[str, Value]) -> dict[str, Valu
 def _refuse_foreign_keys(
     values: Mapping[str, Value], method: str, known: Mapping[str, Value]
 ) -> None:
-    """Refuse a key of another method, unless its value is the default.
+    """Refuse settings of another method whose value is not the default.
 
-    Flower's run config fills in the defaults of all methods, so a default says nothing.
+    Flower's run config fills in the defaults of all methods, so a default value is accepted.
+
+    Raises:
+        SettingError: names the first such setting.
     """
     used = defaults(CommonSettings) | defaults(settings_class(method))
     for key, value in values.items():
@@ -277,7 +293,9 @@ def _refuse_foreign_keys(
 
 
 def read_toml(path: Path) -> dict[str, Value]:
-    """Read the settings of a TOML file, which may be a run directory's config.toml.
+    """Read the settings of a TOML file by key; the file may be a run directory's config.toml.
+
+    That file's entries "format", "launch" and "environment" are left out.
 
     Raises:
         SettingError: the file is missing, is no TOML, or is nested more deeply than groups are.
@@ -304,7 +322,12 @@ def _parse_toml(path: Path) -> dict[str, Any]:
 
 
 def read_run_config(config: Path) -> RunConfig:
-    """Read a run directory's config.toml; RunDirectoryError if its format is another one."""
+    """Read a run directory's config.toml; settings under former names get their current ones.
+
+    Raises:
+        RunDirectoryError: another version wrote the file, or a table in it is malformed.
+        SettingError: the file cannot be read or is no TOML.
+    """
     content = _parse_toml(config)
     if content.pop("format", None) != RUN_FORMAT:
         raise RunDirectoryError(
@@ -320,10 +343,15 @@ def read_run_config(config: Path) -> RunConfig:
 
 
 def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
-    """Check that a part of config.toml is a table, whose values are single values or tables.
+    """Check that a part of config.toml is a table of single values or tables, and return a copy.
+
+    Args:
+        content: the part, as parsed.
+        name: its name, for errors.
+        config: the path of config.toml, for errors.
 
     Raises:
-        RunDirectoryError: the part has another form.
+        RunDirectoryError: the part is no table, or holds another kind of value.
     """
     fault = ""
     if isinstance(content, dict):
@@ -338,7 +366,9 @@ def _check_table(content: Any, name: str, config: Path) -> dict[str, Any]:
 
 
 def parse_assignment(text: str) -> tuple[str, Value]:
-    """Parse a setting ``key=value``; a value that is no TOML value is taken as a text.
+    """Parse a setting ``key=value`` from ``--set`` into its key and value.
+
+    A value that is not valid TOML is taken as a text.
 
     Raises:
         SettingError: there is no '=', or the value is a table or, for most settings, a list.
@@ -352,7 +382,9 @@ def parse_assignment(text: str) -> tuple[str, Value]:
 
 
 def parse_pair(text: str) -> tuple[str, Any]:
-    """Parse ``key=value``, whatever the key names; a value that is no TOML value is a text.
+    """Parse ``key=value`` into key and value, without checking the key.
+
+    A value that is not valid TOML is taken as a text, and so is a date.
 
     Raises:
         SettingError: there is no '=', or the text is more than one pair.

@@ -39,7 +39,7 @@ _VECTORISED: Mapping[str, tuple[Value, ...]] = {
 
 
 def check_training(common: CommonSettings, is_table: bool) -> None:
-    """Check the settings of optimiser, schedule, augmentation and early stopping.
+    """Check the settings of optimiser, schedule, class weights, augmentation and early stopping.
 
     Raises:
         SettingError: a site would refuse the settings, or early stopping could never act.
@@ -88,7 +88,12 @@ def _check_early_stopping(common: CommonSettings) -> None:
 
 
 def _check_vectorised(common: CommonSettings) -> None:
-    """Refuse settings under which sites cannot be trained as one batch."""
+    """Check that the inline engine can train several sites of this run as one batch.
+
+    Raises:
+        SettingError: the method does more than plain training, or a setting has a value that the
+            batched training does not support; names the last such setting.
+    """
     values, fault = as_mapping(common), ""
     # A plugin may extend a method that trains plainly, and do more
     if common.method not in METHODS or not site_class(common.method).trains_plainly:

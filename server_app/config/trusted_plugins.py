@@ -32,21 +32,26 @@ _run_here: set[tuple[str, str]] = set()  # (module, digest) of each plugin that 
 
 
 def name_plugins(entries: Iterable[object]) -> None:
-    """Trust the reader's own copies of plugins for all runs that this process reads.
+    """Trust the reader's own copies of plugins in this process, for every run that it reads.
 
     Args:
-        entries: files FILE.py, or modules of installed packages.
+        entries: files FILE.py, or modules of installed packages; each may list several.
 
     Raises:
         SettingError: a file does not exist.
     """
     for text in entries:
+        # One option may list several plugins, separated by commas
         for entry in plugins.plugin_entries(str(text)):
             _name_plugin(entry)
 
 
 def _name_plugin(entry: str) -> None:
-    """Trust one plugin for this process: a file ``FILE.py``, or an installed module."""
+    """Trust one plugin in this process: a file ``FILE.py``, or an installed module.
+
+    Raises:
+        SettingError: the file does not exist.
+    """
     if not entry.endswith(".py"):
         _named[entry.partition(".")[0]] = entry
         return
@@ -57,7 +62,10 @@ def _name_plugin(entry: str) -> None:
 
 
 def remember_plugins(digests: Mapping[str, str]) -> None:
-    """Remember plugins that this user runs, so that he can read his runs without an option.
+    """Remember plugins that this user runs, in memory and in his file of trusted plugins.
+
+    Later he can read runs with these plugins without naming them. If the file cannot be written, a
+    warning is printed.
 
     Args:
         digests: module -> SHA-256.
@@ -90,13 +98,13 @@ def approve_plugins(
 ) -> dict[str, Value]:
     """Return a file's settings, in which 'plugin' lists only plugins that may be executed.
 
-    Installed modules are imported here, at the moment at which their digest has been checked.
+    Installed modules are imported here, right after their digest has been checked.
 
     Args:
         values: the settings, as a config.toml has them.
-        used: the modules, without their parents' names, in which the settings name an object.
+        used: the top-level modules of the plugins whose objects the settings name.
         needs_pins: whether 'plugin-digests' must have each plugin. If not, a plugin without a
-            digest there may have the bytes of the reader's own copy.
+            digest there may have any bytes, if the reader trusts it.
 
     Raises:
         SettingError: a plugin that the settings use may not be executed. The message says how the
@@ -123,7 +131,10 @@ def approve_plugins(
 
 
 def remember_files(named: str) -> None:
-    """Remember the files of a setting 'plugin' that the user himself gives."""
+    """Remember the digests of the plugin files in a setting 'plugin' that the user himself gives.
+
+    Installed modules in it are skipped.
+    """
     digests = {}
     for module, entry in _by_module(named).items():
         if entry.endswith(".py"):
@@ -137,14 +148,14 @@ def _by_module(named: str) -> dict[str, str]:
 
 
 def refuse_unknown_files(named: str, where: str) -> None:
-    """Refuse files of 'plugin' that a file names, unless this user gave or ran the same bytes.
+    """Refuse plugin files that a file of settings names, unless this user has run the same bytes.
 
     Args:
-        named: the setting's value.
-        where: the file that names them, for the error.
+        named: the value of the setting 'plugin'.
+        where: the file of settings, for the error.
 
     Raises:
-        SettingError: names the first such file.
+        SettingError: names the first plugin file that this user has not run.
     """
     for entry in plugins.plugin_entries(named):
         module = plugins.module_of(entry)
@@ -156,12 +167,18 @@ def refuse_unknown_files(named: str, where: str) -> None:
 
 
 def _approve(module: str, recorded: str, pin: str) -> str:
-    """Return the entry of 'plugin' by which a plugin may be loaded; empty for an installed module.
+    """Check that one plugin may be executed, and return its entry for the setting 'plugin'.
+
+    A plugin needs two things: the reader's trust, and the recorded SHA-256. An installed module is
+    imported at once, and its entry is empty.
 
     Args:
         module: the plugin's module.
         recorded: the file that the run directory names for it, or empty.
-        pin: the SHA-256 that the run directory has of it, or empty.
+        pin: the SHA-256 that the run directory records for it, or empty.
+
+    Raises:
+        SettingError: the plugin is not trusted, cannot be read, or has another SHA-256.
     """
     entry = _named.get(module, recorded)
     is_file = entry.endswith(".py")
@@ -226,15 +243,15 @@ def _is_remembered(module: str, digest: str) -> bool:
 
 
 def _digests_file() -> Path:
-    """Return the file of digests; RuntimeError if the user has no home."""
+    """Return the path of the file of trusted plugins; RuntimeError if the user has no home."""
     return Path(os.environ.get(PLACE, "") or "~/.fedsilo/trusted-plugins").expanduser()
 
 
 def _read_remembered() -> set[tuple[str, str]]:
-    """Read module and digest of all plugins that this user has run.
+    """Read (module, SHA-256) of all plugins that this user has run; empty without a file.
 
     Raises:
-        SettingError: somebody else could have written the file.
+        SettingError: the file cannot be read, or another user could have written it.
     """
     try:
         path = _digests_file()

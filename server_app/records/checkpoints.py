@@ -47,7 +47,7 @@ class CheckpointHook(Hook):
         self.state_class = state_class
 
     def round_ended(self, state: State) -> None:
-        """Write this round's checkpoint and remove the oldest."""
+        """Write this round's checkpoint, then delete all but the newest two."""
         of_hooks = {}
         for name, hook in self.hooks.items():
             of_hooks[name] = hook.state()
@@ -58,10 +58,12 @@ class CheckpointHook(Hook):
             old.unlink()
 
     def resume(self) -> State | None:
-        """Load the newest intact checkpoint and restore the hooks.
+        """Load the newest intact checkpoint, and restore the hooks from it.
+
+        A damaged file is skipped with a warning.
 
         Returns:
-            The state of the checkpoint, or None if the folder has no checkpoint.
+        The state of the checkpoint, or None if the folder has no checkpoint.
 
         Raises:
             CheckpointError: the checkpoint belongs to other settings or another version, or no
@@ -85,6 +87,7 @@ class CheckpointHook(Hook):
                     f"{path} was written by another version of fedsilo ({type(error).__name__}: "
                     f"{one_line(error, 100)}): start a new run"
                 ) from None
+            # A renamed file would make the run repeat or skip rounds
             if path.stem != f"round-{state.round:06d}":
                 raise CheckpointError(f"{path} holds round {state.round}: start a new run")
             return state
@@ -96,7 +99,11 @@ class CheckpointHook(Hook):
         return None
 
     def _refuse_other_settings(self, recorded: Mapping[str, Value], path: Path) -> None:
-        """Raise a CheckpointError if a checkpoint's settings are not those of this run."""
+        """Check that a checkpoint's settings are those of this run.
+
+        Raises:
+            CheckpointError: a setting differs; names both values.
+        """
         before = current_settings(recorded, str(path), quietly=True)
         fault = ""
         # The removed setting made sites add rounding errors to their next update
@@ -116,7 +123,7 @@ class CheckpointHook(Hook):
 
 
 def statistics_as_lists(pooled: FeatureStatistics) -> dict[str, Any]:
-    """Return the statistics for scaling inputs as JSON has them: lists, by name."""
+    """Convert the pooled statistics for scaling inputs to lists by name, for JSON."""
     statistics = {}
     for name, values in vars(pooled).items():
         statistics[name] = values.tolist()
@@ -124,10 +131,10 @@ def statistics_as_lists(pooled: FeatureStatistics) -> dict[str, Any]:
 
 
 def write_model(directory: RunDirectory, name: str, method: Method, state: State) -> bool:
-    """Write the global model with the statistics for scaling inputs.
+    """Write the global model, with the statistics for scaling inputs, to the file ``name``.
 
     Returns:
-        Whether there is a global model, and so a file.
+        False, without writing a file, if the method has no global model; else True.
     """
     pooled, model = method.participants.standardisation(), method.model(state)
     if not model:
@@ -172,7 +179,10 @@ class BestRound(Hook):
         self._judge_round()
 
     def why_finished(self, state: State) -> str | None:
-        """Explain an early stop after 'server.patience' rounds of no better value; or None."""
+        """Return the reason to stop early: no better value in 'server.patience' measured rounds.
+
+        None to continue.
+        """
         if self.waited < self.common.patience:
             return None
         return (
@@ -217,9 +227,9 @@ class BestRound(Hook):
         return gain > 0
 
     def _mean_over_sites(self, values: Mapping[str, Mapping[str, float]]) -> float:
-        """Return the mean of the metric over the sites that reported it, weighted by samples.
+        """Return the early-stopping metric's mean over sites, weighted by validation samples.
 
-        NaN if no site with validation samples reported it.
+        NaN if no site with validation samples reported it. A securely summed mean is used as it is.
         """
         metric, facts = self.common.early_stopping_metric, self.method.participants.facts
         reported = {site: row[metric] for site, row in values.items() if metric in row}

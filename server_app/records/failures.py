@@ -29,9 +29,10 @@ class FailureLog:
         self.entries = read_failures(directory)
 
     def add(self, round_: int, phase: str, site: str, code: str, cause: str) -> None:
-        """Append a failure, unless the file has the same one.
+        """Append a failure to the file and to ``entries``, unless it is already there.
 
-        A resumed run repeats the round in which it was interrupted, and may fail there again.
+        A resumed run repeats the round in which it was interrupted, so the same failure may come
+        again.
 
         Raises:
             RunDirectoryError: the file cannot be written.
@@ -60,7 +61,7 @@ class FailureLog:
             ) from None
 
     def in_summary(self) -> list[dict[str, Any]]:
-        """Return the failures as summary.json has them, where the cause is called 'reason'."""
+        """Return the failures in the form of summary.json, which calls the cause 'reason'."""
         listed = []
         for entry in self.entries:
             rest = {key: value for key, value in entry.items() if key != "cause"}
@@ -69,10 +70,10 @@ class FailureLog:
 
 
 def read_failures(directory: RunDirectory) -> list[dict[str, Any]]:
-    """Read the failures of a run; none if it has no such file.
+    """Read a run's failures.jsonl as one mapping per line; empty if there is no such file.
 
     Raises:
-        RunDirectoryError: the file cannot be read, or a line has another form.
+        RunDirectoryError: the file cannot be read, or a line has other keys than ``KEYS``.
     """
     path = directory.file(FAILURES)
     if not path.exists():

@@ -39,10 +39,10 @@ class Content(dict[str, Any]):
 
 
 def read_content(text: str, path: Path) -> Any:
-    """Parse a JSON file, and check its content if the file has a known name.
+    """Parse the text of a JSON file, and check its content if ``FORMS`` knows the file's name.
 
     Raises:
-        RunDirectoryError: the content has another form.
+        RunDirectoryError: the content is not of the expected form.
         ValueError: the text is no JSON.
     """
     content = json.loads(text, object_pairs_hook=lambda pairs: Content(pairs, path))
@@ -51,17 +51,24 @@ def read_content(text: str, path: Path) -> Any:
 
 
 def check(form: Any, content: Any, where: str) -> None:
-    """Raise a RunDirectoryError, which names the place, if a content is not of type ``form``."""
+    """Check that ``content`` is of type ``form``; ``where`` names the file in the error.
+
+    Raises:
+        RunDirectoryError: names the place and the fault.
+    """
     check_content(form, content, lambda sentence: _other_form(where, sentence), quoted=True)
 
 
 def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, Any]]) -> None:
-    """Raise a RunDirectoryError if metrics.csv or traffic.csv has another form.
+    """Check the columns and cells of metrics.csv or traffic.csv; other files pass.
 
     Args:
         path: the file.
         columns: the cells of its first line.
         rows: its other lines, column -> cell.
+
+    Raises:
+        RunDirectoryError: a column is missing, or a cell is invalid; names the first line at fault.
     """
     fault = ""
     for column in COLUMNS.get(path.name, ()):
@@ -78,7 +85,7 @@ def check_table(path: Path, columns: Iterable[str], rows: Iterable[Mapping[Any, 
 
 
 def _line_fault(cells: Mapping[Any, Any]) -> str:
-    """Find the fault of a table's line, as the end of a sentence; empty for a line without one."""
+    """Return the fault of a table's line, as the end of "line 7 ..."; empty if it has none."""
     # csv.DictReader has the key None for cells too many, and the value None for cells too few
     if None in cells or None in cells.values():
         return " has more or fewer cells than the first"
@@ -111,12 +118,13 @@ def _cell_fault(column: str, cell: str) -> str | None:
 def _is_possible(metric: str, value: float) -> bool:
     """Tell whether a metric can have this value.
 
-    Metrics per class or bin are counts or shares, so they are not negative. Metrics between 0 and 1
-    stay finite, even with noise. Every other metric may have any value, also NaN.
+    Metrics per class or bin are 0 to 10^15. Metrics on the unit scale are at most 10^15 in size,
+    because noise may move them beyond 1. Every other metric may have any value, also NaN.
     """
     # The limits keep numbers out that pages and plots could not show
     if "." in metric:
         return 0 <= value <= _LARGEST
+    # Such as trained-accuracy or own-auc-from-north, which are on the scale of the plain metric
     name = metric.removeprefix("trained-").removeprefix("own-").partition("-from-")[0]
     return name not in _UNIT or abs(value) <= _LARGEST
 

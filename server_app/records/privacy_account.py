@@ -35,7 +35,7 @@ _ROUNDING = 1 + 1e-6
 
 
 class PrivacyHook(Hook):
-    """Keeps the epsilon that each site reports, and ends a run well when a site's cap is reached.
+    """Stores the epsilon that each site reports, and ends the run when a site's cap is reached.
 
     A site enters its spending in its own ledger before it trains, and refuses to go above a cap. So
     the site's count stays right even if messages are lost.
@@ -48,10 +48,10 @@ class PrivacyHook(Hook):
         self.spent_by: dict[str, float] = {}
 
     def objection(self, round_: int, phase: str, reply: Reply) -> str | None:
-        """Refuse arrays without a reported epsilon, and an epsilon above the run's cap.
+        """Return the reason to refuse a reply without an epsilon, or with one above the cap.
 
-        A site that counts properly refuses to exceed the cap itself, so a reported excess means
-        that the site does not count. None if the reply is accepted.
+        None if the reply is accepted; one without arrays needs no epsilon. A site with a correct
+        ledger refuses to exceed the cap itself, so a reported excess means that it is wrong.
         """
         if reply.arrays and DP_EPSILON not in reply.metrics:
             return _NO_NOISE
@@ -70,9 +70,10 @@ class PrivacyHook(Hook):
             self.spent_by[site] = max(said, self.spent(site))
 
     def why_end(self, state: State, error: SiteError) -> str | None:
-        """Explain the end of a run by a site's refusal to spend more; None for other errors.
+        """Return the reason to end the run normally because a site's epsilon is spent.
 
-        Without a finished round the answer is None too, because the run has trained nothing.
+        None for any other error, and before a round has finished, because then there is no model to
+        keep.
         """
         # Before the first round a refusal is an error: the run has trained nothing to keep
         if not state.round or not isinstance(error, TooFewSitesError):
@@ -95,7 +96,7 @@ class PrivacyHook(Hook):
         return self.spent_by.get(site, 0.0)
 
     def guarantee(self, participants: Participants) -> dict[str, Any]:
-        """Build the guarantee of privacy.json: the largest epsilon of a site, and each site's."""
+        """Build the guarantee in privacy.json: the mechanism, each site's epsilon, the largest."""
         common = self.common
         sites = {site: self.spent(site) for site in participants.sites()}
         bound = _OF

@@ -95,7 +95,7 @@ class Progress(_Part):
     max_epsilon: _Seconds = 0.0
 
     def bytes(self) -> dict[str, int]:
-        """Return the total bytes over all sites: ``down`` to the sites, ``up`` from them."""
+        """Return the total bytes over all sites: "down" to the sites and "up" from them."""
         total = {"down": 0, "up": 0}
         for site in self.sites.values():
             total["down"] += site.bytes_down
@@ -109,7 +109,7 @@ class Progress(_Part):
 
 
 def read_progress(folder: Path) -> Progress | None:
-    """Read the progress of a run directory; None if it has no ``progress.json``.
+    """Read ``progress.json`` in a run directory; None if there is no such file.
 
     Raises:
         RunDirectoryError: the file cannot be read, or another version of fedsilo wrote it.
@@ -131,7 +131,10 @@ def read_progress(folder: Path) -> Progress | None:
 
 
 def _form_fault(error: ValidationError) -> str:
-    """Say why a progress file has another form, and what to do."""
+    """Describe why a progress file is invalid, and the remedy, as the end of a sentence.
+
+    Invalid JSON may be a file that is just being replaced; any other fault means another version.
+    """
     first = error.errors()[0]
     # Half a file is no JSON: on a network drive, a reader may see the file while it is replaced
     if first["type"] == "json_invalid":
@@ -147,7 +150,10 @@ def _form_fault(error: ValidationError) -> str:
 
 
 def mark_interrupted(folder: Path) -> None:
-    """Record that a run was interrupted, because its own process had no time to do so."""
+    """Change the state in the progress files from "running" to "interrupted".
+
+    For a run whose own process was killed before it could do so. Other states stay.
+    """
     progress = read_progress(folder)
     if progress and progress.state == "running":
         update = {"state": "interrupted", "phase": "", "seconds_left": None}
@@ -162,7 +168,10 @@ def write_progress(progress: Progress, folder: Path) -> None:
 
 
 def metrics_text(progress: Progress) -> str:
-    """Build the text of ``progress.prom``, in Prometheus's text format."""
+    """Build the text of ``progress.prom`` in Prometheus's text format.
+
+    Each sample has the run's name as a label. A metric without samples is left out.
+    """
     lines: list[str] = []
     for name, meaning, samples in _families(progress):
         if samples:
@@ -183,7 +192,7 @@ _Samples = list[tuple[dict[str, str], float]]
 
 
 def _families(p: Progress) -> Iterator[tuple[str, str, _Samples]]:
-    """Yield name, meaning and samples of each metric."""
+    """Yield (name, meaning, samples) of each Prometheus metric; a sample is (labels, value)."""
     about = {"method": p.method, "dataset": p.dataset, "state": p.state}
     yield "fedsilo_run_info", "What runs, and whether it has ended.", [(about, 1)]
     yield "fedsilo_run_rounds", "Rounds in all.", [({}, p.rounds)]
@@ -216,7 +225,7 @@ def _families(p: Progress) -> Iterator[tuple[str, str, _Samples]]:
 
 
 def clock(seconds: float) -> str:
-    """Format seconds as ``m:ss``, or from one hour as ``h:mm:ss``."""
+    """Format seconds as ``m:ss``, or from one hour on as ``h:mm:ss``."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     if hours:
@@ -225,7 +234,7 @@ def clock(seconds: float) -> str:
 
 
 def bytes_text(number: float) -> str:
-    """Format bytes with a decimal unit and three digits: ``1.5 MB``."""
+    """Format bytes with a decimal unit and up to three significant digits, such as ``1.5 MB``."""
     if number < 999.5:  # more is shown as 1 of the next unit, not as 1e+03
         return f"{number:.0f} B"
     for unit in ("kB", "MB", "GB"):

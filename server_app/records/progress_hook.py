@@ -51,7 +51,10 @@ Marks = Callable[[State], Mapping[int, str]]
 
 
 def _harmless(note: Callable[..., None]) -> Callable[..., None]:
-    """Wrap a method for an event, so that it holds the lock and reports errors, but raises none."""
+    """Wrap an event's method: it holds the lock, and an exception is reported instead of raised.
+
+    Afterwards the writing thread is woken.
+    """
 
     @functools.wraps(note)
     def note_safely(self: ProgressHook, *arguments: Any) -> None:
@@ -105,7 +108,11 @@ class ProgressHook(Hook):
 
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Keep the files up to date while the block runs, and write how it ended."""
+        """Write the progress files in a thread while the block runs, and record how it ended.
+
+        The state becomes "finished", "failed" with the error, or "interrupted". Exceptions are
+        raised again; an interruption gets the run directory as its argument.
+        """
         thread = Thread(target=self._keep_written, name="progress", daemon=True)
         thread.start()
         try:
@@ -125,7 +132,7 @@ class ProgressHook(Hook):
 
     @_harmless
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Print the title, the sites and the number of rounds."""
+        """Print the title, the sites and the number of rounds; also the round of a checkpoint."""
         self.first, self.sites = state.round, participants.sites()
         self.progress.rounds, self.progress.finished_rounds = total_rounds, state.round
         sites = f"{format_count(len(self.sites), 'site')} ({join_names(self.sites)})"
@@ -162,7 +169,7 @@ class ProgressHook(Hook):
 
     @_harmless
     def site_failed(self, round_: int, phase: str, site: str, reason: str) -> None:
-        """Print the site that is left out, with the reason."""
+        """Print the site that is left out of the phase, with the reason."""
         if site in self.progress.asked:
             self.progress.failed[site] = one_line(reason)
             if site in self.progress.answered:
@@ -171,13 +178,14 @@ class ProgressHook(Hook):
 
     @_harmless
     def round_ended(self, state: State) -> None:
-        """Print the line of the round.
+        """Print one line about the round: means over sites, the method's event, the time left.
 
-        The line has means over the sites: the loss after training, and the validation metrics of
-        the model with which the round began, which are the newest ones.
+        It has the loss after training, and the validation metrics of the model with which the round
+        began, which are the newest ones.
         """
         here, round_ = self.progress, state.round
         here.finished_rounds, here.phase, self.round_began = round_, "", time.monotonic()
+        # Rounds before a resume are not in ``began``, so only those of this process count
         left = (self.round_began - self.began) / (round_ - self.first) * (here.rounds - round_)
         trained = self.recorder.values(round_, "train", trained=True).values()
         losses = [site["loss"] for site in trained if "loss" in site]  # a site may withhold it
@@ -197,7 +205,7 @@ class ProgressHook(Hook):
         self.say("  ".join(parts))
 
     def report(self, error: Exception) -> None:
-        """Log a warning about an error that shows or writes the progress; only the first time."""
+        """Log a warning about an error in showing or writing the progress; only the first one."""
         if not self.reported:
             self.reported = True
             fault = f"{FILE} cannot be kept up to date"
@@ -212,7 +220,10 @@ class ProgressHook(Hook):
         self.progress.state, self.progress.why, self.progress.phase = state, why, ""
 
     def _keep_written(self) -> None:
-        """Write the files after each event, and a last time when the block has ended."""
+        """Write the files after each event, at least every 15 s, and once more at the end.
+
+        Pauses between writings take at least 400 times the CPU time of a writing.
+        """
         ended = False
         while not ended:
             self.due.wait(_STILL_HERE)
@@ -227,7 +238,7 @@ class ProgressHook(Hook):
             self.ending.wait(max(_PAUSE, _REST * (time.thread_time() - began)))
 
     def _snapshot(self) -> Progress:
-        """Return a copy of the progress with the current times, memory and costs of the sites."""
+        """Return a copy of the progress, completed by times, memory and the sites' costs so far."""
         # The copy is made under the lock; the rest takes time, and no event should wait for it
         with self.lock:
             here, sites = self.progress.model_copy(deep=True), list(self.sites)

@@ -44,10 +44,14 @@ class GrowingCsv:
         self.final = {"bytes": 0, "crc32": 0}
 
     def write(self, final: Sequence[Row], still_open: Sequence[Row] = ()) -> None:
-        """Append final rows, then open rows, which the next call replaces.
+        """Append final rows and then open rows, in place of the open rows of the call before.
+
+        ``final`` rows count as unchangeable from now on. The first call writes the header and
+        replaces an older file.
 
         Raises:
             RunDirectoryError: the file is gone, shorter than before, or cannot be written.
+            OSError: the disk is full.
         """
         text, size = io.StringIO(), self.final["bytes"]
         writer = csv.writer(text, lineterminator="\n")
@@ -89,7 +93,7 @@ class GrowingCsv:
         self.final = {"bytes": size + len(added), "crc32": crc32}
 
     def rows(self) -> Iterator[list[str]]:
-        """Yield the final rows of the file, without the header."""
+        """Yield the final rows of the file as lists of texts, without the header."""
         if self.final["bytes"]:
             with self.path.open("rb") as file:
                 text = io.StringIO(file.read(self.final["bytes"]).decode(), newline="")
@@ -168,14 +172,14 @@ class Recorder(Hook):
     def participants_changed(
         self, round_: int, participants: Participants, joined: list[str]
     ) -> None:
-        """Record the traffic of the new sites' introductions, and write silos.json again."""
+        """Record the traffic of the new sites' introductions, and rewrite silos.json."""
         for site in joined:
             down, up = participants.traffic[site]
             self._add_traffic([round_ - 1, "hello", site, down, up, 0.0, 0, 0])
         self.directory.write_json(SILOS, silos_document(participants))
 
     def phase_ended(self, round_: int, phase: str, replies: Mapping[str, Reply]) -> None:
-        """Record the traffic of each reply, and its metrics after training or evaluation."""
+        """Record each reply's traffic, memory and, after training or evaluation, its metrics."""
         # In training sites measured the model of the round before, in the end the last one
         described = round_ - 1
         if phase == messages.EVALUATE:
@@ -204,7 +208,7 @@ class Recorder(Hook):
                 self._new_metrics.append([about, site, read.split, name, metrics[key]])
 
     def sums_measured(self, round_: int, phase: str, means: Mapping[str, float]) -> None:
-        """Record the means of securely summed metrics, under the site name 'all'."""
+        """Record the means of securely summed metrics under the site name "all"."""
         described = round_ - 1
         if phase == messages.EVALUATE:
             described = round_
@@ -217,7 +221,7 @@ class Recorder(Hook):
     def updates_measured(
         self, round_: int, phase: str, contributions: Mapping[str, UpdateStatistics]
     ) -> None:
-        """Record the norms of updates, and their cosines to the model's step."""
+        """Record the norm of each site's update, and its cosine to the model's change."""
         for site, part in contributions.items():
             self._new_metrics.append([round_, site, UPDATE, "norm", part.norm])
             if part.cosine is not None:
@@ -228,9 +232,14 @@ class Recorder(Hook):
         self.failures.add(round_, phase, site, code, cause)
 
     def round_ended(self, state: State) -> None:
-        """Append the round's rows to both files; rounds before ``state.round`` are final now."""
+        """Append the rows since the last call to both files.
+
+        Metrics of rounds before ``state.round`` become final. Those of ``state.round`` stay open,
+        because sites measure its model one round later.
+        """
         # The sites measure a round's model one round later, so this round's rows may still grow
         rows = sorted([*self.open, *self._new_metrics], key=_ORDER)
+        # ``rows`` is sorted by round, so the final rows are its beginning
         final = [row for row in rows if row[0] < state.round]
         self.open = rows[len(final) :]
         self.last = [row for row in [*self.last, *final] if row[0] == state.round - 1]
@@ -242,7 +251,7 @@ class Recorder(Hook):
     run_ended = round_ended  # the final evaluation adds rows after the last round
 
     def state(self) -> Any:
-        """Return the state for a checkpoint: final bytes of both files, open rows, and sums."""
+        """Return the values for a checkpoint: the files' final bytes, open rows, and totals."""
         return {
             "metrics": self.metrics.final,
             "traffic": self.traffic.final,
@@ -255,7 +264,11 @@ class Recorder(Hook):
         }
 
     def restore(self, state: Any) -> None:
-        """Restore a checkpoint's state; both files continue after its final bytes."""
+        """Restore the values of a checkpoint; both files continue after their final bytes.
+
+        Raises:
+            CheckpointError: a file does not begin with the checkpoint's bytes.
+        """
         self.metrics.restore(state["metrics"])
         self.traffic.restore(state["traffic"])
         self.open, self.last = state["open"], state["last"]
@@ -274,10 +287,12 @@ class Recorder(Hook):
     def values(
         self, round_: int, split: str, *, trained: bool = False
     ) -> dict[str, dict[str, float]]:
-        """Return the metrics of one split: site -> metric -> value, sorted by site.
+        """Return the metrics of a round on one split: site -> metric -> value, sorted by site.
+
+        Only the last round and the one before are available; others give an empty mapping.
 
         Args:
-            round_: the round to which the metrics belong: the last one or the one before.
+            round_: the round to which the metrics belong.
             split: ``train``, ``val`` or ``test``.
             trained: True for the sites' own trained models, False for the received model.
         """
@@ -294,7 +309,7 @@ class Recorder(Hook):
         return dict(sorted(found.items()))
 
     def totals(self) -> dict[str, int]:
-        """Return the total bytes over all sites: ``down`` to the sites, ``up`` from them."""
+        """Return the total bytes over all sites: "down" to the sites and "up" from them."""
         total = {"down": 0, "up": 0}
         for down, up, _ in self.sites.values():
             total["down"] += down

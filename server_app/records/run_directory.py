@@ -63,7 +63,9 @@ class RunDirectory:
         return any(self.checkpoints.glob("*"))
 
     def file(self, name: str) -> Path:
-        """Return the path of a file, once it is safe to read.
+        """Return the path of a file in the directory, after checking that it is safe to read.
+
+        A missing file is no fault.
 
         Raises:
             RunDirectoryError: the file is a pipe, a folder, too large, or a link out of the
@@ -81,11 +83,10 @@ class RunDirectory:
         write_atomically(self.path / name, json.dumps(content, indent=2, sort_keys=False) + "\n")
 
     def read_json(self, name: str) -> Any:
-        """Read a JSON file.
+        """Read a JSON file of the run, and check its form if its name is known.
 
         Raises:
-            RunDirectoryError: the file is missing, because the run has not ended, or has another
-                form.
+            RunDirectoryError: the file is missing, cannot be read, or is not of the expected form.
         """
         path = self.file(name)
         if not path.exists():
@@ -101,7 +102,11 @@ class RunDirectory:
             ) from None
 
     def read_csv(self, name: str) -> list[dict[str, str]]:
-        """Read a CSV file as one mapping per row; errors as ``read_json``."""
+        """Read a CSV file of the run as one mapping per row, column -> cell.
+
+        Raises:
+            RunDirectoryError: the file is missing, cannot be read, or is not of the expected form.
+        """
         path = self.file(name)
         try:
             with path.open(newline="", encoding="utf-8") as file:
@@ -123,12 +128,12 @@ class RunDirectory:
 
 
 def refuse_outside(run_dir: Path, path: Path) -> None:
-    """Check that a file of a run is no link out of the run directory.
+    """Check that ``path`` is no symbolic link out of the run directory.
 
     Such a link would let the sender of a directory choose a file of the reader to read or write.
 
     Raises:
-        RunDirectoryError: the file is such a link, or a link that leads nowhere or to itself.
+        RunDirectoryError: the path is such a link, or a link that leads nowhere or to itself.
     """
     if not path.is_symlink():
         return
@@ -144,10 +149,12 @@ def refuse_outside(run_dir: Path, path: Path) -> None:
 
 
 def refuse_links(run_dir: Path) -> None:
-    """Check that no file or folder in a run directory is a link out of it.
+    """Check that no file or folder in a run directory is a symbolic link out of it.
+
+    The directory itself, its checkpoints and its sites are searched, one level each.
 
     Raises:
-        RunDirectoryError: there is such a link, which the message names.
+        RunDirectoryError: names the first such link.
     """
     for folder in (run_dir, run_dir / "checkpoints", run_dir / "sites"):
         if folder.is_dir():
@@ -156,10 +163,10 @@ def refuse_links(run_dir: Path) -> None:
 
 
 def runs_folder(out: str) -> Path:
-    """Return the folder of run directories: ``out``, or $FEDSILO_RUNS, or ~/.fedsilo/runs.
+    """Return the folder of run directories: ``out``, else $FEDSILO_RUNS, else ~/.fedsilo/runs.
 
     Raises:
-        RunDirectoryError: the path is relative; a Flower app runs in another working folder.
+        RunDirectoryError: the path is relative, but a Flower app runs in another working folder.
     """
     folder = Path(out or os.environ.get("FEDSILO_RUNS", "") or "~/.fedsilo/runs").expanduser()
     if not folder.is_absolute():
@@ -170,7 +177,10 @@ def runs_folder(out: str) -> Path:
 
 
 def with_run_name(settings: RunSettings) -> RunSettings:
-    """Give the settings a run name if they have none: method, data set, seed, time and process."""
+    """Return the settings with a run name, which is generated if they have none.
+
+    A generated name consists of method, data set, seed, UTC time and process id.
+    """
     common = settings.common
     if common.run_name:
         return settings
@@ -181,7 +191,11 @@ def with_run_name(settings: RunSettings) -> RunSettings:
 
 
 def with_free_name(settings: RunSettings) -> RunSettings:
-    """Make the run name free: if a directory has it, append the first free number, ``hearts-2``."""
+    """Return the settings with a run name that no directory has yet.
+
+    If the name is taken, the first free number is appended, such as ``hearts-2``, and a line is
+    printed. The name of a resumed run, or an invalid one, stays.
+    """
     common = settings.common
     path = runs_folder(common.out) / common.run_name
     # An impossible name stays, and the run's start refuses it
@@ -199,10 +213,11 @@ def with_free_name(settings: RunSettings) -> RunSettings:
 
 
 def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
-    """Check that a run can use its directory; nothing is written yet.
+    """Check that a run can use its directory, without writing anything, and return it.
 
     Raises:
-        RunDirectoryError: the directory of a new run exists, or that of a resumed run does not.
+        RunDirectoryError: the name is invalid, a new run's directory is taken, a resumed run's
+            directory is missing, or it has a link out of it.
     """
     path, fault = runs_folder(out) / run_name, ""
     # The name comes first: '../x' would lead to another folder
@@ -222,9 +237,10 @@ def open_run_directory(out: str, run_name: str, resume: bool) -> RunDirectory:
 
 
 def _is_taken(path: Path) -> bool:
-    """Tell whether a path holds more than the files that are written before config.toml.
+    """Tell whether a path is taken, so that a new run cannot use it.
 
-    A run begins with config.toml; a process that died before leaves a directory to use again.
+    A directory is free if it has a lock and only the files that a run writes before config.toml,
+    because then its process died before the run began.
     """
     if not path.is_dir():
         return path.exists()
@@ -240,7 +256,7 @@ def _is_taken(path: Path) -> bool:
 
 
 def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
-    """Build config.toml: all resolved settings, engine and resources, and the versions."""
+    """Build the text of config.toml: all settings, the engine and resources, and the versions."""
     document: dict[str, Any] = {"format": RUN_FORMAT} | group_settings(settings.as_mapping())
     if launch:
         document["launch"] = dict(launch)
@@ -249,7 +265,7 @@ def config_document(settings: RunSettings, launch: Mapping[str, Any]) -> str:
 
 
 def this_environment() -> dict[str, Any]:
-    """Return the versions of fedsilo, Python and the packages that compute, as config.toml has."""
+    """Return the versions of fedsilo, Python and the numerical packages, for config.toml."""
     packages = {}
     for name in _PACKAGES:
         with suppress(PackageNotFoundError):
@@ -262,9 +278,9 @@ def this_environment() -> dict[str, Any]:
 
 
 def silos_document(participants: Participants) -> dict[str, Any]:
-    """Build silos.json: for each site its distribution, sizes, label counts and fingerprints.
+    """Build silos.json: site -> distribution, sizes, label counts, fingerprints and more.
 
-    It also has the number of samples left out, for hospitals their software and device, and with
+    More are: left-out samples, schema, class names, backbone, the software of hospitals, and with
     'run.site-weights' the agreed number of training samples.
     """
     agreed = participants.agreed_samples()
@@ -289,13 +305,14 @@ def silos_document(participants: Participants) -> dict[str, Any]:
 
 @contextmanager
 def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
-    """Lock the run directory for this process; it is created if it does not exist.
+    """Create the run directory if it is missing, and lock it for this process while the block runs.
 
-    The directory of a new run is removed if the block fails before the first checkpoint.
+    The directory of a new run is deleted if the block fails with a FedsiloError before the first
+    checkpoint.
 
     Raises:
-        RunDirectoryError: another process writes to it, ``new`` is True and it holds a run, or the
-            disk is full; then the message says how to go on.
+        RunDirectoryError: another process writes to the directory, ``new`` is True but it holds a
+            run, or the disk is full; the message says how to go on.
     """
     directory.path.mkdir(parents=True, exist_ok=True)
     # Following a link here would let the sender of a directory choose a file of ours to empty
@@ -321,7 +338,7 @@ def only_writer(directory: RunDirectory, new: bool) -> Iterator[None]:
 
 @contextmanager
 def _explaining_full_disk(directory: RunDirectory) -> Iterator[None]:
-    """Turn a full disk in the block into a RunDirectoryError that says how to go on."""
+    """Turn a full disk in the block into a RunDirectoryError that says how to continue."""
     try:
         yield
     except OSError as error:

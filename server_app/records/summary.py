@@ -52,10 +52,9 @@ COUNTED = "with each reply: the epsilon that the site has spent in this run"
 
 
 def means(values: Values) -> dict[str, float]:
-    """Return the unweighted mean of each metric over the sites that have it.
+    """Return the unweighted mean of each metric over the sites that reported it.
 
-    A site is left out of a metric's mean if its labels leave the metric undefined, such as the AUC
-    with a single class.
+    A site does not report a metric that its labels leave undefined, such as the AUC with one class.
     """
     values_of: dict[str, list[float]] = {}
     for site in values.values():
@@ -70,9 +69,9 @@ def means(values: Values) -> dict[str, float]:
 def by_distribution(
     values: Values, distribution_of: Mapping[str, str]
 ) -> dict[str, dict[str, float]]:
-    """Return the means over the sites of each distribution (mA, mE, mP in eq. 10).
+    """Return the mean of each metric over the sites of each distribution (mA, mE, mP in eq. 10).
 
-    The row of all sites' samples together has no distribution, so it is in no mean.
+    Rows without a distribution, such as "all", are left out.
     """
     sites_of: dict[str, dict[str, Mapping[str, float]]] = {}
     for site, row in values.items():
@@ -95,7 +94,7 @@ def privacy_document(
         method: the method's name.
         trust: the level of trust for which the run is made.
         leaves: the method's sentences on the data that leave a site.
-        totals: the total bytes ``up``.
+        totals: total bytes; only "up" is used.
         guarantee: the guarantee of differential privacy, or the sentence that there is none.
         perturbation: a description of noise that guarantees nothing, or empty.
     """
@@ -127,16 +126,16 @@ def result_table(
     title: str,
     shown: Sequence[str],
 ) -> Table:
-    """Build the final table: a row per site, per distribution and for all sites.
+    """Build the table of test results: a row per site, per distribution and for all sites.
 
-    A distribution of a single site of the same name has one row. For more than twenty sites, the
-    table has quantiles and the five worst sites.
+    A site that is alone in a distribution of the same name has only the distribution's row. For
+    more than 20 sites, quantiles and the five worst sites replace the sites' rows.
 
     Args:
         values: site -> metric -> value on the test samples.
         distribution_of: the distribution of each site.
         title: the title of the table.
-        shown: the metrics to show, in this order.
+        shown: the metrics to show, in this order; one that no site has is left out.
     """
     known: set[str] = set()
     for row in values.values():
@@ -167,10 +166,12 @@ def result_table(
 def summary_lines(
     summary: Mapping[str, Any], silos: Mapping[str, Any], shown: Sequence[str]
 ) -> Iterator[Table | str]:
-    """Yield the final table of a finished run; without values of sites, a line of the means.
+    """Yield the table of results of a finished run, or its title and a line of means.
+
+    The means come if the run knows no values of single sites.
 
     Args:
-        summary: the content of summary.json, or what of it may be shown.
+        summary: the content of summary.json, possibly without values that must stay hidden.
         silos: the content of silos.json.
         shown: the metrics to show, in this order.
     """
@@ -192,19 +193,20 @@ def title_of_results(summary: Mapping[str, Any]) -> str:
 
 
 def mean_line(mean: Mapping[str, float]) -> str:
-    """Build the line of the means over all sites, for a run whose sites' own values are unknown."""
+    """Format the means over all sites as one line, with three decimals, sorted by metric."""
     values = ", ".join(f"{metric} {value:.3f}" for metric, value in sorted(mean.items()))
     return f"mean over the test samples of all sites: {values or 'none'}"
 
 
 def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
-    """Return the rows of the sites; for more than twenty, quantiles and the five worst sites.
+    """Return the rows to show: all sites, or for more than 20 sites quantiles and the five worst.
 
-    The first metric decides which sites are worst; a higher value of it is always better.
+    The first metric decides which sites are worst, and low values count as worse.
     """
     if len(values) <= MANY or not metrics:
         return values
     rows: dict[str, Mapping[str, float]] = {}
+    # Each metric has its own quantiles, so such a row is not one site
     for share in _QUANTILES:
         quantiles = {}
         for metric in metrics:
@@ -219,7 +221,7 @@ def _shown_sites(values: Values, metrics: Sequence[str]) -> Values:
 
 
 def _cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
-    """Format a row's values with three digits, perplexity with one; a missing value is empty."""
+    """Format a row's values with three decimals, perplexity with one; a missing value is empty."""
     cells = []
     for metric in metrics:
         digits = 3
@@ -236,10 +238,11 @@ def _cells(row: Mapping[str, float], metrics: Sequence[str]) -> list[str]:
 
 
 def worst(values: Mapping[str, float], *, high_is_worse: bool = False) -> list[str]:
-    """Return the five names with the worst values, worst first; ties in alphabetical order.
+    """Return the five names with the lowest values, lowest first; ties in alphabetical order.
 
-    Low values are the worst, unless ``high_is_worse``; ties are then reversed too.
+    With ``high_is_worse`` the highest values, and ties in reverse order.
     """
+    # The name is in the key too, so that equal values give one order on every machine
     return sorted(values, key=lambda name: (values[name], name), reverse=high_is_worse)[:_WORST]
 
 

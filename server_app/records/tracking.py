@@ -54,7 +54,7 @@ Tracker = Generator[None, Sequence[Scalar], None]
 
 
 def _tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
-    """Write event files in ``<run-dir>/tensorboard``, in double precision."""
+    """Open a tracker that writes event files to ``<run-dir>/tensorboard``, in double precision."""
     from torch.utils.tensorboard import SummaryWriter
 
     # A new run purges too, because TensorBoard recognises a restart only at the second purge
@@ -70,9 +70,11 @@ def _tensorboard(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
 
 
 def _mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
-    """Write a run at ``MLFLOW_TRACKING_URI``, else in ``mlflow.db`` in the run directory's folder.
+    """Open a tracker that writes an MLflow run to ``MLFLOW_TRACKING_URI``.
 
-    A resumed run continues the MLflow run that has its directory as a tag.
+    Without that variable it writes to ``mlflow.db`` beside the run directory. A resumed run
+    continues the MLflow run that has the run directory as a tag, and receives only the missing
+    values.
     """
     for name, patience in _IMPATIENT.items():
         os.environ.setdefault(name, patience)
@@ -97,6 +99,7 @@ def _mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
             fresh = []
             for tag, step, value in (yield):
                 key = _NOT_IN_A_KEY.sub("_", tag)
+                # A value that MLflow has already uses up one count instead of being sent again
                 if sent[key, step]:
                     sent[key, step] -= 1
                 else:
@@ -108,7 +111,7 @@ def _mlflow(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
 
 
 def _find_mlflow_run(client: Any, experiment: str, run_dir: Path) -> str:
-    """Return the id of the MLflow run that has a run directory as its tag; empty if none has."""
+    """Return the id of the MLflow run whose tag is this run directory; empty if there is none."""
     quote = "'"
     if quote in str(run_dir):  # MLflow cannot escape a quote
         quote = '"'
@@ -133,9 +136,9 @@ def _create_mlflow_run(client: Any, experiment: str, run_dir: Path, settings: Se
 
 
 def _count_mlflow_metrics(client: Any, run: str) -> Counter[tuple[str, int]]:
-    """Count the values that an MLflow run has, by name and round.
+    """Count the values that an MLflow run already has: (name, round) -> number.
 
-    MLflow keeps each value that it is sent, so a value sent again would be there twice.
+    MLflow stores each value that it receives, so a value sent twice would be there twice.
     """
     sent: Counter[tuple[str, int]] = Counter()
     for key in client.get_run(run).data.metrics:
@@ -145,7 +148,7 @@ def _count_mlflow_metrics(client: Any, run: str) -> Counter[tuple[str, int]]:
 
 
 def _wandb(run_dir: Path, settings: Settings, resumed: bool) -> Tracker:
-    """Write a run of the project ``fedsilo`` of Weights & Biases.
+    """Open a tracker that writes a run in the project ``fedsilo`` of Weights & Biases.
 
     Without an account on this machine, or with ``WANDB_MODE=offline``, the data stay in
     ``<run-dir>/wandb`` until ``wandb sync``. No code, git state, console output or machine data is
@@ -216,7 +219,7 @@ class TrackingHook(Hook):
         self.tracker: Tracker | None = None
 
     def run_started(self, state: State, participants: Participants, total_rounds: int) -> None:
-        """Open the tracker, and send the rows of the checkpoint, if the run is resumed."""
+        """Open the tracker and send it all rows that the checkpoint of a resumed run has."""
         with self._harmless():
             open_tracker = TRACKERS[self.common.track]
             self.tracker = open_tracker(self.run_dir, self.decisive, self.common.resume)
@@ -239,7 +242,7 @@ class TrackingHook(Hook):
 
     @contextmanager
     def _harmless(self) -> Iterator[None]:
-        """If the block fails, log a warning and end the tracking; the run continues."""
+        """If the block fails, log a warning and stop tracking, so that the run continues."""
         try:
             yield
         except Exception as error:  # libraries and servers may fail in any way
@@ -251,10 +254,11 @@ class TrackingHook(Hook):
 
 
 def means(metrics: Iterable[Row], traffic: Iterable[Row]) -> list[Scalar]:
-    """Return the means of metrics over sites, and the sums of traffic over sites, by round.
+    """Return the mean of each metric over sites and the sum of traffic over sites, by round.
 
-    Metrics per class or bin are left out, also those of the sites' trained models, except on the
-    training split. The traffic of introductions and of the final evaluation is left out too.
+    Left out are metrics per class, bin or other site's model, metrics of the sites' own trained
+    models except on the training split, and the traffic of introductions and of the final
+    evaluation.
     """
     values: dict[tuple[str, int], list[float]] = defaultdict(list)
     for round_, _, split, metric, value in metrics:

@@ -1,10 +1,11 @@
-"""Can this run begin? The checks of a run, and the lines that it prints about its sites.
+"""Check whether a run can begin, and collect the lines that it prints about its sites.
 
-Each check is a function with one thought. It returns the problem, an error that says what to do, or
-None. The tuples name the checks in their order: ``PLAN_CHECKS`` come before any site is asked,
-``SITE_CHECKS`` once the sites have answered. The start of a run raises the first problem;
-``fedsilo doctor run`` reports all. Single sites are checked by ``strategies/meeting/checks.py``.
-``NOTICES`` are lines that a run prints before it begins, and that stop nothing.
+Each check returns the problem, an error that says what to do, or None; it may also raise it. The
+tuples list the checks in order: ``PLAN_CHECKS`` come before any site is asked, ``SITE_CHECKS`` once
+the sites have answered. The start of a run raises the first problem; ``fedsilo doctor run`` reports
+all. Single sites are checked by ``strategies/meeting/checks.py``.
+
+``NOTICES`` yield lines that a run prints before it begins; they stop nothing.
 """
 
 import os
@@ -38,7 +39,7 @@ _UNREADABLE = "they are missing or cannot be decoded"
 
 
 def find_problems(checks: Sequence[Check[Case]], case: Case) -> Iterator[FedsiloError]:
-    """Yield the problem of each check that has one, in order."""
+    """Run all checks in order, and yield the problem of each one that returns or raises one."""
     for check in checks:
         try:
             problem = check(case)
@@ -79,7 +80,7 @@ class Plan:
 
 
 def check_purpose(plan: Plan) -> Problem:
-    """Check that the settings are those of a training run."""
+    """Check that 'run.purpose' is "train"."""
     if plan.common.purpose == "train":
         return None
     return SettingError(
@@ -89,7 +90,7 @@ def check_purpose(plan: Plan) -> Problem:
 
 
 def check_weights(plan: Plan) -> Problem:
-    """Check that the files of initial weights and of a backbone exist."""
+    """Check that the files of initial weights and of a pretrained backbone exist, if used."""
     common = plan.common
     if common.initial_weights and not common.initial_weights.startswith("timm:"):
         from fedsilo.datasets.weights.initial_weights import initial_file
@@ -103,13 +104,16 @@ def check_weights(plan: Plan) -> Problem:
 
 
 def check_cut(plan: Plan) -> Problem:
-    """Check that the cut of images into silos leaves none empty; it would fail at every silo."""
+    """Check that splitting the images into silos leaves no silo empty.
+
+    Without this check, the same error would come from every silo.
+    """
     cut_of(plan.common)
     return None
 
 
 def check_vectorised(plan: Plan) -> Problem:
-    """Check that the engine can train several sites as one, if 'machine.vectorised' asks."""
+    """Check that 'machine.vectorised' above 1 comes with the inline engine, which it needs."""
     count = plan.common.vectorised
     if count == 1 or (plan.engine in ("auto", "inline") and not plan.uses_ray()):
         return None
@@ -120,7 +124,7 @@ def check_vectorised(plan: Plan) -> Problem:
 
 
 def check_ray_address(plan: Plan) -> Problem:
-    """Check that an address of a Ray cluster comes with the engine that uses it."""
+    """Check that an address of a Ray cluster comes with engine "ray" or "auto"."""
     if not plan.ray_address or plan.uses_ray():
         return None
     return SettingError(
@@ -129,10 +133,10 @@ def check_ray_address(plan: Plan) -> Problem:
 
 
 def check_first_silo(plan: Plan) -> Problem:
-    """Check that the first silo's data and start weights can be used, before Ray starts.
+    """Check, for the Ray engine, that the first silo's data and the start weights can be loaded.
 
-    An error there would come late and is harder to read. Synthetic data are not loaded, because
-    nothing in them can be missing.
+    Inside a Ray process, the same error would come late and be harder to read. Synthetic data are
+    skipped, because no file of theirs can be missing.
     """
     common = plan.common
     if not plan.uses_ray() or data_set(common.dataset).origin == "made-up":
@@ -149,7 +153,10 @@ def check_first_silo(plan: Plan) -> Problem:
 
 
 def check_memory(plan: Plan) -> Problem:
-    """Check that the processes that Ray starts fit into the free memory of this machine."""
+    """Check that the processes that Ray starts fit into the free memory of this machine.
+
+    Each one needs 0.4 GB. A cluster that is already running is not checked.
+    """
     if not plan.uses_ray() or plan.ray_address:
         return None
     resources = plan.resources
@@ -209,7 +216,7 @@ def check_site_count(beginning: Beginning) -> Problem:
 
 
 def check_same_sites(beginning: Beginning) -> Problem:
-    """Check that a resumed run has the sites, their agreed weights and the data of before.
+    """Check that a resumed run has the same sites, data and agreed weights as at its start.
 
     If the method lets sites join late, new sites are accepted.
     """
@@ -238,9 +245,9 @@ def check_same_sites(beginning: Beginning) -> Problem:
 
 
 def check_early_stopping(beginning: Beginning) -> Problem:
-    """Check that some site can report the validation metric by which training may stop.
+    """Check that at least one site can report the validation metric for early stopping.
 
-    Otherwise the run would train all its rounds, and only then say that there is no best one.
+    Otherwise the run would train all its rounds and then find no best one.
     """
     common, metric = beginning.common, beginning.common.early_stopping_metric
     measuring = []
@@ -262,7 +269,12 @@ def check_early_stopping(beginning: Beginning) -> Problem:
 
 
 def _may_report(metric: str, facts: SiteFacts, common: CommonSettings) -> bool:
-    """Tell whether a site's validation labels may define a metric (``classification_metrics``)."""
+    """Tell whether a site's validation labels suffice to define a metric.
+
+    'balanced-accuracy' needs two classes, 'auc' all classes, 'average-precision' both of two
+    classes. True if the counts are unknown or noisy, or if a plugin's method may measure
+    differently.
+    """
     counts = facts.label_counts.get("val")
     # Nothing is known if a site tells no counts, or noisy ones; a plugin may measure in its own way
     if counts is None or common.is_private() or common.method not in METHODS:
@@ -288,9 +300,9 @@ SITE_CHECKS: tuple[Check[Beginning], ...] = (
 
 
 def missing_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line on the silos that exist but do not take part.
+    """Yield a line that names the silos without a participating site, if there are any.
 
-    In a simulation the lines of the data set come first, for example on centres without an image.
+    In a simulation the data set's own notices come first, for example on centres without images.
     """
     if participants.are_simulated():
         yield from data_set(common.dataset).notices(common)
@@ -308,10 +320,10 @@ def missing_silos(participants: Participants, common: CommonSettings) -> Iterato
 
 
 def _known_silos(common: CommonSettings, participants: Participants) -> list[str]:
-    """Return the names of the silos that exist; empty if they cannot be known.
+    """Return the names of all silos; empty if the server cannot know them.
 
-    If only the sites know their data, the silos are those of the operator's registry. A server's
-    own files count only in a simulation, where they are the sites' data.
+    They come from the data set. If only the sites know their data, they come from the operator's
+    registry, because the server's own files count only in a simulation.
     """
     if silo_count(common) is None and not participants.are_simulated():
         registry = participants.terms.registry
@@ -325,7 +337,10 @@ def _known_silos(common: CommonSettings, participants: Participants) -> list[str
 
 
 def own_silos(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line for each site of one's own data: its classes and samples, as read from files."""
+    """Yield a line with classes and sample counts for each simulated site with the user's own data.
+
+    It lets the user check how fedsilo has read the files.
+    """
     if not participants.are_simulated() or data_set(common.dataset).origin != "own":
         return
     for site, facts in participants.facts.items():
@@ -340,13 +355,13 @@ def own_silos(participants: Participants, common: CommonSettings) -> Iterator[st
 
 
 def refused_nodes(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line for each node without which the run begins."""
+    """Yield a line with the reason for each node that was refused."""
     for reason in participants.refused:
         yield f"continuing without a SuperNode, because it cannot take part: {reason}"
 
 
 def heaviest_site(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line on a site that states more than 90 % of all training samples, if one does.
+    """Yield a line if one site reports more than 90 % of all training samples.
 
     With fewer than three sites, or with agreed weights, there is no line.
     """
@@ -363,7 +378,10 @@ def heaviest_site(participants: Participants, common: CommonSettings) -> Iterato
 
 
 def odd_sites(participants: Participants, common: CommonSettings) -> Iterator[str]:
-    """Yield a line for each oddity of a site's data, such as a missing split or a single class."""
+    """Yield a line for each unusual property of a site's data.
+
+    These are: no test samples, a single training class, withheld metrics and left-out samples.
+    """
     some_have_test = any(_has_test(facts) for facts in participants.facts.values())
     if not some_have_test:
         yield "no site has test samples: there will be no test results"

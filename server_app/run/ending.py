@@ -60,7 +60,7 @@ def write_end(
         loop: the round loop at its last state.
         hooks: the hooks of the run.
         seconds: the duration of each part of the run in seconds, by name.
-        say: prints a line for a document that cannot be written.
+        say: prints the line about a document that cannot be written.
     """
     state, method, recorder = loop.state, loop.method, hooks.recorder
     pooled = method.participants.standardisation()
@@ -87,7 +87,7 @@ def write_end(
 
 
 def _seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, Any]:
-    """Build the entry 'seconds' of summary.json: each part of the run, and each site's work."""
+    """Build 'seconds' of summary.json: the duration of each part, and each site's working time."""
     seconds: dict[str, Any] = {}
     for name, value in parts.items():
         seconds[name] = round(value, 3)
@@ -101,7 +101,10 @@ def _seconds(parts: Mapping[str, float], recorder: Recorder) -> dict[str, Any]:
 def _write_documents(
     directory: RunDirectory, loop: RoundLoop, recorder: Recorder, say: Callable[[str], None]
 ) -> None:
-    """Write evidence.json and the method's documents; a failure of one leaves the others."""
+    """Write evidence.json and the method's documents.
+
+    If a document fails, a line says so and the others are still written.
+    """
     state, method = loop.state, loop.method
     test = recorder.values(state.round, "test")
     documents: Mapping[str, Any] = {}
@@ -127,7 +130,7 @@ def _say_failure_of(what: str, say: Callable[[str], None]) -> Iterator[None]:
 
 
 def _privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
-    """Build privacy.json."""
+    """Build privacy.json: the data that left the sites, the bytes, and any guarantee."""
     guarantee: str | dict[str, Any] = summaries.NO_PRIVACY
     if hooks.privacy:
         guarantee = hooks.privacy.guarantee(method.participants)
@@ -142,7 +145,11 @@ def _privacy(method: Method, hooks: RunHooks) -> dict[str, Any]:
 
 
 def _results(loop: RoundLoop, recorder: Recorder) -> dict[str, Any]:
-    """Return the part of summary.json on results: test and validation metrics, failures, marks."""
+    """Build the part of summary.json about the results.
+
+    It has test and validation metrics, the reason for an early stop, the method's events, failures
+    and plugins.
+    """
     state, method, common = loop.state, loop.method, loop.method.common
     distribution_of = _distribution_of(method)
     test = without_bins(recorder.values(state.round, "test"))
@@ -180,7 +187,10 @@ def _distribution_of(method: Method) -> dict[str, str]:
 def show_end(
     directory: RunDirectory, method: Method, summary: Mapping[str, Any], console: Console
 ) -> None:
-    """Print why the run stopped early, the table of results, and the run directory."""
+    """Print the reason for an early stop, the results, the best round and the run directory.
+
+    A run that knows only means over sites prints a line of means instead of the table.
+    """
     say = printer(console)
     if summary["stopped"]:
         say(summary["stopped"])
@@ -202,7 +212,11 @@ def show_end(
 
 
 def _show_table(method: Method, summary: Mapping[str, Any], console: Console) -> None:
-    """Print the table of results, and a line on sites with too few test samples of a class."""
+    """Print the table of test results.
+
+    If it shows the AUC, a line names the sites with fewer than 'privacy.sums-min-count' test
+    samples of a class.
+    """
     shown, groups = data_set(summary["dataset"]).headline, _distribution_of(method)
     title = summaries.title_of_results(summary)
     print_table(console, summaries.result_table(summary["sites"], groups, title, shown))
@@ -217,7 +231,10 @@ def _show_table(method: Method, summary: Mapping[str, Any], console: Console) ->
 
 
 def few_of_a_class(facts: Mapping[str, SiteFacts], floor: int) -> list[str]:
-    """Return the sites that have fewer than ``floor`` test samples of a class."""
+    """Return the sites that have fewer than ``floor`` test samples of some class.
+
+    A site without test label counts is left out.
+    """
     few = []
     for site, own in facts.items():
         counts = own.label_counts.get("test")
@@ -228,7 +245,7 @@ def few_of_a_class(facts: Mapping[str, SiteFacts], floor: int) -> list[str]:
 
 
 def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
-    """Return the metrics of each site without the counts per bin and class."""
+    """Return site -> metric -> value without the counts per class and per bin."""
     rest: dict[str, dict[str, float]] = {}
     for site, row in values.items():
         rest[site] = {}
@@ -243,7 +260,10 @@ def without_bins(values: summaries.Values) -> dict[str, dict[str, float]]:
 
 
 def evidence_document(values: summaries.Values) -> dict[str, Any]:
-    """Build evidence.json: family -> site -> bin -> count, right, mean; empty without evidence."""
+    """Build evidence.json: metric family -> site -> bin number -> count, right and mean.
+
+    Empty if no site reported bins.
+    """
     document: dict[str, Any] = {}
     for family in (metric_names.RELIABILITY, metric_names.CERTAINTY):
         for site, row in values.items():

@@ -52,7 +52,9 @@ class Meeting:
 
 
 def meet(grid: Grid, settings: RunSettings) -> Meeting:
-    """Ask the sites of ``grid`` for their facts, as a run would.
+    """Ask the sites for their facts, as a run would, and check whether a run could begin.
+
+    A problem that would stop the run becomes the meeting's ``fault`` instead of an error.
 
     Raises:
         FedsiloError: too few or too many sites are connected, or an operator's file is unusable.
@@ -86,7 +88,11 @@ def meeting_file(common: CommonSettings) -> Path:
 
 
 def read_meeting(path: Path) -> Meeting:
-    """Read the meeting that ``write_meeting`` wrote; RunDirectoryError if the file is unusable."""
+    """Read the meeting that ``write_meeting`` wrote to ``path``.
+
+    Raises:
+        RunDirectoryError: the file is missing, unreadable or malformed.
+    """
     fault = file_fault(path)  # a pipe would be waited for
     if fault is None:
         try:

@@ -44,8 +44,12 @@ def run(
 ) -> RunDirectory:
     """Run ``settings`` over the sites of ``grid`` and return the run directory.
 
-    ``launch`` holds the engine and resources for config.toml, so that ``fedsilo resume`` uses the
-    same. The caller draws the pictures, once the run is complete.
+    Files, progress and the table of results are written here; the caller draws the pictures.
+
+    Args:
+        grid: connects the server with the sites.
+        settings: the settings of the run.
+        launch: the engine and resources, which config.toml stores for ``fedsilo resume``.
 
     Raises:
         FedsiloError: the run failed. No file is half-written, and finished rounds can be resumed.
@@ -87,7 +91,10 @@ def run(
 
 @contextmanager
 def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
-    """Record an error that ends the rounds, because the process that shows it ends too."""
+    """If the block fails, add the error to the run's record of failures and raise it again.
+
+    A TooFewSitesError is not added, because the record already has the failure of each site.
+    """
     try:
         yield
     except TooFewSitesError:
@@ -103,9 +110,9 @@ def _note_failure(loop: RoundLoop, recorder: Recorder) -> Iterator[None]:
 
 
 def changed_software(directory: RunDirectory) -> str:
-    """Describe how the software of a resumed run differs from that of its start; empty if not.
+    """Describe the packages whose version has changed since the run began; empty if none has.
 
-    Other versions may round differently, so the run need not be the one that it would have been.
+    Other versions may round differently, so the results may differ from those of an unbroken run.
     """
     path = directory.path / run_directory.CONFIG
     if not path.is_file():
@@ -125,7 +132,7 @@ def changed_software(directory: RunDirectory) -> str:
 
 
 def _versions(environment: Mapping[str, Any]) -> dict[str, str]:
-    """Flatten the environment in config.toml: name of the software -> version, short."""
+    """Return the versions in config.toml's environment: name -> version, at most 20 characters."""
     versions = {}
     for name, version in environment.get("packages", {}).items():
         versions[name] = str(version)[:20]
@@ -141,11 +148,11 @@ def terms_of(settings: RunSettings) -> Terms:
 
 
 def chosen_aggregation(settings: RunSettings, participants: Participants) -> Aggregation:
-    """Return the rule that aggregates the sites' weights; 'auto' becomes mean or norm-clip.
+    """Return the run's aggregation rule, with 'auto' resolved to "mean" or "norm-clip".
 
     Real sites get norm-clip, because it bounds the influence of one hospital and costs honest runs
-    little (docs/results/norm-clip.csv). Simulations, runs with secure aggregation and methods that
-    average nothing get the mean, as in the papers.
+    little (docs/results/norm-clip.csv). Simulations, runs with secure aggregation, and methods that
+    do not support norm-clip get the mean, as in the papers.
     """
     common, cls = settings.common, strategy_class(settings.common.method)
     if common.aggregation != AUTO:
@@ -165,7 +172,12 @@ def chosen_aggregation(settings: RunSettings, participants: Participants) -> Agg
 def assemble(
     settings: RunSettings, participants: Participants, directory: RunDirectory, console: Console
 ) -> tuple[RoundLoop, RunHooks]:
-    """Build the round loop with its hooks, at its first state or at the newest checkpoint's."""
+    """Build the round loop with its hooks, and set it to the newest checkpoint when resuming.
+
+    Raises:
+        FedsiloError: a check of the sites fails, the method cannot begin, or no checkpoint is
+            usable.
+    """
     common, cls = settings.common, strategy_class(settings.common.method)
     say = printer(console)
     chosen = chosen_aggregation(settings, participants)
@@ -207,7 +219,11 @@ def assemble(
 
 
 def refuse_other_config(directory: RunDirectory, settings: RunSettings) -> None:
-    """Raise a RunDirectoryError if the directory holds a run with other decisive settings."""
+    """Check that the directory's config.toml, if there is one, has the same decisive settings.
+
+    Raises:
+        RunDirectoryError: a setting that decides the result differs; names both values.
+    """
     path = directory.path / "config.toml"
     if not path.is_file():
         return
@@ -226,7 +242,10 @@ def write_beginning(
     participants: Participants,
     launch: Mapping[str, Any],
 ) -> None:
-    """Write the files that are known before the first round; a resumed run keeps config.toml."""
+    """Write silos.json, the cut of the images, and config.toml before the first round.
+
+    An existing config.toml is kept, as in a resumed run. The cut is written only for simulations.
+    """
     directory.write_json(SILOS, run_directory.silos_document(participants))
     if participants.are_simulated():
         cut = cut_of(settings.common)

@@ -31,7 +31,9 @@ T = TypeVar("T")
 def run_survey(
     grid: Grid, settings: RunSettings, say: Callable[[str], None] = print
 ) -> RunDirectory:
-    """Ask the sites of ``grid`` and write ``survey.json`` into the run directory.
+    """Ask the sites to describe their data, and write ``survey.json`` into a new run directory.
+
+    ``say`` prints a line for each node without an answer, and where the file is.
 
     Raises:
         FedsiloError: no site answers, or the directory exists already; nothing is written then.
@@ -49,7 +51,7 @@ def run_survey(
 
 
 def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any]:
-    """Build survey.json: each site's answer, the distances, and the refused nodes."""
+    """Build survey.json: each site's answer, the distances between sites, and the refused nodes."""
     answers = surveyed.answers
     sites: dict[str, dict[str, Any]] = {}
     for site, answer in answers.items():
@@ -68,9 +70,13 @@ def survey_document(surveyed: Surveyed, common: CommonSettings) -> dict[str, Any
 
 
 def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[str, Any]]]:
-    """Return the distances of each two sites' labels and of each feature, largest first.
+    """Return the distances between each two sites' labels and features on a split, largest first.
 
-    Only sites whose data sets declare the same classes or feature are compared.
+    Two sites are compared only if their data sets declare the same classes, or the same feature.
+
+    Returns:
+        "labels" and "features", each a list of entries with ``sites`` and ``distance``, 0 to 1; a
+        feature's entry also has its name. Unknown distances are left out.
     """
     of_labels: list[dict[str, Any]] = []
     of_features: list[dict[str, Any]] = []
@@ -83,6 +89,7 @@ def distances(answers: Mapping[str, Survey], split: str) -> dict[str, list[dict[
             apart = distance(labels, totals)
             if apart is not None:
                 of_labels.append({"sites": sites, "distance": apart})
+        # A site that sent no histograms has no cells, so its features give no distance
         cells_of_a = _of_split(a.histograms, split) or {}
         cells_of_b = _of_split(b.histograms, split) or {}
         for feature in a.about.features:
@@ -111,10 +118,15 @@ def _negative_distance(entry: Mapping[str, Any]) -> float:
 def distance(
     counts: Sequence[Sequence[Count] | None], totals: Sequence[int | None]
 ) -> float | None:
-    """Return the Jensen-Shannon distance of two sites' counts, or None if it is not known.
+    """Return the Jensen-Shannon distance, base 2, between two sites' counts; None if unknown.
 
-    Cells that one of them has suppressed are merged into one, the rest of the total. That can only
-    bring the sites nearer: their distance is at least the one returned.
+    Cells that one of the two suppressed are merged into one cell, the rest of the total. Merging
+    can only bring the sites nearer, so their true distance is at least the one returned.
+
+    Args:
+        counts: the counts of the same cells at both sites; None for a suppressed cell, or for a
+            site that sent none.
+        totals: the number of samples at both sites; None if unknown.
     """
     from scipy.spatial.distance import jensenshannon
 
@@ -141,7 +153,11 @@ def distance(
 def _shares(
     counts: Sequence[int], total: int | None, merged: bool
 ) -> npt.NDArray[np.float64] | None:
-    """Return the shares of cells, with the rest of the total last, or None if none is known."""
+    """Return the cells' shares of the total, (cells,), or (cells + 1,) if cells were merged.
+
+    The merged cell comes last and holds the rest of the total. None if the total is 0, or unknown
+    or too small where it is needed.
+    """
     cells, every = list(counts), sum(counts)
     # Merging cells can only bring two distributions nearer, never further apart
     if merged:

@@ -34,7 +34,7 @@ class SafeConsole(Console):
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
     ) -> Iterator[Segment]:
-        """Yield the segments of a renderable, with control characters of its texts replaced."""
+        """Yield a renderable's segments, with control characters in its texts replaced."""
         # Rich's own control segments stay: they move the cursor and set colours
         for segment in super().render(renderable, options):
             if segment.control or segment.text.isprintable() or segment.text == "\n":
@@ -44,9 +44,9 @@ class SafeConsole(Console):
 
 
 def make_console() -> Console:
-    """Return a console on standard output; without a terminal it is 120 characters wide.
+    """Create a console on standard output that shows texts as they are, without Rich's markup.
 
-    It shows texts as they are; none is read as Rich's markup.
+    If the output is no terminal, the console is 120 characters wide.
     """
     console = SafeConsole(markup=False)
     if console.is_terminal:
@@ -60,10 +60,9 @@ def printer(console: Console) -> Callable[..., None]:
 
 
 def print_table(console: Console, table: Table) -> None:
-    """Print a table in full.
+    """Print a table, which on a terminal is fitted to its width as in ``fit_table``.
 
-    On a terminal it is fitted to the width, as ``fit_table`` does. Elsewhere each row is one line,
-    however long, because a program may read it.
+    Elsewhere each row is one line, however long, because a program may read it.
     """
     if console.is_terminal:
         console.print(*fit_table(table, console.width), sep="\n")
@@ -76,10 +75,13 @@ def print_table(console: Console, table: Table) -> None:
 
 
 def fit_table(table: Table, width: int) -> list[Table]:
-    """Fit a table into ``width`` characters so that no number is broken into two lines.
+    """Fit a table into ``width`` characters without breaking any number.
 
-    Texts are wrapped, and long words are folded. If even then the columns do not fit side by side,
-    the result is several tables, each with the first column and some of the others.
+    Texts are wrapped, and long words are broken.
+
+    Returns:
+        One table; or several, each with the first column and some of the others, if the columns do
+        not fit side by side. Only the first has the title.
     """
     natural = [_widest(column, str.splitlines) for column in table.columns]
     if _total_width(natural) <= width:
@@ -104,18 +106,22 @@ def fit_table(table: Table, width: int) -> list[Table]:
 
 
 def _shrink(widths: list[int], least: list[int], width: int) -> list[int]:
-    """Narrow the widest column that may be narrower, again and again, until the table fits."""
+    """Narrow ``widths`` in place, the widest column first, until the table fits, and return them.
+
+    No column becomes narrower than its entry in ``least``, even if the table then does not fit.
+    """
     while _total_width(widths) > width:
         spare = [now - small for now, small in zip(widths, least, strict=True)]
         if not any(spare):
             break
+        # Columns with something to spare come first, and among them the widest
         wide = max(range(len(widths)), key=lambda one: (spare[one] > 0, widths[one]))
         widths[wide] -= 1
     return widths
 
 
 def _take_columns(table: Table, widths: Mapping[int, int], title: TextType | None) -> Table:
-    """Build a table of some columns, given by their numbers, each of them ``widths`` wide."""
+    """Build a table of some columns of ``table``: column number -> width in characters."""
     part = Table(title=title, title_justify=table.title_justify)
     cells = []
     for number, width in widths.items():
@@ -128,7 +134,10 @@ def _take_columns(table: Table, widths: Mapping[int, int], title: TextType | Non
 
 
 def _widest(column: Column, split: Callable[[str], list[str]]) -> int:
-    """Return the width of the longest part of a column's texts; ``split`` makes the parts."""
+    """Return the width in characters of a column's longest part of text, at least 1.
+
+    ``split`` cuts the header and each cell into parts, such as lines or numbers.
+    """
     widest = 1
     for text in (column.header, *column.cells):
         for part in split(str(text)):
@@ -143,9 +152,13 @@ def _total_width(widths: Sequence[int]) -> int:
 
 @contextmanager
 def progress_bars(console: Console, read: Callable[[], Progress | None]) -> Iterator[None]:
-    """Draw two bars below the lines of a terminal while the block runs; elsewhere draw nothing.
+    """Draw progress bars for rounds and sites while the block runs, if the output is a terminal.
 
-    ``read`` returns the progress of the run, or None before it has begun.
+    A thread redraws the bars every half second.
+
+    Args:
+        console: the console below whose lines the bars are drawn.
+        read: returns the progress of the run, or None before it has begun.
     """
     if not console.is_terminal:
         yield

@@ -67,7 +67,7 @@ class DisTrans(FedAvg):
         site, which a new embedding computes.
         """
         single, task = starting_network(self.common, self.task), self.task
-        network = double_channels(single, self.common, self.settings, task.input_shape)
+        network = double_channels(single, self.common, task.input_shape)
         arrays = initial_weights(network)
         if self.settings.offset_aggregation == "none":
             del arrays[OFFSET]

@@ -31,7 +31,7 @@ from fedsilo.models.methods.picsr import (
     PICSRSettings,
     StageNotes,
     build_router,
-    opened_router,
+    open_router,
     prototype_distances,
     routing_document,
 )
@@ -162,7 +162,7 @@ class PICSR(Method):
             return {}  # the run stopped before the router was made
         arrays = _to_tensors(state.arrays)
         prototypes = arrays_below(PROTOTYPE, arrays)
-        router = opened_router(self.settings, prototypes, arrays)
+        router = open_router(self.settings, prototypes, arrays)
         distances = prototype_distances(router, prototypes)
         return {"routing.json": routing_document(values, list(prototypes), distances)}
 

@@ -31,7 +31,7 @@ from fedsilo.models.methods.uefl_books import (
     centroid_fault,
     gaussian_codebook,
     segment_dimension,
-    started_book,
+    start_book,
 )
 from fedsilo.strategies.loop.ask import Replies
 from fedsilo.strategies.loop.method import (
@@ -227,7 +227,7 @@ class UEFL(Method):
                 counts = reply.arrays["counts"].astype(np.int64)
                 parts.append(Centroids(reply.arrays["centroids"], counts))
         where = dimension, self.common.seed, state.round + 1
-        return {f"{CODEBOOK}{book}": started_book(book, parts, self.settings, *where)}
+        return {f"{CODEBOOK}{book}": start_book(book, parts, self.settings, *where)}
 
     def _centroid_specs(self, site: str, state: UEFLState) -> dict[str, ArraySpec]:
         if not self.settings.sends_centroids(site in state.uncertain, first=not state.entropies):

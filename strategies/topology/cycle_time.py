@@ -148,6 +148,7 @@ class _Seconds:
         The hub is the site that the most arcs enter.
         """
         arcs = _others(arcs)
+        # In a star every arc leads to or from the hub, so most arcs enter there
         hub = int(arcs.sum(axis=0).argmax())
         uplinks = np.zeros_like(arcs)
         uplinks[:, hub] = arcs[:, hub]
@@ -183,6 +184,7 @@ def topology_document(
     """
     links = resolve_links(topology.sites, silo_set, settings)
     cycle_times: dict[str, float] = {}
+    # Without computing times, no round time can be compared
     if compute_seconds:
         for kind, other in _alternatives(topology, silo_set).items():
             seconds = cycle_time(other, links, model_bytes, compute_seconds, visit_seconds)

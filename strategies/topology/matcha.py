@@ -58,6 +58,7 @@ class Matcha:
         for is_used, part in zip(active, laplacians(self.size, self.matchings), strict=True):
             if is_used:
                 total = total + part
+        # The diagonal of ``total`` holds each site's number of links, which are its largest entries
         step = min(self.alpha, 1 / max(1.0, total.max()))
         matrix: Matrix = np.eye(self.size) - step * total
         return matrix.clip(min=0.0)  # rounding makes 1 - (1 / n) * n negative for some n

@@ -93,6 +93,7 @@ def decode(site: str, content: RecordDict, expected: Specs) -> Reply:
         for name, array in arrays.items():
             size += len(name) + packed_bytes(array)
     secure: Mapping[str, Any] = dict(content.config_records.get(SECURE, {}))
+    # Sites report it as a metric, because metrics are the only values that every reply has
     keeps = metrics.get(KEPT_STATE, 0) == 1
     return Reply(site, arrays, metrics, bytes_up=size, secure=secure, keeps_state=keeps)
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fedsilo.client_app.privacy.unmasked_sums import OpenedSums
+from fedsilo.client_app.privacy.unmasked_sums import UnmaskedSums
 from fedsilo.core.errors import RefusedError
 from fedsilo.server_app.config.settings import resolve
 from tests.support.two_worlds import RUN, SITES, VICTIM, Federation, known_randomness, table
@@ -115,7 +115,7 @@ def test_the_same_question_is_answered_again(federation: Federation) -> None:
 
 def test_a_record_of_an_older_version_still_counts(tmp_path: Path) -> None:
     (tmp_path / "secure-sums.json").write_text('{"3": [["a", "b", "c"], "77"]}')
-    sums = OpenedSums(tmp_path, 3)
+    sums = UnmaskedSums(tmp_path, 3)
     sums.refuse_other_question("any")  # it does not know of which question its sum was
     with pytest.raises(RefusedError):
         sums.refuse_other("78")

@@ -18,7 +18,7 @@ from flwr.app import ConfigRecord, Message, RecordDict
 from fedsilo.client_app.app import app
 from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
 from fedsilo.client_app.privacy.round_secrets import SECRETS, read_secrets
-from fedsilo.client_app.privacy.unmasked_sums import SUMS, OpenedSums
+from fedsilo.client_app.privacy.unmasked_sums import SUMS, UnmaskedSums
 from fedsilo.client_app.site.limits import Limits
 from fedsilo.client_app.site.own_file import secret_seed
 from fedsilo.client_app.site.run_book import RunBook
@@ -79,9 +79,9 @@ def test_a_clock_that_was_400_days_ahead_shuts_no_server_out(
     for name in ("a", "b"):
         book.enter(_first(name), 5, limits)
     for _ in range(16):
-        book.hello(limits)
+        book.count_hello(limits)
     clock(0)
-    book.hello(limits)
+    book.count_hello(limits)
     for name in ("c", "d"):
         book.enter(_first(name), 5, limits)
 
@@ -130,13 +130,13 @@ def _link(path: Path) -> None:
 
 
 READERS: dict[str, Callable[[Path], object]] = {
-    "runs.json": lambda folder: RunBook(folder).hello(Limits()),
-    ".runs.lock": lambda folder: RunBook(folder).hello(Limits()),
-    ".runs.json.part": lambda folder: RunBook(folder).hello(Limits()),
+    "runs.json": lambda folder: RunBook(folder).count_hello(Limits()),
+    ".runs.lock": lambda folder: RunBook(folder).count_hello(Limits()),
+    ".runs.json.part": lambda folder: RunBook(folder).count_hello(Limits()),
     "seed": secret_seed,
     LEDGER: lambda folder: Ledger(folder / LEDGER, 1.0, 1e-5, of_all_runs=True).releases(),
     SECRETS: lambda folder: read_secrets(folder, 1),
-    SUMS: lambda folder: OpenedSums(folder, 1).refuse_without([]),
+    SUMS: lambda folder: UnmaskedSums(folder, 1).refuse_without([]),
     "round-000001-00.safetensors": lambda folder: load_state(
         folder / "round-000001-00.safetensors"
     ),

@@ -174,7 +174,7 @@ def test_a_method_that_keeps_nothing_stores_nothing(
 def test_a_method_that_keeps_arrays_stores_them_and_says_so(opened: Opened) -> None:
     method = opened("fedavg")
     assert pack(method, Outgoing(keep={"w": torch.ones(2)}))[METRICS][KEPT_STATE] == 1
-    kept = method.state_files.before(Instruction(2, "train"))
+    kept = method.state_files.load_before(Instruction(2, "train"))
     assert kept is not None
     assert kept["w"].tolist() == [1, 1]
 
@@ -201,7 +201,7 @@ def test_a_phase_of_the_methods_own_is_kept_and_told_and_leaves_by_the_same_door
     metrics = reply[METRICS]
     assert (metrics["x"], metrics[KEPT_STATE], metrics[DP_EPSILON]) == (0.5, 1, 0.0)
     assert reply[ARRAYS]["a"].numpy().tolist() == [0, 0, 0]
-    kept = method.state_files.before(Instruction(2, "train"))
+    kept = method.state_files.load_before(Instruction(2, "train"))
     assert kept is not None
     assert kept["w"].tolist() == [1, 1]
 

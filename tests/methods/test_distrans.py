@@ -62,7 +62,7 @@ def settings(**values: Any) -> CommonSettings:
 def double(alpha: float = 0.2, task: Task = DIGITS, **values: Any) -> DoubleChannelClassifier:
     common = settings(**values)
     network = build_classifier(common, task)
-    doubled = double_channels(network, common, DisTransSettings(), task.input_shape)
+    doubled = double_channels(network, common, task.input_shape)
     doubled.alpha = alpha
     return doubled
 
@@ -163,7 +163,7 @@ def test_building_it_leaves_other_draws_alone() -> None:
     with seed_generators(3, "elsewhere"):
         expected = torch.rand(2)
     with seed_generators(3, "elsewhere"):
-        double_channels(single, common, DisTransSettings(), (1, 16, 16))
+        double_channels(single, common, (1, 16, 16))
         build_embedding(3, 10, 256)
         assert torch.equal(torch.rand(2), expected)
 
@@ -203,14 +203,14 @@ def test_the_authors_values_hold_unless_they_are_set() -> None:
 
 def test_a_plug_whose_head_ends_in_a_linear_layer_is_doubled_and_another_is_refused() -> None:
     body = nn.Conv2d(1, 2, 2)  # of images of 2x2 a map of one place
-    common, own = CommonSettings(network="mine:build"), DisTransSettings()
+    common = CommonSettings(network="mine:build")
     ends_linear = TokenClassifier(body, nn.Sequential(nn.Linear(2, 3)), tokens=1, channels=2)
-    doubled = double_channels(ends_linear, common, own, (1, 2, 2))
+    doubled = double_channels(ends_linear, common, (1, 2, 2))
     assert doubled(torch.zeros(5, 1, 2, 2)).shape == (5, 3)
     for head in (nn.Identity(), nn.Sequential(nn.Linear(2, 3), nn.Tanh())):
         other = TokenClassifier(body, head, tokens=1, channels=2)
         with refuses(SettingError, "mine:build", "network.name"):
-            double_channels(other, common, own, (1, 2, 2))
+            double_channels(other, common, (1, 2, 2))
 
 
 # At a site
@@ -227,7 +227,7 @@ def received(resolved: Callable[..., Any]) -> Weights:
         settings = resolved("distrans", **own)
         task = Task((1, 16, 16), 10)
         single = build_classifier(settings.common, task)
-        network = double_channels(single, settings.common, settings.own, task.input_shape)
+        network = double_channels(single, settings.common, task.input_shape)
         arrays = {name: array.numpy() for name, array in exchanged_arrays(network).items()}
         if settings.own.offset_aggregation == "none":
             del arrays[OFFSET]
@@ -349,7 +349,7 @@ def test_a_site_explains_an_image_by_the_map_of_both_channels(
     settings = resolved("distrans", **own)
     task = Task((1, 16, 16), 10)
     single = build_classifier(settings.common, task)
-    double = double_channels(single, settings.common, settings.own, task.input_shape)
+    double = double_channels(single, settings.common, task.input_shape)
     arrays = {name: array.numpy() for name, array in exchanged_arrays(double).items()}
     site = opened("distrans", arrays, own=own, phase="evaluate")
     if network == "resnet22":

@@ -53,7 +53,7 @@ def test_a_site_trains_alone_as_local_does(opened: Opened) -> None:
 def test_a_site_goes_on_from_its_own_model(opened: Opened) -> None:
     first = opened("ensemble", returns=False)
     assert answer(first)[METRICS]["kept-state"] == 1
-    kept = first.state_files.before(Instruction(2, "train"))
+    kept = first.state_files.load_before(Instruction(2, "train"))
     assert kept is not None
     network = cast(TokenClassifier, opened("ensemble", round=2, returns=False).open())
     assert torch.equal(network.state_dict()["head.4.bias"], kept["head.4.bias"])
@@ -65,7 +65,7 @@ def test_the_model_leaves_the_site_when_it_is_asked_for(
     method = opened("ensemble")
     reply = answer(method)
     assert set(reply[ARRAYS]) == set(weights)
-    kept = method.state_files.before(Instruction(2, "train"))
+    kept = method.state_files.load_before(Instruction(2, "train"))
     assert kept is not None
     for name, array in reply[ARRAYS].items():
         np.testing.assert_array_equal(array.numpy(), kept[name])

@@ -54,7 +54,7 @@ def test_the_step_size_of_fine_tuning_is_the_one_that_trains(
     for rate in (1e-6, 1e-2):
         method = opened("fedavg-ft", weights, own={"finetune_learning_rate": rate}, returns=False)
         answer(method)
-        kept = method.state_files.before(Instruction(2, "train"))
+        kept = method.state_files.load_before(Instruction(2, "train"))
         assert kept is not None
         moved[rate] = np.abs(kept["head.4.weight"].numpy() - weights["head.4.weight"]).max()
     assert 0 < moved[1e-6] < 1e-4 < moved[1e-2]
@@ -76,14 +76,14 @@ def test_fine_tuning_goes_on_from_the_sites_own_weights(
 ) -> None:
     first = opened("fedavg-ft", weights, returns=False)
     answer(first)
-    kept = first.state_files.before(Instruction(2, "train"))
+    kept = first.state_files.load_before(Instruction(2, "train"))
     assert kept is not None
     assert set(kept) == set(weights)
     second = opened("fedavg-ft", round=2, returns=False)
     for name, tensor in weights_of(second).items():
         assert torch.equal(tensor, kept[name])
     answer(second)
-    later = second.state_files.before(Instruction(3, "train"))
+    later = second.state_files.load_before(Instruction(3, "train"))
     assert later is not None
     assert not torch.equal(later["head.4.bias"], kept["head.4.bias"])
 

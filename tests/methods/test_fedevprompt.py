@@ -1156,7 +1156,7 @@ def test_a_site_stores_no_state_of_a_round_that_the_server_loses(
     promise = settings_digest_of(settings.common, settings.own)
     state = SiteState(tmp_path / "sites" / "s1a", promise)
     asked = Instruction(2, "train", expects_state=True)
-    own = state.before(asked)
+    own = state.load_before(asked)
     assert own is not None
     assert (
         own["pace/optimiser/prompts.t/step"].item() == 3

@@ -44,7 +44,7 @@ def test_a_site_goes_on_from_its_own_weights_and_sends_none(opened: Opened) -> N
     reply = answer(first)
     assert ARRAYS not in reply
     assert reply[METRICS]["kept-state"] == 1
-    kept = first.state_files.before(Instruction(2, "train"))
+    kept = first.state_files.load_before(Instruction(2, "train"))
     assert kept is not None
     second = weights_of(opened("local", round=2))
     for name, tensor in kept.items():

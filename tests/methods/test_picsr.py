@@ -466,7 +466,7 @@ def test_an_expert_starts_from_the_seeds_weights_and_goes_on_from_its_own(opened
     assert "incoming.val.accuracy" in reply[METRICS]
     alone = answer(opened("local", site="s1a"))[METRICS]  # the same weights, batches and draws
     assert reply[METRICS]["trained.train.loss"] == alone["trained.train.loss"]
-    kept = first.state_files.before(Instruction(2, "train"))
+    kept = first.state_files.load_before(Instruction(2, "train"))
     assert kept is not None
     later = opened("picsr", **stage("experts", round=2)).open()
     for name, tensor in exchanged_arrays(cast(torch.nn.Module, later)).items():
@@ -493,7 +493,7 @@ def test_the_last_expert_round_brings_the_trained_expert_and_the_mean_sample(
     method = opened("picsr", **stage("experts"))
     found = arrays_of(answer(method))
     assert set(found) == {f"expert/{name}" for name in weights} | {"prototype"}
-    kept = method.state_files.before(Instruction(2, "train"))
+    kept = method.state_files.load_before(Instruction(2, "train"))
     assert kept is not None
     for name in weights:
         np.testing.assert_array_equal(found[f"expert/{name}"], kept[name])

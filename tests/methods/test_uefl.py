@@ -333,7 +333,7 @@ def test_a_gaussian_start_of_a_shared_book_takes_nothing_from_any_site(
     assert set(reply[METRICS]) == {*always, "new-codewords"}
     assert reply[METRICS]["new-codewords"] == 4
     assert reply[METRICS]["kept-state"] == 0
-    assert method.state_files.before(Instruction(2, "train")) is None
+    assert method.state_files.load_before(Instruction(2, "train")) is None
 
 
 REFRESH = {"phase": "centroids", "step": 2, "notes": {"refreshes": True}}

@@ -71,7 +71,7 @@ def steps_of(lab: Lab, network: Any = None, train: bool = False) -> Steps:
         "fit": caught_fit,
     }
     with mock.patch.multiple(lab, **replaced):
-        steps.outgoing = lab.session.phase(lab.instruction.phase)(lab)
+        steps.outgoing = lab.session.phase_function(lab.instruction.phase)(lab)
     return steps
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from flwr.app import Context, RecordDict
 
 from fedsilo.client_app.privacy.signing import KnownKeys, own_code
-from fedsilo.client_app.site.identity import NODE_FIELDS, refusing_as
+from fedsilo.client_app.site.identity import NODE_FIELDS, prefix_refusals
 from fedsilo.client_app.site.limits import MEGABYTE, limits_of
 from fedsilo.client_app.site.node import own_cache, own_folder_of
 from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile
@@ -278,7 +278,7 @@ def _requests(setup: SiteSetup) -> Verdict:
     settings = setup.required_settings()
     common, context = settings.common, setup.rules.restrict(setup.context)
     # The order is a real run's: what is asked, its limits, who the site is, what would leave
-    with refusing_as(setup.name):
+    with prefix_refusals(setup.name):
         if SITE_FILE in setup.node_config:
             setup.rules.refuse_request(common, 1)
         limits_of(context).refuse_settings(common)

@@ -39,9 +39,13 @@ _SHOWN = ("accuracy", "balanced-accuracy", "auc", "average-precision", "calibrat
 def card_text(
     whole: FinishedRun, site: str | None, form: str = "", facts: Mapping[str, str] = {}
 ) -> str:
-    """Build the card of the model of ``site``; None for every site.
+    """Build a run's model card as Markdown, only with metrics that a report may show.
 
-    ``form`` is the format of an exported program, or empty; ``facts`` describe its file.
+    Args:
+        whole: the finished run.
+        site: the site whose own model is exported; None for a shared model, with all sites.
+        form: the format of an exported program, or empty.
+        facts: name -> value of further facts about the exported file.
     """
     # The view has no metric of too few patients, so the card shows none
     templates = environment("fedsilo.inference.export", html=False)
@@ -81,20 +85,28 @@ def card_text(
 
 
 def _size(known: Mapping[str, Any], split: str) -> int:
-    """Return the number of a site's samples in a split; 0 if it may not be shown."""
+    """Return the number of a site's samples in a split; 0 if it is unknown or hidden."""
     return known["sizes"].get(split) or 0
 
 
 def _samples(known: Mapping[str, Any], split: str, floor: int) -> str:
-    """Format the number of samples in a split; 'n/a' if the site does not report it."""
+    """Format the number of samples in a split; "n/a" if the site does not report the split.
+
+    A hidden number is shown as below the ``floor``.
+    """
     if split not in known["sizes"]:
         return NONE
     return hide_small_count(known["sizes"][split], floor)
 
 
 def _size_rows(run: Shown) -> list[list[str]]:
-    """Build a row of sample counts per site, the site with most training samples first."""
+    """Build a row per site: name, distribution, samples by split, and number of left-out samples.
+
+    The site with most training samples comes first. The number of left-out samples is "n/a" unless
+    the trust level is ``server``.
+    """
     rows = []
+    # Sites of equal size stay in the order of the run
     by_size = sorted(run.silos.items(), key=lambda entry: -_size(entry[1], "train"))
     for name, known in by_size:
         row = [name, known["distribution"]]
@@ -108,13 +120,16 @@ def _size_rows(run: Shown) -> list[list[str]]:
 
 
 def _metric_row(run: Shown, site: str, metrics: Sequence[str]) -> list[str]:
-    """Build the row of a site's test metrics."""
+    """Build the row of a site: name, number of test samples, and the test metrics in order."""
     cells = [_cell(run, site, metric) for metric in metrics]
     return [site, _samples(run.silos[site], "test", run.floor), *cells]
 
 
 def _sites_with_few_tests(run: Shown, sites: Sequence[str]) -> list[str]:
-    """Return the sites whose intervals are wide; a site that reports no size is left out."""
+    """Return the sites with fewer than 100 test samples, whose intervals are wide.
+
+    A hidden number counts as fewer. A site that does not report its number is left out.
+    """
     few = []
     for site in sites:
         known = run.silos[site]
@@ -124,7 +139,10 @@ def _sites_with_few_tests(run: Shown, sites: Sequence[str]) -> list[str]:
 
 
 def _class_rows(run: Shown, sites: Sequence[str]) -> list[list[str]]:
-    """Build a row for each class of each site whose metrics may be shown."""
+    """Build a row per site and class: samples, sensitivity, specificity and AUC as text.
+
+    Classes without a metric that may be shown have no row.
+    """
     rows = []
     for site in sites:
         counts = run.silos[site]["label_counts"].get("test", [])
@@ -146,7 +164,10 @@ def _plain(name: str) -> str:
 
 
 def _front_matter(run: Shown, sites: Sequence[str]) -> str:
-    """Build the metadata for Hugging Face, as YAML."""
+    """Build the card's metadata for Hugging Face as YAML, with each site's test metrics.
+
+    It names no licence, because a person must choose that.
+    """
     from huggingface_hub import EvalResult, ModelCardData
 
     summary, task = run.summary, "image-classification"
@@ -176,7 +197,7 @@ def _front_matter(run: Shown, sites: Sequence[str]) -> str:
 
 
 def _terms_of(name: str) -> str:
-    """Describe the terms under which a data set may be used."""
+    """Describe a data set's licence and terms, or the origin of data without a licence."""
     data = data_set(name)
     licence = data.licence
     if licence:
@@ -187,7 +208,7 @@ def _terms_of(name: str) -> str:
 
 
 def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
-    """Describe a run's differential privacy, in Markdown."""
+    """Describe the spent epsilon in Markdown; a text as ``guarantee`` says why there is none."""
     if isinstance(guarantee, str):
         return f"ε: **none** ({guarantee})"
     spent, delta = at_most(guarantee["epsilon"]), guarantee["delta"]
@@ -195,7 +216,7 @@ def _epsilon(guarantee: str | Mapping[str, Any]) -> str:
 
 
 def _choose_metrics(run: Shown, sites: Sequence[str]) -> list[str]:
-    """Return the metrics of the card that at least one of the sites has."""
+    """Return the metrics of ``_SHOWN`` that at least one of ``sites`` has, in that order."""
     measured: set[str] = set()
     for site in sites:
         measured.update(run.summary["sites"].get(site, {}))
@@ -203,7 +224,10 @@ def _choose_metrics(run: Shown, sites: Sequence[str]) -> list[str]:
 
 
 def _cell(run: Shown, site: str, metric: str) -> str:
-    """Format a metric, with its 95 % interval for accuracy and two-class AUC."""
+    """Format a site's test metric, with a 95 % interval for accuracy and two-class AUC.
+
+    It is "n/a" without a value; the interval also needs test counts that may be shown.
+    """
     value = run.summary["sites"].get(site, {}).get(metric)
     if value is None:
         return NONE
@@ -219,7 +243,11 @@ def _cell(run: Shown, site: str, metric: str) -> str:
 
 
 def _changed_settings(run: Shown) -> list[tuple[Markdown, Markdown]]:
-    """Return key and value of each setting that differs from its default, sorted by key."""
+    """Return (key, value) of each setting that differs from its default, sorted by key.
+
+    Method, data set and seed have places of their own in the card; circumstances such as folders do
+    not decide the result.
+    """
     values = as_mapping(run.settings.common) | as_mapping(run.settings.own)
     usual = defaults(CommonSettings) | as_mapping(type(run.settings.own)())
     unshown = {*CIRCUMSTANCES, "method", "dataset", "seed"}

@@ -50,17 +50,20 @@ class Program:
     vectors: Tensor  # (8, *input_shape), made-up inputs
     answers: Tensor  # (8, classes), fedsilo's own predictions for them, without dropout
 
-    def difference(self, answers: Tensor, of: int = VECTORS) -> float:
-        """Return the largest difference of ``answers`` from ours on the first ``of`` vectors.
+    def difference(self, answers: Tensor, count: int = VECTORS) -> float:
+        """Compare an exported program's probabilities with fedsilo's on the first test vectors.
 
         Args:
-            answers: probabilities of shape (of, classes).
-            of: the number of vectors.
+            answers: the program's probabilities (count, classes).
+            count: the number of test vectors.
+
+        Returns:
+            The largest absolute difference of a probability.
 
         Raises:
-            ExportError: the difference exceeds the tolerance.
+            ExportError: the difference is above ``TOLERANCE``, or NaN.
         """
-        most = (answers.double() - self.answers[:of].double()).abs().max().item()
+        most = (answers.double() - self.answers[:count].double()).abs().max().item()
         # Written so that a difference of NaN is refused too
         if not most <= TOLERANCE:
             raise ExportError(
@@ -71,7 +74,7 @@ class Program:
         return most
 
     def interface(self) -> dict[str, Any]:
-        """Describe the inputs and outputs, for JSON."""
+        """Describe inputs and outputs for program.json: names, types, shapes and meanings."""
         silo, pixels = self.model.silo, self.model.pixel_standardisation()
         inputs = {
             "name": INPUTS,
@@ -94,7 +97,7 @@ class Program:
 
 
 def open_program(model: TrainedModel) -> Program:
-    """Build a model's program; the model itself is not changed."""
+    """Build a program from a copy of a model on the CPU, with test vectors and their answers."""
     # A copy, because the caller may go on with the model on its own device
     network = copy.deepcopy(model.network).cpu()
     module = ProbabilityModel(network, model.silo.standardisation, model.pixel_standardisation())
@@ -106,7 +109,11 @@ def open_program(model: TrainedModel) -> Program:
 
 
 def made_up_inputs(model: TrainedModel) -> Tensor:
-    """Make eight synthetic inputs: noise, or numbers around a table's means with one missing."""
+    """Make test vectors (8, *input_shape) that come from no patient, always the same ones.
+
+    For a table they are normal numbers with its means and standard deviations, and one missing
+    value. For images they are uniform noise over the range of the pixels.
+    """
     rng, inputs = generator(0, "export-vectors"), model.silo.train.inputs
     shape = (VECTORS, *model.silo.task.input_shape)
     standardisation = model.silo.standardisation
@@ -124,7 +131,10 @@ def made_up_inputs(model: TrainedModel) -> Tensor:
 
 
 def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
-    """Prepare raw inputs as a silo of the run does: standardise a table, or normalise pixels."""
+    """Prepare raw inputs as a silo does: standardise a table's rows, or scale pixels.
+
+    Other inputs are returned unchanged, because their network prepares them itself.
+    """
     if model.silo.standardisation:
         return standardise(vectors, model.silo.standardisation)
     pixels = model.pixel_standardisation()
@@ -135,7 +145,10 @@ def _prepare(model: TrainedModel, vectors: Tensor) -> Tensor:
 
 
 def _meaning(vectors: Tensor, is_standardised: bool) -> str:
-    """Describe what the inputs are, for the reader of program.json."""
+    """Describe the inputs for the reader of program.json, by their shape and type.
+
+    ``is_standardised`` tells for images whether the program scales the pixels itself.
+    """
     if vectors.ndim == 2:
         return "a table's features in this order as they are read; a missing value is NaN"
     if vectors.dtype == torch.uint8:
@@ -148,10 +161,10 @@ def _meaning(vectors: Tensor, is_standardised: bool) -> str:
 
 
 def trace_program(program: Program) -> ExportedProgram:
-    """Trace the program with torch.export, for batches of any size.
+    """Trace the program with torch.export, with a batch size that may vary.
 
     Raises:
-        ExportError: a part of the network cannot be exported.
+        ExportError: torch cannot trace a part of the network.
     """
     batch = {INPUTS: {0: Dim("batch", min=1)}}
     try:
@@ -163,7 +176,10 @@ def trace_program(program: Program) -> ExportedProgram:
 
 
 def write_pt2(program: Program, path: Path) -> float:
-    """Write the program for PyTorch, and return the largest difference of its answers from ours.
+    """Write the program as a PyTorch file, read it again, and compare its answers with ours.
+
+    Returns:
+        The largest difference of a probability, over batches of 8, 1 and 3 test vectors.
 
     Raises:
         ExportError: the program cannot be exported, or the difference is too large.
@@ -179,12 +195,16 @@ def write_pt2(program: Program, path: Path) -> float:
 
 
 def write_onnx(program: Program, path: Path) -> float:
-    """Write the program for ONNX runtimes; returns and raises as ``write_pt2``.
+    """Write the program as an ONNX file, run it by ONNX Runtime, and compare the answers.
+
+    Returns:
+        The largest difference of a probability, over batches of 8, 1 and 3 test vectors.
 
     Raises:
         SettingError: the extra 'onnx' is not installed.
-        ExportError: as ``write_pt2``.
+        ExportError: the program cannot be exported, or the difference is too large.
     """
+    # Imported first, so that a missing package is named before the slow trace begins
     with needs_extra("format 'onnx'", "onnx"):
         import onnxruntime
         import onnxscript  # noqa: F401  # torch's ONNX exporter needs it
@@ -223,7 +243,7 @@ def _cannot(name: str, error: Exception) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Hide the exporters' messages, because they are meant for the exporters' authors."""
+    """Hide warnings and log messages of the exporters, because they address their authors."""
     loggers = [logging.getLogger(name) for name in ("torch.onnx", "torch.export", "onnxscript")]
     before = [logger.level for logger in loggers]
     for logger in loggers:
@@ -251,7 +271,7 @@ class Export:
     interface: Mapping[str, Any]  # types, shapes and meanings of the inputs and outputs
 
     def lines(self) -> list[str]:
-        """Return a summary for a terminal."""
+        """Return the lines for a terminal: inputs, outputs, the largest difference, the folder."""
         taken, given = self.interface["inputs"], self.interface["outputs"]
         return [
             f"takes {taken['type']} {_shape(taken)}: {taken['meaning']}",
@@ -263,6 +283,8 @@ class Export:
 
 def export_model(run: FinishedRun, model: TrainedModel, form: str, folder: Path) -> Export:
     """Write a model as a program to a new folder, with test vectors and a model card.
+
+    The folder appears only once all its files are written and the answers were compared.
 
     Args:
         run: the run of the model.
@@ -291,7 +313,11 @@ def export_model(run: FinishedRun, model: TrainedModel, form: str, folder: Path)
 
 
 def _write_about(program: Program, folder: Path, own_site: str | None, difference: float) -> None:
-    """Write program.json, which describes inputs and outputs, and the test vectors."""
+    """Write program.json, which describes the program, and the file of test vectors.
+
+    ``own_site`` is the site whose own model it is, or None; ``difference`` the largest measured
+    one.
+    """
     model = program.model
     about = program.interface() | {
         "run": model.run_dir.resolve().name,

@@ -38,7 +38,10 @@ class CaseCheck:
 def drift_checks(
     names: Sequence[str], training: Tensor, new: Tensor, floor: int
 ) -> Iterator[CaseCheck]:
-    """Yield a check for each feature with two or more cells of ``floor`` training samples each.
+    """Yield a check per column: whether its values are distributed as in the training samples.
+
+    The measure is the PSI over cells. The limit is ``LARGE``, or higher if so few samples may
+    exceed that by chance. A column without two cells of ``floor`` training samples is not checked.
 
     Args:
         names: names of the features; a level of a category is called ``column=level``.
@@ -54,6 +57,7 @@ def drift_checks(
         if cells is None:
             continue
         expected, found = cells
+        # The more features are compared and the fewer samples there are, the larger a PSI by chance
         psi = population_stability_index(expected, found)
         chance = psi_by_chance(len(expected), len(old), len(now), len(columns))
         limit = max(LARGE, chance)
@@ -66,10 +70,11 @@ def drift_checks(
 
 
 def _places_by_column(names: Sequence[str]) -> list[list[int]]:
-    """Return the places of the features of each column: one, or one for each level.
+    """Group the indices of the features by column, in order.
 
-    Levels stand next to each other. A numeric column keeps its own group even if it has the same
-    name as the column of the levels beside it.
+    A numeric column has one feature; a category has one for each level except the first, called
+    ``column=level``. A numeric column keeps its own group even if the category beside it has the
+    same name.
     """
     groups: list[list[int]] = []
     before = None
@@ -88,12 +93,15 @@ def _column(name: str) -> str:
 
 
 def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | None:
-    """Count the training and the new samples by cell.
+    """Divide the values of one column into cells, and count both kinds of samples in each.
 
-    Samples without a value are the last cell, if there are any.
+    Args:
+        old: training samples (n, features of the column).
+        now: new samples (m, features of the column).
+        floor: the smallest number of training samples in a cell.
 
     Returns:
-        The counts of both; None if there are no two cells of ``floor`` training samples each.
+        The training and the new counts by cell, missing values last; None without two such cells.
     """
     old_missing = np.isnan(old[:, 0])
     now_missing = np.isnan(now[:, 0])
@@ -114,7 +122,11 @@ def _cells(old: Array, now: Array, floor: int) -> tuple[list[int], list[int]] | 
 
 
 def _edges(old: Array, new_count: int, floor: int) -> Array:
-    """Return the edges between the cells of a numeric feature, by quantiles of ``old`` (n, 1)."""
+    """Return the edges between the cells of a numeric feature: quantiles of ``old`` (n, 1).
+
+    There are two to ten cells, with on average at least twice the ``floor`` of both old and new
+    samples if there are enough. A feature with two values is cut between them.
+    """
     values: Array = np.unique(old)
     if len(values) == 2:
         return np.asarray(values.mean(keepdims=True))
@@ -124,23 +136,25 @@ def _edges(old: Array, new_count: int, floor: int) -> Array:
 
 
 def _count_between(edges: Array, values: Array) -> list[int]:
-    """Count values by cell; a value on an edge belongs to the cell above it."""
+    """Count the values in each cell; a value on an edge belongs to the cell above it."""
     cells = np.searchsorted(edges, values.ravel(), "right")
     counts: list[int] = np.bincount(cells, minlength=len(edges) + 1).tolist()
     return counts
 
 
 def _levels(rows: Array) -> Array:
-    """Return the level of each row (n,), from columns of 0 and 1 for all levels but the first.
+    """Return the level's number of each row (n,), from a column of 0 and 1 per level but the first.
 
-    A row of zeros has the first level, which is level 0.
+    A row of zeros has the first level, number 0.
     """
     lifted: Array = np.where(rows.max(axis=1) > 0, rows.argmax(axis=1) + 1, 0).astype(float)
     return lifted
 
 
 def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int], list[int]] | None:
-    """Merge each cell with fewer than ``floor`` training samples with the cell before it.
+    """Merge neighbouring cells until each has at least ``floor`` training samples.
+
+    A cell that is too small joins the cell before it; the first one takes in those after it.
 
     Returns:
         The training and the new counts by cell; None if fewer than two cells remain.
@@ -163,6 +177,7 @@ def _merge_cells(old: list[int], now: list[int], floor: int) -> tuple[list[int],
 def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> CaseCheck:
     """Check that prediction sets contain the true class as often as promised.
 
+    It is an alarm if the 95 % Wilson interval of the covered share is entirely below ``coverage``.
     ``sets`` are bool (n, classes), ``labels`` the true classes (n,).
     """
     right, n = int(sets.gather(1, labels[:, None]).sum()), len(labels)
@@ -176,7 +191,11 @@ def coverage_check(sets: Tensor, labels: Tensor, coverage: float) -> CaseCheck:
 
 
 def certainty_check(probabilities: Tensor, labels: Tensor) -> CaseCheck:
-    """Check that the model's accuracy agrees with its probabilities (n, classes)."""
+    """Check that the mean confidence agrees with the accuracy.
+
+    Confidence is the largest of a case's ``probabilities`` (n, classes). It is an alarm if its mean
+    is outside the 95 % Wilson interval of the accuracy.
+    """
     confidence, predicted = probabilities.max(dim=1)
     right, n, said = int((predicted == labels).sum()), len(labels), confidence.mean().item()
     around = wilson(right, n)
@@ -189,7 +208,11 @@ def certainty_check(probabilities: Tensor, labels: Tensor) -> CaseCheck:
 
 
 def accuracy_check(predicted: Tensor, labels: Tensor, before: float) -> CaseCheck:
-    """Check that the model's accuracy is not below ``before``, its accuracy in the run's test."""
+    """Check that the accuracy is not below ``before``, that on the run's test samples.
+
+    It is an alarm if the 95 % Wilson interval of the accuracy is entirely below. ``predicted`` and
+    ``labels`` are classes (n,).
+    """
     right, n = int(torch.eq(predicted, labels).sum()), len(labels)
     around = wilson(right, n)
     return CaseCheck(

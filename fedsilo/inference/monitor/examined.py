@@ -58,9 +58,11 @@ class GroupColumn:
     edges: Sequence[float]  # edges between the groups of a numeric column, otherwise empty
 
     def groups(self, rows: Tensor) -> tuple[Tensor, list[str]]:
-        """Return the group number of each row (n,), and the names of the groups.
+        """Assign each of the ``rows`` (n, features) to a group of this column.
 
-        Rows with a missing value are a group of their own, the last one.
+        Returns:
+            The group number of each row (n,), and the groups' names by number. Rows with a missing
+            value are the last group, "not known".
         """
         values = rows[:, list(self.places)]
         if self.levels:
@@ -89,15 +91,19 @@ class Group:
     right: tuple[int, ...]
 
     def is_enough(self, floor: int) -> bool:
-        """Tell whether the group's metrics may be shown without revealing a smaller count."""
+        """Tell whether the group has enough patients for its metrics to be shown.
+
+        With two classes, each needs ``floor`` patients. With more, all together need ``floor``, and
+        at least two predictions must be right and two wrong.
+        """
         if len(self.counts) == 2:
             return min(self.counts) >= floor
         # An accuracy with at most one right, or wrong, answer would reveal single patients
         samples, right = sum(self.counts), sum(self.right)
         return samples >= floor and 2 <= right <= samples - 2
 
-    def with_(self, other: Group) -> Group:
-        """Merge this group with its neighbour ``other``."""
+    def merge_with(self, other: Group) -> Group:
+        """Return one group of the patients of this group and of ``other``, the next one."""
         counts = _add(self.counts, other.counts)
         return Group(_join_names(self.name, other.name), counts, _add(self.right, other.right))
 
@@ -107,7 +113,10 @@ def _add(one: Sequence[int], other: Sequence[int]) -> tuple[int, ...]:
 
 
 def _join_names(one: str, other: str) -> str:
-    """Name two neighbours together: ``30 to 40`` and ``40 to 50`` are ``30 to 50``."""
+    """Join the names of neighbouring groups: ``30 to 40`` and ``40 to 50`` give ``30 to 50``.
+
+    Names that are not ranges of numbers are joined by "or".
+    """
     start, _, end = one.rpartition(" ")
     if other == f"from {end}":
         return f"from {start.removesuffix(' to')}"
@@ -117,7 +126,10 @@ def _join_names(one: str, other: str) -> str:
 
 
 def group_patients(found: Examined, column: GroupColumn) -> list[Group]:
-    """Group patients by a column; a group that is too small or empty is merged with the next."""
+    """Count patients and right predictions by group of a column and class.
+
+    Groups that are too small to be shown are merged, see ``merge_small_groups``.
+    """
     assert found.rows is not None, "a column is of a table"
     place_of, names = column.groups(found.rows)
     hits = found.probabilities.argmax(dim=1) == found.labels
@@ -125,6 +137,7 @@ def group_patients(found: Examined, column: GroupColumn) -> list[Group]:
     for place, name in enumerate(names):
         labels = found.labels[place_of == place]
         right_labels = found.labels[(place_of == place) & hits]
+        # minlength, because a group may have no patient of the last class
         counts = torch.bincount(labels, minlength=len(found.classes)).tolist()
         right = torch.bincount(right_labels, minlength=len(found.classes)).tolist()
         groups.append(Group(name, tuple(counts), tuple(right)))
@@ -135,25 +148,28 @@ def merge_small_groups(groups: Sequence[Group], floor: int) -> list[Group]:
     """Merge each group that is too small with the next one, and the last with the one before.
 
     Returns:
-        Groups that are all large enough; none if even all patients together are too few.
+        Groups that are all large enough, in order; none if all patients together are too few.
     """
     kept: list[Group] = []
     for group in groups:
         if kept and not kept[-1].is_enough(floor):
-            kept.append(kept.pop().with_(group))
+            kept.append(kept.pop().merge_with(group))
         else:
             kept.append(group)
     # The last group has no next one. Merged with the one before, it may still be too small.
     while len(kept) > 1 and not kept[-1].is_enough(floor):
         last = kept.pop()
-        kept.append(kept.pop().with_(last))
+        kept.append(kept.pop().merge_with(last))
     if not kept or not kept[-1].is_enough(floor):
         return []
     return kept
 
 
 def examine_groups(found: Examined, column: GroupColumn) -> Examination:
-    """Compute the metrics by group of a column."""
+    """Build the section of a column: accuracy by group as a picture, and a table of metrics.
+
+    If fewer than two groups are large enough, the section only says so.
+    """
     groups, title = group_patients(found, column), f"By {column.name}"
     if len(groups) < 2:
         why = f"There are no two groups with {found.floor} patients of each class."
@@ -199,9 +215,10 @@ def _cell(right: int, samples: int) -> str:
 
 
 def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
-    """Yield thresholds of scores (n,), with at least ``floor`` patients between two of them.
+    """Yield the thresholds of the curve that may be shown, multiples of 0.05 in ascending order.
 
-    Closer thresholds would reveal the model's predictions for the few patients between them. 0.5
+    Between two of them, and above the last one, lie at least ``floor`` of the ``scores`` (n,).
+    Otherwise the curve would reveal the model's predictions for the few patients between them. 0.5
     counts as a threshold, because sensitivity and specificity are shown for it.
     """
     before = 0.0
@@ -220,7 +237,10 @@ def thresholds(scores: Tensor, floor: int) -> Iterator[float]:
 
 
 def examine_decisions(found: Examined) -> Examination:
-    """Compute the decision curve and its table, or say why there is none."""
+    """Build the section of the decision curve: its explanation, picture and table.
+
+    With more than two classes or too few patients, the section only says so.
+    """
     if len(found.classes) != 2:
         return Examination(_BENEFIT, ["A decision curve needs two classes, but this run has more."])
     benefits = _net_benefits(found)
@@ -259,7 +279,11 @@ def _net_benefits(found: Examined) -> list[_Benefit]:
 
 
 def _draw_benefits(benefits: Sequence[_Benefit], ill: str) -> Picture:
-    """Draw the curves of the model, of acting on all, and of acting on nobody."""
+    """Draw net benefit over the threshold: for the model, acting on all, and acting on nobody.
+
+    ``ill`` is the name of the second class. The caption lists the thresholds at which the model is
+    above both alternatives.
+    """
     model, everybody, nobody = dict[int, float](), dict[int, float](), dict[int, float]()
     best = []
     for one in benefits:
@@ -291,7 +315,16 @@ def _benefit_table(found: Examined, benefits: Sequence[_Benefit]) -> Table:
 def examine(
     run: Shown, by: Sequence[str], decisions: bool, data_dir: Path | None
 ) -> list[Examination]:
-    """Return a section for each column of ``by``, and one of the decision curve.
+    """Build the clinic report's sections that need the sites' data.
+
+    At trust levels other than ``server``, or if all sites have hidden counts, one section explains
+    why there are none.
+
+    Args:
+        run: the run, without what its pages must not show.
+        by: the columns of the table by which patients are grouped, a section each.
+        decisions: whether to add a section on the decision curve.
+        data_dir: the data directory; None for that of the run.
 
     Raises:
         SettingError: a column is not one of the run's table.
@@ -317,7 +350,7 @@ def examine(
 
 
 def _pool_predictions(run: Shown, models: Sequence[TrainedModel]) -> Examined:
-    """Predict the test samples of each model's site, and put them together."""
+    """Predict the test samples of each model's site, and concatenate the results of all sites."""
     probabilities, labels, rows = [], [], []
     for model in models:
         inputs = open_inputs(model, CaseSource("split", "test"))
@@ -339,7 +372,7 @@ def _pool_predictions(run: Shown, models: Sequence[TrainedModel]) -> Examined:
 
 
 def _column(model: TrainedModel, name: str) -> GroupColumn:
-    """Find a column of the run's table and the places of its values among the features.
+    """Find a column of the run's table: the indices of its features, its levels or its edges.
 
     Raises:
         SettingError: the run's data are images, or the table has no such column.

@@ -45,7 +45,7 @@ from fedsilo.runs.trained_model import TrainedModel
 from fedsilo.server_app.records.summary import join_names
 
 ALARM = 3  # exit status
-_OF_IMAGES = ("brightness", "contrast")  # features, in place of a table's
+_IMAGE_FEATURES = ("brightness", "contrast")  # features, in place of a table's
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Monitored:
         return [check for check in self.checks if check.alarm]
 
     def verdict(self) -> str:
-        """Return the result in one sentence."""
+        """Summarise the checks in one sentence, which names those that are alarms."""
         if not self.checks:
             return "Nothing could be checked."
         if not self.alarms:
@@ -78,7 +78,7 @@ class Monitored:
         return [*lines, self.verdict()]
 
     def page(self) -> str:
-        """Build the HTML page of the result."""
+        """Build the HTML page: the verdict, the checks, and the checks that were not possible."""
         rows = []
         for check in self.checks:
             status = "ok"
@@ -108,6 +108,9 @@ def check_new_cases(
 ) -> Monitored:
     """Check new cases against the model of a finished run and the training data of its site.
 
+    The distribution of features is checked for all cases. Coverage, calibration and accuracy need
+    labels for at least as many cases as the run's floor.
+
     Args:
         run: the run of the model.
         model: the model.
@@ -117,7 +120,8 @@ def check_new_cases(
         calibration: the file that ``calibrate`` wrote; None for the one in the run directory.
 
     Raises:
-        FedsiloError: the cases cannot be opened, or there are too few cases.
+        FedsiloError: the cases cannot be opened, or those that can be used are fewer than the
+            floor.
     """
     new, floor = open_new_data(model, data), run.floor
     found = predict_inputs(model, new.inputs)
@@ -128,6 +132,7 @@ def check_new_cases(
             "('privacy.sums-min-count'): collect more cases"
         )
     # Inputs that could not be read have no prediction, but they may have a label
+    # (k,) classes in the order of found.own (k, classes)
     labels = new.labels[kept]
     checks = [*_drift(model, new, floor)]
     # A label of -1 is unknown
@@ -141,22 +146,25 @@ def check_new_cases(
         before = run.shown().summary["sites"].get(model.site, {}).get("accuracy")
         if before is None:
             missing.append(f"accuracy: the run has none of {model.site} that may be shown")
-        checks += _of_labelled(found.own[known], labels[known], chosen, coverage, before)
+        checks += _label_checks(found.own[known], labels[known], chosen, coverage, before)
     return Monitored(_facts(model, data, len(kept), len(new.inputs.faults)), checks, missing)
 
 
 def _drift(model: TrainedModel, new: NewData, floor: int) -> Iterator[CaseCheck]:
-    """Yield checks against the site's own training samples, where its trust level allows it."""
+    """Yield checks of the new cases' features against the site's own training samples.
+
+    Images are compared by brightness and contrast. At trust ``nobody`` there are no checks.
+    """
     if model.common.trust == NOBODY:
         return
     training, now = model.lab.session.silo.train.inputs, new.features()
     if not model.silo.features:
-        training, now = _of_images(training), _of_images(now)
-    yield from drift_checks(model.silo.features or _OF_IMAGES, training, now, floor)
+        training, now = _pixel_statistics(training), _pixel_statistics(now)
+    yield from drift_checks(model.silo.features or _IMAGE_FEATURES, training, now, floor)
 
 
-def _of_images(images: Tensor) -> Tensor:
-    """Return brightness and contrast (n, 2) of images (n, channels, height, width)."""
+def _pixel_statistics(images: Tensor) -> Tensor:
+    """Return the mean and standard deviation of the pixels (n, 2) of images (n, channels, h, w)."""
     flat = images.flatten(1).double()
     return torch.stack([flat.mean(dim=1), flat.std(dim=1)], dim=1)
 
@@ -164,7 +172,11 @@ def _of_images(images: Tensor) -> Tensor:
 def _missing(
     model: TrainedModel, drift: Sequence[CaseCheck], labelled: int, floor: int
 ) -> Iterator[str]:
-    """Yield a sentence for each kind of check that was not possible, with the reason."""
+    """Yield a sentence for each kind of check that was not possible, with the reason.
+
+    ``drift`` has the checks of features that were possible, ``labelled`` the number of cases with a
+    label.
+    """
     if model.common.trust == NOBODY:
         yield (
             "the distribution of features: at 'trust: nobody' no distribution of training data "
@@ -173,7 +185,7 @@ def _missing(
     else:
         checked = {check.name for check in drift}
         unchecked: list[str] = []
-        for name in model.silo.features or _OF_IMAGES:
+        for name in model.silo.features or _IMAGE_FEATURES:
             column = name.partition("=")[0]
             if f"distribution of {column}" not in checked and column not in unchecked:
                 unchecked.append(column)
@@ -188,28 +200,31 @@ def _missing(
 
 
 def _calibration(model: TrainedModel, path: Path | None) -> tuple[Calibration | None, str]:
-    """Open the calibration; None and the reason if none is named and the run has none."""
+    """Open the model's calibration from ``path``, or from the run directory if ``path`` is None.
+
+    Without a file in the run directory, it returns None and a sentence that says so.
+    """
     if path is None and not calibration_path(model.run_dir, model.site).is_file():
         command = f"fedsilo calibrate {model.run_dir} --site {model.site}"
         return None, f"coverage of prediction sets: there is no calibration; run '{command}'"
     return open_calibration(model, path), ""
 
 
-def _of_labelled(
+def _label_checks(
     own: Tensor,
     labels: Tensor,
     calibration: Calibration | None,
     coverage: float,
     before: float | None,
 ) -> Iterator[CaseCheck]:
-    """Yield the checks of cases whose class is known.
+    """Yield the checks that need labels: coverage, calibration and accuracy.
 
     Args:
         own: the model's own probabilities (n, classes).
         labels: the true classes (n,).
-        calibration: the model's calibration, or None if there is none.
+        calibration: the model's calibration; None skips the check of coverage.
         coverage: the coverage that prediction sets promise.
-        before: the accuracy on the run's test samples, or None if it may not be shown.
+        before: the accuracy on the run's test samples; None skips the check of accuracy.
     """
     probabilities = own
     if calibration:
@@ -242,38 +257,52 @@ class NewData:
     labels: Tensor  # (k,) int64, of the readable inputs
 
     def features(self) -> Tensor:
-        """Return the readable inputs as they were read; images are decoded again."""
+        """Return the readable inputs as they were read (k, *input_shape), NaN for a missing value.
+
+        Images are decoded again, because ``inputs`` does not store them.
+        """
         if self.inputs.read is not None:
             return self.inputs.read
         return torch.cat(list(self.inputs.batches()))
 
 
 def open_new_data(model: TrainedModel, data: Path) -> NewData:
-    """Open the cases of a folder, a table or a manifest of images; errors as ``open_inputs``."""
+    """Open new cases from a folder of images, a table or a manifest, with any labels.
+
+    A folder has no labels. A file is a table if the run's data are one, otherwise a manifest.
+
+    Raises:
+        DataError: the cases cannot be read, are of another kind than the run's data, or there are
+            none.
+    """
     by_name: dict[str, int] = {}
     if data.is_dir():
         inputs = open_inputs(model, CaseSource("images", data))
     elif model.silo.features:
         inputs = open_inputs(model, CaseSource("table", data))
         schema = table_schema(model)
-        by_name = dict(_of_table(data, schema, _by_label(schema.classes)))
+        by_name = dict(_table_labels(data, schema, _class_numbers(schema.classes)))
     else:
         inputs = open_inputs(model, CaseSource("manifest", data))
-        by_name = dict(_of_manifest(data, _by_label(_read_class_labels(model))))
+        by_name = dict(_manifest_labels(data, _class_numbers(_read_class_labels(model))))
     labels = [by_name.get(name, -1) for name in inputs.names]
     return NewData(inputs, torch.tensor(labels))
 
 
 def _read_class_labels(model: TrainedModel) -> Mapping[str, Sequence[str]]:
-    """Return the labels that the data set declares for each class of images."""
+    """Return class -> the labels that the data set declares for it; none for other data sets."""
     data, common = data_set(model.common.dataset), model.common
     if isinstance(data, ImageDataSet):
         return data.classes(common, find_places(common.data_dir, common.cache_dir))
     return dict.fromkeys(model.classes, ())
 
 
-def _by_label(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
-    """Map each text that a label may have to its class number: a class's name, or a value of it."""
+def _class_numbers(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
+    """Map each text that a label may have to its class number.
+
+    The texts are the names of the classes and the ``classes``' declared values. If a value is also
+    the name of another class, it counts as a value.
+    """
     numbers = {}
     for number, name in enumerate(classes):
         numbers[same_text(name)] = number
@@ -284,10 +313,13 @@ def _by_label(classes: Mapping[str, Sequence[str]]) -> dict[str, int]:
     return numbers
 
 
-def _of_table(
+def _table_labels(
     path: Path, schema: TableSchema, classes: Mapping[str, int]
 ) -> Iterator[tuple[str, int]]:
-    """Yield the line number, as text, and the class of each row whose label the schema knows."""
+    """Yield (line number as text, class number) for each row with a known label.
+
+    ``classes`` maps a label's text to its class number. A table without a label column has none.
+    """
     (_, first), *rows = read_table(path, schema.delimiter, guess_delimiter=True)
     names = [name.strip().casefold() for name in first]
     if schema.label.column.casefold() not in names:
@@ -303,7 +335,7 @@ def _of_table(
             yield str(number), label
 
 
-def _of_manifest(path: Path, classes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
+def _manifest_labels(path: Path, classes: Mapping[str, int]) -> Iterator[tuple[str, int]]:
     for _, row in read_rows(path, ("path",), ("label", "split", "patient", "mask")):
         label = classes.get(same_text(row.get("label", "")))
         if label is not None:

@@ -57,18 +57,21 @@ class Predictions:
         return self.inputs.faults
 
     def answered(self) -> list[bool]:
-        """Tell for each input without a fault whether it is answered; unusual ones are not."""
+        """Tell for each readable input whether it has an answer, bool (k).
+
+        An unusual input has none, unless ``answers_all`` is set or novelty is unknown.
+        """
         # Unknown novelty holds no answer back, but the page marks such cases as doubtful
         if self.answers_all or isinstance(self.novelty, str):
             return [True] * len(self.own)
         return [not unusual for unusual in self.novelty.unusual().tolist()]
 
     def predicted(self) -> list[str]:
-        """Return the predicted class of each input without a fault."""
+        """Return the name of the most probable class of each readable input (k)."""
         return [self.classes[place] for place in self.probabilities.argmax(dim=1).tolist()]
 
     def _repr_html_(self) -> str:
-        """Build a table of the answers by class for a notebook, and the other lines."""
+        """Build HTML for a notebook: a table of answers by class, then the lines of ``lines``."""
         answers = list(compress(self.predicted(), self.answered()))
         table = Table("class", "cases", title=f"{len(answers)} predicted")
         for name in self.classes:
@@ -76,8 +79,13 @@ class Predictions:
         return html_of_lines([table, *self.lines()[1:]])
 
     def frame(self) -> pd.DataFrame:
-        """Return a row for each input; an input with a fault has only its name and the fault."""
+        """Return the table of predictions: a row for each input, in order.
+
+        An input that could not be read has only its name and the fault. An input without an answer
+        lacks the class, the probabilities and the set, but has entropy and novelty.
+        """
         columns = self._columns()
+        # k rows, each at the place of its input among all
         frame = pd.DataFrame(columns, index=self.inputs.kept())
         # Cases that are not answered keep their entropy and novelty, but not what they predict
         withheld = []
@@ -95,7 +103,7 @@ class Predictions:
         return frame
 
     def _columns(self) -> dict[str, list[Any]]:
-        """Return the columns of the table, with a value for each input without a fault."""
+        """Return title -> values for each column of the table; one value per readable input (k)."""
         columns: dict[str, list[Any]] = {"predicted": self.predicted()}
         for name, probabilities in zip(self.classes, self.probabilities.T.tolist(), strict=True):
             columns[f"p.{name}"] = probabilities
@@ -112,7 +120,11 @@ class Predictions:
         return columns
 
     def _marks(self) -> dict[str, list[Any]]:
-        """Return the columns that mark imputed values and cases unlike the training samples."""
+        """Return the columns about an input's quality: imputed, novelty, unusual and doubtful.
+
+        ``imputed`` and ``doubtful`` are left out if all their cells are empty, those about novelty
+        if it is unknown.
+        """
         marks: dict[str, list[Any]] = {}
         imputed = self.inputs.imputed_columns(self.features)
         if any(imputed):
@@ -126,11 +138,15 @@ class Predictions:
         return marks
 
     def text(self) -> str:
-        """Return the CSV file, numbers with all their digits."""
+        """Return the content of the CSV file, numbers with all their digits."""
         return self.frame().to_csv(index=False)
 
     def lines(self) -> list[str]:
-        """Return a summary for a terminal."""
+        """Summarise the predictions for a terminal.
+
+        The lines have the answers by class, novelty, faults, the size of prediction sets, and
+        metrics if the classes are known.
+        """
         answers = list(compress(self.predicted(), self.answered()))
         counts = ", ".join(f"{answers.count(name)} {name}" for name in self.classes)
         lines = [f"{len(answers)} predicted: {counts}", *self._novelty(len(answers))]
@@ -146,7 +162,11 @@ class Predictions:
         return lines
 
     def _novelty(self, answered: int) -> list[str]:
-        """Summarise how many cases are unlike the training samples, and how that was measured."""
+        """Summarise the number of unusual and doubtful inputs, and the basis of novelty.
+
+        ``answered`` is the number of inputs with an answer; it decides whether the lines name
+        ``--answer-all``.
+        """
         if isinstance(self.novelty, str):
             return [f"novelty is unknown: {self.novelty}"]
         lines = []
@@ -164,7 +184,10 @@ class Predictions:
         return [*lines, *self.novelty.reference.lines()]
 
     def _faults(self) -> list[str]:
-        """List the number of inputs without a prediction, and the reasons for the first ten."""
+        """Summarise the inputs that could not be read: their number, and the first ten reasons.
+
+        The list is empty if all inputs could be read.
+        """
         faults, inputs = self.inputs.faults, self.inputs
         if not faults:
             return []

@@ -53,10 +53,12 @@ class Calibration:
     scores: tuple[float, ...]  # one minus the probability of each row's class, ascending
 
     def threshold(self, coverage: float) -> float:
-        """Return the score up to which a class is in a prediction set of this coverage.
+        """Return the highest score with which a class is in a prediction set of this ``coverage``.
+
+        A class's score is one minus its probability.
 
         Raises:
-            SettingError: the rows are too few for that coverage.
+            SettingError: the calibration has too few rows for that coverage.
         """
         limit = threshold(torch.tensor(self.scores, dtype=torch.float64), coverage)
         # An infinite limit would put every class into every set
@@ -73,11 +75,11 @@ class Calibration:
         return prediction_sets(probabilities, self.threshold(coverage))
 
     def apply_temperature(self, probabilities: Tensor) -> Tensor:
-        """Apply the temperature to the model's own probabilities (n, classes)."""
+        """Return the probabilities (n, classes) at the temperature, from the model's own ones."""
         return apply_temperature(probabilities, self.temperature)
 
     def lines(self, coverage: float) -> list[str]:
-        """Describe the calibration and its limits, a sentence each."""
+        """Describe the calibration for a terminal: temperature, losses, threshold and limits."""
         low, high = coverage_range(self.rows, coverage)
         return [
             f"site {self.site}, {self.rows} validation rows: temperature {self.temperature:.3f}, "
@@ -107,13 +109,13 @@ def write_calibration(calibration: Calibration, path: Path) -> None:
 
 
 def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
-    """Calibrate a model on the validation rows of its site.
+    """Calibrate a model on the validation rows of its site: fit the temperature, store the scores.
 
-    ``coverage`` is the highest that prediction sets will be asked for, because it decides how many
-    rows are needed.
+    ``coverage`` is the highest that prediction sets will be asked for; it decides how many rows are
+    needed, at least ten.
 
     Raises:
-        DataError: the site has too few validation rows, or others than the run's.
+        DataError: the site has too few validation rows, or they have changed since the run.
     """
     # If rows were moved between the splits since the run, training rows could be among these
     refuse_other_rows(model, SPLIT)
@@ -125,6 +127,7 @@ def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
             f"{coverage:g} needs {needed}: start a run with 'split.val-folds', or lower the "
             "coverage"
         )
+    # (n, classes), at temperature 1
     probabilities = model.probabilities(in_batches(own.inputs), SPLIT)
     temperature = fit_temperature(probabilities, own.labels)
     return Calibration(
@@ -140,7 +143,7 @@ def calibrate_model(model: TrainedModel, coverage: float) -> Calibration:
 
 
 def open_calibration(model: TrainedModel, path: Path | None) -> Calibration:
-    """Open the calibration of a model, from ``path`` or the run directory.
+    """Read the calibration of a model from ``path``; None for the file in the run directory.
 
     Raises:
         SettingError: the file does not exist, or it is for other weights or another site.

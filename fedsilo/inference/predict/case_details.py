@@ -62,7 +62,13 @@ class ValueTexts:
     floor: int  # fewest patients that a statement about training rows rests on
 
     def of(self, row: Floats, unusual: Sequence[str], adds: Mapping[str, float]) -> Iterator[Value]:
-        """Yield the values of a row (f,), the inputs that matter most to the answer first."""
+        """Yield the value of each column of a table's row, the largest contribution first.
+
+        Args:
+            row: the features (f,) as they were read, NaN for a missing value.
+            unusual: the columns to mark as unusual.
+            adds: column -> its contribution to the probability of the answer; a missing one is 0.
+        """
         # Not 0, by which a row without explanations could not be divided
         most = max([*map(abs, adds.values()), 1e-9])
         values = []
@@ -82,7 +88,7 @@ class ValueTexts:
         yield from sorted(values, key=lambda value: -abs(value.adds))
 
     def _places(self, column: Column) -> list[int]:
-        """Return the places of a column's features: one, or one for each level but the first."""
+        """Return the indices of a column's features: one, or one per level except the first."""
         features = self.schema.features()
         places = []
         if column.name in features:
@@ -93,7 +99,11 @@ class ValueTexts:
         return places
 
     def _text(self, column: Column, values: Floats, mean: float) -> str:
-        """Format the values (f,) of a column's features; ``mean`` replaces a missing number."""
+        """Format the value of a column from the values (f,) of its features: a number, or a level.
+
+        For a missing value, it names the value that the model uses: ``mean``, or for levels their
+        mixture.
+        """
         if np.isnan(values).any():
             used = f"{mean:.4g}, the mean,"
             if column.levels:
@@ -106,10 +116,11 @@ class ValueTexts:
         return column.levels[int(values.argmax()) + 1]
 
     def _usual(self, column: Column, rows: Floats) -> str:
-        """Describe the usual training values; empty if too few patients support it.
+        """Describe the usual values of a column in training; empty if too few patients support it.
 
-        A number with more than five values has the range of 90 % of the patients, or of 50 % if
-        fewer patients than the floor are beyond each end. Others have their common values.
+        A number with more than five values has the range of 90 % of the patients. If fewer than
+        ``floor`` patients would be beyond each end, it is that of 50 %. Other columns have their
+        common values with their shares. ``rows`` (n, f) are the values of the column's features.
         """
         known = rows[~np.isnan(rows).any(axis=1)]
         if column.levels:
@@ -133,9 +144,9 @@ class ValueTexts:
         return secret_of(self.training.tobytes())
 
     def _common(self, column: str, names: Sequence[str], counts: Sequence[int]) -> str:
-        """List the values that ``floor`` patients or more have, and their shares.
+        """List the values that at least ``floor`` patients have, with their shares.
 
-        One more value is hidden if the total would otherwise reveal the count of a hidden value.
+        If the total would reveal the count of a hidden value, one more value is hidden.
         """
         shown = suppress(counts, self.floor, self._secret, column)
         texts = []
@@ -156,7 +167,11 @@ class Reasons:
     limits: Sequence[str] = ()  # meaning and limits of the explanations, a sentence each
 
     def picture(self, index: int) -> dict[str, str]:
-        """Build the template variables for a case's picture; empty texts if it has none."""
+        """Build the template variables of a case's picture: a data URL and its description.
+
+        ``index`` is the case's index among the readable inputs. Both texts are empty without a
+        picture.
+        """
         if index not in self.pictures:
             return {"image": "", "image_text": ""}
         content, words = self.pictures[index]
@@ -165,15 +180,17 @@ class Reasons:
 
 
 def reasons_of(model: TrainedModel, found: Predictions, shown: Sequence[int]) -> Reasons:
-    """Explain the answers of the cases in ``shown``, which are places among all inputs.
+    """Explain the answers of the cases whose indices among all inputs are ``shown``.
 
-    A case without an answer has no explanation.
+    A table's rows get the contributions of their columns; the first 50 images get maps. A case
+    without an answer has no explanation.
     """
     kept = {place: index for index, place in enumerate(found.inputs.kept())}
     answered = found.answered()
     chosen = []
     for place in shown:
         if place in kept and answered[kept[place]]:
+            # Tensors have only the k readable inputs, so places among all become indices of these
             chosen.append(kept[place])
     if not chosen:
         return Reasons()
@@ -237,9 +254,13 @@ def _png(explained: ImageExplanation) -> bytes:
 def explain_new_case(
     model: TrainedModel, table: Path | None, row: int, image: Path | None
 ) -> Explanation:
-    """Explain the prediction for one new case: a row of a table, counted from 0, or an image.
+    """Explain the prediction for one new case, a row of a table or an image.
 
-    Both are read as ``predict`` reads them. Exactly one of ``table`` and ``image`` is given.
+    Args:
+        model: the model.
+        table: the file of the table, or None for an image; it is read as by ``predict``.
+        row: the number of the row in the table, from 0.
+        image: the file of the image, or None for a table.
 
     Raises:
         DataError: the row or the image cannot be used.

@@ -44,12 +44,15 @@ class Code:
     nearest: float
 
     def equal(self, values: Floats) -> Booleans:
-        """Mark the values (k,) that are the code."""
+        """Mark the values (k,) that equal the code up to rounding."""
         marks: Booleans = np.isclose(values, self.value, rtol=1e-5, atol=1e-5)
         return marks
 
     def gap(self, values: Floats) -> Floats:
-        """Return the distance (k,) to ``nearest`` of values between it and the code, others 0."""
+        """Return the distance (k,) to ``nearest`` of each value between the code and ``nearest``.
+
+        It is 0 for all other values.
+        """
         low, high = sorted((self.value, self.nearest))
         between = (values > low) & (values < high) & ~self.equal(values)
         distances: Floats = np.where(between, np.abs(values - self.nearest), 0.0)
@@ -57,10 +60,11 @@ class Code:
 
 
 def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
-    """Find the codes among the training values of a table: place of the feature -> code.
+    """Find a table's codes in its training values: index of the feature -> code.
 
-    A code is the lowest or highest value, which at least ten samples share. Measured values lie
-    close to each other, so a code is also much farther from its neighbour than they are.
+    A code is the lowest or highest value of a feature. At least ten samples share it, and it is
+    much farther from the next value than neighbouring values are from each other. A feature with at
+    most ten values has no code.
 
     Args:
         values: (n, f), standardised.
@@ -72,6 +76,8 @@ def find_codes(values: Floats, missing: Booleans) -> dict[int, Code]:
         numbers, counts = np.unique(known, return_counts=True)
         if len(numbers) <= _FEW:
             continue
+        # Distances between neighbouring values; numbers are sorted, so the ends are lowest and
+        # highest
         steps = np.diff(numbers)
         apart = max(_APART, _TIMES * float(np.median(steps)))
         # Outliers are far from all others too, but no ten patients share one
@@ -96,7 +102,10 @@ class Reference:
     codes: Mapping[int, Code] = field(default_factory=dict)  # place of a table's feature -> code
 
     def lines(self) -> list[str]:
-        """Describe the reference and its gaps, a sentence each."""
+        """Describe the training samples, the limit, and any sites whose data are unknown.
+
+        Each line is a sentence.
+        """
         sites = ", ".join(self.sites)
         basis = f"novelty rests on {self.known.rows} training samples of {sites}"
         lines = [f"{basis}; {self._limit_text()}"]
@@ -105,7 +114,7 @@ class Reference:
         return lines
 
     def _limit_text(self) -> str:
-        """Describe how the limit was set, or why there is none."""
+        """Describe the basis of the limit, or why there is no limit."""
         if self.limit is None:
             return (
                 f"no case counts as unusual by its score, since a limit takes "
@@ -122,9 +131,11 @@ class Reference:
         )
 
     def novelty(self, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
-        """Score the novelty of cases (k, f): rows as the network gets them, or image features.
+        """Score the novelty of cases against the training samples.
 
-        ``missing`` (k, f) says which values are imputed.
+        Args:
+            inputs: (k, f), rows as the network gets them, or features of images.
+            missing: bool (k, f), which values are imputed; None if none are.
         """
         values = inputs.numpy().astype(np.float64)
         lacking = np.zeros(values.shape, bool)
@@ -138,7 +149,7 @@ class Reference:
         return CaseNovelty(self, self.known.novelty(values, lacking), coded, gaps)
 
     def document(self) -> dict[str, Any]:
-        """Describe the reference for JSON; no number comes from a single sample."""
+        """Describe the reference for a prediction's JSON, without a number of a single sample."""
         return {
             "sites": list(self.sites),
             "training samples": self.known.rows,
@@ -168,9 +179,10 @@ class CaseNovelty:
     gaps: Floats
 
     def scores(self) -> Floats:
-        """Return the scores (k,), divided by the limit if there is one.
+        """Return the scores (k,) divided by the limit, so that a case is unusual above 1.
 
-        Above 1 a case is unusual, or at least doubtful if there is no limit.
+        Without a limit they are not divided, and a case above 1 is doubtful. A case with a value in
+        a gap is always above 1.
         """
         scores: Floats = self.found.score / (self.reference.limit or 1.0)
         gaps = self.gaps.max(axis=1, initial=0.0)
@@ -185,19 +197,23 @@ class CaseNovelty:
         return unusual
 
     def columns(self, features: Sequence[str]) -> list[tuple[str, ...]]:
-        """List for each case the columns of a table with a value unlike all training values."""
+        """List for each case the table's columns with a value unlike all training values.
+
+        Such a value is beyond the limit or in a gap.
+        """
         count = len(features)
         beyond = self.found.values[:, :count] > (self.reference.limit or 1.0)
         return _column_names(beyond | (self.gaps[:, :count] > 0), features)
 
     def reasons(self, features: Sequence[str]) -> list[str]:
-        """Explain for each case why it is unusual; empty if it is not."""
+        """Explain for each case why it is unusual; an empty text if it is not."""
         return self._explain(self.unusual(), features)
 
     def doubts(self, features: Sequence[str]) -> list[str]:
-        """Explain for each case that is not unusual why it needs a look; empty if it does not.
+        """Explain for each case why it is doubtful; an empty text if it is not, or is unusual.
 
-        Its values may be codes. And without a limit, no score can tell whether a case is unusual.
+        A case is doubtful if one of its values is a code, or if its score is above 1 and there is
+        no limit.
         """
         unusual = self.unusual()
         beyond = np.zeros(len(unusual), bool)
@@ -212,7 +228,10 @@ class CaseNovelty:
         return doubts
 
     def _explain(self, marked: Booleans, features: Sequence[str]) -> list[str]:
-        """Give the reasons of the cases in ``marked`` (k,) by their scores, others are empty."""
+        """Explain the scores of the cases that ``marked`` (k,) selects, by a text for each case.
+
+        The text of every other case is empty.
+        """
         limit = self.reference.limit or 1.0
         texts = []
         for place, columns in enumerate(self.columns(features)):

@@ -69,7 +69,10 @@ class _Context:
 
 
 def cases_page(run: Shown, model: TrainedModel, found: Predictions) -> str:
-    """Build the HTML page of a prediction's cases; ``run`` is the run of the model."""
+    """Build the HTML page of a prediction's cases, those that need a look first.
+
+    It shows at most 200 cases. ``run`` is the run of the model, without what pages must not show.
+    """
     kept = {place: index for index, place in enumerate(found.inputs.kept())}
     states = _states(found, kept)
     order = _order(found, states, kept)
@@ -101,7 +104,10 @@ def cases_page(run: Shown, model: TrainedModel, found: Predictions) -> str:
 
 
 def _states(found: Predictions, kept: Mapping[int, int]) -> list[_State]:
-    """Return the state of each input: the first that applies, in the order of ``_STATES``."""
+    """Find the state of each input: the first of ``_STATES`` that applies.
+
+    ``kept`` maps the index of an input to its index among the readable inputs.
+    """
     count = len(found.own)
     unusual, reasons = [False] * count, [""] * count
     if isinstance(found.novelty, str):
@@ -129,14 +135,18 @@ def _states(found: Predictions, kept: Mapping[int, int]) -> list[_State]:
 
 
 def _is_unsure(found: Predictions, index: int) -> bool:
-    """Tell whether a prediction set has not exactly one class, or the answer is improbable."""
+    """Tell whether a case's prediction set has not exactly one class, or its answer p < 0.8."""
     if found.sets is not None and int(found.sets[index].sum()) != 1:
         return True
     return bool(found.probabilities[index].max() < _UNSURE)
 
 
 def _order(found: Predictions, states: Sequence[_State], kept: Mapping[int, int]) -> list[int]:
-    """Sort the places of all inputs by state, then the most novel or least sure one first."""
+    """Sort the indices of all inputs by state, in the order of ``_STATES``.
+
+    Within "unusual", the most novel case comes first; within the other states, the case with the
+    least probable answer.
+    """
     novelty = np.zeros(len(found.own))
     if not isinstance(found.novelty, str):
         novelty = found.novelty.scores()
@@ -154,7 +164,7 @@ def _order(found: Predictions, states: Sequence[_State], kept: Mapping[int, int]
 
 
 def _name(found: Predictions, place: int) -> str:
-    """Return the id of a case, if the user named a column of ids, and its file, line or row."""
+    """Format a case's name: "P12 (line 3)", or "line 3" if it has no id."""
     name = f"{found.inputs.key} {found.inputs.names[place]}"
     if found.inputs.ids and found.inputs.ids[place]:
         return f"{found.inputs.ids[place]} ({name})"
@@ -162,7 +172,10 @@ def _name(found: Predictions, place: int) -> str:
 
 
 def _case(context: _Context, place: int) -> dict[str, Any]:
-    """Build the template variables for a case."""
+    """Build the template variables of the case with index ``place`` among all inputs.
+
+    ``row`` has its cells in the overview. A case without an answer has no probabilities.
+    """
     found, name = context.found, _name(context.found, place)
     index, state = context.kept.get(place), context.states[place]
     headline = _STATES[state.key]
@@ -190,9 +203,10 @@ def _case(context: _Context, place: int) -> dict[str, Any]:
 
 
 def _probabilities(context: _Context, index: int) -> list[tuple[Any, ...]]:
-    """Return name, share, text and interval of each class, the most probable first.
+    """Return (class, probability, text, low, high) for each class, the most probable first.
 
-    Only the first has an interval, (None, None) if the run has no test samples to compare with.
+    ``low`` and ``high`` are the 95 % interval of the share of right answers among the run's test
+    samples with about the same certainty. Only the first class has them; others have None.
     """
     shares = context.found.probabilities[index].tolist()
     limits: tuple[float | None, float | None] = (None, None)
@@ -208,10 +222,12 @@ def _probabilities(context: _Context, index: int) -> list[tuple[Any, ...]]:
 
 
 def _bin(context: _Context, index: int) -> Bin | None:
-    """Find the run's test samples with about the same certainty; None if there are none.
+    """Find the bin of the run's test samples whose mean confidence is nearest to the case's.
 
-    The distance in certainty must be below 0.1; of equal distances the first bin counts.
+    It must be closer than 0.1, otherwise the answer is None. Of equally near bins, the first
+    counts.
     """
+    # Bins count the model's own confidence, without a calibration's temperature
     sure = float(context.found.own[index].max())
     nearest = None
     distance = 0.1
@@ -223,7 +239,7 @@ def _bin(context: _Context, index: int) -> Bin | None:
 
 
 def _notes(context: _Context, index: int) -> list[str]:
-    """Return the further notes on a case that is answered, a sentence each."""
+    """Return sentences on an answered case: similar test samples, set, and router's weights."""
     found, notes = context.found, []
     similar = _bin(context, index)
     if similar:
@@ -251,7 +267,7 @@ def _notes(context: _Context, index: int) -> list[str]:
 
 
 def _values(context: _Context, index: int) -> list[Any]:
-    """Format the values of a table's row, with marks and contributions; empty for images."""
+    """Build the list of a row's values, with marks and contributions; empty for images."""
     read = context.found.inputs.read
     if context.texts is None or read is None:
         return []
@@ -264,7 +280,7 @@ def _values(context: _Context, index: int) -> list[Any]:
 
 
 def _texts(model: TrainedModel, found: Predictions) -> ValueTexts | None:
-    """Build what formats the values of a table; None for images."""
+    """Build the formatter of a table's values; None for images."""
     if not model.silo.features:
         return None
     assert model.silo.standardisation is not None
@@ -277,7 +293,7 @@ def _texts(model: TrainedModel, found: Predictions) -> ValueTexts | None:
 
 
 def _reliability(run: Shown) -> list[Bin]:
-    """Return the bins of the clinic report.
+    """Return the bins of the test samples by confidence, the same as in the clinic report.
 
     Other bins over the same samples would reveal counts, by the difference between the pages.
     """
@@ -318,7 +334,7 @@ def _facts(
 
 
 def _missing(context: _Context) -> list[str]:
-    """Return the limits of the page, a sentence each."""
+    """Return sentences on what the page cannot show: novelty, usual values, intervals."""
     novelty, said = context.found.novelty, []
     if isinstance(novelty, str):
         said.append(f"It is not known whether a case is like the training samples: {novelty}.")

@@ -62,14 +62,14 @@ class CaseSource:
 
 
 def choose_source(id_column: str | None, **named: Path | str | None) -> CaseSource:
-    """Return the source of cases that is named; there must be exactly one.
+    """Return the one source of cases that is named.
 
     Args:
         id_column: the column of the table with the patients' ids, or None.
         named: kind of source -> folder, file or split; None for a kind that is not named.
 
     Raises:
-        SettingError: no source or several are named, or a column of ids without a table.
+        SettingError: none or several sources are named, or ``id_column`` without a table.
     """
     given = []
     for kind, where in named.items():
@@ -106,9 +106,10 @@ class Inputs(ABC):
         """Yield the readable inputs (batch, *input_shape) as a silo holds them."""
 
     def watch_batches(self, watch: Watch) -> Iterator[Tensor]:
-        """Yield the batches; before each, and once at the end, call ``watch(done, total)``.
+        """Yield the batches, and report progress by ``watch(done, total)``.
 
-        ``done`` counts the inputs read so far and those that could not be read.
+        It is called before each batch is yielded, and once at the end. ``done`` counts the inputs
+        read so far, including those that could not be read.
         """
         done, total = 0, len(self.names)
         for batch in self.batches():
@@ -118,7 +119,10 @@ class Inputs(ABC):
         watch(total, total)
 
     def imputed_columns(self, features: Sequence[str]) -> list[tuple[str, ...]]:
-        """Return the columns with a missing value, for each readable row of a table."""
+        """Return for each readable row of a table the columns with a missing value.
+
+        ``features`` has the names of the table's features. The list is empty for images.
+        """
         if self.read is None:
             return []
         names = [name.partition("=")[0] for name in features]
@@ -126,7 +130,7 @@ class Inputs(ABC):
         return [tuple(dict.fromkeys(compress(names, row))) for row in self.read.isnan().tolist()]
 
     def kept(self) -> list[int]:
-        """Return the places of the inputs that could be read."""
+        """Return the indices of the inputs that could be read, known once all were read."""
         return [place for place in range(len(self.names)) if place not in self.faults]
 
 
@@ -150,16 +154,19 @@ class FileInputs(Inputs):
     numbers: int  # about how many numbers an image has, which decides the size of a batch
 
     def batches(self) -> Iterator[Tensor]:
-        """Yield full batches, as for a split that holds only the readable files.
+        """Yield the images in full batches; add files that cannot be read to ``faults``.
+
+        Such a file leaves no gap in a batch, so the batches are those of a split of readable files.
 
         Raises:
-            DataError: no file can be read. The error names the fault of the first.
+            DataError: no file can be read. The message has the fault of the first file.
         """
         from threadpoolctl import threadpool_limits
 
         size, batch = batch_size(self.numbers), list[npt.NDArray[Any]]()
         # Several threads may round products of small pictures differently
         with threadpool_limits(1, user_api="blas"):
+            # A text in place of an image is the reason why the file cannot be decoded
             for place, image in enumerate(self._decode_files()):
                 if isinstance(image, str):
                     self.faults[place] = image
@@ -177,9 +184,9 @@ class FileInputs(Inputs):
             yield torch.from_numpy(np.stack(batch))
 
     def _decode_files(self) -> Iterator[npt.NDArray[Any] | str]:
-        """Yield each file's image, or the reason why there is none, in the order of the files.
+        """Yield for each file its image, or the reason why it cannot be decoded, in order.
 
-        At most ``_AHEAD`` images wait in memory.
+        A thread decodes ahead; at most ``_AHEAD`` images wait in memory.
         """
         with ThreadPoolExecutor(1) as pool:
             paths, waiting = iter(self.paths), list[Future[npt.NDArray[Any] | str]]()
@@ -198,10 +205,11 @@ class FileInputs(Inputs):
 
 
 def open_inputs(model: TrainedModel, source: CaseSource) -> Inputs:
-    """Open the cases of a source.
+    """Open the cases of a source as a model's inputs.
 
     Raises:
-        DataError: they cannot be read, are of another kind than the run's data, or there are none.
+        DataError: the cases cannot be read, there are none, or they are images for a run of tables,
+            or the reverse.
     """
     if source.kind == "split":
         return _split_inputs(model, str(source.where))
@@ -214,11 +222,13 @@ def open_inputs(model: TrainedModel, source: CaseSource) -> Inputs:
 
 
 def file_inputs(source: CaseSource, reader: ImageReader, numbers: int) -> FileInputs:
-    """Open the image files of a source; an image has about ``numbers`` numbers.
+    """Find the image files of a source; ``batches`` decodes them with ``reader``.
+
+    ``numbers`` is about how many numbers an image has, which decides the size of a batch.
 
     Raises:
-        SettingError: the source has no image files.
-        DataError: there are none, or the manifest has another form.
+        SettingError: the source is neither a folder of images nor a manifest.
+        DataError: there are no files, or the manifest cannot be read.
     """
     files = files_of(source)
     return FileInputs(
@@ -232,7 +242,7 @@ def file_inputs(source: CaseSource, reader: ImageReader, numbers: int) -> FileIn
 
 
 def files_of(source: CaseSource) -> Mapping[str, Path]:
-    """Return the image files of a source by their names; errors as ``file_inputs``."""
+    """Return name -> path for the image files of a source; errors as ``file_inputs``."""
     if source.kind == "manifest":
         return _read_manifest(source.path)
     if source.kind != "images":
@@ -241,7 +251,11 @@ def files_of(source: CaseSource) -> Mapping[str, Path]:
 
 
 def _split_inputs(model: TrainedModel, split: str) -> RowInputs:
-    """Open a split of the site; DataError if it is empty or has changed since the run."""
+    """Open a split of the model's site, with the classes of its samples.
+
+    Raises:
+        DataError: the split is empty, or has changed since the run.
+    """
     refuse_other_rows(model, split)
     own = model.silo.splits()[split]
     if not len(own):
@@ -260,10 +274,17 @@ def _split_inputs(model: TrainedModel, split: str) -> RowInputs:
 
 
 def table_inputs(model: TrainedModel, path: Path, id_column: str | None) -> RowInputs:
-    """Read the rows of a table file by the run's schema, standardised as the site's rows are.
+    """Read a table file by the run's schema, and standardise its rows as the site's rows are.
+
+    A row that cannot be used is added to ``faults``. Inputs are named by their lines in the file.
+
+    Args:
+        model: the model.
+        path: the file.
+        id_column: the column with the patients' ids, or None.
 
     Raises:
-        DataError: the file has another form, or none of its rows can be used.
+        DataError: the file does not fit the schema, or none of its rows can be used.
     """
     schema, statistics = table_schema(model), model.silo.standardisation
     assert statistics is not None, "a finished run's table is standardised"
@@ -307,7 +328,13 @@ def table_schema(model: TrainedModel) -> TableSchema:
 
 
 def _find_files(folder: Path) -> dict[str, Path]:
-    """Find the files below a folder, sorted by name, without hidden files and DICOM's index."""
+    """Return name -> path for all files below a folder, sorted by name.
+
+    A name is the path inside the folder. Hidden files and DICOM's index are left out.
+
+    Raises:
+        DataError: the folder does not exist, has no files, or a name cannot be printed.
+    """
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: name one with image files by --images")
     paths: dict[str, Path] = {}
@@ -334,7 +361,11 @@ def as_cell(name: str) -> str:
 
 
 def _read_manifest(manifest: Path) -> dict[str, Path]:
-    """Return the files that a manifest lists, by name, in its order."""
+    """Return name -> path for the files that a manifest lists, in its order.
+
+    Raises:
+        DataError: the manifest cannot be read, is empty, or lists a file twice.
+    """
     files: dict[str, Path] = {}
     for number, row in read_rows(manifest, ("path",), _MANIFEST):
         name = row["path"]

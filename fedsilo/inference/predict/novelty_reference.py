@@ -29,10 +29,16 @@ _SITES = 50  # most sites whose samples are read
 
 
 def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
-    """Read the training samples of a model that are on this machine, or say why it is impossible.
+    """Build the reference for novelty from a model's training samples on this machine.
 
-    ``site`` names the site whose own model it is; None for the shared model, which was trained by
-    all sites.
+    The limit is set by the validation samples; if these are too few, by the test samples.
+
+    Args:
+        model: the model.
+        site: the site whose own model it is; None for a shared model, which all sites trained.
+
+    Returns:
+        The reference, or the reason why there can be none, as text.
     """
     try:
         if not model.silo.features:
@@ -49,6 +55,7 @@ def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
         return f"{total} training samples are here, but {FEWEST} are needed"
     training = _samples(model, silos, "train")
     held = _samples(model, silos, split)
+    # Fitted on training samples only; the held-out ones below decide what counts as unusual
     known = familiar(training.values, training.missing, training.groups)
     scores = known.novelty(held.values, held.missing).score
     limit: float | None = limit_of(scores, SHARE)
@@ -81,7 +88,10 @@ class _Samples:
 
 
 def _silos_here(model: TrainedModel, site: str | None) -> list[Silo]:
-    """Read the data of the sites that trained the model, as far as they are on this machine."""
+    """Read the data of the sites that trained the model, of at most 50 sites.
+
+    Sites whose data are not on this machine, or have changed since the run, are left out.
+    """
     sites = [model.site]
     if not site and not model.own:
         sites = list(model.sites)[:_SITES]
@@ -94,7 +104,7 @@ def _silos_here(model: TrainedModel, site: str | None) -> list[Silo]:
 
 
 def _silo(model: TrainedModel, site: str) -> Silo | None:
-    """Read a site's samples; None if they are not here, or were changed since the run."""
+    """Read a site's data; None if they are not on this machine or have changed since the run."""
     try:
         silo = model.lab.session.silo
         if site != model.site:
@@ -132,6 +142,7 @@ def _image_samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _S
     network = model.network
     # The run's precision may be 16 bits, but distances need fp32
     exact = model.lab.compute.exact()
+    # Each site gives as many, so that a large site does not decide what is familiar
     each = max(1, _IMAGES // len(silos))
 
     def penultimate_features(images: Tensor) -> Tensor:
@@ -151,13 +162,16 @@ def _image_samples(model: TrainedModel, silos: Sequence[Silo], split: str) -> _S
 
 
 def _spread(split: Split, count: int) -> Split:
-    """Choose at most ``count`` samples of a split, evenly spread over it."""
+    """Choose at most ``count`` samples of a split, at equal distances over its order."""
     chosen = torch.linspace(0, len(split) - 1, min(count, len(split))).long()
     return Split(split.inputs[chosen], split.labels[chosen])
 
 
 def _others(model: TrainedModel, sites: Sequence[str]) -> str:
-    """Describe the sites whose training data are unknown here; empty if there are none."""
+    """Describe the model's sites that are not among ``sites``, whose training data are unknown.
+
+    The text is empty if there are none.
+    """
     others = [site for site in model.sites if site not in sites]
     # No other site has trained a site's own model
     if not others or model.own:

@@ -49,7 +49,7 @@ class MaskPredictions:
     faults: Mapping[str, str]  # file -> why it has no mask
 
     def lines(self) -> list[str]:
-        """Return a summary for a terminal."""
+        """Return the lines for a terminal: the numbers of masks and of faults, and the folder."""
         found = sum(share > 0 for share in self.shares.values())
         lines = [f"{len(self.shares)} masks, a catheter in {found}"]
         if self.faults:
@@ -71,9 +71,12 @@ def is_finetuned(folder: Path) -> bool:
 
 
 def refuse_options(folder: Path, options: Mapping[str, object]) -> None:
-    """Raise a SettingError for an option of ``predict`` that has no effect on masks.
+    """Check that the user gave no option of ``predict`` that has no effect on masks.
 
-    ``options`` are names -> values; None or False for an option that is not given.
+    ``options`` maps an option's name to its value; None or False if it is not given.
+
+    Raises:
+        SettingError: an option is given.
     """
     for name, value in options.items():
         if value is not None and value is not False:
@@ -86,10 +89,14 @@ def refuse_options(folder: Path, options: Mapping[str, object]) -> None:
 def predict_masks(
     folder: Path, source: CaseSource, out: Path | None, data_dir: Path | None, watch: Watch
 ) -> MaskPredictions:
-    """Write a mask for each image of a source to the folder ``out``.
+    """Predict a mask for each image of a source, and write masks and a table to a new folder.
 
-    ``folder`` was written by ``fedsilo finetune``. Without ``data_dir``, the data directory is that
-    of its settings.
+    Args:
+        folder: the folder that ``fedsilo finetune`` wrote.
+        source: the images.
+        out: the folder to write, which must not exist.
+        data_dir: the data directory; None for that of the fine-tuning's settings.
+        watch: gets the number of images read so far, and of all images.
 
     Raises:
         FedsiloError: the model or the images cannot be opened, or ``out`` exists or is None.
@@ -126,7 +133,11 @@ def predict_masks(
 
 
 def _refuse_equal_masks(names: Sequence[str]) -> None:
-    """Raise a DataError if the masks of two images would be the same file."""
+    """Check that the masks of two images are never the same file.
+
+    Raises:
+        DataError: names two images whose masks would be one file.
+    """
     first: dict[str, str] = {}
     for name in names:
         other = first.setdefault(_mask_name(name), name)
@@ -135,7 +146,7 @@ def _refuse_equal_masks(names: Sequence[str]) -> None:
 
 
 def _open_folder(folder: Path) -> tuple[Mapping[str, Any], Mapping[str, Tensor], str]:
-    """Read finetune.json, and the arrays of the model with their digest.
+    """Read a fine-tuned model: finetune.json, name -> array, and the digest of the arrays.
 
     Raises:
         RunDirectoryError: finetune.json is missing or damaged.
@@ -170,7 +181,7 @@ def _network(
     arrays: Mapping[str, Tensor],
     batch: Tensor,
 ) -> nn.Module:
-    """Build the network on the device, for images of the shape of ``batch``.
+    """Build the network on the run's device, with its weights, for images shaped as in ``batch``.
 
     Raises:
         DataError: the network was trained on images of another shape.
@@ -191,7 +202,10 @@ def _network(
 
 
 def _mask_name(name: str) -> str:
-    """Return the path of an image's mask inside the folder; ``..`` in a name never leads out."""
+    """Return the relative path of an image's mask: its name, ending in .png.
+
+    The path is always inside the folder, even if the name has ``..`` in it.
+    """
     # An absolute path cannot go above its root, so '..' at the start is dropped
     inside = os.path.normpath(f"/{name}").lstrip("/")
     if inside.lower().endswith(".png"):

@@ -47,7 +47,7 @@ class _Collected:
         return {}
 
     def columns(self) -> dict[str, Tensor]:
-        """Join the statistics of all batches: name -> values (k, ...)."""
+        """Concatenate the statistics of all batches: name -> values (k, ...)."""
         columns: dict[str, Tensor] = {}
         if self._parts:
             for name in self._parts[0]:
@@ -56,10 +56,10 @@ class _Collected:
 
 
 def check_outputs(out: Path | None, html: Path | None) -> None:
-    """Check that the files of a prediction can be written: table, its JSON, and page.
+    """Check before predicting that the table, its JSON and the page can be written.
 
     Raises:
-        SettingError: a file exists, its folder cannot be written, or two files are one.
+        SettingError: a file exists, its folder cannot be written, or two files are the same.
     """
     tables = []
     if out:
@@ -87,7 +87,7 @@ def write_predictions(
     out: Path | None,
     html: Path | None,
 ) -> None:
-    """Write the table ``out``, the JSON next to it, and the page ``html``; None for no file.
+    """Write the table to ``out``, the JSON next to it, and the page to ``html``; None skips it.
 
     All files are built before the first is written. Only their owner may read them.
     """
@@ -113,7 +113,9 @@ def predict_inputs(
     answer_all: bool = False,
     watch: Watch = lambda done, total: None,
 ) -> Predictions:
-    """Predict inputs by a model, with prediction sets if a calibration and a coverage are given.
+    """Predict inputs with a model, and score their novelty.
+
+    With a calibration and a coverage, the predictions have prediction sets.
 
     Args:
         model: the model.
@@ -149,6 +151,7 @@ def predict_inputs(
     if compares_images:
         features = statistics.pop(_FEATURES)
     novelty = _novelty(inputs, reference, features)
+    # The document needs the novelty of this object, so it is added below
     found = Predictions(
         inputs,
         model.classes,
@@ -167,9 +170,10 @@ def predict_inputs(
 def _calibrate(
     own: Tensor, calibration: Calibration | None, coverage: float | None
 ) -> tuple[Tensor, Tensor | None]:
-    """Apply the temperature to the model's own probabilities, and build their prediction sets.
+    """Return the probabilities at the calibration's temperature, and the prediction sets.
 
-    Without a calibration the probabilities stay as they are; without a coverage the sets are None.
+    ``own`` (k, classes) are the model's own probabilities, returned unchanged without a
+    calibration. The sets, bool (k, classes), are None without a calibration or a coverage.
     """
     if calibration is None:
         return own, None
@@ -183,7 +187,7 @@ def _calibrate(
 def _novelty(
     inputs: Inputs, reference: Reference | str, features: Tensor | None
 ) -> CaseNovelty | str:
-    """Score the novelty of inputs, or return the reason why it is unknown.
+    """Score the novelty of inputs; a text as ``reference`` is returned as the reason for none.
 
     ``features`` (k, f) are those of images; None for rows of a table.
     """
@@ -207,7 +211,11 @@ def _novelty_document(found: Predictions) -> dict[str, Any]:
 
 
 def _metrics(inputs: Inputs, own: Tensor, sets: Tensor | None) -> dict[str, Any]:
-    """Return the metrics of rows whose classes are known, named as in metrics.csv."""
+    """Return the document's entry "figures": metric -> value, named as in metrics.csv.
+
+    ``covered`` is the share of ``sets`` with the true class. Without known classes there is no
+    entry.
+    """
     if inputs.truth is None:
         return {}
     metrics = metrics_of(own, inputs.truth)

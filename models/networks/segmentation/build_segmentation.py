@@ -28,7 +28,10 @@ from fedsilo.models.networks.segmentation.swin import SwinPyramid, SwinUnet
 
 
 class PyramidNetwork(Segmenter):
-    """A pyramid with a U-Net's decoder: enlarge, concatenate the finer map, convolve twice."""
+    """A pyramid encoder with U-Net's decoder.
+
+    At each scale the decoder enlarges its map, concatenates the encoder's map and convolves twice.
+    """
 
     def __init__(self, pyramid: Pyramid, classes: int) -> None:
         super().__init__(classes)
@@ -40,7 +43,7 @@ class PyramidNetwork(Segmenter):
         self.head = pixel_head(pyramid.widths[0], classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (batch, channels, h, w), scaled, to logits (batch, classes, h, w)."""
+        """Map scaled images (batch, channels, h, w) to pixel logits (batch, classes, h, w)."""
         *finer, x = self.pyramid(images)
         for skip, block in zip(reversed(finer), reversed(self.decoder), strict=True):
             x = block(torch.cat([resize_maps(x, skip.shape[-2:]), skip], dim=1))
@@ -48,14 +51,15 @@ class PyramidNetwork(Segmenter):
         return logits
 
     def coarsest(self, images: Tensor) -> Tensor:
-        """Return the pyramid's last map (batch, c, rows, columns)."""
+        """Map images to the encoder's last map (batch, c, rows, columns)."""
         last: Tensor = self.pyramid(images)[-1]
         return last
 
     def trunk(self) -> nn.Module | None:
-        """Return the part that shares its array names with a run's network, or None.
+        """Return the part whose array names are those of a trained run's network, or None.
 
-        It is the ViT itself, or the convolutional encoder under the name 'encoder'.
+        It is the ViT itself, the convolutional encoder under the name 'encoder', or None for Swin.
+        So the run's weights can be loaded into it.
         """
         if isinstance(self.pyramid, ConvPyramid):
             return nn.ModuleDict({"encoder": self.pyramid.encoder})
@@ -65,10 +69,14 @@ class PyramidNetwork(Segmenter):
 
 
 def build_segmentation(kind: str, settings: CommonSettings, task: Task) -> Segmenter:
-    """Build a segmentation network for images of ``task``, with weights keyed on the seed.
+    """Build a segmentation network for the task's images, with weights keyed on the seed.
 
-    ``kind`` is ``unet``, ``vit``, ``swin``, ``transunet`` or ``swinunet``. All parts are trained,
-    including a ViT's backbone. The classes of ``task`` include the background.
+    All parts are trained, including a ViT's backbone.
+
+    Args:
+        kind: ``unet``, ``vit``, ``swin``, ``transunet`` or ``swinunet``.
+        settings: the run's settings, among them the width and the ViT.
+        task: the image size and the classes, which include the background.
 
     Raises:
         SettingError: the images do not fit the network.
@@ -103,8 +111,9 @@ def build_segmentation(kind: str, settings: CommonSettings, task: Task) -> Segme
 def segmentation_loss(logits: Tensor, masks: Tensor) -> Tensor:
     """Compute the mean cross-entropy plus the soft Dice loss, a scalar.
 
-    The soft Dice loss is 1 - (2 sum p t + 1) / (sum p + sum t + 1), with sums over all pixels of
-    the batch, averaged over the classes other than the background.
+    For a class with probabilities p and true pixels t, the soft Dice loss is 1 - (2 sum p t + 1) /
+    (sum p + sum t + 1), with sums over all pixels of the batch. It is averaged over the classes
+    other than the background.
 
     Args:
         logits: (batch, classes, h, w).

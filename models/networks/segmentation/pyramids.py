@@ -41,14 +41,14 @@ class Segmenter(nn.Module):
 
     @abstractmethod
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (batch, channels, h, w), scaled, to logits (batch, classes, h, w)."""
+        """Map scaled images (batch, channels, h, w) to pixel logits (batch, classes, h, w)."""
 
     @abstractmethod
     def coarsest(self, images: Tensor) -> Tensor:
         """Map images to the encoder's last map (batch, c, rows, columns)."""
 
     def trunk(self) -> nn.Module | None:
-        """Return the part that shares its array names with a run's network, or None."""
+        """Return the part whose array names are those of a trained run's network, or None."""
         return None
 
 
@@ -106,7 +106,10 @@ class ViTPyramid(Pyramid):
         self.project = nn.ModuleList(nn.Conv2d(channels, w, 1) for w in self.widths[1:])
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Map images to maps at 1/1, 1/2, ... of their size; the last has one cell per patch."""
+        """Map images to maps at 1/1, 1/2, ... of their size, finest first.
+
+        The first is a convolution of the image, the last the grid of patches.
+        """
         tokens = self.network.encode_with_layers(images)
         maps = [self.stem(images)]
         rows, columns = images.shape[-2:]
@@ -152,7 +155,10 @@ class TransPyramid(Pyramid):
         self.project = nn.Conv2d(vit.embed_dim, self.widths[-1], 1)
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Map images to maps at 1/1, 1/2, ... of their size; the last has one cell per patch."""
+        """Map images to maps at 1/1, 1/2, ... of their size, finest first.
+
+        All are convolutional maps except the last, which is the ViT's, with one cell per patch.
+        """
         maps, last = _before_pools(self.stages, images)
         if len(maps) + 1 < len(self.widths):
             maps.append(last)
@@ -161,7 +167,11 @@ class TransPyramid(Pyramid):
 
 
 def _before_pools(stages: nn.Sequential, x: Tensor) -> tuple[list[Tensor], Tensor]:
-    """Run ``stages``; return the inputs of all max-pools, and the final output."""
+    """Run the layers of ``stages`` on x.
+
+    Returns:
+        The input of each max-pool, in order, and the final output.
+    """
     maps = []
     for layer in stages:
         if isinstance(layer, nn.MaxPool2d):
@@ -171,7 +181,7 @@ def _before_pools(stages: nn.Sequential, x: Tensor) -> tuple[list[Tensor], Tenso
 
 
 def _halvings(patch: int) -> int:
-    """Return log2 of the patch size: the halvings after which a patch is one cell.
+    """Return log2 of a ViT's patch size: how often an image is halved until a patch is one cell.
 
     Raises:
         SettingError: the patch size is not a power of two, or is 1.
@@ -195,14 +205,17 @@ def convolution(before: int, after: int, *, stride: int = 1) -> nn.Sequential:
 
 
 def resize_maps(maps: Tensor, size: Sequence[int]) -> Tensor:
-    """Resize maps (batch, c, h, w) bilinearly to ``size``, (height, width)."""
+    """Resize maps (batch, c, h, w) bilinearly to ``size`` (height, width)."""
     if tuple(maps.shape[-2:]) == tuple(size):
         return maps
     return nn.functional.interpolate(maps, tuple(size), mode="bilinear", align_corners=False)
 
 
 def pixel_head(channels: int, classes: int) -> nn.Conv2d:
-    """Build the last layer, whose initial bias calls almost all pixels background."""
+    """Build the last layer, a 1x1 convolution from maps to the logits of each pixel.
+
+    Its initial bias makes the network predict background almost everywhere.
+    """
     head = nn.Conv2d(channels, classes, 1)
     head.bias = nn.Parameter(torch.tensor([0.0] + [-_RARE] * (classes - 1)))
     return head

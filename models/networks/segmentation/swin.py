@@ -25,13 +25,13 @@ _BLOCKS = 2  # blocks per decoder stage of Swin-Unet, as published
 
 
 def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
-    """Build timm's Swin Transformer, which maps images to a list of maps (batch, h, w, c).
+    """Build timm's Swin Transformer, which maps images to maps (batch, h, w, c), finest first.
 
-    The first map, at 1/4 of the image's size, has about ``6 * width`` channels; each further stage
-    doubles them.
+    The first map, at 1/4 of the image's size, has about ``6 * width`` channels; each further map
+    has half the size and twice the channels.
 
     Raises:
-        SettingError: see ``swin_shape``.
+        SettingError: the image is too small, or its sides are not multiples of 8.
     """
     stages, window = swin_shape(size)
     import timm  # takes seconds
@@ -52,7 +52,7 @@ def swin_encoder(*, in_channels: int, size: tuple[int, int], width: int) -> Any:
 
 
 def _heads(width: int) -> int:
-    """Return the heads of the finest stage; at Swin-T's width each has 32 channels."""
+    """Return the number of heads in the finest stage, one per 32 channels, but at least 1."""
     return max(1, 6 * width // 32)
 
 
@@ -72,7 +72,7 @@ class SwinPyramid(Pyramid):
             self.project.append(nn.Conv2d(before, after, 1))
 
     def forward(self, images: Tensor) -> list[Tensor]:
-        """Map images to maps at 1/1, 1/2, 1/4, ... of their size."""
+        """Map images to maps at 1/1, 1/2, 1/4, ... of their size, finest first."""
         fine = self.stem(images)
         maps = [fine, self.halved(fine)]
         for deep, project in zip(self.swin(images), self.project, strict=True):
@@ -112,7 +112,7 @@ class SwinUnet(Segmenter):
         self.head = pixel_head(channels[0], classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Map images (batch, channels, h, w), scaled, to logits (batch, classes, h, w)."""
+        """Map scaled images (batch, channels, h, w) to pixel logits (batch, classes, h, w)."""
         *finer, x = self.swin(images)
         x = self.norm(x)
         ways = zip(self.expand, self.join, self.way_up, reversed(finer), strict=True)
@@ -123,7 +123,7 @@ class SwinUnet(Segmenter):
         return logits
 
     def coarsest(self, images: Tensor) -> Tensor:
-        """Return the last stage's normalised map (batch, c, rows, columns)."""
+        """Map images to the encoder's last map, normalised, (batch, c, rows, columns)."""
         last: Tensor = self.norm(self.swin(images)[-1])
         return last.permute(0, 3, 1, 2)
 
@@ -141,7 +141,7 @@ class PatchExpand(nn.Module):
         self.norm = nn.LayerNorm(after)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (batch, h, w, before) to (batch, factor h, factor w, after)."""
+        """Enlarge maps (batch, h, w, before) to (batch, factor * h, factor * w, after)."""
         batch, rows, columns, _ = x.shape
         # (batch, row, column, row in cell, column in cell): the two middle axes are swapped, so
         # that a cell's rows follow each other; without that the image would be shuffled
@@ -152,7 +152,10 @@ class PatchExpand(nn.Module):
 
 
 def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -> nn.Module:
-    """Build Swin blocks for the grid of an encoder's ``stage``, from 0."""
+    """Build two Swin blocks for the decoder, on the grid of the encoder's ``stage`` (from 0).
+
+    ``size`` is the (height, width) of the image in pixels.
+    """
     from timm.models.swin_transformer import SwinTransformerStage
 
     cell = _PATCH * 2**stage  # the pixels of a cell's side
@@ -168,12 +171,12 @@ def _swin_blocks(channels: int, size: tuple[int, int], stage: int, heads: int) -
 
 
 def swin_shape(size: tuple[int, int]) -> tuple[int, int]:
-    """Return the number of stages and the window of a Swin Transformer for images of ``size``.
+    """Choose the number of stages and the window of a Swin Transformer for images of ``size``.
 
-    Each stage halves the grid of 4-pixel patches, as long as at least 4 cells per side are left.
-    The window is the largest up to 8 that divides the last grid, and therefore all grids. For
-    images of 224 pixels these are four stages and a window of 7, as published; for 64 pixels three
-    stages and a window of 4.
+    Each stage after the first halves the grid of 4-pixel patches; there are at most four, and at
+    least 4 cells per side must be left. The window is the largest up to 8 that divides the last
+    grid, and therefore all grids. Images of 224 pixels get four stages and a window of 7, as
+    published; images of 64 pixels get three stages and a window of 4.
 
     Raises:
         SettingError: the image is too small, or its sides are not multiples of 8.

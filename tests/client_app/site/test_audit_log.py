@@ -18,8 +18,8 @@ from fedsilo.client_app.site.audit_log import (
     ANSWERED,
     FAILED,
     append_line,
+    build_entry,
     check_log,
-    entry,
     group_names,
     names_in,
 )
@@ -51,7 +51,7 @@ def answer_of(message: Message) -> Message:
 def test_an_entry_holds_names_counts_and_bytes_and_no_value(context: Node, message: Make) -> None:
     asked = message(TRAIN, {"w": np.zeros(3, np.float32)}, round=4)
     reply = answer_of(asked)
-    found = entry("north", asked, context({"site": "north"}), reply, ANSWERED)
+    found = build_entry("north", asked, context({"site": "north"}), reply, ANSWERED)
     when = datetime.fromisoformat(found.pop("time"))
     assert abs(datetime.now(when.tzinfo) - when).total_seconds() < 60
     assert found == {
@@ -75,14 +75,16 @@ def test_the_entry_of_an_error_reply_says_why_and_counts_its_text(
     context: Node, message: Make
 ) -> None:
     asked = message(TRAIN)
-    found = entry("north", asked, context({}), Message(Error(2, "no möre"), reply_to=asked), FAILED)
+    found = build_entry(
+        "north", asked, context({}), Message(Error(2, "no möre"), reply_to=asked), FAILED
+    )
     assert (found["outcome"], found["why"]) == ("failed", "no möre")
     assert (found["records"], found["bytes-out"]) == ({}, 8)
 
 
 def test_a_hello_has_neither_run_nor_round(context: Node) -> None:
     asked = Message(RecordDict(), 1001, HELLO)
-    found = entry("north", asked, context({}), answer_of(asked), ANSWERED)
+    found = build_entry("north", asked, context({}), answer_of(asked), ANSWERED)
     assert (found["kind"], found["run"], found["round"], found["phase"]) == (HELLO, "", 0, "")
 
 
@@ -92,7 +94,7 @@ def test_what_a_server_names_cannot_flood_the_log(context: Node, message: Make) 
     asked = message(TRAIN, run_name="y" * 10_000, phase="z" * 10_000)
     asked.content.config_records[CONFIG]["round"] = "9" * 10_000
     reply = Message(Error(2, "w" * 10_000), reply_to=asked)
-    assert len(json.dumps(entry("north", asked, node, reply, FAILED))) < 2500
+    assert len(json.dumps(build_entry("north", asked, node, reply, FAILED))) < 2500
 
 
 def test_groups_end_at_the_first_mark_of_a_key() -> None:

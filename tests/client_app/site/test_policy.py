@@ -614,7 +614,7 @@ def test_an_unforeseen_fault_of_the_log_keeps_the_answer_too(
     def fail(*_: Any) -> None:
         raise ValueError("63,1,4,140")
 
-    monkeypatch.setattr("fedsilo.client_app.site.audit_log.entry", fail)
+    monkeypatch.setattr("fedsilo.client_app.site.audit_log.build_entry", fail)
     reply = app(hello(), hospital())
     assert reason_of(reply) == "site s1a: ValueError (its text is in the site's own log)"
 

@@ -29,7 +29,7 @@ def put(state: SiteState, round_: int, step: int = 0) -> None:
 
 
 def got(state: SiteState, round_: int, step: int = 0) -> tuple[float, float] | None:
-    found = state.before(at(round_, step))
+    found = state.load_before(at(round_, step))
     return None if found is None else (float(found["w"][0]), float(found["w"][1]))
 
 
@@ -41,9 +41,9 @@ def test_a_new_site_has_no_state(state: SiteState) -> None:
 def test_a_state_that_the_server_expects_and_is_not_there_is_an_error(state: SiteState) -> None:
     expected = Instruction(2, "train", expects_state=True)
     with pytest.raises(CheckpointError, match=r"site s2a is gone from .*new run"):
-        state.before(expected)
+        state.load_before(expected)
     put(state, 1)
-    found = state.before(expected)
+    found = state.load_before(expected)
     assert found is not None
     assert found["w"].tolist() == [1, 0]
 
@@ -58,9 +58,9 @@ def test_state_older_than_the_newest_that_the_server_knows_of_is_refused(
     if refused:
         said = rf"^private state of site s2a, round 4: the site kept one from round {told[0]}, but "
         with pytest.raises(CheckpointError, match=f"{said}.* from round 1: bring .*new run$"):
-            state.before(asked)
+            state.load_before(asked)
     else:
-        assert state.before(asked) is not None
+        assert state.load_before(asked) is not None
 
 
 def test_a_resumed_run_ends_in_a_line_where_a_site_has_lost_its_newest_state(
@@ -115,7 +115,7 @@ def test_what_a_killed_attempt_left_half_written_goes_with_the_next_state(state:
 def test_a_state_comes_back_bit_for_bit(state: SiteState) -> None:
     weights = {"a.b": torch.randn(3, 4).T, "c": torch.zeros(0, 2)}
     state.store(at(1), weights)
-    found = state.before(at(2))
+    found = state.load_before(at(2))
     assert found is not None
     assert set(found) == {"a.b", "c"}
     for name, tensor in weights.items():
@@ -162,7 +162,7 @@ def test_a_state_that_was_dropped_by_now_is_an_error_and_not_a_fresh_start(
     for round_ in (1, 2, 3, 4):
         put(state, round_)
     with pytest.raises(CheckpointError, match=r"site s2a: round 3 is .* oldest .* from round 3"):
-        state.before(at(3))
+        state.load_before(at(3))
     assert got(state, 4) == (3, 0)
 
 
@@ -209,7 +209,7 @@ def test_a_state_cut_short_is_refused_and_the_error_names_the_site(
     path = state.folder / "round-000001-00.safetensors"
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(CheckpointError, match=r"private state of site s2a: .*remove the file"):
-        state.before(at(2))
+        state.load_before(at(2))
 
 
 def test_an_altered_state_is_refused(state: SiteState) -> None:
@@ -219,14 +219,14 @@ def test_an_altered_state_is_refused(state: SiteState) -> None:
     content[-1] ^= 1
     path.write_bytes(bytes(content))
     with pytest.raises(CheckpointError, match=r"site s2a: .*checksum"):
-        state.before(at(2))
+        state.load_before(at(2))
 
 
 def test_a_sites_first_state_may_be_done_again_in_a_later_round(tmp_path: Path) -> None:
     state = SiteState(tmp_path / "s1a")
     again = Instruction(round=3, phase="train")
     state.store(again, {"w": torch.ones(1)})
-    assert state.before(again) is None
+    assert state.load_before(again) is None
 
 
 def test_a_state_is_not_opened_under_other_settings(state: SiteState) -> None:

@@ -119,5 +119,5 @@ def test_a_book_of_another_form_stops_the_site(tmp_path: Path, content: object) 
 
 def test_the_book_is_its_owners_alone(tmp_path: Path) -> None:
     book = RunBook(tmp_path / "own")
-    book.hello(Limits())
+    book.count_hello(Limits())
     assert book.file.path.stat().st_mode & 0o777 == 0o600

@@ -7,7 +7,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 
 from fedsilo.client_app.app import app
-from fedsilo.client_app.site.node import for_simulated_site
+from fedsilo.client_app.site.node import context_of_simulated_site
 from fedsilo.core.messages import CONFIG, HELLO, SIMULATED_SITE
 from fedsilo.core.settings_schema import Value
 from fedsilo.core.site_facts import SiteFacts
@@ -100,7 +100,7 @@ def test_a_supernode_answers_as_the_site_that_each_message_names_and_keeps_its_o
 def test_two_messages_at_one_supernode_have_contexts_of_their_own() -> None:
     with inline_grid(resolve(NINE), 1):
         shared = context({"partition-id": 0, "num-partitions": 1})
-        first, second = (for_simulated_site(hello(number), shared) for number in (3, 4))
+        first, second = (context_of_simulated_site(hello(number), shared) for number in (3, 4))
     assert first.node_config["partition-id"] == 3, "the second message has not changed it"
     assert second.node_config["partition-id"] == 4
     first.state["mine"] = ConfigRecord({"round": 1})
@@ -113,7 +113,7 @@ def test_a_hospital_stays_who_its_node_config_says(own: str, tmp_path: Path) -> 
     with inline_grid(resolve(NINE), 1):
         hospital = context({"partition-id": 2, own: str(tmp_path)})
         asked = hello(5)
-        assert for_simulated_site(asked, hospital) is hospital
+        assert context_of_simulated_site(asked, hospital) is hospital
         assert SIMULATED_SITE in asked.content, "what it makes of other records is its own affair"
 
 

@@ -64,11 +64,11 @@ def test_who_cannot_take_part_fails_and_the_others_are_listed(
     from fedsilo.client_app import session
     from fedsilo.core.errors import RefusedError
 
-    def refuse_few(site: str, counts: Any, node_config: Any) -> None:
+    def refuse_few_samples(site: str, counts: Any, node_config: Any) -> None:
         if site == "s2a":
             raise RefusedError("site s2a has not agreed")
 
-    monkeypatch.setattr(session, "refuse_few", refuse_few)
+    monkeypatch.setattr(session, "refuse_few_samples", refuse_few_samples)
     assert _run("--json") == 1
     found = _document(capsys)["findings"]
     failed = {f["check"]: f for f in found if f["status"] == "FAILED"}
