@@ -103,7 +103,7 @@ def finetune(
     """
     from fedsilo.finetuning.finetune import open_study, train_starts
     from fedsilo.finetuning.finetune_request import check_starts, open_starts
-    from fedsilo.finetuning.finetune_settings import choose_network, read_changes, build_settings
+    from fedsilo.finetuning.finetune_settings import build_settings, choose_network, read_changes
 
     name_plugins(plugin_texts(plugin))
     for option, number in {"seeds": seeds, "epochs": epochs, "images": images}.items():

@@ -15,10 +15,10 @@ from fedsilo.finetuning.finetune_request import RunModel
 from fedsilo.finetuning.tasks import Pooled, Segmentation, Study
 from fedsilo.finetuning.transfer import (
     TransferReport,
+    build_run_vit,
     distil,
     token_loss,
     transfer,
-    build_run_vit,
 )
 from fedsilo.models.networks.build import build_classifier
 from fedsilo.models.networks.kinds import Task
