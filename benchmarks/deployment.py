@@ -33,7 +33,6 @@ from fedsilo.core.files.atomic_files import write_atomically
 from fedsilo.core.processes import tool
 from fedsilo.deployment import commands
 from fedsilo.deployment import deployed_run as run
-from fedsilo.deployment.commands import DeploymentRequest
 from fedsilo.deployment.deployment import SERVER, Deployment, read_deployment
 
 SITES = 2
@@ -85,7 +84,7 @@ def _started(way: str, folder: Path) -> Iterator[Deployment]:
     chosen = bare if way == WAYS[0] else command
     low = ("minimum-batch=1", "minimum-steps-per-reply=1")
     with mock.patch.object(Deployment, "supernode_command", chosen):
-        commands.up(folder, DeploymentRequest("fedavg-digits", SITES, node_config=low), print)
+        commands.up(folder, "fedavg-digits", {"sites": SITES, "node_config": low}, print)
         try:
             yield read_deployment(folder)
         finally:

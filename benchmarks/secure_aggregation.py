@@ -20,8 +20,8 @@ from fedsilo.core.messages import SECURING
 from fedsilo.core.processes import app_folder
 from fedsilo.deployment import commands
 from fedsilo.deployment import deployed_run as run
-from fedsilo.deployment.commands import DeploymentRequest
 from fedsilo.deployment.deployment import read_deployment
+from fedsilo.deployment.options import DeploymentOptions
 from fedsilo.engines.experiments import find_experiment
 from fedsilo.engines.inline_engine import run_inline
 from fedsilo.server_app.config.settings import resolve
@@ -88,9 +88,8 @@ def main() -> None:
         for way in _WAYS:
             found = simulated(way, options.sites, options.rounds, folder)
             rows.append(costs("simulation", way, found))
-        commands.up(
-            folder / "up", DeploymentRequest(_EXPERIMENT, options.sites, node_config=_LOW), print
-        )
+        wanted: DeploymentOptions = {"sites": options.sites, "node_config": _LOW}
+        commands.up(folder / "up", _EXPERIMENT, wanted, print)
         try:
             deployment = read_deployment(folder / "up")
             for way in _WAYS:

@@ -129,6 +129,7 @@ def failed_answer(
             files.store(instruction, files.load_before(instruction) or {})
     kept = int(instruction.phase != EVALUATE)
     reply = RecordDict({METRICS: MetricRecord({KEPT_STATE: kept})})
+    # The same condition as in ``_adds_to_a_sum``, so that the records of both replies are alike
     if instruction.returns or instruction.phase == EVALUATE:
         reply[ARRAYS] = MaskedPart(session, instruction, content, folder).failed_part()
     return reply
@@ -162,6 +163,8 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
     if network is not None and network is lab.trained and lab.instruction.evaluate:
         lab.metrics |= lab.measure_splits(network, TRAINED, ("val",))
     send: Arrays = {}
+    # Arrays leave only on request: in local rounds the server asks for none, whatever a method
+    # returns
     if lab.instruction.returns and outgoing.send is not None:
         send = outgoing.send
     elif lab.instruction.returns and network is not None:
@@ -175,6 +178,7 @@ def pack(lab: Lab, outgoing: Outgoing) -> RecordDict:
     if session.stand_in is None and not session.cap:
         metrics |= {f"{UNREPEATABLE}{name}": 1 for name in sorted(lab.unrepeatable)}
     record = MetricRecord(dict(metrics))
+    # Masked last, because a mask key can be used only once: an error above must not burn it
     if is_summed and (send or _adds_to_a_sum(lab)):
         arrays = lab.masked_part.masked_record(send, lab.arrays(), lab.metrics)
     packed = RecordDict({METRICS: record})

@@ -178,10 +178,14 @@ def _reply(message: Message, context: Context, answer: Answer) -> Message:
         from fedsilo.client_app.privacy.ledger import require_newest_ledger
         from fedsilo.client_app.site.policy import enforce_site_file
 
+        # Site file first: it decides whether the hospital answers at all, and adds its limits to
+        # the node config that the later guards read
         guards += [enforce_site_file, require_newest_ledger]
     if not simulated:
         from fedsilo.client_app.site.bounds import enforce_bounds
 
+        # Bounds are innermost, so that a quota used up after the data were opened also adds 0 to
+        # the sum
         guards += [hide_failure_in_sum, enforce_bounds]
     answering = Answering(message, context)
     opened = answering.opened
@@ -269,6 +273,7 @@ def _failure(message: Message, context: Context, error: Exception, opened: Opene
         if isinstance(error, FedsiloError):
             said = str(error)
         logging.getLogger("flwr").error("fedsilo: %s", " ".join(said.split()))
+    # Even the kind of an error can depend on one patient once the data were read
     if opened.data and opened.hidden:
         opened.why, error = reason, constant_error(error)
         if isinstance(error, WithheldError):
@@ -324,6 +329,7 @@ def _log(
         fault = f"site {site}: {_reason(unlogged, context)}"
         code, reason = _code(unlogged), fault
         if reply.has_error():
+            # The refusal was for the missing log itself, so its text would only be repeated
             if reply.error.reason == fault:
                 return reply
             code, reason = reply.error.code, f"{reply.error.reason}; {fault}"

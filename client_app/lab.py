@@ -341,6 +341,7 @@ class Lab:
         """
         samples: Split = getattr(self.silo, split)
         fewest = 1
+        # A mean over few samples of a label reveals them, so the floor for sums applies here too
         if one.within is not None:
             samples = select_labels(samples, one.within)
             fewest = self.common.sums_min_count

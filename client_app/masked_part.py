@@ -126,6 +126,8 @@ class MaskedPart:
         secure = self.secure_site(update is None)
         portions = {}
         for name in read_texts(secure.asked, "metrics"):
+            # Scaled to 0 to 1, so that all metrics fit one quantisation; the server scales the mean
+            # back
             least, largest = self._bounds_of(name)
             portions[name] = portion(metrics.get(name), least, largest)
         return dict(secure.mask(clipped, received, portions))
@@ -187,6 +189,7 @@ class MaskedPart:
         """
         session, instruction = self.session, self.instruction
         name, settings = session.silo.name, session.settings
+        # A weight in the sum is min(samples, B) / B, with the B of the hospitals' site files
         samples = session.limits.secure_samples
         labels = session.silo.label_counts()
         if session.cap:

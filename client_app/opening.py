@@ -97,6 +97,8 @@ class OpenedSite:
         counts = silo.label_counts()
         fewer = False
         for split, bounds in declared.label_counts().items():
+            # Declared counts are rounded down, so the data must have at least as many samples of
+            # each class
             for exact, least in zip(counts.get(split, []), bounds, strict=False):
                 fewer = fewer or exact < least
         if _kind_of(silo) != _kind_of(declared) or fewer:

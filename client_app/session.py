@@ -336,6 +336,8 @@ def session_of(context: Context, again: bool = False) -> SiteSession:
         _sessions.pop(key, None)
         _sessions[key] = SiteSession.from_context(context)
         others = sum(session.held_bytes() for session in list(_sessions.values())[:-1])
+        # A large simulation would otherwise hold all silos in memory; the oldest session is dropped
+        # first
         while others > _OTHERS:
             others -= _sessions.popitem(last=False)[1].held_bytes()
     _sessions.move_to_end(key)

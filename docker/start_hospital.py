@@ -25,7 +25,8 @@ from fedsilo.deployment.doctor.hospital_checks import (
 )
 from fedsilo.deployment.doctor.machine import data_folder, site_file, writable_folder
 from fedsilo.deployment.doctor.site import SiteSetup
-from fedsilo.deployment.rules import SITE, RuleOptions
+from fedsilo.deployment.options import HospitalOptions
+from fedsilo.deployment.rules import SITE
 
 
 def supernode_command(given: argparse.Namespace, environment: Mapping[str, str]) -> list[str]:
@@ -41,20 +42,15 @@ def supernode_command(given: argparse.Namespace, environment: Mapping[str, str])
     if site_file(given.site_file):
         own = given.site_file
     home = writable_folder(given.state_dir, "state directory") / "hospital"
-    rules = RuleOptions(trust=trust)
+    options: HospitalOptions = {"folder": home, "trust": trust}
     # An existing site file stays as it is. FEDSILO_TRUST then goes to the node config, and the
     # stricter of both levels holds
     if own is not None or (home / SITE).exists():
-        rules = RuleOptions()
+        options["trust"] = ""
         if trust:
             node["trust"] = trust
-    request = HospitalRequest(
-        given.kit,
-        folder=home,
-        rules=rules,
-        site_file=own,
-        node_config=[f"{key}={json.dumps(value)}" for key, value in node.items()],
-    )
+    options["node_config"] = [f"{key}={json.dumps(value)}" for key, value in node.items()]
+    request = HospitalRequest(given.kit, options, own)
     look = refuse_failing
     if given.print:
         look = _ask_no_server

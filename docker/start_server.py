@@ -14,7 +14,7 @@ from pathlib import Path
 import checks
 from health import HEALTH_ADDRESS
 
-from fedsilo.deployment.commands import DeploymentRequest, make_secrets, prepare
+from fedsilo.deployment.commands import hospital_address, make_secrets, prepare
 from fedsilo.deployment.deployment import Deployment, is_deployment, plan, read_deployment
 from fedsilo.deployment.doctor.credentials import certificate, matching_key
 from fedsilo.deployment.doctor.findings import Refused
@@ -43,7 +43,7 @@ def _deployment(state: Path, host: str) -> Deployment:
     """
     if not host:
         raise Refused("FEDSILO_HOST is not set", "give the name by which hospitals reach it")
-    address = DeploymentRequest(host=host).address
+    address = hospital_address(host)
     if not is_deployment(state):
         made = plan(state, [], [_CONTROL, _FLEET], {}, address)
         prepare(made)

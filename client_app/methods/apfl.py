@@ -31,6 +31,7 @@ class APFLSite(SiteMethod):
         """
         network = cast(TokenClassifier, lab.open())
         lab.measure(network)
+        # ``network`` becomes w and ``own`` v; the measured mixture is loaded over them again below
         own = copy_network(network).train()
         load_exchanged(own, lab.state() or lab.arrays())
         load_exchanged(network, lab.arrays())

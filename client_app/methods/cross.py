@@ -36,5 +36,7 @@ class CrossSite(EnsembleSite):
         packed = lab.content.array_records.get(ARRAYS, ArrayRecord())
         # Unpacks one model at a time to limit memory
         for site, arrays in by_expert(packed).items():
+            # The same object is reused, because ``Lab`` measures each network before it asks for
+            # the next
             load_exchanged(network, {name: from_numpy(unpack(a)) for name, a in arrays.items()})
             yield Measured(network, {metric: metric_from(metric, site) for metric in CROSSED})

@@ -122,6 +122,7 @@ class FedAlignCLSite(SiteMethod):
         Statistics of batch norm get no noise.
         """
         arrays = exchanged_arrays(network)
+        # Only parameters get noise, not batch norm's statistics: a noisy variance could be negative
         noisy = {name for name, _ in network.named_parameters()} & arrays.keys()
         count = self._embedding_count(lab)
         if count:

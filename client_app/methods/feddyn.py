@@ -50,5 +50,6 @@ class FedDynSite(SiteMethod):
         lab.fit(network, penalty=term)
         for name, parameter in trained.items():
             moved = parameter.detach().cpu() - received[name]
+            # The first-order condition of the penalised loss (the local gradient at its minimum)
             gradient[name] = gradient[name] - alpha * moved
         return Outgoing(network, keep=gradient)

@@ -72,6 +72,7 @@ class FedEFMSite(DecentralisedSite):
         first, and the start is half the home model and half their mean.
         """
         if visitors := self._train_models(lab, NEIGHBOUR):
+            # k visitors share one half, and the home model has the other
             shares = dict.fromkeys(visitors, 0.5 / len(visitors))
             return mix_models(
                 {**visitors, lab.site: self._home_model(lab)}, {**shares, lab.site: 0.5}

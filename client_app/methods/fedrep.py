@@ -30,6 +30,7 @@ class FedRepSite(FedPerSite):
         head = [name for name, p in trained.items() if name in own and p.requires_grad]
         rest = [name for name, p in trained.items() if name not in own and p.requires_grad]
         for part, count, aside in ((head, first, ("head",)), (rest, steps - first, ())):
+            # Frozen parameters get no gradient, so each training moves only its own part
             for name in (*head, *rest):
                 trained[name].requires_grad_(name in part)
             lab.fit(network, steps=count, aside=aside)

@@ -104,6 +104,7 @@ class PICSRSite(SiteMethod):
         least = max(self.settings.prototype_min_count, lab.session.limits.sums_min_count)
 
         def weights_of(tokens: Tensor) -> dict[str, Tensor]:
+            # (batch, experts) router weights, one column (batch,) per site
             columns = routing_weights(tokens).unbind(dim=1)
             return {f"weight.{site}": weight for site, weight in zip(sites, columns, strict=True)}
 

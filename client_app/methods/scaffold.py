@@ -26,6 +26,8 @@ class SCAFFOLDSite(SiteMethod):
         for name, parameter in network.named_parameters():
             if name in control:
                 trained[name] = parameter
+                # Control variates are in units of rate * gradient, but the loss's linear term needs
+                # gradients
                 slopes.append((correction[name] / rate).to(parameter.device))
                 sums[name] = torch.zeros_like(parameter)
         steps = 0

@@ -85,6 +85,7 @@ class DeclaredData:
         nothing = torch.zeros(1, dtype=getattr(torch, self.input_type))
         splits = {}
         for split, counts in self.at_least.items():
+            # Counts (2, 3) of two classes become labels (0, 0, 1, 1, 1)
             labels = torch.repeat_interleave(torch.arange(len(counts)), torch.tensor(counts))
             splits[split] = Split(nothing.expand(len(labels), *self.input_shape), labels)
         width = len(self.features)

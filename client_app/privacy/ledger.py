@@ -82,6 +82,7 @@ class Ledger:
         for kind, number in more.items():
             after[kind] = after.get(kind, 0) + number
         if self.cap:
+            # The whole history is composed again, because epsilons of single releases do not add up
             spent = epsilon(after, self.delta)
             if not spent <= self.cap:  # not '>', so that NaN is refused too
                 raise self._spent(epsilon(before, self.delta), spent)

@@ -164,6 +164,8 @@ def _add_noise(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
     drawn = release.with_noise({"": flat * UNITS})[""].round()
     told: Counts = {}
     for split, counts in zip(exact, torch.split(drawn, sizes), strict=True):
+        # The sum of k counts has noise of k times the variance, so its deviation grows with the
+        # root of k
         least = _EMPTY * noise * math.sqrt(len(counts))
         if split != "train" and float(counts.sum()) <= least:
             told[split] = [0] * len(counts)

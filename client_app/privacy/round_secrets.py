@@ -98,6 +98,7 @@ class RoundSecrets:
             The sealed pairs, by the site that can open them.
         """
         sites, place = self.sites, self.sites.index(site)
+        # Shamir shares: any ``threshold`` of them reconstruct a secret, fewer reveal nothing
         own_masks = cut_secret(self.own_mask, self.threshold, len(sites))
         mask_keys = cut_secret(self.masking, self.threshold, len(sites))
         self.own_shares = [own_masks[place], mask_keys[place]]

@@ -131,6 +131,7 @@ class SecureSite:
                 was unmasked before with a different part from this site.
         """
         with one_at_a_time(self.folder):
+            # Checked again under the lock, because another message may have used the keys since
             secrets, partners = self.prepare_masking(received, list(portions))
             quantiser = quantisation(self.common, len(secrets.keys), self.samples)
             numbers = self.summand.numbers(quantiser, updates, portions)
@@ -143,6 +144,7 @@ class SecureSite:
             secrets.write(self.folder)
             if self.book and secrets.failed:
                 self.book.note_failure(secrets.received)
+        # Sites that received different models derive different masks, which do not cancel
         bound = bound_to(secrets.context, received, [*numbers, *portions])
         added, subtracted = secrets.masks(self.site, bound)
         return mask_arrays(numbers, added, subtracted)
@@ -290,6 +292,8 @@ class SecureSite:
         lengths = {len(one) for one in (splits, masks, seals, publics, signatures)}
         if lengths != {len(sites)}:
             raise SiteError("record 'secure' has not one key of each kind for each site")
+        # With a repeated key the server could play two sites and count them as two towards the
+        # threshold
         if len({*masks, *seals}) != 2 * len(sites):
             raise RefusedError("two sites have the same key: only one of them can be real")
         keys = dict(zip(sites, zip(masks, seals, strict=True), strict=True))

@@ -224,6 +224,7 @@ class KnownKeys:
             CheckpointError: the list is damaged, or cannot be written.
         """
         others = {site: code for site, code in codes.items() if site != own}
+        # Stored before any refusal, so that people can look up the codes and compare them
         known = self._note(others)
         changed = []
         new = []

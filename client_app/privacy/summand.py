@@ -45,6 +45,7 @@ class Summand:
                 value.
         """
         own = weigh_site(quantisation, self._samples("train"))
+        # The server divides by the total of the first count; the second tells how many sites failed
         counts = [min(self._samples("train"), quantisation.samples), int(self.failed)]
         numbers = {COUNTS: np.array(counts, np.uint32)}
         if portions:

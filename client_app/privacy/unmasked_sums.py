@@ -88,6 +88,7 @@ class UnmaskedSums:
         if not question:
             return
         before = self._of_round()
+        # Empty: no sum is unmasked yet, or an older version unmasked it and stored no question
         asked_another = before.question not in ("", question)
         has_later_sum = any(round_ > self.round for round_ in self._file().read({}))
         if asked_another or (has_later_sum and not before.sites):

@@ -145,6 +145,7 @@ def _last_mark(log: int, size: int) -> LedgerMark | None:
     Lines that are not JSON are skipped, because a power cut tore them. Only the last 64 KiB are
     read.
     """
+    # The log grows for years, so only its end is read
     tail = os.pread(log, _TAIL, max(0, size - _TAIL))
     for text in reversed(tail.splitlines()):
         try:

@@ -59,6 +59,7 @@ def enforce_bounds(answering: Answering) -> Iterator[None]:
     if message.metadata.message_type in (HELLO, SURVEY):
         with prefix_refusals(site):
             book.count_hello(limits)
+        # A hello decodes the data into the cache, so room is made before it
         prune_cache(find_places("", own_cache(context)).cache, limits.max_cache * MEGABYTE)
         with watch_usage(limits.max_seconds, limits.max_memory):
             yield
@@ -129,6 +130,7 @@ def watch_usage(seconds: float, megabytes: int) -> Iterator[None]:
         if excess:
             raise RefusedError(excess)
 
+    # Stored here, because the signal can interrupt code that would have restored it
     gradients = _gradients_are_on()
     before = signal.signal(signal.SIGALRM, check)
     signal.setitimer(signal.ITIMER_REAL, min(_CHECK_PERIOD, max(seconds, 0.001)), _CHECK_PERIOD)

@@ -69,6 +69,7 @@ def site_settings(context: Context) -> CommonSettings:
     settings = dataclasses.replace(settings, **own)
     if not is_simulated(context):
         settings = _with_own_places(settings, context)
+    # At a real site this is the hospital's own 'plugin', which has replaced the run's above
     if settings.plugin:
         load_plugin_files(settings.plugin)
     if not is_simulated(context):

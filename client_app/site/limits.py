@@ -105,6 +105,8 @@ class Limits:
                 )
         if settings.is_private():
             yield from self._reasons_against_noise(settings)
+        # Sums of the same updates with different clip norms would together reveal single sites'
+        # parts
         if settings.trust == SUMS and settings.clip_norm != self.clip_norm:
             yield (
                 f"the run's 'secure.clip-norm' is {settings.clip_norm:g}, but this hospital adds "

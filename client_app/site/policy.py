@@ -157,6 +157,7 @@ class SiteFile(Limits):
         Raises:
             SettingError: a limit in the node config has the wrong type or is out of range.
         """
+        # Checked and typed first, so that only values of the same type are compared
         known = {key: value for key, value in context.node_config.items() if key in _STRICTER}
         typed = as_mapping(build(SiteFile, known))
         in_node_config = _with_delta({key: typed[key] for key in known})

@@ -121,6 +121,7 @@ class SiteState:
                 f"{self._name} cannot be written to {self.folder}: {error.strerror}; make room or "
                 "repair the disk, then resume the run"
             ) from error
+        # Two rounds, because the server's own checkpoint can be one round behind its sites
         rounds = {key[0] for key in self._keys() if key <= now}
         kept = sorted(rounds)[-2:]
         for key in self._keys():

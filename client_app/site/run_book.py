@@ -160,6 +160,7 @@ class RunBook:
             day.messages += 1
 
     def _refuse_many(self, runs: Mapping[str, RunRecord], limits: Limits) -> None:
+        # The entry with the empty name counts hellos and surveys, not a run
         today = [name for name, run in runs.items() if name and _is_of_today(run)]
         if len(today) >= limits.max_runs_per_day:
             raise RefusedError(

@@ -354,6 +354,8 @@ class AnswerBuilder:
         for one in measures:
             values = self._known_values(one, split, include_few_values)
             if values is not None and _TAIL * len(values) >= self.floor:
+                # At least ``floor`` samples lie beyond each, so neither is the value of one of few
+                # patients
                 low, high = np.quantile(values, [_TAIL, 1 - _TAIL])
                 found[one.name] = float(low), float(high)
         return found

@@ -311,6 +311,7 @@ class Streamed:
         The copy to a GPU is asynchronous. The buffers grow if more rows are wanted than before.
         """
         turn = self._turn = (self._turn + 1) % _BUFFERS
+        # Both copies must have arrived before the buffers are replaced by larger ones
         if not self._buffers or len(rows) > len(self._buffers[0]):
             self._wait(*range(_BUFFERS))
             self._buffers = [self._buffer(len(rows)) for _ in range(_BUFFERS)]

@@ -132,6 +132,7 @@ def measured_parts(
         inputs = one_by_one(split.inputs)
         probabilities = predict_batches(network, inputs, settings, compute, key)
         for number in range(len(split)):
+            # Each sample in tensors of its own, because the last bits can depend on a batch's size
             found.append(
                 bounded_parts(copy_alone(probabilities, number), copy_alone(split.labels, number))
             )

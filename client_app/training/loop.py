@@ -124,6 +124,7 @@ def add_gradients(
     for part in parts:
         with compute.autocast():
             loss = objective(float_inputs(inputs[part]), labels[part])
+        # The loss of a part is a mean over it, so its share makes the sum of parts the batch's mean
         share = (part.stop - part.start) / len(labels)
         if share < 1:
             loss = loss * share
@@ -286,6 +287,8 @@ class _Steps:
             else:
                 for optimiser in self._optimisers:
                     optimiser.step()
+            # The network's own gradients stay until the next step, because ``after_step`` may read
+            # them
             for optimiser in self._optimisers[1:]:
                 optimiser.zero_grad(set_to_none=True)
             if self._after_step:

@@ -40,6 +40,7 @@ class Pacing:
         After the last sample of the order the first follows again. Within an epoch that happens
         only at a site with fewer than two samples per step.
         """
+        # (steps * size,) positions in the epoch's order, wrapped around its end
         places = torch.arange(self.steps * self.size) + self.position * self.size
         return list(torch.split(self.order[places % len(self.order)], self.size))
 

@@ -86,6 +86,7 @@ def class_means(
         for part, own in zip(parts, labels, strict=True):
             rows = function(float_inputs(compute.bring(part))).float().cpu()
             if private:
+                # (batch, d) whole numbers, each row clipped to the bound
                 rows = private.release.parts({"": rows})[""]
             sums = sums + class_sums(rows, own, classes)
     if private:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 from fedsilo.api import options
 from fedsilo.core.arguments import path_of, several
 from fedsilo.core.errors import SettingError
+from fedsilo.deployment.options import NodeConfig
 
 if TYPE_CHECKING:
     from fedsilo.deployment.doctor.findings import Finding
@@ -32,7 +33,7 @@ def site(
     key: Annotated[
         options.MaybePath, options.Option("the hospital's key", name="--auth-supernode-private-key")
     ] = None,
-    node_config: options.NodeConfig = (),
+    node_config: NodeConfig = (),
     host: Annotated[str | None, "address to listen on (default: 127.0.0.1)"] = None,
     port: Annotated[int | None, "port of the SuperNode (default: 9094)"] = None,
     **sources: Unpack[options.Changes],

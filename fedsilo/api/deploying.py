@@ -9,17 +9,15 @@ from typing import TYPE_CHECKING, Annotated, Unpack
 from fedsilo.api.options import (
     DeploymentFolder,
     ExperimentName,
-    MaybePath,
-    NodeConfig,
     RunName,
     Seed,
-    SimulationFile,
     Sources,
     command,
     run_sources,
 )
-from fedsilo.core.arguments import Tell, path_of, refuse_below, several, silent
+from fedsilo.core.arguments import Tell, refuse_below, several, silent
 from fedsilo.core.one_line import format_count
+from fedsilo.deployment.options import DeploymentOptions
 
 if TYPE_CHECKING:
     from fedsilo.deployment.commands import MemberStatus
@@ -34,31 +32,13 @@ def up(
     experiment: Annotated[str, "the experiment whose silos become the sites"] = "uefl-digits",
     *,
     deployment: DeploymentFolder = _FOLDER,
-    sites: Annotated[int | None, "number of silos into which the experiment's data are cut"] = None,
-    site: Annotated[Sequence[str], "the name of a site, instead of --sites"] = (),
-    host: Annotated[
-        str | None, "HOST or HOST:PORT by which hospitals on other machines reach the server"
-    ] = None,
-    data_dir: Annotated[MaybePath, "the folder of the sites' data"] = None,
-    device: Annotated[str | None, "device of all sites (default: cpu)"] = None,
-    file: SimulationFile = None,
-    node_config: NodeConfig = (),
     tell: Tell = silent,
+    **options: Unpack[DeploymentOptions],
 ) -> Deployment:
     """Start the server and all sites of this machine that do not run."""
-    from fedsilo.deployment.commands import DeploymentRequest, up
+    from fedsilo.deployment.commands import up
 
-    request = DeploymentRequest(
-        experiment=experiment,
-        site_count=sites,
-        sites=tuple(several(site)),
-        data_dir=path_of(data_dir),
-        device=device,
-        node_config=tuple(several(node_config)),
-        file=path_of(file),
-        host=host,
-    )
-    return up(Path(deployment), request, tell)
+    return up(Path(deployment), experiment, options, tell)
 
 
 @command

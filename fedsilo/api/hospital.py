@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Unpack
 
-from fedsilo.api.options import MaybePath, NodeConfig, command
-from fedsilo.core.arguments import AnyPath, Tell, path_of, several, silent
-from fedsilo.core.errors import SettingError
+from fedsilo.api.options import command
+from fedsilo.core.arguments import AnyPath, MaybePath, Tell, path_of, several, silent
+from fedsilo.deployment.options import HospitalOptions, NodeConfig
 
 
 @command
@@ -19,29 +18,15 @@ def start(
         AnyPath, "the zip of 'fedsilo deploy add', or the folder into which it was opened"
     ],
     *,
-    folder: Annotated[MaybePath, "the folder for the opened kit (default: next to the zip)"] = None,
-    trust: Annotated[str, "the hospital's level of trust: server, sums or nobody"] = "",
-    method: Annotated[
-        Sequence[str], "a method that runs may ask for (default: any); may be repeated"
-    ] = (),
-    dataset: Annotated[
-        Sequence[str], "a data set that runs may ask for (default: any); may be repeated"
-    ] = (),
-    rule: Annotated[
-        Sequence[str], "another key of the site file, such as max-epsilon=3.0; may be repeated"
-    ] = (),
     yes: Annotated[bool, "confirm the kit's code and the rules without being asked"] = False,
-    data_dir: Annotated[MaybePath, "the folder of the hospital's data"] = None,
-    device: Annotated[str, "auto, cpu, cuda or cuda:N"] = "auto",
-    node_config: NodeConfig = (),
     health: Annotated[str, "address of Flower's health server"] = "",
     tell: Tell = silent,
+    **options: Unpack[HospitalOptions],
 ) -> None:
     """Open a kit, confirm its code and the rules, and become the hospital's node."""
     from fedsilo.client_app.privacy.signing import own_code
     from fedsilo.deployment.doctor.hospital_checks import HospitalRequest, ready, start_command
     from fedsilo.deployment.kit import KitError, read_kit
-    from fedsilo.deployment.rules import RuleOptions
 
     def confirm(sentences: Sequence[str]) -> None:
         for sentence in sentences:
@@ -58,13 +43,7 @@ def start(
                 "nobody can answer"
             )
 
-    named = {"device": device, "data-dir": path_of(data_dir)}
-    own = [f"{key}={json.dumps(str(value))}" for key, value in named.items() if value]
-    rules = RuleOptions(trust, several(method), several(dataset), several(rule))
-    request = HospitalRequest(
-        Path(kit), path_of(folder), rules, node_config=(*own, *several(node_config))
-    )
-    setup = ready(request, confirm)
+    setup = ready(HospitalRequest(Path(kit), options), confirm)
     words = start_command(setup, health)
     assert setup.key is not None
     home = setup.key.parent
@@ -102,47 +81,12 @@ def counts(
         SettingError: the hospital has no name, no state folder or no cap on epsilon.
         EpsilonSpentError: another draw would bring epsilon above the cap. Nothing changes.
     """
-    from flwr.app import Context, RecordDict
+    from fedsilo.deployment.hospital_counts import open_counts
 
-    from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
-    from fedsilo.client_app.privacy.noisy_counts import draw_again as pay_for_another
-    from fedsilo.client_app.privacy.noisy_counts import kept_counts
-    from fedsilo.client_app.site.node import own_folder, owner_only
-    from fedsilo.deployment.doctor.hospital_checks import setup_of
-    from fedsilo.deployment.kit import read_kit
-    from fedsilo.deployment.rules import effective
-    from fedsilo.deployment.worker.hospital import parse_node_config
-
-    node = parse_node_config(several(node_config))
-    if kit is not None:
-        home = Path(kit).expanduser().resolve()
-        node = dict(setup_of(read_kit(home), home, several(node_config)).node_config)
-    context = Context(0, 0, dict(node), RecordDict(), {})
-    site = str(node.get("site", ""))
-    folder, rules = own_folder(context, site), effective(context)
-    if not site or folder is None or not rules.max_epsilon:
-        raise SettingError(
-            "only a hospital with 'site', 'state-dir' and 'max-epsilon' has noisy counts: name its "
-            "opened kit by --kit, or give all three by --node-config"
-        )
-    hospital = Ledger(folder / LEDGER, rules.max_epsilon, rules.delta, of_all_runs=True)
-    kept = kept_counts(hospital)
-    if not kept:
-        yield f"{site}: no run has asked for counts yet"
-    for told in kept.values():
-        noise = f"noise {told.noise:.3g}" if told.noise else "noise of a run of an older version"
-        totals = {split: sum(each) for split, each in told.counts.items()}
-        parts = ", ".join(f"{split} {total}" for split, total in totals.items())
-        yield f"{site}: {parts} ({noise}{'; drawn again at the next run' if told.again else ''})"
-    if kept and draw_again:
-        before = hospital.epsilon()
-        with owner_only():
-            noise_now = pay_for_another(rules.counts_noise, hospital)
-        yield (
-            f"{site}: the next run draws the counts again with noise {noise_now:.3g}; epsilon over "
-            f"all runs rises from {before:.4g} to {hospital.epsilon():.4g}, of at most "
-            f"{rules.max_epsilon:g}"
-        )
+    counts = open_counts(path_of(kit), several(node_config))
+    yield from counts.describe()
+    if draw_again:
+        yield from counts.charge_another_draw()
 
 
 @command

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import wraps
 from numbers import Integral, Real
 from types import UnionType
@@ -47,30 +46,16 @@ from fedsilo.core.arguments import (
     plugin_texts,
     texts_of,
 )
+
+# Offered here too, so that a command finds all shared options in this module
+from fedsilo.core.arguments import MaybePath as MaybePath
+from fedsilo.core.arguments import Option as Option
+from fedsilo.core.arguments import SimulationFile as SimulationFile
 from fedsilo.core.errors import FedsiloError, SettingError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Option:
-    """The help of an option, and what differs from the rule for its parameter.
-
-    Attributes:
-        help: what the option does.
-        name: its name, such as ``--set``; empty for the parameter's own.
-        value: what the usage shows in place of a value; None for the type's name.
-        required: whether the command line requires it although Python has a default.
-        default: the command line's default if it is not Python's, or None.
-    """
-
-    help: str
-    name: str = ""
-    value: str | None = None
-    required: bool = False
-    default: object = None
 
 
 Engine = Literal["auto", "processes", "ray", "inline"]
@@ -81,8 +66,6 @@ MeasuredSplit = Literal["test", "val"]
 Sampler = Literal["grid", "tpe"]
 TunedMetric = Literal["accuracy", "balanced-accuracy", "pooled-balanced-accuracy", "auc"]
 Track = Literal["none", "tensorboard", "mlflow", "wandb"]
-
-MaybePath = AnyPath | None
 
 # Parameters that several commands have
 RunDir = Annotated[AnyRun, "the run directory"]
@@ -129,11 +112,6 @@ NewPlugin = Annotated[
 ]
 DeploymentFolder = Annotated[AnyPath, "the folder of a 'fedsilo deploy'"]
 OptionalDeployment = Annotated[MaybePath, "the folder of a 'fedsilo deploy'"]
-NodeConfig = Annotated[
-    Sequence[str],
-    Option("settings of the SuperNode, for example allow-folds=true", value="KEY=VALUE"),
-]
-SimulationFile = Annotated[MaybePath, "the simulation.yaml to read"]
 
 
 class Changes(TypedDict, total=False):

@@ -7,11 +7,10 @@ adds hospitals on other machines.
 import os
 import re
 import subprocess
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fedsilo.core.arguments import RunSources
+from fedsilo.core.arguments import RunSources, path_of, refuse_below, several
 from fedsilo.core.errors import SettingError
 from fedsilo.core.files.atomic_files import build_folder, write_atomically
 from fedsilo.core.processes import app_folder, end_trees, free_ports
@@ -22,6 +21,7 @@ from fedsilo.deployment.deployment import (
     Deployment,
     DeploymentError,
     is_deployment,
+    locked,
     plan,
     read_deployment,
 )
@@ -35,6 +35,7 @@ from fedsilo.deployment.flower_commands import (
     wait_until_left,
 )
 from fedsilo.deployment.joining import register
+from fedsilo.deployment.options import DeploymentOptions
 from fedsilo.deployment.worker.installed import refuse_other_flower
 from fedsilo.server_app.config.settings import parse_pair
 
@@ -42,59 +43,56 @@ _PORT = "9092"  # Flower's default port of the Fleet API
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]{0,250}[A-Za-z0-9])?")
 
 
-@dataclass(frozen=True)
-class DeploymentRequest:
-    """The options of a deployment; an existing deployment must match them."""
+def hospital_address(host: str | None) -> str:
+    """Return the server's address for hospitals on other machines, host:port.
 
-    experiment: str = "uefl-digits"  # whose silos are the sites, unless ``sites`` names them
-    site_count: int | None = None  # number of silos; None for the experiment's number
-    sites: Sequence[str] = ()  # names of the sites; empty to name them by the silos
-    data_dir: Path | None = None  # the folder of the sites' data
-    device: str | None = None  # the device of all sites; None for cpu
-    node_config: Sequence[str] = ()  # further keys of every site's node config, as key=value
-    file: Path | None = None  # the simulation file; None for the default one
-    host: str | None = None  # HOST or HOST:PORT by which hospitals on other machines reach it
+    Args:
+        host: HOST or HOST:PORT, where the port is 9092 if it is not given; None or empty if all
+            sites are on this machine, for which the address is empty too.
 
-    @property
-    def address(self) -> str:
-        """The server's address for hospitals, host:port; empty if no site is elsewhere."""
-        if not self.host:
-            return ""
-        host, port = self.host, _PORT
-        if ":" in host:
-            host, _, port = host.rpartition(":")
-        if not _HOST.fullmatch(host) or not port.isdecimal() or not 0 < int(port) < 65536:
-            raise SettingError(
-                f"--host must be a name or an address, with or without :PORT, but is '{self.host}'"
-            )
-        return f"{host}:{port}"
-
-    def own_config(self) -> dict[str, Value]:
-        """Return the requested values for every site's node config, by key."""
-        config: dict[str, Value] = {}
-        if self.device:
-            config["device"] = self.device
-        if self.data_dir:
-            config["data-dir"] = str(self.data_dir.expanduser().resolve())
-        for text in self.node_config:
-            key, value = parse_pair(text)
-            config[key] = value
-        return config
+    Raises:
+        SettingError: it is no host, or the port is not between 1 and 65535.
+    """
+    if not host:
+        return ""
+    name, port = host, _PORT
+    if ":" in host:
+        name, _, port = host.rpartition(":")
+    if not _HOST.fullmatch(name) or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise SettingError(
+            f"--host must be a name or an address, with or without :PORT, but is '{name}'"
+        )
+    return f"{name}:{port}"
 
 
-def refuse_changes(deployment: Deployment, request: DeploymentRequest) -> None:
-    """Raise a SettingError if a request differs from the existing deployment."""
+def requested_node_config(options: DeploymentOptions) -> dict[str, Value]:
+    """Return the values that the options give to every site's node config, by key."""
+    config: dict[str, Value] = {}
+    if options.get("device"):
+        config["device"] = str(options["device"])
+    data_dir = path_of(options.get("data_dir"))
+    if data_dir:
+        config["data-dir"] = str(data_dir.expanduser().resolve())
+    for text in several(options.get("node_config")):
+        key, value = parse_pair(text)
+        config[key] = value
+    return config
+
+
+def refuse_changes(deployment: Deployment, options: DeploymentOptions) -> None:
+    """Raise a SettingError if the options differ from the existing deployment."""
     # All sites have the same keys, but for their names and folders, so the first one is compared
     config = next(iter(deployment.node_config.values()), {})
     compared: dict[str, tuple[Value, Value]] = {}
-    for key, value in request.own_config().items():
+    for key, value in requested_node_config(options).items():
         compared[f"--node-config {key}"] = value, config.get(key, "")
-    if request.site_count:
-        compared["--sites"] = request.site_count, len(deployment.sites)
-    if request.sites:
-        compared["--site"] = ", ".join(sorted(request.sites)), ", ".join(deployment.sites)
-    if request.host:
-        compared["--host"] = request.address, deployment.address
+    count, names = options.get("sites"), several(options.get("site"))
+    if count:
+        compared["--sites"] = count, len(deployment.sites)
+    if names:
+        compared["--site"] = ", ".join(sorted(names)), ", ".join(deployment.sites)
+    if options.get("host"):
+        compared["--host"] = hospital_address(options["host"]), deployment.address
     for option, (wanted, present) in compared.items():
         if wanted != present:
             raise SettingError(
@@ -103,8 +101,11 @@ def refuse_changes(deployment: Deployment, request: DeploymentRequest) -> None:
             )
 
 
-def make_deployment(folder: Path, request: DeploymentRequest) -> Deployment:
-    """Make a new deployment in ``folder``, an absolute path, with ports that are free now.
+def plan_deployment(folder: Path, experiment: str, options: DeploymentOptions) -> Deployment:
+    """Plan a new deployment in ``folder``, an absolute path, with ports that are free now.
+
+    Its sites are those that the options name, or else the silos of ``experiment``. Nothing is
+    written; ``prepare`` does that.
 
     Raises:
         SettingError: a run would send the folder to every site, or the sites are not possible.
@@ -120,44 +121,50 @@ def make_deployment(folder: Path, request: DeploymentRequest) -> Deployment:
         given = os.environ.get(variable)
         if given:
             defaults[key] = str(Path(given).expanduser().resolve())
-    address = request.address
-    sites = list(request.sites)
+    address = hospital_address(options.get("host"))
+    count, sites = options.get("sites"), several(options.get("site"))
     # A server with an address may have all its sites elsewhere; 'deploy add' adds each
-    if not sites and (request.site_count or not address):
-        sites = _silos(request)
+    if not sites and (count or not address):
+        sites = _silos(experiment, count, path_of(options.get("file")))
     ports = free_ports(2 + len(sites))
     if address:
         ports[1] = int(address.rpartition(":")[2])
-    made = plan(folder, sites, ports, defaults | request.own_config(), address)
-    prepare(made)
-    return made
+    return plan(folder, sites, ports, defaults | requested_node_config(options), address)
 
 
-def prepare(made: Deployment) -> None:
+def prepare(planned: Deployment) -> None:
     """Create the folders of a new deployment, and write deployment.json."""
-    made.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for member in made.members:
-        home = made.home(member)
+    planned.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    for member in planned.members:
+        home = planned.home(member)
         home.mkdir(parents=True, exist_ok=True, mode=0o700)  # the database holds all messages
         (home / "flwr").mkdir(mode=0o700, exist_ok=True)
-    made.write()
+    planned.write()
 
 
-def _silos(request: DeploymentRequest) -> list[str]:
-    """Return the names of an experiment's silos; SettingError if their number is not requested."""
+def _silos(experiment: str, count: int | None, file: Path | None) -> list[str]:
+    """Return the names of an experiment's silos.
+
+    Args:
+        experiment: an experiment of ``file``, or a method.
+        count: the requested number of silos; None for the experiment's own.
+        file: the simulation file; None for the usual one.
+
+    Raises:
+        SettingError: the experiment is unknown, or its data do not give that many silos.
+    """
     # PyTorch, which takes seconds that status, logs and down can spare
     from fedsilo.engines.planning import plan_run
 
-    count = request.site_count
     overrides: dict[str, Value] = {}
     if count:
         overrides["split.silos"] = count
-    sources = RunSources(file=request.file, out=Path("/"))
-    settings, _ = plan_run(request.experiment, sources, overrides=overrides)
+    sources = RunSources(file=file, out=Path("/"))
+    settings, _ = plan_run(experiment, sources, overrides=overrides)
     names = silo_names(settings.common)
     if count and len(names) != count:
         raise SettingError(
-            f"--sites is {count}, but {request.experiment} has the silos "
+            f"--sites is {count}, but {experiment} has the silos "
             f"{', '.join(names) or 'that the sites name'}: name them by --site, or correct --sites"
         )
     return names
@@ -233,20 +240,36 @@ class MemberStatus:
     log: Path | None  # log file of its process; None if the hospital is on another machine
 
 
-def up(folder: Path, request: DeploymentRequest, say: Say) -> Deployment:
+def up(folder: Path, experiment: str, options: DeploymentOptions, say: Say) -> Deployment:
     """Make the deployment if it is new, and start every member that does not run.
 
+    ``experiment`` and ``options`` are as for ``plan_deployment``.
+
     Raises:
-        FedsiloError: the request contradicts the deployment, a member does not start, or the
-            installed version of Flower is not supported.
+        FedsiloError: the options contradict each other or the deployment, another command changes
+            the deployment, a member does not start, or the installed version of Flower is not
+            supported.
     """
     refuse_other_flower()
+    refuse_below(1, "sites", options.get("sites"))
+    if options.get("sites") and several(options.get("site")):
+        raise SettingError("--sites has no effect with --site: remove one of the two")
     folder = folder.expanduser().resolve()
-    if is_deployment(folder):
+    planned = None
+    # Planned before the folder is locked, because that makes it: a refused plan leaves nothing
+    if not is_deployment(folder):
+        planned = plan_deployment(folder, experiment, options)
+    with locked(folder):
+        # Another 'up' may have made the deployment during the planning, which took seconds
+        if planned and not is_deployment(folder):
+            prepare(planned)
         deployment = read_deployment(folder)
-        refuse_changes(deployment, request)
-    else:
-        deployment = make_deployment(folder, request)
+        refuse_changes(deployment, options)
+        return _start_missing(deployment, say)
+
+
+def _start_missing(deployment: Deployment, say: Say) -> Deployment:
+    """Start every member that does not run; errors as ``up``."""
     make_secrets(deployment)
     share_signing_keys(deployment)
     deployment.write_connection()

@@ -7,10 +7,12 @@ keys, ``kits/`` the kits for hospitals on other machines, ``server/`` the files 
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +34,7 @@ from fedsilo.server_app.config.trusted_plugins import refuse_unknown_files, reme
 
 SERVER = "server"
 FEDERATION = "fedsilo"  # the name of the connection in Flower's configuration
-_FILE, _REGISTRY = "deployment.json", "registry.json"
+_FILE, _REGISTRY, _LOCK = "deployment.json", "registry.json", "deployment.lock"
 _FORMER = ("signing-key", "site-registry")  # node config keys of versions with server-made keys
 _LARGEST_PORT = 65_535
 _TAKEN = {SERVER, "ca", "http", "fleet"}  # names of files and ports
@@ -337,6 +339,29 @@ def is_deployment(folder: Path) -> bool:
     return (folder / _FILE).is_file()
 
 
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """Lock a deployment's folder against other commands that change it, while the block runs.
+
+    The folder is made if it does not exist. The processes that the block starts do not keep the
+    lock, and reading needs none, because deployment.json is replaced as a whole.
+
+    Raises:
+        DeploymentError: another command has locked the folder.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    # Not the folder itself, which ``build_folder`` locks for a moment to make secrets/
+    handle = os.open(folder / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    with os.fdopen(handle, "w"):
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise DeploymentError(
+                f"another 'fedsilo deploy' is changing {folder}: wait until it ends, and repeat"
+            ) from None
+        yield
+
+
 def read_deployment(folder: Path) -> Deployment:
     """Read the deployment in a folder, which may be relative or begin with ``~``.
 
@@ -362,6 +387,19 @@ def read_deployment(folder: Path) -> Deployment:
         for key in _FORMER:
             config.pop(key, None)
     return replace(found, folder=folder)
+
+
+@contextmanager
+def open_locked(folder: Path) -> Iterator[Deployment]:
+    """Lock an existing deployment and yield it; errors as ``read_deployment`` and ``locked``.
+
+    A command that changed a deployment without the lock would undo the changes of another one,
+    because each writes the whole deployment.json.
+    """
+    # Read first, because locking makes the folder
+    folder = read_deployment(folder).folder
+    with locked(folder):
+        yield read_deployment(folder)
 
 
 def _find_altered(found: Deployment) -> str:

@@ -19,7 +19,7 @@ from fedsilo.deployment.deployment import (
     Deployment,
     DeploymentError,
     find_name_fault,
-    read_deployment,
+    open_locked,
 )
 from fedsilo.deployment.flower_commands import Say, flwr, healthy, states_by_node
 from fedsilo.deployment.kit import AUTHORITY, KEY, make_kit, read_kit
@@ -38,25 +38,25 @@ def add(folder: Path, names: Sequence[str], say: Say) -> list[MadeKit]:
     """Register new hospitals and make a kit for each.
 
     Raises:
-        FedsiloError: a name is not allowed or already exists, or the server does not answer.
-            Nothing was written.
+        FedsiloError: a name is not allowed or already exists, the server does not answer, or
+            another command changes the deployment. Nothing was written.
     """
-    deployment = read_deployment(folder)
-    # All names are checked before the first is registered, so that an error leaves nothing behind
-    fault = find_name_fault(names)
-    for name in names:
-        if name in deployment.nodes or name in deployment.sites:
-            fault = (
-                f"site '{name}' exists in {deployment.folder}: choose another name, or give it a "
-                f"new key by 'fedsilo deploy renew {name}'"
-            )
-    if fault:
-        raise SettingError(fault)
-    _refuse_silent(deployment)
-    keys = {}
-    for name in names:
-        deployment, keys[name] = _make_key(deployment, name, say)
-    return _make_kits(deployment, keys)
+    with open_locked(folder) as deployment:
+        # All names are checked before the first is registered, so an error leaves nothing behind
+        fault = find_name_fault(names)
+        for name in names:
+            if name in deployment.nodes or name in deployment.sites:
+                fault = (
+                    f"site '{name}' exists in {deployment.folder}: choose another name, or give "
+                    f"it a new key by 'fedsilo deploy renew {name}'"
+                )
+        if fault:
+            raise SettingError(fault)
+        _refuse_silent(deployment)
+        keys = {}
+        for name in names:
+            deployment, keys[name] = _make_key(deployment, name, say)
+        return _make_kits(deployment, keys)
 
 
 def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
@@ -66,31 +66,31 @@ def renew(folder: Path, name: str, say: Say) -> MadeKit | str:
     ``deploy up`` starts it again with its new key.
 
     Raises:
-        FedsiloError: the deployment has no such member, or the server does not answer. Nothing was
-            written.
+        FedsiloError: the deployment has no such member, the server does not answer, or another
+            command changes the deployment. Nothing was written.
     """
-    deployment = read_deployment(folder)
-    if name == SERVER:
-        from fedsilo.deployment.certificates import sign_server
+    with open_locked(folder) as deployment:
+        if name == SERVER:
+            from fedsilo.deployment.certificates import sign_server
 
-        end = sign_server(deployment.secrets)
-        return (
-            f"the server has a new certificate, valid until {end:%Y-%m-%d}: to use it, run "
-            "'fedsilo deploy down' and 'fedsilo deploy up'; hospitals need not do anything"
-        )
-    old = _node_of(deployment, name)
-    _refuse_silent(deployment)
-    # The new key is registered before the old one is removed: after an interruption the hospital
-    # still has one that works
-    deployment, private = _make_key(deployment, name, say)
-    _unregister(deployment, old, say)
-    if name in deployment.hospitals:
-        (made,) = _make_kits(deployment, {name: private})
-        return made
-    write_atomically(deployment.secrets / f"{name}.key", private, mode=0o600)
-    deployment.write_registry()
-    _end(deployment, name)
-    return f"{name} has a new key: to start it again, run 'fedsilo deploy up'"
+            end = sign_server(deployment.secrets)
+            return (
+                f"the server has a new certificate, valid until {end:%Y-%m-%d}: to use it, run "
+                "'fedsilo deploy down' and 'fedsilo deploy up'; hospitals need not do anything"
+            )
+        old = _node_of(deployment, name)
+        _refuse_silent(deployment)
+        # The new key is registered before the old one is removed: after an interruption the
+        # hospital still has one that works
+        deployment, private = _make_key(deployment, name, say)
+        _unregister(deployment, old, say)
+        if name in deployment.hospitals:
+            (made,) = _make_kits(deployment, {name: private})
+            return made
+        write_atomically(deployment.secrets / f"{name}.key", private, mode=0o600)
+        deployment.write_registry()
+        _end(deployment, name)
+        return f"{name} has a new key: to start it again, run 'fedsilo deploy up'"
 
 
 def revoke(folder: Path, name: str, say: Say) -> None:
@@ -98,16 +98,16 @@ def revoke(folder: Path, name: str, say: Say) -> None:
 
     Both registrations, its kit and its keys at the server are removed.
     """
-    deployment = read_deployment(folder)
-    node = _node_of(deployment, name)
-    _refuse_silent(deployment)
-    # The SuperLink comes first, because it stops the hospital's messages at once
-    _unregister(deployment, node, say)
-    _end(deployment, name)
-    deployment.without(name).write_registry()
-    secrets = deployment.secrets
-    for path in (secrets / f"{name}.pub", secrets / f"{name}.key", _kit_of(deployment, name)):
-        path.unlink(missing_ok=True)
+    with open_locked(folder) as deployment:
+        node = _node_of(deployment, name)
+        _refuse_silent(deployment)
+        # The SuperLink comes first, because it stops the hospital's messages at once
+        _unregister(deployment, node, say)
+        _end(deployment, name)
+        deployment.without(name).write_registry()
+        secrets = deployment.secrets
+        for path in (secrets / f"{name}.pub", secrets / f"{name}.key", _kit_of(deployment, name)):
+            path.unlink(missing_ok=True)
 
 
 def register(deployment: Deployment, site: str, say: Say) -> Deployment:

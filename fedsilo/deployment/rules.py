@@ -5,8 +5,8 @@ hospital allows. Every key of the site file has its sentence in ``SENTENCES``, w
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from flwr.app import Context
@@ -14,10 +14,12 @@ from flwr.app import Context
 from fedsilo.client_app.site.policy import NODE_LIMITS, SITE_FILE, SiteFile, read_site_file
 from fedsilo.client_app.site.site_file import read_rules
 from fedsilo.client_app.site.trust import MEANINGS, refuse_uncapped
+from fedsilo.core.arguments import several
 from fedsilo.core.errors import FedsiloError, SettingError
 from fedsilo.core.files.yaml_text import YamlError, parse_yaml, with_numbers
 from fedsilo.core.one_line import one_line
 from fedsilo.core.settings_schema import as_mapping, build, keys_of
+from fedsilo.deployment.options import RuleOptions
 
 SITE = "site.yaml"
 _ALL = ("*",)
@@ -40,43 +42,33 @@ class RulesError(FedsiloError):
     code = "rules"
 
 
-@dataclass(frozen=True)
-class RuleOptions:
-    """The options of ``hospital start`` from which the hospital's rules are made."""
+def read_rules_given(options: RuleOptions) -> dict[str, Any]:
+    """Return the rules that the options state, by key of the site file.
 
-    trust: str = ""  # level of trust: server, sums or nobody; empty if the option is not given
-    methods: Sequence[str] = ()  # names or patterns, or empty for all
-    datasets: Sequence[str] = ()  # names or patterns, or empty for all
-    more: Sequence[str] = ()  # other keys of a site file, as key=value in YAML
-
-    def values(self) -> dict[str, Any]:
-        """Return the rules that the options state, by key of the site file.
-
-        Raises:
-            SettingError: a rule has no '=', a key is given twice, or a value is no YAML.
-        """
-        values: dict[str, Any] = {}
-        if self.trust:
-            values["trust"] = self.trust
-        if self.methods:
-            values["methods"] = list(self.methods)
-        if self.datasets:
-            values["datasets"] = list(self.datasets)
-        for text in self.more:
-            key, equals, value = text.partition("=")
-            key = key.strip()
-            fault = ""
-            if not equals or not key:
-                fault = f"--rule is '{one_line(text)}', but must be KEY=VALUE"
-            elif key in values or key == "site":
-                fault = f"--rule {key} is already set by another option or rule: remove one"
-            try:
-                values[key] = with_numbers(parse_yaml(value))
-            except YamlError as error:
-                fault = fault or f"--rule {key}: {error}"
-            if fault:
-                raise SettingError(fault)
-        return values
+    Raises:
+        SettingError: a rule has no '=', a key is given twice, or a value is no YAML.
+    """
+    values: dict[str, Any] = {}
+    if options.get("trust"):
+        values["trust"] = options["trust"]
+    for key, names in (("methods", options.get("method")), ("datasets", options.get("dataset"))):
+        if several(names):
+            values[key] = several(names)
+    for text in several(options.get("rule")):
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        fault = ""
+        if not equals or not key:
+            fault = f"--rule is '{one_line(text)}', but must be KEY=VALUE"
+        elif key in values or key == "site":
+            fault = f"--rule {key} is already set by another option or rule: remove one"
+        try:
+            values[key] = with_numbers(parse_yaml(value))
+        except YamlError as error:
+            fault = fault or f"--rule {key}: {error}"
+        if fault:
+            raise SettingError(fault)
+    return values
 
 
 def write_rules(site: str, options: RuleOptions) -> str:
@@ -90,7 +82,7 @@ def write_rules(site: str, options: RuleOptions) -> str:
         rules[key] = list(_ALL)
     text = fault = ""
     try:
-        rules |= options.values()
+        rules |= read_rules_given(options)
         text = _HEAD
         for key, value in rules.items():
             text += f"{key}: {json.dumps(value)}\n"
@@ -126,7 +118,7 @@ def check_rules(
     try:
         content = with_numbers(parse_yaml(text))
         rules: SiteFile = read_rules(text, SiteFile)
-        given = options.values()
+        given = read_rules_given(options)
     except (SettingError, YamlError) as error:
         raise RulesError(f"{site}: {SITE} cannot be used: {error}") from None
     fault = ""

@@ -28,7 +28,7 @@ from fedsilo.models.networks.segmentation.build_segmentation import (
 )
 from fedsilo.models.networks.segmentation.pyramids import Segmenter
 from fedsilo.models.networks.site_network import SiteNetwork, TokenClassifier
-from fedsilo.runs.finished_run import chosen_of
+from fedsilo.runs.finished_run import select_sites
 
 _MISSING = {
     "train": "no training images",
@@ -68,7 +68,7 @@ def chosen_sites(settings: CommonSettings, wanted: Sequence[str]) -> list[str]:
             f"fine-tuning needs images, but data set '{settings.dataset}' is a table: name another "
             "by --dataset"
         )
-    sites = chosen_of(silo_names(settings), wanted, f"data set '{settings.dataset}'")
+    sites = select_sites(silo_names(settings), wanted, f"data set '{settings.dataset}'")
     if not sites:
         raise DataError(f"data set '{settings.dataset}' has no sites on this machine")
     return sites

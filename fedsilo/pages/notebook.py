@@ -7,11 +7,11 @@ from rich.table import Table
 
 from fedsilo.core.one_line import terminal_text
 
-_MOST = 60  # rows of a table; a notebook keeps every output in its file
+_MOST = 60  # largest number of rows, because a notebook stores every output in its file
 
 
 def html_of_lines(lines: Iterable[Table | str]) -> str:
-    """Convert tables and lines of text to HTML.
+    """Convert a command's lines for a terminal, tables and texts, to HTML.
 
     Every text is escaped, because names of sites, classes and files may come from somebody else. A
     table with more than 60 rows ends with a line that says how many are left out.
@@ -26,6 +26,7 @@ def html_of_lines(lines: Iterable[Table | str]) -> str:
 
 
 def _table(table: Table) -> str:
+    # Rich stores a table by columns
     cells_of_columns = [list(column.cells) for column in table.columns]
     rows = list(zip(*cells_of_columns, strict=True))
     parts = ["<table>"]

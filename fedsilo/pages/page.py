@@ -52,7 +52,10 @@ def render_page(
     subtitle: str = "",
     foot: str = "",
 ) -> str:
-    """Render a page; a page of more than two sections gets a table of contents.
+    """Render a template as an HTML page.
+
+    A page of more than two sections gets a table of contents. The same arguments give the same
+    text.
 
     Args:
         template: the name of a template that extends ``base.html``, or such a template.
@@ -82,13 +85,19 @@ def render_page(
 
 
 def is_number(cell: str) -> bool:
-    """Tell whether a cell begins as a number and is aligned right: ``0.81 (0.7 to 0.9)``."""
+    """Tell whether a table's cell is aligned right: it begins as a number, or has no value.
+
+    ``0.81 (0.7 to 0.9)`` and ``< 10`` begin as numbers; empty cells, "-" and "n/a" have no value.
+    """
     return bool(re.match(r"[-+<>]?\s?\d", cell)) or cell in ("", "-", "n/a")
 
 
 @cache
 def environment(package: str = "fedsilo.pages", *, html: bool = True) -> Environment:
-    """Build the environment that renders the templates in the folder of a package."""
+    """Build the Jinja environment of the templates in a package, once for each package.
+
+    ``html`` turns on the escaping of values. An undefined variable is an error.
+    """
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     # A misspelt name in a template is an error, and not an empty text on the page
@@ -104,7 +113,7 @@ def environment(package: str = "fedsilo.pages", *, html: bool = True) -> Environ
 
 
 def write_page(out: Path, page: Callable[[], str], *, overwrite: bool = False) -> Path:
-    """Write a page and return its file.
+    """Build a page and write it to the file ``out``, which is returned.
 
     Args:
         out: the file to write.
@@ -123,7 +132,11 @@ def write_page(out: Path, page: Callable[[], str], *, overwrite: bool = False) -
 
 
 def refuse_twice(paths: Sequence[Path], option: str) -> None:
-    """Raise a SettingError if a file would be written twice; ``option`` sets another name."""
+    """Check that no file of ``paths`` is to be written twice.
+
+    Raises:
+        SettingError: a path is listed twice. The message names the ``option`` that changes it.
+    """
     for path in paths:
         if paths.count(path) > 1:
             raise SettingError(f"{path} would be written twice: give {option} another name")
@@ -134,19 +147,22 @@ BINARY = ("0 (no)", "1 (yes)")  # the groups of a number whose only edge is 0.5
 
 
 def share(value: float | None) -> str:
-    """Return a value, such as a share from 0 to 1, with three decimals; "n/a" for None."""
+    """Format a value, such as a share from 0 to 1, with three decimals; "n/a" for None."""
     if value is None:
         return NONE
     return f"{value:.3f}"
 
 
 def percent(value: float) -> str:
-    """Return a share in percent: ``81.2 %``."""
+    """Format a share from 0 to 1 in percent with one decimal: ``81.2 %``."""
     return f"{100 * value:.1f} %"
 
 
 def with_interval(found: Estimate | None) -> str:
-    """Return a value with its interval: ``0.812 (0.730 to 0.873)``."""
+    """Format a value with its interval: ``0.812 (0.730 to 0.873)``.
+
+    Without an interval only the value is shown, for None "n/a".
+    """
     if found is None:
         return NONE
     value = share(found.value)
@@ -156,19 +172,23 @@ def with_interval(found: Estimate | None) -> str:
 
 
 def at_most(bound: float) -> str:
-    """Return a bound such as epsilon with two decimals, rounded up so that it stays a bound."""
+    """Format a bound such as epsilon with two decimals, rounded up so that it stays a bound."""
+    # Rounded to nearest, the text could be below what was spent
     return f"{math.ceil(100 * bound) / 100:,.2f}"
 
 
 def hide_small_count(count: int | None, floor: int) -> str:
-    """Return a count of patients as text; None is a hidden count, which is below the floor."""
+    """Format a number of patients; None is a hidden one, shown as ``< floor``."""
     if count is None:
         return f"< {floor}"
     return f"{count:,}"
 
 
 def edge_names(edges: Sequence[float]) -> list[str]:
-    """Return the names of the groups between edges: "below 1", "1 to 2", "from 2"."""
+    """Name the groups between ascending edges: "below 1", "1 to 2", "from 2".
+
+    The single edge 0.5 divides 0 and 1, which are named "0 (no)" and "1 (yes)".
+    """
     if list(edges) == [0.5]:
         return list(BINARY)
     names = [f"below {edges[0]:g}"]

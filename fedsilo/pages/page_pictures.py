@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from fedsilo.models.measures.outcome_counts import Bin
 
-_WIDTH = 4.4  # inches, of 72 points: somewhat less than a phone, so that letters can be read
+_WIDTH = 4.4  # inches: somewhat narrower than a phone's screen, so that letters can be read
 _LEGEND_COLUMNS = 2
-_NAME = 24  # characters of a label: longer ones leave the panel no room
+_NAME = 24  # largest number of characters of a label; a longer one leaves the panel no room
 
 
 def curves(
@@ -41,7 +41,7 @@ def curves(
         over: the label of the horizontal axis, if it does not show rounds.
 
     Returns:
-        The text of an ``svg`` element, as from all functions here.
+        The text of an ``svg`` element.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -62,13 +62,16 @@ def estimates(
     label: str,
     points: Mapping[str, Sequence[float]] | None = None,
 ) -> str:
-    """Draw values with their intervals, a row for each name.
+    """Draw values with their intervals as points and error bars, a row for each name.
 
     Args:
         name: the picture's name, unique on its page.
         series: title -> row -> value; the markers of the first series are filled.
         label: the label of the horizontal axis.
         points: row -> further values, such as those of seeds, drawn as small dots.
+
+    Returns:
+        The text of an ``svg`` element.
     """
     from matplotlib.ticker import MaxNLocator
 
@@ -112,7 +115,18 @@ def scatter(
     over: str,
     label: str,
 ) -> str:
-    """Draw points; those of each title have their own colour and marker."""
+    """Draw points (x, y); those with the same title share a colour and a marker.
+
+    Args:
+        name: the picture's name, unique on its page.
+        points: title -> its points.
+        styles: title -> its style.
+        over: the label of the horizontal axis.
+        label: the label of the vertical axis.
+
+    Returns:
+        The text of an ``svg`` element.
+    """
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = _panel(2.9 + 0.2 * (len(points) // _LEGEND_COLUMNS))
@@ -127,9 +141,18 @@ def scatter(
 
 
 def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) -> str:
-    """Draw the share of right answers over certainty, with intervals and numbers of samples.
+    """Draw the share of right answers over certainty: a point with its interval for each bin.
 
-    The diagonal is where a calibrated model's points are, if certainty is confidence.
+    The number of samples is written below each point.
+
+    Args:
+        name: the picture's name, unique on its page.
+        found: the bins, in ascending order of their mean.
+        label: the label of the horizontal axis.
+        diagonal: whether to draw the line of a calibrated model, if certainty is confidence.
+
+    Returns:
+        The text of an ``svg`` element.
     """
     means, shares, values = [], [], []
     for one in found:
@@ -161,7 +184,10 @@ def certainty(name: str, found: Sequence[Bin], label: str, *, diagonal: bool) ->
 
 
 def short_label(name: str) -> str:
-    """Return a name as a picture's label: shortened in its middle, and never read as a formula."""
+    """Return a name as a picture's label: at most 24 characters, and never read as a formula.
+
+    A longer name is shortened in its middle.
+    """
     return literal(abbreviate(name, _NAME, _NAME // 2))
 
 
@@ -179,7 +205,7 @@ def _panel(height: float) -> tuple[Figure, Axes]:
 def _finish_picture(
     figure: Figure, axes: Axes, name: str, over: str, *, legend: bool = False
 ) -> str:
-    """Return a panel as SVG, with ``over`` below its axis and a legend at the bottom."""
+    """Label the horizontal axis with ``over``, add a legend, and return the picture as SVG text."""
     axes.set_xlabel(over, loc="right")  # long names of rows leave no room in the middle
     if legend:
         figure.legend(loc="outside lower center", ncols=_LEGEND_COLUMNS, fontsize="small")
@@ -187,7 +213,10 @@ def _finish_picture(
 
 
 def _reach(estimates: Sequence[Estimate]) -> list[list[float]]:
-    """Return the distances from each value down and up to its interval's ends, for error bars."""
+    """Return matplotlib's lengths of error bars: [distances down, distances up], both (n).
+
+    A value without an interval has lengths of 0.
+    """
     down, up = [], []
     for estimate in estimates:
         interval = estimate.interval or Interval(estimate.value, estimate.value)
@@ -202,10 +231,10 @@ _STYLE = re.compile(r"<defs>\s*<style type=\"text/css\">.*?</style>\s*</defs>", 
 
 
 def svg_of(figure: Figure, name: str) -> str:
-    """Return a figure as the text of one ``svg`` element.
+    """Convert a figure to the text of one ``svg`` element; equal figures give equal bytes.
 
-    Letters stay letters, so that they can be searched and read aloud. All ids begin with
-    ``name``, which is unique on its page, because ids of two pictures must not be the same.
+    Letters stay letters, so that they can be searched and read aloud. All ids begin with ``name``,
+    which is unique on its page, because ids of two pictures must not be the same.
     """
     import matplotlib
 
@@ -213,6 +242,7 @@ def svg_of(figure: Figure, name: str) -> str:
     if plain != name:  # two names may become the same without their other characters
         plain += f"-{hashlib.sha256(name.encode()).hexdigest()[:8]}"
     text = io.StringIO()
+    # Without a salt, matplotlib would draw its ids at random
     with matplotlib.rc_context({"svg.hashsalt": name, "svg.fonttype": "none"}):
         figure.savefig(text, format="svg", metadata=_NO_METADATA)
     svg = text.getvalue()

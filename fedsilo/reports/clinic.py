@@ -46,7 +46,7 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
 
     Args:
         run: the run, without what its pages must not show.
-        examinations: further sections, which needed the sites' data; none by default.
+        examinations: further sections, which were built from the sites' data.
     """
     metrics = final_metrics(run)
     outcomes = {}
@@ -66,7 +66,11 @@ def clinic_data(run: Shown, examinations: Sequence[Examination] = ()) -> dict[st
 
 
 def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
-    """Return a site's test samples by class, hidden ones as None, and their total."""
+    """Return a site's number of test samples by class, and of all classes together.
+
+    A hidden number of a class is None, a hidden or unknown total 0. Sites without the counts have
+    an empty list.
+    """
     if site not in run.silos:
         return [], 0
     facts = run.silos[site]
@@ -74,7 +78,7 @@ def _test_counts(run: Shown, site: str) -> tuple[list[int | None], int]:
 
 
 def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
-    """Build the table and the picture of each site's accuracy over all classes."""
+    """Build the table of accuracy, balanced accuracy and AUC by site, and a picture of accuracy."""
     rows, descriptions = [], []
     drawn: dict[str, Estimate] = {}
     for site, by_name in metrics.items():
@@ -83,6 +87,7 @@ def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
         accuracy = _accuracy(by_name, samples)
         cell = with_interval(accuracy)
         balanced, auc = share(by_name.get("balanced-accuracy")), share(by_name.get("auc"))
+        # Only accuracy has an interval here; the tables by class have those of their metrics
         rows.append([site, size, cell, balanced, auc])
         if accuracy:
             drawn[site] = accuracy
@@ -99,7 +104,10 @@ def _overall(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
 
 
 def _accuracy(metrics: Mapping[str, float], samples: int) -> Estimate | None:
-    """Return a site's accuracy, with an interval if the page may show its number of samples."""
+    """Return a site's accuracy, with its 95 % interval if the number of samples is known.
+
+    ``samples`` is 0 if the page must not show it. Without an accuracy, the answer is None.
+    """
     accuracy = metrics.get("accuracy")
     if accuracy is None:
         return None
@@ -114,7 +122,10 @@ Outcomes = Mapping[str, Sequence["ClassOutcome"]]  # site -> its classes
 
 
 def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
-    """Build tables and pictures by class; none if no site reports a count by class."""
+    """Build a table per site with a row per class, and a picture per class.
+
+    If no site reports counts of right or false predictions by class, there are none.
+    """
     tables = []
     is_reported = False
     for site, by_class in outcomes.items():
@@ -133,6 +144,7 @@ def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dic
     is_hidden = False
     for outcome in by_class:
         cells = outcome.cells()
+        # A note below the table explains "n/a", and only a table with one needs it
         is_hidden |= NONE in cells
         rows.append([outcome.name, *cells])
     samples = _test_counts(run, site)[1]
@@ -144,9 +156,10 @@ def _class_table(run: Shown, site: str, by_class: Sequence[ClassOutcome]) -> dic
 
 
 def _class_pictures(run: str, outcomes: Outcomes) -> Iterator[Picture]:
-    """Yield a picture of sensitivity and specificity for each of the first classes.
+    """Yield a picture of sensitivity and specificity by site for each of the first six classes.
 
-    Of two classes only the second is drawn: the sensitivity of one is the other's specificity.
+    Of two classes only the second is drawn, because the sensitivity of one is the other's
+    specificity. ``run`` is the run's name, with which a picture's name begins.
     """
     names: dict[str, None] = {}
     for by_class in outcomes.values():
@@ -181,12 +194,14 @@ def _drop_missing(by_site: Mapping[str, Estimate | None]) -> dict[str, Estimate]
 
 
 def _certainty(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
-    """Build tables and pictures that show how often the model is right by how sure it is.
+    """Build the tables and diagrams of accuracy by confidence, uncertainty and vacuity.
 
-    Vacuity is drawn only if the network is evidential. Without confidence there is no picture.
+    Bins are summed over all sites, and merged until each has at least as many samples as the floor.
+    Vacuity is drawn only if the network is evidential. Without confidence there is no diagram.
     """
     # Bins with fewer samples than the floor are joined with their neighbours
     sites = metrics.values()
+    # Counts by bin are added over sites, because a single site fills few bins
     confidence = merge_bins(bins(sites, CONFIDENCE), run.floor)
     uncertainty = merge_bins(bins(sites, UNCERTAINTY), run.floor)
     vacuity = merge_bins(bins(sites, CERTAINTY), run.floor)
@@ -244,25 +259,31 @@ class ClassOutcome:
     auc: float | None
 
     def sensitivity(self) -> Estimate | None:
-        """Return the share of the class that is found."""
+        """Return the share of the class's samples that are predicted as the class.
+
+        It is None if it is not reported, or the class has no samples.
+        """
         if self.right is None or not self.samples:
             return None
         return of_share(self.right, self.samples)
 
     def specificity(self) -> Estimate | None:
-        """Return the share of samples of other classes that is not predicted as the class."""
+        """Return the share of the other classes' samples that are not predicted as the class.
+
+        It is None if it is not reported, or other classes have no samples.
+        """
         if self.false is None or not self.others:
             return None
         return of_share(self.others - self.false, self.others)
 
     def area(self) -> Estimate | None:
-        """Return the AUC of the class against all others."""
+        """Return the AUC of the class against all others, with its interval; None if unknown."""
         if self.auc is None:
             return None
         return Estimate(self.auc, of_auc(self.auc, self.samples, self.others))
 
     def cells(self) -> list[str]:
-        """Return the number of samples, sensitivity, specificity and AUC as text."""
+        """Format samples, sensitivity, specificity and AUC as text; "n/a" for a missing one."""
         return [
             f"{self.samples:,}",
             with_interval(self.sensitivity()),
@@ -272,7 +293,10 @@ class ClassOutcome:
 
 
 def final_metrics(run: Shown) -> dict[str, dict[str, float]]:
-    """Return site -> metric -> test metric of the last round, including those by class and bin."""
+    """Return site -> metric -> value on test samples in the last round.
+
+    It includes the counts by class and by bin, but no metrics of a site's own trained model.
+    """
     metrics: dict[str, dict[str, float]] = {}
     for site, by_name in run.last_metrics("test").items():
         metrics[site] = {}
@@ -286,9 +310,7 @@ def final_metrics(run: Shown) -> dict[str, dict[str, float]]:
 def class_outcomes(
     metrics: Mapping[str, float], names: Sequence[str], counts: Sequence[int | None], total: int
 ) -> list[ClassOutcome]:
-    """Return the outcomes of a site's classes whose number of test samples may be shown.
-
-    Classes without test samples are left out, too.
+    """Build the outcomes of a site's classes; classes with no or a hidden number are left out.
 
     Args:
         metrics: the site's metrics from ``final_metrics``.
@@ -297,6 +319,7 @@ def class_outcomes(
         total: the site's test samples of all classes.
     """
     outcomes = []
+    # Metrics are named by the class's number, such as class.1.right
     for label, (name, samples) in enumerate(zip(names, counts, strict=True)):
         if not samples:
             continue
@@ -309,7 +332,7 @@ def class_outcomes(
 
 
 def _count(reported: float | None, most: int) -> int | None:
-    """Return a reported count as a whole number of at most ``most``; None if there is none."""
+    """Round a reported count down to a whole number of at most ``most``; None stays None."""
     if reported is None:
         return None
     # A hospital rounds what it reports, so that a count may exceed its samples

@@ -28,7 +28,10 @@ _NO_LIMITS = ("site", "audit_log")
 
 
 def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
-    """Build the template variables of ``dpo.html``, with a hospital's own log if one is given."""
+    """Build the template variables of ``dpo.html`` for a run.
+
+    ``log`` is a hospital's own audit log, whose lines of the run are summarised, or None.
+    """
     privacy = run.summary["privacy"]
     log_data = None
     if log:
@@ -51,10 +54,14 @@ def dpo_data(run: Shown, log: AuditLog | None) -> dict[str, Any]:
 
 
 def _head(run: Shown, privacy: Mapping[str, Any]) -> dict[str, str]:
-    """Build the result and the main limit for a data protection officer."""
+    """Build ``result`` and ``limit`` of ``head.html`` for a data protection officer.
+
+    Each is a sentence about messages, bytes and epsilon, not about accuracy.
+    """
     sites = format_count(len(run.silos), "hospital")
     messages = format_count(len(run.traffic_rows), "message")
     total = 0
+    # Over the shown bytes, not the true ones, so that the total reveals nothing either
     for by_phase in _sent_bytes(run).values():
         total += sum(by_phase.values())
     sent = bytes_text(total)
@@ -83,7 +90,7 @@ def _limit(run: Shown, spent: str) -> str:
 
 
 def _epsilon(privacy: Mapping[str, Any]) -> str:
-    """Return the epsilon of the site that spent most as text; empty without a guarantee."""
+    """Format the largest epsilon that a site spent; empty without differential privacy."""
     guarantee = privacy["guarantee"]
     if guarantee == NO_PRIVACY:
         return ""
@@ -91,9 +98,10 @@ def _epsilon(privacy: Mapping[str, Any]) -> str:
 
 
 def _bound(run: Shown, most: str) -> str:
-    """Bound the bytes of a hidden site by the largest number of any site.
+    """Format an upper bound on the bytes of a site with hidden counts: "up to" and ``most``.
 
-    With a single site, the bound is its own number.
+    ``most`` is the largest number of any site, as text. A single site's bound would be its own
+    number, so that is "not shown".
     """
     if len(run.silos) > 1:
         return f"up to {most}"
@@ -101,10 +109,11 @@ def _bound(run: Shown, most: str) -> str:
 
 
 def _sent_bytes(run: Shown) -> dict[str, dict[str, int]]:
-    """Return site -> phase -> bytes sent; for a site with hidden counts, the most of any site.
+    """Return site -> phase -> bytes sent, sorted by site.
 
     A reply has metrics only for classes with enough samples, so its bytes would reveal how many
-    classes have too few.
+    classes have too few. A site with hidden counts therefore has the largest number of any site in
+    each phase.
     """
     sent: dict[str, Counter[str]] = {}
     for row in run.traffic_rows:
@@ -121,7 +130,10 @@ def _sent_bytes(run: Shown) -> dict[str, dict[str, int]]:
 
 
 def _bytes(run: Shown) -> dict[str, Any]:
-    """Build the table of bytes: a row per site, a column per phase."""
+    """Build the table of bytes: a row per site, with its messages and the bytes sent by phase.
+
+    The last columns are all bytes sent and received.
+    """
     received, messages = Counter[str](), Counter[str]()
     phases: dict[str, None] = {}
     for row in run.traffic_rows:
@@ -152,9 +164,10 @@ def _sent_cell(run: Shown, number: int, hidden: bool) -> str:
 
 
 def _measurements(run: Shown) -> dict[str, Any]:
-    """Build the table that counts the metrics sent: a row per kind of metric, a column per site.
+    """Build the table of the number of metrics sent: a row per kind of metric, a column per site.
 
-    A site with hidden counts sends fewer metrics by class, so its cell has the most of any site.
+    A site with hidden counts sends fewer metrics by class, so its cell has "up to" the most of any
+    site. With a single site, such a row is left out.
     """
     measured = Counter[tuple[str, str]]()
     sites, names = set(), set()
@@ -169,6 +182,7 @@ def _measurements(run: Shown) -> dict[str, Any]:
         by_class = rests_on_classes(name)
         if by_class and hiding and len(run.silos) == 1:
             continue  # the most of any site would be the site's own number
+        # An upper bound for hiding sites; other sites show their own number
         most = max(measured[site, name] for site in sites)
         cells = [name]
         for site in sorted(sites):
@@ -181,25 +195,32 @@ def _measurements(run: Shown) -> dict[str, Any]:
 
 
 def _arrays(run: Shown) -> list[list[str]] | None:
-    """Return a row per kind of array of the final model, or None if the server holds no model."""
+    """Build a row per kind of array in the final model: number of arrays, values, and bytes.
+
+    It is None if the run has no model of the server.
+    """
     path = run.path / "model.safetensors"
     if not path.is_file():
         return None
     arrays, _ = load_state(path)
     counts, values = Counter[str](), Counter[str]()
     for name, array in arrays.items():
+        # The kinds are those of the audit log, so that an officer can compare both
         (kind,) = group_names([f"{ARRAYS}/{name}"])
         counts[kind] += 1
         values[kind] += int(np.size(array))
     rows = []
     for kind in sorted(counts):
-        size = bytes_text(4 * values[kind])  # float32
+        size = bytes_text(4 * values[kind])  # a float32 value has 4 bytes
         rows.append([kind, str(counts[kind]), f"{values[kind]:,}", size])
     return rows
 
 
 def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
-    """Build the variables about a guarantee of differential privacy, or None without one."""
+    """Build the facts of a differential privacy guarantee, and the epsilon of each site.
+
+    It is None if the run has no guarantee.
+    """
     if guarantee == NO_PRIVACY:
         return None
     facts = [("epsilon", f"{at_most(guarantee['epsilon'])}, of the site that spent most")]
@@ -214,13 +235,17 @@ def _guarantee(guarantee: Any) -> Mapping[str, Any] | None:
 
 
 def site_file_data(file: SiteFile) -> dict[str, Any]:
-    """Build the template variables of ``dpo.html`` for a hospital's own site file."""
+    """Build the template variables of ``dpo.html`` for a hospital's own site file.
+
+    They list what the hospital allows, and each limit with its value, origin and meaning.
+    """
     lists = []
     for name in _LISTS:
         lists.append((key_of(name), ", ".join(getattr(file, name)) or "nothing"))
     rules = rules_of(SiteFile)
     limits = []
     for name, key in keys_of(SiteFile).items():
+        # The lists above have no rule, and the site's name and log limit nothing
         if key in rules and name not in _NO_LIMITS:
             origin = "default"
             if key in file.given:
@@ -231,7 +256,11 @@ def site_file_data(file: SiteFile) -> dict[str, Any]:
 
 
 def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
-    """Build the variables about the lines of a hospital's audit log that belong to the run."""
+    """Summarise the audit log's lines about the run: times, outcomes, bytes, and records.
+
+    Raises:
+        DataError: the log has no line about the run.
+    """
     lines = log.of_run(str(run.settings.common.run_name))
     outcomes = Counter[str]()
     sent = received = 0
@@ -256,7 +285,7 @@ def _log(run: Shown, log: AuditLog) -> dict[str, Any]:
 
 
 def _record_rows(lines: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """Return a row for each site, kind of message and record: messages that had it, entries."""
+    """Build a row per site, kind of message and record: number of messages, number of entries."""
     messages, entries = Counter[tuple[str, str, str]](), Counter[tuple[str, str, str]]()
     for line in lines:
         for record, count in line["records"].items():

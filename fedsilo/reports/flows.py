@@ -14,9 +14,9 @@ from fedsilo.core.settings.common_settings import NOBODY, SERVER, SUMS
 from fedsilo.pages.page import Picture, environment
 from fedsilo.server_app.records.summary import ALWAYS_LEAVES, BY_TRUST
 
-_WORDS = 25  # most words in a sentence
-_START = 30  # characters by which a sentence is known, also one of an earlier version
-_OUTSIDE = r"(?![^(]*\))"  # brackets
+_WORDS = 25  # largest number of words in a sentence
+_START = 30  # first characters that identify a sentence, even if an earlier version wrote it
+_OUTSIDE = r"(?![^(]*\))"  # a position that is not within brackets
 _STOPS = re.compile(rf"; {_OUTSIDE}|(?<=[a-z)])\. ")
 _BREAKS = re.compile(rf"(?<=[;:,.]) (?=\S){_OUTSIDE}")
 
@@ -29,16 +29,17 @@ def _texts() -> Mapping[str, Any]:
 
 
 def sentences(level: str, leaves: Sequence[str]) -> dict[str, list[str]]:
-    """Describe the data that leave a site at the start, in replies, at the end, by the method.
+    """Describe the data that leave a site: heading of a list -> its sentences.
 
     Args:
         level: the level of trust.
-        leaves: the sentences of ``privacy.json``; only those of the method itself are used, because
+        leaves: the sentences of ``privacy.json``; only those about the method are used, because
             this page has shorter ones for all others.
     """
     general = list(ALWAYS_LEAVES)
     for said in BY_TRUST.values():
         general += said
+    # Compared by their beginnings, because a run of an earlier version has other endings
     beginnings = tuple(text[:_START] for text in general)
     by_method: list[str] = []
     for text in leaves:
@@ -55,7 +56,10 @@ def sentences(level: str, leaves: Sequence[str]) -> dict[str, list[str]]:
 
 
 def shortened(text: str) -> Iterator[str]:
-    """Yield a text as sentences of at most 25 words, cut at its own stops."""
+    """Yield a text as sentences of at most 25 words, each with a capital letter and a full stop.
+
+    It is cut at semicolons and full stops; a longer part is cut at other punctuation marks.
+    """
     for part in _STOPS.split(text):
         if not part:
             continue
@@ -64,7 +68,11 @@ def shortened(text: str) -> Iterator[str]:
 
 
 def _cut(text: str) -> Iterator[str]:
-    """Cut a sentence in two at the comma nearest to its middle until each part is short enough."""
+    """Yield the parts of a sentence, each of at most 25 words.
+
+    A longer sentence is cut after the punctuation mark nearest to its middle, and its parts again.
+    Marks within brackets do not count. Without a mark it is cut after 25 words.
+    """
     words = text.split()
     if len(words) <= _WORDS:
         yield text
@@ -73,12 +81,13 @@ def _cut(text: str) -> Iterator[str]:
     if not places:  # a text without a comma is cut after the last word that fits
         places = [_WORDS]
     middle = min(places, key=lambda place: abs(place - len(words) / 2))
+    # Each half may still be too long
     for half in (words[:middle], words[middle:]):
         yield from _cut(" ".join(half))
 
 
 def picture(level: str, sites: int, epsilon: str) -> Picture:
-    """Draw the data that flow between hospitals, server and readers of the model.
+    """Draw the data flow between hospitals, server and the model's users at a level of trust.
 
     Args:
         level: the level of trust.

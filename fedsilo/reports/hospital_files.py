@@ -28,11 +28,12 @@ class AuditLog:
     torn: int  # the number of lines that are cut short
 
     def of_run(self, run_name: str) -> list[Mapping[str, Any]]:
-        """Return the lines of a run.
+        """Return the lines about the run with this name.
 
         Raises:
-            DataError: there is none; names the runs that the log has.
+            DataError: there are none. The message names the runs in the log.
         """
+        # One log has the messages of all runs in which the hospital took part
         found = [line for line in self.lines if line["run"] == run_name]
         if not found:
             runs = dict.fromkeys(str(line["run"]) for line in self.lines)
@@ -44,17 +45,17 @@ class AuditLog:
 
 
 def read_audit_log(path: Path) -> AuditLog:
-    """Read a hospital's audit log.
+    """Read a hospital's audit log; lines that are cut short are only counted.
 
     Raises:
-        DataError: it cannot be read, or a complete line does not belong to an audit log.
+        DataError: the file cannot be read, has no line of an audit log, or has another line.
     """
     lines, torn = [], 0
     for number, text in enumerate(_text(path, "audit log").splitlines(), 1):
         try:
             line = json.loads(text)
         except (ValueError, RecursionError):
-            torn += 1  # a line that is cut short, or lists within lists without end
+            torn += 1  # a line that is cut short, or nested too deeply
             continue
         if not _is_log_line(line):
             raise DataError(
@@ -67,10 +68,11 @@ def read_audit_log(path: Path) -> AuditLog:
 
 
 def _is_log_line(line: Any) -> bool:
-    """Tell whether a line has every key of an audit log's line, with values of the right types."""
+    """Tell whether parsed JSON has every key of an audit log's line, with values of its types."""
     if not isinstance(line, dict):
         return False
     for key, kind in _KEYS.items():
+        # A missing key gives None, which is of no type in the table
         if not isinstance(line.get(key), kind):
             return False
     return all(isinstance(count, int) for count in line["records"].values())
@@ -80,7 +82,7 @@ def read_own_site_file(path: Path) -> SiteFile:
     """Read a hospital's site file.
 
     Raises:
-        DataError: it cannot be read or used.
+        DataError: the file cannot be read, or its content is not a valid site file.
     """
     try:
         return parse_site_file(_text(path, "site file"))

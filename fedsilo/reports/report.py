@@ -18,7 +18,7 @@ _TITLES = {
     "dpo": "What left the hospitals, for data protection",
 }
 READERS = tuple(_TITLES)
-_NAMED = 4  # runs that the subtitle names
+_NAMED = 4  # largest number of runs that the subtitle names
 
 Examine = Callable[[Shown], Sequence[Examination]]
 
@@ -53,6 +53,7 @@ def report(
         foot = f"{TITLE}. {WARNING}"
     else:
         data = _dpo_page(runs, audit_log, site_file)
+    # A page of many runs names the first ones, because the subtitle is one line
     subtitle = f"Run: {runs[0].name}"
     if len(runs) > 1:
         subtitle = f"Runs: {', '.join(run.name for run in runs[:_NAMED])}"
@@ -62,7 +63,10 @@ def report(
 
 
 def _clinic_page(runs: Sequence[Shown], examine: Examine | None) -> dict[str, Any]:
-    """Build the variables of ``clinic.html`` for all runs."""
+    """Build the variables of ``clinic.html``, with a section for each run.
+
+    ``examine`` adds sections that need the sites' data; None for none.
+    """
     sections = []
     for run in runs:
         examinations: Sequence[Examination] = ()
@@ -75,7 +79,10 @@ def _clinic_page(runs: Sequence[Shown], examine: Examine | None) -> dict[str, An
 def _dpo_page(
     runs: Sequence[Shown], audit_log: Path | None, site_file: Path | None
 ) -> dict[str, Any]:
-    """Build the variables of ``dpo.html`` for all runs, with the hospital's own files."""
+    """Build the variables of ``dpo.html``, with a section for each run.
+
+    The hospital's audit log and site file are read if they are named.
+    """
     log = own_file = None
     if audit_log:
         log = read_audit_log(audit_log)
@@ -88,7 +95,7 @@ def _dpo_page(
 
 
 def _prefix(run: Shown, runs: Sequence[Shown]) -> str:
-    """Return the text before a run's headings: with several runs on the page, the run's name."""
+    """Return the text before a run's headings: its name, or nothing if it is the only run."""
     if len(runs) == 1:
         return ""
     return f"{run.name}: "

@@ -29,13 +29,16 @@ from fedsilo.reports.run_facts import experiments_of, head_of, taking_part, valu
 from fedsilo.runs.finished_run import Shown
 from fedsilo.server_app.records.progress import bytes_text
 
-_NAMED = 6  # lines whose last value the description of a picture has; the table has all
+_NAMED = 6  # lines whose last value is in a picture's description; the table has all
 
 Line = dict[int, float]  # round -> value
 
 
 def research_data(runs: Runs) -> dict[str, Any]:
-    """Build the template variables of ``research.html`` for one run, or several to compare."""
+    """Build the template variables of ``research.html`` for one run, or several to compare.
+
+    The metrics are those of test samples; if no run has any, those of validation samples.
+    """
     first = runs[0]
     several = len(runs) > 1
     # Without test samples at any site, the page is about the validation samples
@@ -60,6 +63,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
         withheld |= set(run.withheld)
         pooled |= run.trust == SUMS
         published |= bool(run.paper.numbers)
+        # The page describes the sites of the first run only, so it names the runs that differ
         if run.silos != first.silos:
             other_sites.append(run.name)
         rows.append(_row(run))
@@ -85,7 +89,7 @@ def research_data(runs: Runs) -> dict[str, Any]:
 
 
 def _went_wrong(runs: Runs) -> dict[str, Any]:
-    """Build the variables about failures, early stops and operations that are not deterministic."""
+    """List the runs with failed sites, an early stop, or operations that may not repeat exactly."""
     failed, early, unrepeatable = [], [], []
     for run in runs:
         if run.summary["failures"]:
@@ -111,15 +115,17 @@ def _row(run: Shown) -> list[str]:
 
 
 def _settings(runs: Runs) -> dict[str, Any]:
-    """List the settings that differ between experiments, and the other ones that were changed.
+    """List the settings that differ between runs, and those that all runs changed alike.
 
-    A setting that is the same in all runs is listed only if it is not the default.
+    A setting with the same value in all runs is listed only if it is not the default. A seed that
+    differs is not listed.
     """
     decisive, keys, software = [], dict[str, None](), dict[str, None]()
     for run in runs:
         decisive.append(run.settings.decisive())
         keys |= dict.fromkeys(run.settings.decisive())
         software[_software(run)] = None
+    # One column per experiment: its runs differ only in the seed
     by_experiment = experiments_of(runs)
     # Settings of other methods than the first run's always differ, so their defaults do not matter
     usual = defaults(CommonSettings) | defaults(settings_class(str(runs[0].summary["method"])))
@@ -142,7 +148,7 @@ def _settings(runs: Runs) -> dict[str, Any]:
 
 
 def _values(runs: Iterable[Shown], key: str) -> str:
-    """Return the values that a setting has in the runs of an experiment, each once."""
+    """Format the values of a setting in the runs of an experiment, each once."""
     texts: dict[str, None] = {}
     for run in runs:
         texts[_setting_text(run.settings.decisive().get(key))] = None
@@ -168,7 +174,10 @@ def _software(run: Shown) -> str:
 
 
 def _draw_curves(runs: Runs, split: str) -> list[Picture]:
-    """Draw a picture for each metric that a run has; a line has the same style in all of them."""
+    """Draw a picture by round for each metric of ``CURVES`` that a run has.
+
+    A line has the same style in all pictures.
+    """
     drawn: dict[str, dict[str, Line]] = {}
     names: dict[str, None] = {}
     # Styles are chosen for the names of all pictures, or a line's colour would change between them
@@ -201,7 +210,10 @@ def _describe_lines(lines: Mapping[str, Line], label: str) -> str:
 
 
 def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
-    """Return the lines of a metric: of one run by distribution, of several by experiment."""
+    """Return the lines of a metric, title -> round -> value.
+
+    A single run has a line per distribution, several runs have a line per experiment.
+    """
     if len(runs) > 1:
         return _experiment_lines(runs, metric, split)
     run = runs[0]
@@ -212,8 +224,8 @@ def _lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
 def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
     """Return experiment -> round -> mean of a metric over the experiment's runs.
 
-    The value of a run is the mean over the sites whose metric every run shows in every round.
-    Otherwise a line would jump only because a site was away.
+    The value of a run is the mean over the sites whose metric every run on the data set has in
+    every round. Otherwise a line would jump only because a site was away.
     """
     values_of, measured = [], []
     for run in runs:
@@ -224,6 +236,7 @@ def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
     lines: dict[str, dict[int, list[float]]] = {}
     for run, by_round, metrics in zip(runs, values_of, shared_metrics(runs, measured), strict=True):
         line = lines.setdefault(run.experiment, {})
+        # shared_metrics empties a site that another run lacks
         sites = [site for site, remaining in metrics.items() if remaining]
         if not sites:
             continue
@@ -237,7 +250,7 @@ def _experiment_lines(runs: Runs, metric: str, split: str) -> dict[str, Line]:
 
 
 def _values_by_round(run: Shown, metric: str, split: str) -> dict[int, dict[str, float]]:
-    """Return round -> site -> value of a metric on a split."""
+    """Return round -> site -> value of ``metric`` on the samples of ``split``."""
     by_round: dict[int, dict[str, float]] = {}
     for row in run.metric_rows:
         if row["split"] == split and row["metric"] == metric:
@@ -252,7 +265,11 @@ def _sites_of_every_round(by_round: Mapping[int, Mapping[str, float]]) -> set[st
 
 
 def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
-    """Yield a table of the last round's metrics for each experiment that has one."""
+    """Yield a table of the headline metrics in the last round for each experiment that has any.
+
+    Its rows are sites or groups of sites. With several seeds, cells are mean ± standard deviation;
+    a note names the sites that a mean leaves out.
+    """
     for experiment, summaries in experiments.items():
         data = next(iter(summaries.values()))["dataset"]
         results = experiment_results(experiment, summaries, data_set(str(data)).headline)
@@ -262,6 +279,7 @@ def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
         seeds = "one seed"
         if len(summaries) > 1:
             seeds = f"mean ± sd over {len(summaries)} seeds"
+        # Only metrics that some group has get a column
         metrics = list(spreads["metric"].unique())
         titles = dict(zip(metrics, metrics, strict=True))
         in_paper = spreads.loc[spreads["published"].notna(), "metric"]
@@ -278,6 +296,7 @@ def _final_tables(experiments: Summaries) -> Iterator[dict[str, Any]]:
 
 def _cost(run: Shown) -> list[str]:
     summary = run.summary
+    # Each reply has its steps and samples, or 0 from a site that does not report them
     steps = samples = 0
     for row in run.traffic_rows:
         steps += int(row["steps"])

@@ -19,8 +19,8 @@ from fedsilo.pages.page_pictures import estimates, scatter
 from fedsilo.reports.run_facts import experiments_of, facts
 from fedsilo.runs.finished_run import Shown, same_split
 
-_PAIRS = 15  # most pairs of experiments whose differences are drawn
-_CHANCE = 0.05  # smallest p of a difference that may be chance
+_PAIRS = 15  # largest number of pairs of experiments whose differences are drawn
+_CHANCE = 0.05  # a difference with a p value from here on may be chance
 _UNBOUNDED = ("loss", "entropy", "perplexity")  # all other metrics are at most 1
 
 # The template variables of a page with one experiment
@@ -40,7 +40,7 @@ BySeed = Mapping[int, float]
 
 
 def comparison_data(runs: Runs, summaries: Summaries, split: str) -> dict[str, Any]:
-    """Build the template variables for the comparison of two experiments or more.
+    """Build the template variables that compare two experiments or more.
 
     Experiments on several data sets are named, but not compared.
 
@@ -54,6 +54,7 @@ def comparison_data(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
     data_sets = {str(run.summary["dataset"]) for run in runs}
     compared: list[dict[str, Any]] = []
     cost_pictures: list[Picture] = []
+    # Metrics of different data sets have no common scale
     if len(data_sets) == 1:
         metrics = _headline(runs)
         compared = _compare_runs(metrics, summaries, split)
@@ -81,7 +82,7 @@ def _headline(runs: Runs) -> Sequence[str]:
 
 
 def _compare_runs(metrics: Sequence[str], summaries: Summaries, split: str) -> list[dict[str, Any]]:
-    """Compare the experiments by each metric that more than one of them has."""
+    """Compare the experiments by each metric that at least two of them have."""
     compared = []
     for metric in metrics:
         samples = _known_values(summaries, metric)
@@ -92,7 +93,10 @@ def _compare_runs(metrics: Sequence[str], summaries: Summaries, split: str) -> l
 
 
 def _known_values(summaries: Summaries, metric: str) -> dict[str, dict[int, float]]:
-    """Return a metric's mean over sites, experiment -> seed -> mean, of experiments with one."""
+    """Return experiment -> seed -> mean of ``metric`` over sites.
+
+    Experiments without a value are left out.
+    """
     known = {}
     for name, by_seed in values_by_seed(summaries, metric).items():
         if by_seed:
@@ -101,16 +105,16 @@ def _known_values(summaries: Summaries, metric: str) -> dict[str, dict[int, floa
 
 
 def _over_sites(summaries: Summaries, metric: str) -> str:
-    """Describe over which sites the means of all experiments are, see ``over_sites``."""
+    """Describe the sites that the means of all experiments are over, as ``over_sites`` does."""
     return over_sites(chain(*(by_seed.values() for by_seed in summaries.values())), metric)
 
 
 def _comparison(
     metric: str, label: str, samples: Mapping[str, BySeed], split: str
 ) -> dict[str, Any]:
-    """Build the picture, tables and tests of one metric.
+    """Build the picture, the tables and the tests of one metric.
 
-    Tests are paired by seed if every experiment has the same seeds.
+    Tests compare seed by seed if every experiment has the same seeds.
 
     Args:
         metric: the metric's name.
@@ -127,6 +131,7 @@ def _comparison(
         descriptions.append(f"{name}: {cell}")
     svg = estimates(f"compared-{metric}", {"mean": centres}, label, points)
     alt = f"{label}. {'; '.join(descriptions)}."
+    # Unequal seeds leave no pairs, so the tests then treat the experiments as independent
     tested = significance(metric, samples, _has_same_seeds(samples))
     return {
         "name": metric,
@@ -141,7 +146,7 @@ def _comparison(
 
 
 def _reason_for_no_test(tested: Tested) -> str:
-    """Explain why there is no p at all; empty if there is one."""
+    """Explain why no test has a p value; empty if one has."""
     # A pair may have a p although the analysis of variance has none, for example if a third
     # experiment has a single seed
     for outcome in (tested.anova, *tested.pairs.values()):
@@ -151,7 +156,10 @@ def _reason_for_no_test(tested: Tested) -> str:
 
 
 def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> Estimate:
-    """Return the mean of a metric over seeds; its interval is clipped to the metric's range."""
+    """Return the mean over seeds with its 95 % t interval, clipped to the metric's range.
+
+    The range is 0 to 1, without an upper limit for losses; a ``difference`` may also be negative.
+    """
     most = 1.0
     if metric in _UNBOUNDED:
         most = math.inf
@@ -162,7 +170,10 @@ def _mean(metric: str, values: Sequence[float], *, difference: bool = False) -> 
 
 
 def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) -> list[Picture]:
-    """Draw the differences by seed of each two experiments that have two seeds in common."""
+    """Draw the differences by seed for each pair of experiments with two or more common seeds.
+
+    At most 15 pairs are drawn; without a pair, the list is empty.
+    """
     points: dict[str, list[float]] = {}
     for earlier, later in itertools.combinations(samples, 2):
         seeds = sorted(samples[earlier].keys() & samples[later].keys())
@@ -183,14 +194,15 @@ def _draw_differences(metric: str, samples: Mapping[str, BySeed], split: str) ->
 
 
 def _draw_cost(metric: str, summaries: Summaries, split: str) -> list[Picture]:
-    """Draw a metric over the bytes of a run, with a point for each run.
+    """Draw a metric over the bytes sent and received, with a point for each run.
 
-    Without values of two experiments there is no picture.
+    If fewer than two experiments have the metric, the list is empty.
     """
     points: dict[str, list[tuple[float, float]]] = {}
     for experiment, by_seed in summaries.items():
         for summary in by_seed.values():
             value = summary["mean"].get(metric)
+            # A run without the metric has no point, but the experiment may have others
             if value is not None:
                 megabytes = (summary["bytes"]["up"] + summary["bytes"]["down"]) / 1e6
                 points.setdefault(experiment, []).append((megabytes, value))
@@ -208,7 +220,10 @@ def _draw_cost(metric: str, summaries: Summaries, split: str) -> list[Picture]:
 
 
 def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, Any]:
-    """Build the template variables of ``head.html`` in which several runs differ from one."""
+    """Build the facts, the result and the limit of several runs for ``head.html``.
+
+    They replace those of a single run. Facts that differ between the runs are left out.
+    """
     methods: dict[str, None] = {}
     for run in runs:
         methods[f"{run.summary['title']} ({run.summary['method']})"] = None
@@ -226,9 +241,9 @@ def comparison_head(runs: Runs, summaries: Summaries, split: str) -> dict[str, A
 
 
 def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
-    """Name the experiment with the highest mean of the first headline metric, and the next one.
+    """Name the experiments with the highest and the next mean of the first headline metric.
 
-    It is called the best only if a test tells the two apart, by the p that the page has for them.
+    The first is called the highest only if the p value of the pair is below 0.05, or there is none.
     """
     data = runs[0].summary["dataset"]
     if any(run.summary["dataset"] != data for run in runs):
@@ -237,6 +252,7 @@ def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
     samples = _known_values(summaries, metric)
     means = {}
     for name, by_seed in samples.items():
+        # The same means and intervals as in the table of this metric
         means[name] = _mean(metric, list(by_seed.values()))
     if not means:
         return f"No run has a {split} {metric} that may be shown."
@@ -260,7 +276,7 @@ def _best_experiment(runs: Runs, summaries: Summaries, split: str) -> str:
 
 
 def _unequal_budgets(experiments: Mapping[str, Mapping[int, Shown]]) -> list[str]:
-    """Return, per experiment, how its budget differs from the first one's."""
+    """Return a line for each experiment whose budget differs from the first: all differences."""
     budgets = {}
     for name, by_seed in experiments.items():
         runs = list(by_seed.values())

@@ -23,10 +23,10 @@ _MANY_CLASSES = 8  # a table of more columns cannot be read
 
 
 def reported_runs(folders: Sequence[Path]) -> list[Shown]:
-    """Open the runs in ``folders`` and directly below them, each once, as pages may show them.
+    """Open the finished runs in ``folders`` and directly below them, as pages may show them.
 
-    Each run gets a name that is unique on the page, with no more of its path than that needs. Runs
-    that differ only in their seed share an experiment.
+    A run that is found twice is opened once. Its name is unique on the page, with no more of its
+    path than that needs. Runs of one name that differ only in their seed share an experiment.
 
     Raises:
         RunDirectoryError: a folder has no run, or a run has not ended.
@@ -40,6 +40,7 @@ def reported_runs(folders: Sequence[Path]) -> list[Shown]:
     # A single run needs no path to be distinguished from others
     if len(runs) == 1:
         return [run.shown() for run in runs.values()]
+    # The folder's name without its seed groups the runs of one experiment
     same_name: dict[str, list[FinishedRun]] = {}
     for run in runs.values():
         same_name.setdefault(run.experiment, []).append(run)
@@ -54,7 +55,11 @@ def reported_runs(folders: Sequence[Path]) -> list[Shown]:
 
 
 def _run_directories(folder: Path) -> list[Path]:
-    """Return the folder and those directly in it that are run directories, at least one."""
+    """Return the run directories among a folder and the folders directly in it, sorted.
+
+    Raises:
+        RunDirectoryError: there are none.
+    """
     candidates = [folder]
     if folder.is_dir():
         candidates += sorted(folder.iterdir())
@@ -70,7 +75,7 @@ def _run_directories(folder: Path) -> list[Path]:
 
 
 def experiments_of(runs: Sequence[Shown]) -> dict[str, dict[int, Shown]]:
-    """Return experiment -> seed -> run."""
+    """Return experiment -> seed -> run; of runs with the same seed, the last."""
     experiments: dict[str, dict[int, Shown]] = {}
     for run in runs:
         experiments.setdefault(run.experiment, {})[run.summary["seed"]] = run
@@ -78,8 +83,12 @@ def experiments_of(runs: Sequence[Shown]) -> dict[str, dict[int, Shown]]:
 
 
 def _unique_names(paths: Sequence[Path]) -> list[str]:
-    """Return the folders' names, with as many parents as make them unique."""
+    """Return a unique name for each folder: its own name, and parents if several share it.
+
+    All names have the same number of parents.
+    """
     deepest = max(len(path.parts) for path in paths)
+    # One more parent for all names, until no two are equal
     for depth in range(1, deepest):
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if len(set(names)) == len(names):
@@ -88,7 +97,7 @@ def _unique_names(paths: Sequence[Path]) -> list[str]:
 
 
 def _differ_by_seed(runs: Sequence[FinishedRun]) -> bool:
-    """Tell whether runs of one name have the same settings except for a seed that occurs once."""
+    """Tell whether the runs have different seeds, and otherwise the same settings."""
     first = _settings_without_seeds(runs[0])
     seeds = set()
     for run in runs:
@@ -113,7 +122,10 @@ def value_text(value: Value) -> str:
 
 
 def taking_part(run: Shown) -> dict[str, Any]:
-    """Build the template variables of ``sites.html`` for a run."""
+    """Build the template variables of ``sites.html``: sample counts and failures of a run's sites.
+
+    Counts below the run's floor are hidden.
+    """
     splits, columns = [], []
     for split in _SPLIT_NAMES:
         if any(facts["sizes"].get(split) for facts in run.silos.values()):
@@ -154,7 +166,7 @@ def taking_part(run: Shown) -> dict[str, Any]:
 
 
 def _hide_small(counts: Sequence[int | None], floor: int) -> list[str]:
-    """Return a site's counts of samples as text; None is a hidden one, which is below the floor."""
+    """Format a site's counts; a hidden one, which is None, as below the ``floor``."""
     return [hide_small_count(count, floor) for count in counts]
 
 
@@ -178,7 +190,7 @@ def head_of(run: Shown) -> dict[str, Any]:
 
 
 def facts(run: Shown) -> list[tuple[str, str]]:
-    """Return the facts of a run, such as its method and rounds, as pairs (name, value)."""
+    """Return facts on a run as pairs (name, text), from its classes and data to its version."""
     summary = run.summary
     classes = ", ".join(run.class_names()) or "classes without names"
     hospitals = str(len(run.silos))
@@ -205,15 +217,16 @@ def facts(run: Shown) -> list[tuple[str, str]]:
 
 
 def _fingerprints(run: Shown) -> str:
-    """Return the first digits of a SHA-256 over the digests of a site's splits, for each site.
+    """Format a short digest of each site's data: 12 digits of a SHA-256 over its splits.
 
-    By them somebody can check that two runs had the same data.
+    Two runs with equal digests had the same data. The text is empty if no site reports any.
     """
     texts = []
     for site, known in run.silos.items():
         of_splits = known["fingerprints"]
         if of_splits:
             joined = ""
+            # Sorted, because the order in the file says nothing about the data
             for split in sorted(of_splits):
                 joined += f"{split}{of_splits[split]}"
             digest = hashlib.sha256(joined.encode()).hexdigest()
@@ -234,9 +247,10 @@ def _data(name: str) -> str:
 
 
 def result(run: Shown, site: str | None = None) -> str:
-    """Return the result in one sentence, with its interval if the page may show the counts.
+    """Summarise the accuracy on test samples in one sentence.
 
-    The result is for the own model of ``site``; without a site, for the test samples of all sites.
+    It has a 95 % interval if the page may show sample counts. It is about the own model of
+    ``site``, or about all sites together if ``site`` is None.
     """
     tested = _count_tested(run, site)
     if tested:
@@ -253,12 +267,15 @@ def result(run: Shown, site: str | None = None) -> str:
 
 
 def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]]) -> str:
-    """Return the result over all samples of ``tested``: site -> test samples and accuracy."""
+    """Summarise the accuracy over the test samples of all sites together, with its interval.
+
+    ``tested`` maps a site to its number of test samples and its accuracy.
+    """
     samples = right = 0
     for n, accuracy in tested.values():
         samples += n
         right += round(accuracy * n)
-    right = min(max(right, 0), samples)  # noise of hospitals may lead out of the range
+    right = min(max(right, 0), samples)  # the hospitals' noise may move it out of the range
     interval = wilson(right, samples)
     noise = ""
     if run.trust == NOBODY:
@@ -274,21 +291,25 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]]) -> st
 
 
 def _count_tested(run: Shown, only: str | None) -> dict[str, tuple[int, float]]:
-    """Return site -> number of test samples and accuracy, for each site that shows both.
+    """Return site -> (number of test samples, accuracy), for sites that show both numbers.
 
-    With ``only``, all other sites are left out.
+    ``only`` names a single site to return; None for all.
     """
     tested = {}
     for site, known in run.silos.items():
         samples = known["sizes"].get("test")
         accuracy = run.summary["sites"].get(site, {}).get("accuracy")
+        # A hidden number of samples is None, and a site without test samples has 0
         if only in (None, site) and samples and accuracy is not None:
             tested[site] = (samples, accuracy)
     return tested
 
 
 def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
-    """Return the accuracy of always predicting one class at these sites, if it may be shown."""
+    """Describe the accuracy of always predicting these sites' most frequent class.
+
+    The text is empty if label counts are hidden, have noise, or are not reported.
+    """
     if run.trust == NOBODY:  # label counts have noise
         return ""
     counts = []
@@ -305,9 +326,10 @@ def _beside_guessing(run: Shown, sites: Sequence[str]) -> str:
 
 
 def limit(run: Shown, site: str | None = None) -> str:
-    """Return the main limit of ``result`` in one sentence.
+    """Describe the main limit of ``result`` in one sentence.
 
-    If sites measured the model, it is the interval at the site with the fewest test samples.
+    It is the first that applies: made-up data, a trust level that hides metrics of single sites, no
+    test, or the interval at the site with the fewest test samples.
     """
     if data_set(str(run.summary["dataset"])).origin == "made-up":
         return "The data are made up: the result says nothing about patients."
@@ -320,6 +342,7 @@ def limit(run: Shown, site: str | None = None) -> str:
     start = "It was measured only at the hospitals that trained it"
     if not tested:
         return f"{start}, on too few {run.noun(2)} to show a metric of one hospital."
+    # Fewest test samples means the widest interval
     smallest = min(tested, key=lambda name: tested[name][0])
     samples, accuracy = tested[smallest]
     interval = wilson(round(accuracy * samples), samples)

@@ -28,7 +28,6 @@ from fedsilo.deployment.doctor.hospital_checks import HospitalRequest, ready
 from fedsilo.deployment.doctor.site import SiteSetup
 from fedsilo.deployment.hospital_keys import mark_keys
 from fedsilo.deployment.kit import AUTHORITY, KEY, KitError, make_kit, read_kit
-from fedsilo.deployment.rules import RuleOptions
 from fedsilo.server_app.config.settings import resolve
 from fedsilo.strategies.loop.secure_round import SecureSum
 from fedsilo.strategies.wire.secure_keys import SECURE
@@ -81,7 +80,7 @@ def _agree(sentences: Sequence[str]) -> None:
 
 def _start(path: Path, trust: str, confirm: Callable[[Sequence[str]], None] = _agree) -> SiteSetup:
     more = ["max-epsilon=3.0"] if trust == "nobody" else []
-    request = HospitalRequest(path, rules=RuleOptions(trust, more=more), node_config=CPU)
+    request = HospitalRequest(path, {"trust": trust, "rule": more, "node_config": CPU})
     return ready(request, confirm, look=lambda setup: None)
 
 

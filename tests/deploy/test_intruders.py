@@ -12,7 +12,7 @@ import pytest
 from fedsilo.cli.main import main
 from fedsilo.core.processes import RUN_MARK, end_trees, free_ports, tool
 from fedsilo.deployment.certificates import hospital_key, make_authority
-from fedsilo.deployment.commands import DeploymentRequest, up
+from fedsilo.deployment.commands import up
 from fedsilo.deployment.deployment import (
     FEDERATION,
     SERVER,
@@ -117,5 +117,5 @@ def test_a_site_that_is_revoked_while_it_is_connected_is_shut_out(folder: Path) 
         time.sleep(0.5)
     assert deployment.process(site) is None, deployment.log(site).read_text()[since:]
     with pytest.raises(DeploymentError, match="ended at its start"):
-        up(folder, DeploymentRequest(), print)
+        up(folder, "uefl-digits", {}, print)
     assert _UNKNOWN in deployment.log(SERVER).read_text()

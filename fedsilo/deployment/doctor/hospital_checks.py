@@ -10,12 +10,13 @@ import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from fedsilo.client_app.privacy.signing import own_code, signing_key
 from fedsilo.client_app.site.node import OWN, owner_only
 from fedsilo.client_app.site.own_file import OwnFile
+from fedsilo.core.arguments import path_of, several
 from fedsilo.core.errors import FedsiloError
 from fedsilo.core.files.atomic_files import build_folder, read_regular, write_atomically
 from fedsilo.core.processes import free_ports
@@ -25,7 +26,8 @@ from fedsilo.deployment.doctor.credentials import certificate
 from fedsilo.deployment.doctor.findings import Status, examine
 from fedsilo.deployment.doctor.site import CHECKS, SiteSetup
 from fedsilo.deployment.kit import AUTHORITY, CARD, KEY, Kit, KitError, read_kit
-from fedsilo.deployment.rules import SITE, RuleOptions, check_rules, explain_rules, write_rules
+from fedsilo.deployment.options import HospitalOptions
+from fedsilo.deployment.rules import SITE, check_rules, explain_rules, write_rules
 from fedsilo.deployment.worker.hospital import parse_node_config
 from fedsilo.server_app.config.settings import RunSettings
 
@@ -35,14 +37,22 @@ class HospitalRequest:
     """The kit and the options that a hospital's operator gives."""
 
     kit: Path  # the zip, or the folder into which it was opened
-    folder: Path | None = None  # folder for the opened kit; None for one next to the zip
-    rules: RuleOptions = field(default_factory=RuleOptions)  # options from which rules are made
+    options: HospitalOptions
     site_file: Path | None = None  # replaces the site file in the opened folder; None keeps it
-    node_config: Sequence[str] = ()  # further keys as key=value, such as data-dir and device
+
+    @property
+    def node_config(self) -> list[str]:
+        """The keys that the options add to the node config, each key=value; later ones win."""
+        texts = []
+        data_dir = path_of(self.options.get("data_dir"))
+        for key, value in (("device", self.options.get("device")), ("data-dir", data_dir)):
+            if value:
+                texts.append(f"{key}={json.dumps(str(value))}")
+        return texts + several(self.options.get("node_config"))
 
     def home(self, kit: Kit) -> Path:
         """Return the absolute folder into which the kit is opened."""
-        folder = self.folder
+        folder = path_of(self.options.get("folder"))
         if folder is None:
             folder = kit.path
             if not folder.is_dir():
@@ -196,7 +206,7 @@ def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
     trusted_elsewhere = "trust" in parse_node_config(request.node_config)
     # A broken link counts as a file: new rules must not replace the hospital's own in silence
     if request.site_file is None and not os.path.lexists(path):
-        return write_rules(kit.card.site, request.rules)
+        return write_rules(kit.card.site, request.options)
     try:
         text = read_regular(Path(os.path.realpath(path))).decode("utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -204,7 +214,7 @@ def _rules_of(request: HospitalRequest, kit: Kit, home: Path) -> str:
         if isinstance(error, OSError):
             reason = str(error.strerror)
         raise KitError(f"site file {path} cannot be read: {reason}") from None
-    check_rules(text, kit.card.site, request.rules, trusted_elsewhere)
+    check_rules(text, kit.card.site, request.options, trusted_elsewhere)
     return text
 
 

@@ -40,17 +40,17 @@ class SurveyDocument(BaseModel):
     version: Literal[1]
     run: str
     dataset: str
-    asked: str  # when
+    asked: str  # the time at which the sites were asked
     sites: dict[str, Annotated[Survey, BeforeValidator(_answer)]]  # the answers
     distances: dict[str, Distances]  # split -> distances
-    refused: tuple[str, ...]  # why others gave no answer
+    refused: tuple[str, ...]  # the reasons why other sites gave no answer
 
 
 def read_survey_document(path: Path) -> SurveyDocument:
-    """Return the content of a ``survey.json``.
+    """Read a ``survey.json``.
 
     Raises:
-        RunDirectoryError: it does not exist, is damaged, or is of another version.
+        RunDirectoryError: the file does not exist, is damaged, or is of another version.
     """
     fault = file_fault(path)  # reading a pipe would never end
     if fault:
@@ -67,9 +67,10 @@ def read_survey_document(path: Path) -> SurveyDocument:
 
 
 def cell_names(feature: MeasuredFeature) -> list[str]:
-    """Return the names of the cells of a feature's histogram, the cell "no value" last.
+    """Return the names of the cells in a feature's histogram, in order.
 
-    A feature that declares neither edges nor levels has no cells.
+    They are levels or ranges, then "no value" if values may be missing. A feature that declares
+    neither edges nor levels has no cells.
     """
     if not feature.cells:
         return []

@@ -26,8 +26,8 @@ from fedsilo.server_app.run.survey import SURVEY
 
 Answers = Mapping[str, Survey]  # site -> its answer
 
-_WORST = 20  # pairs in the table of features
-_NONE = "-"  # the hospital keeps it to itself, or there is none
+_WORST = 20  # largest number of pairs in the table of features
+_NONE = "-"  # the hospital does not send it, or it does not exist
 _SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
 _RULE = (
     "'suppressed' is a count below the hospital's own floor, a true zero too, or one that would "
@@ -45,7 +45,7 @@ _FOOT = (
 
 
 def write_survey_page(folder: Path) -> Path:
-    """Write survey.html beside the survey.json of a folder, and return its path.
+    """Write survey.html next to a folder's survey.json, and return its path.
 
     Raises:
         RunDirectoryError: survey.json is missing or damaged.
@@ -56,7 +56,7 @@ def write_survey_page(folder: Path) -> Path:
 
 
 def survey_page(document: SurveyDocument) -> str:
-    """Build the page of a survey."""
+    """Build the HTML page of a survey: samples, labels, distances, features and files by site."""
     answers = document.sites
     training = document.distances.get("train", Distances())
     label_pictures = []
@@ -109,7 +109,10 @@ def _sites(answers: Answers) -> Iterator[Table]:
 
 
 def _rows_left_out(answers: Answers) -> dict[str, dict[str, Count]]:
-    """Return site -> column -> rows left out; only columns with a count that is not suppressed."""
+    """Return site -> column -> number of rows that the column's value excludes.
+
+    A column is left out if its counts are suppressed at all sites.
+    """
     # A table of suppressed counts only would have a row for each of a hundred columns
     missing = {}
     listed = set()
@@ -142,7 +145,10 @@ def _labels(answers: Answers) -> Iterator[Table]:
 
 
 def _distances(training: Distances) -> Iterator[Table]:
-    """Yield the distances of the training samples' labels and features; none without counts."""
+    """Yield a table of the distances between the sites' labels, and one of their features.
+
+    Each is left out if there are no such distances. Features are limited to the 20 largest.
+    """
     if training.labels:
         note = f"Measured on training samples. {_DISTANCE}"
         rows = list(map(_pair, training.labels))
@@ -162,7 +168,7 @@ def _pair(between: Between) -> tuple[str, str]:
 
 
 def _features(answers: Answers) -> Iterator[Table]:
-    """Yield a table of means and percentiles, then the counts of each feature."""
+    """Yield a table of means and percentiles, then a table of counts for each feature."""
     declared: dict[str, MeasuredFeature] = {}
     for answer in answers.values():
         for feature in answer.about.features:
@@ -182,7 +188,10 @@ def _features(answers: Answers) -> Iterator[Table]:
 def _statistics_rows(
     declared: Mapping[str, MeasuredFeature], answers: Answers
 ) -> list[tuple[str, ...]]:
-    """Return a row for each feature, but binary ones, and each site with statistics of it."""
+    """Build a row per feature and site that sent statistics: mean, sd and two percentiles.
+
+    Binary features are left out, because their mean follows from the table of counts.
+    """
     rows = []
     for name, feature in declared.items():
         if is_binary(cell_names(feature)):
@@ -195,7 +204,11 @@ def _statistics_rows(
 
 
 def _statistics(answer: Survey, name: str) -> tuple[str, ...] | None:
-    """Return mean, sd and two percentiles of a feature, or None if the site sent none of them."""
+    """Format mean, sd, 5th and 95th percentile of a feature, "-" for a missing one.
+
+    It is None if the site sent none of them.
+    """
+    # A hospital may allow means, percentiles, both or none
     spread = (answer.means or {}).get("train", {}).get(name)
     ends = (answer.percentiles or {}).get("train", {}).get(name)
     if not spread and not ends:
@@ -215,7 +228,10 @@ def _number(value: float | None) -> str:
 
 
 def _files(answers: Answers) -> Iterator[Table]:
-    """Yield a table of percentiles, then the counts of each property of files."""
+    """Yield a table of percentiles, then a table of counts for each property of files.
+
+    A property whose counts are all suppressed has no table.
+    """
     rows = []
     declared: dict[str, MeasuredFeature] = {}
     for site, answer in answers.items():
@@ -237,6 +253,7 @@ def _file_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, dict[s
     """Return site -> cell -> number of files, for sites that declare the same cells."""
     counts = {}
     for site, answer in answers.items():
+        # Sites with other edges have other cells, which no common table can hold
         is_declared = feature in answer.about.file_features
         if is_declared and answer.files and feature.name in answer.files:
             cells = answer.files[feature.name]
@@ -245,14 +262,17 @@ def _file_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, dict[s
 
 
 def _has_count(cells: Mapping[str, Count]) -> bool:
-    """Tell whether a count is not suppressed."""
+    """Tell whether at least one count is not suppressed."""
     return any(count is not None for count in cells.values())
 
 
 def _counts(
     caption: str, heading: str, by_site: Mapping[str, Mapping[str, Count]], note: str = ""
 ) -> Table:
-    """Build a table with a row for each name that has a count, and a column for each site."""
+    """Build a table of counts: a row for each name, a column for each site.
+
+    ``heading`` is the title of the first column, with the names; a cell without a count is "-".
+    """
     names: dict[str, None] = {}
     for counts in by_site.values():
         names |= dict.fromkeys(counts)

@@ -21,15 +21,16 @@ if TYPE_CHECKING:
 
 Answers = Mapping[str, Survey]  # site -> its answer
 
-_MAX_FEATURES = 16  # that are painted, the most different first
+_MAX_FEATURES = 16  # largest number of features that are drawn
 _MAX_SITES = 10  # more colours are hard to distinguish
-_MAX_LENGTH = 18  # characters of a label below the axis
+_MAX_LENGTH = 18  # largest number of characters of a label below the axis
 
 
 def label_picture(answers: Answers) -> Picture | None:
-    """Draw the shares of labels of training samples; None if there is no count to draw.
+    """Draw the shares of the labels in each site's training samples.
 
-    Sites with other classes than the first site are left out.
+    Sites with other classes than the first site are left out. None if all counts are suppressed or
+    0.
     """
     classes = next(iter(answers.values())).about.classes
     counts = {}
@@ -40,7 +41,9 @@ def label_picture(answers: Answers) -> Picture | None:
 
 
 def feature_pictures(answers: Answers, distances: Sequence[Between]) -> list[Picture]:
-    """Draw each feature in the order of the schema; of many, those that differ most.
+    """Draw the distribution of each feature, in the order of the schema.
+
+    Of more than 16 features, only those with the largest distances between sites are drawn.
 
     Args:
         answers: site -> its answer; a feature is drawn as the first site declares it.
@@ -66,7 +69,10 @@ def feature_pictures(answers: Answers, distances: Sequence[Between]) -> list[Pic
 
 
 def training_counts(feature: MeasuredFeature, answers: Answers) -> dict[str, Sequence[Count]]:
-    """Return each site's counts of a feature, of the sites that declare it so and send them."""
+    """Return site -> counts of a feature by cell in its training samples.
+
+    Sites that declare the feature otherwise, or do not send counts, are left out.
+    """
     counts: dict[str, Sequence[Count]] = {}
     for site, answer in answers.items():
         if feature not in answer.about.features:
@@ -84,7 +90,11 @@ def _picture(
     counts: Mapping[str, Sequence[Count]],
     answers: Answers,
 ) -> Picture | None:
-    """Draw the counts of the first sites; None if all counts are suppressed or 0."""
+    """Draw the counts of the first ten sites; None if all their counts are suppressed or 0.
+
+    ``key`` is the picture's name, unique on its page.
+    """
+    # Before the check for counts, because only these sites would have bars
     shown = dict(list(counts.items())[:_MAX_SITES])
     every: list[Count] = []
     for of_site in shown.values():
@@ -105,7 +115,7 @@ def _picture(
 
 
 def is_binary(cells: Sequence[str]) -> bool:
-    """Return whether a feature's cells are those of a number that is 0 or 1."""
+    """Tell whether a feature's cells are those of a number that is 0 or 1."""
     return tuple(cells[:2]) == BINARY
 
 
@@ -115,7 +125,7 @@ def _bars(
     counts: Mapping[str, Sequence[Count]],
     answers: Answers,
 ) -> Figure:
-    """Draw a group of bars for each cell, with a bar for each site."""
+    """Draw a group of bars for each cell, with a bar for each site: its share of the samples."""
     figure = new_figure(5.0, 3.3)
     axes = figure.subplots()
     places, width = np.arange(len(cells)), 0.8 / len(counts)
@@ -123,6 +133,7 @@ def _bars(
     styles = line_styles(list(counts))
     for number, (site, own) in enumerate(counts.items()):
         total = _training_samples(answers[site], own)
+        # The bars of a cell stand side by side, centred on the cell's tick
         at = places + (number - (len(counts) - 1) / 2) * width
         shares = []
         for x, count in zip(at, own, strict=True):
@@ -131,6 +142,7 @@ def _bars(
                 hidden.append(x)
                 continue
             shares.append(count / total)
+            # A zero is written, because an empty place could also be a missing count
             if count == 0:
                 axes.annotate("0", (x, 0), ha="center", va="bottom", fontsize="x-small")
         axes.bar(at, shares, width, color=styles[site].color, label=short_label(site))
@@ -148,13 +160,16 @@ def _bars(
 
 
 def _training_samples(answer: Survey, counts: Sequence[Count]) -> int:
-    """Return a site's number of training samples; without it, the sum of the known counts."""
+    """Return a site's number of training samples; if unknown, the sum of the counts it sent."""
     total = (answer.samples or {}).get("train")
     return total or sum(count for count in counts if count)
 
 
 def _draw_hidden(axes: Axes, places: Sequence[float], width: float) -> None:
-    """Draw a hatched bar with a question mark at each suppressed count: unlike a zero."""
+    """Draw a hatched bar with a question mark at each of ``places``, the suppressed counts.
+
+    A reader would take a missing bar for a zero.
+    """
     height = 0.07 * axes.get_ylim()[1]
     look: dict[str, Any] = {"color": "white", "edgecolor": GREY, "hatch": "////", "linewidth": 0.5}
     axes.bar(places, height, width, label="suppressed", **look)

@@ -31,7 +31,7 @@ _FOOT = "This page reloads every two seconds. It only reads files; closing it ch
 
 
 def watch_page(view: View) -> str:
-    """Build the page of a run or a deployment."""
+    """Build the HTML page of a run, or of a deployment and its newest run."""
     run = None
     if view.run:
         run = {
@@ -72,7 +72,7 @@ def _facts(run: Watched) -> list[tuple[str, str]]:
 
 
 HOST = "127.0.0.1"
-_RELOAD = 2  # seconds
+_RELOAD = 2  # seconds after which the browser reloads the page
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -108,7 +108,11 @@ class _Handler(BaseHTTPRequestHandler):
     server_version, sys_version = "fedsilo", ""
 
     def do_GET(self) -> None:
-        """Answer with the page, or with the reason why there is none."""
+        """Answer ``/`` with the page, or with the reason why it cannot be built.
+
+        Any other path is not found; a request under another host name than this machine's is
+        forbidden.
+        """
         if self.headers.get("Host", "").rpartition(":")[0] not in _NAMES:
             # A web page of another name that resolves to this address must not read this one
             self.send_error(HTTPStatus.FORBIDDEN)
@@ -143,14 +147,15 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: a page that reloads every two seconds would fill the terminal."""
 
 
-_SLOWEST = 10  # sites that are drawn
+_SLOWEST = 10  # largest number of sites in the picture
 Lines = Mapping[str, Mapping[int, float]]
 
 
 def run_curves(folder: Path) -> list[Picture]:
-    """Return the curves of a run so far; none before its first round has been written."""
+    """Draw the curves of a run so far; none before its first round has been written."""
     try:
         metrics, traffic = (folder / "metrics.csv").stat(), (folder / "traffic.csv").stat()
+        # Nanoseconds, because two rounds may end within one second
         written = (metrics.st_mtime_ns, traffic.st_mtime_ns)
         return _draw_pictures(folder, written)
     except (OSError, RunDirectoryError):  # rows are being written: the next look has them
@@ -159,11 +164,13 @@ def run_curves(folder: Path) -> list[Picture]:
 
 @lru_cache(maxsize=2)
 def _draw_pictures(folder: Path, written: tuple[int, ...]) -> list[Picture]:
-    """Draw the pictures of a run once a round, because the page is loaded every two seconds.
+    """Draw the pictures of a run: accuracy, loss, bytes, and the slowest sites.
+
+    The result is cached until the files change, because the page is loaded every two seconds.
 
     Args:
         folder: the run directory.
-        written: when its files were written; a new time means a new picture.
+        written: the times at which its files were last written, which are part of the cache's key.
     """
     run = FinishedRun(folder)
     metrics = run.metric_rows
@@ -207,7 +214,7 @@ def _megabytes_by_round(answers: list[Row], column: str) -> dict[int, float]:
 
 
 def _group_values(rows: list[Row], key: str, column: str) -> dict[str, list[float]]:
-    """Return cell of the column ``key`` -> the numbers in ``column`` of its rows."""
+    """Group the numbers in ``column`` by the text in the column ``key``: text -> numbers."""
     groups: dict[str, list[float]] = {}
     for row in rows:
         groups.setdefault(row[key], []).append(float(row[column]))
@@ -215,7 +222,7 @@ def _group_values(rows: list[Row], key: str, column: str) -> dict[str, list[floa
 
 
 def _curve(name: str, lines: Lines, label: str, text_of: Callable[[float], str]) -> Picture | None:
-    """Draw the lines that have a value; None if no line has one.
+    """Draw the lines that have a value, over rounds; None if no line has one.
 
     ``text_of`` formats the last values for readers who cannot see the picture.
     """
@@ -223,6 +230,7 @@ def _curve(name: str, lines: Lines, label: str, text_of: Callable[[float], str])
     for title, line in lines.items():
         if line:
             drawn[title] = line
+            # max(line) is the last round
             ends.append(f"{title} {text_of(line[max(line)])}")
     if not drawn:
         return None
@@ -232,7 +240,11 @@ def _curve(name: str, lines: Lines, label: str, text_of: Callable[[float], str])
 
 
 def _slowest(answers: list[Row]) -> Picture | None:
-    """Draw the sites whose work took longest, by the seconds that they report."""
+    """Draw the mean seconds per answer of the ten slowest sites, the slowest first.
+
+    Sites that report no seconds are left out; None if none reports any.
+    """
+    # A site that does not report its seconds sends 0
     worked = [row for row in answers if float(row["seconds"])]
     means = {}
     for site, seconds in _group_values(worked, "site", "seconds").items():

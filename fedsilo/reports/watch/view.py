@@ -31,12 +31,12 @@ from fedsilo.server_app.records.progress import (
 from fedsilo.server_app.records.run_directory import refuse_links
 from fedsilo.server_app.run.terminal import fit_table
 
-_SILENT = 60.0  # seconds after which a run of another machine counts as silent: it writes every 15
+_SILENT = 60.0  # seconds without a write after which a remote run is silent; it writes every 15
 
 
 @dataclass(frozen=True)
 class Watched:
-    """A run directory and what it says of its run."""
+    """The state of a run, as its directory shows it at one moment."""
 
     folder: Path  # the run directory
     progress: Progress  # the content of ``progress.json``
@@ -59,6 +59,7 @@ class Watched:
     @property
     def seconds_left(self) -> float | None:
         """Seconds left, or None before the first round and after the run."""
+        # The file's estimate is as old as its last writing
         left = self.progress.seconds_left
         if left is None or self.over:
             return None
@@ -69,7 +70,7 @@ class Watched:
         return max(0.0, self.moment - self.progress.updated.timestamp())
 
     def state(self) -> str:
-        """Describe the state of the run, and what to do next."""
+        """Describe the state of the run; if it was stopped, also the command that resumes it."""
         again = f"'fedsilo resume {as_word(self.folder)}' continues it"
         if self.gone:
             return f"its process was killed: {again}"
@@ -85,7 +86,7 @@ class Watched:
         return texts[self.progress.state]
 
     def in_words(self) -> str:
-        """Describe in sentences how far the run is, and what it waits for."""
+        """Describe in sentences how far the run is, and which sites it waits for."""
         here = self.progress
         if here.state == "finished":
             return f"The run is finished after {format_count(here.finished_rounds, 'round')}."
@@ -103,7 +104,7 @@ class Watched:
         return text
 
     def line(self) -> str:
-        """Describe the state, the round, the costs and the times in one line."""
+        """Summarise the state, the round, the costs and the times in one line."""
         here = self.progress
         parts = [f"{here.run}: {self.state()}", f"round {here.round} of {here.rounds}"]
         if here.phase and not self.over:
@@ -119,7 +120,7 @@ class Watched:
 
 
 def _waiting(progress: Progress) -> list[str]:
-    """Describe for the current phase who has answered, who is awaited, and who is away."""
+    """Describe the current phase: how many sites have answered, who is awaited, who is away."""
     parts = [f"{len(progress.answered)} of {len(progress.asked)} hospitals have answered"]
     waiting = []
     for site in progress.asked:
@@ -134,7 +135,7 @@ def _waiting(progress: Progress) -> list[str]:
 
 
 def look_at(folder: Path) -> Watched:
-    """Read the present state of a run directory.
+    """Read the present state of a run directory, and whether its process still lives.
 
     Raises:
         RunDirectoryError: it is not a run directory, or of another version of fedsilo.
@@ -153,6 +154,7 @@ def look_at(folder: Path) -> Watched:
     moment = time.time()
     gone = silent = False
     if progress.state == "running" and progress.host == socket.gethostname():
+        # The start time too, because the system may have given the id to another process
         gone = process_of(progress.pid, progress.process_started) is None
     elif progress.state == "running":
         # A process of another machine cannot be seen, only what it writes
@@ -161,7 +163,7 @@ def look_at(folder: Path) -> Watched:
 
 
 def newest_run(runs: Path) -> Path | None:
-    """Return the run in a folder that was written to last, or None if there is none."""
+    """Return the run directory in ``runs`` that was written to last, or None if there is none."""
     newest = max(runs.glob(f"*/{FILE}"), key=lambda path: path.stat().st_mtime, default=None)
     if newest is None:
         return None
@@ -169,7 +171,7 @@ def newest_run(runs: Path) -> Path | None:
 
 
 def phase_text(progress: Progress) -> str:
-    """Return the current phase, the number of answers, and the sites that are away or failed."""
+    """Format the current phase: its name, the answers so far, and sites away or failed."""
     text = f"{progress.phase}: {len(progress.answered)} of {len(progress.asked)} answered"
     if progress.away:
         text += f", away: {' '.join(progress.away)}"
@@ -179,13 +181,16 @@ def phase_text(progress: Progress) -> str:
 
 
 def traffic_text(progress: Progress) -> str:
-    """Return the bytes sent down and up."""
+    """Format the bytes that all sites have received (down) and sent (up)."""
     bytes_ = progress.bytes()
     return f"{bytes_text(bytes_['down'])} down, {bytes_text(bytes_['up'])} up"
 
 
 def epsilon_text(progress: Progress) -> str:
-    """Return the epsilon of the site that spent most; empty without differential privacy."""
+    """Format the largest epsilon that a site spent, and its cap if one is set.
+
+    The text is empty without differential privacy.
+    """
     spent = progress.epsilon()
     if spent is None:
         return ""
@@ -196,7 +201,7 @@ def epsilon_text(progress: Progress) -> str:
 
 @dataclass(frozen=True)
 class View:
-    """The state at one moment."""
+    """The state of a run or of a deployment at one moment."""
 
     title: str
     run: Watched | None  # None: a deployment has had no run yet
@@ -204,7 +209,7 @@ class View:
     members: tuple[tuple[str, bool], ...] = ()
 
     def line(self) -> str:
-        """Describe the state in one line."""
+        """Summarise the state in one line, with the members of a deployment that are down."""
         parts = [f"{self.title}: no run yet"]
         if self.run:
             parts = [self.run.line()]
@@ -214,7 +219,7 @@ class View:
         return "; ".join(parts)
 
     def site_rows(self) -> list[tuple[str, ...]]:
-        """Return a row for each site: its name, what it does now, and its cost so far."""
+        """Build a row for each site in the columns ``SITE_COLUMNS``; none without a run."""
         if self.run is None:
             return []
         rows: list[tuple[str, ...]] = []
@@ -242,13 +247,17 @@ Look = Callable[[], View]
 
 
 def look_at_run(folder: Path) -> View:
-    """Return the state of a run; RunDirectoryError if there is none that this version can read."""
+    """Read the state of a run.
+
+    Raises:
+        RunDirectoryError: the folder has no run that this version can read.
+    """
     run = look_at(folder)
     return View(run.progress.title, run)
 
 
 def look_at_deployment(folder: Path) -> View:
-    """Return the state of a deployment and of its newest run.
+    """Read the state of a deployment's processes and of its newest run.
 
     Raises:
         FedsiloError: there is no deployment, or the run is of another version of fedsilo.
@@ -264,10 +273,14 @@ def look_at_deployment(folder: Path) -> View:
 
 
 def _doing(site: str, run: Watched) -> str:
-    """Describe what a site does now; empty if the run is over or the site has not been asked."""
+    """Describe the present work of a site, such as "asked to fit", "answered" or "away".
+
+    The text is empty if the run is over or the site has not been asked.
+    """
     here = run.progress
     if run.over:
         return ""
+    # Failure first, because a failed site stays among those asked
     if site in here.failed:
         return f"left out: {here.failed[site]}"
     if not here.phase or site not in here.asked:
@@ -279,11 +292,16 @@ def _doing(site: str, run: Watched) -> str:
     return f"asked to {here.phase}"
 
 
-_EVERY = 1.0  # seconds between looks
+_EVERY = 1.0  # seconds between two states on the terminal
 
 
 def follow(look: Look, console: Console, every: float = _EVERY) -> None:
-    """Show what ``look`` returns until the run is over, or for a deployment until an interrupt.
+    """Show the state in a terminal until the run is over; for a deployment, until Ctrl-C.
+
+    Args:
+        look: reads the state.
+        console: the terminal.
+        every: seconds between two states.
 
     Raises:
         FedsiloError: the run has disappeared.
@@ -301,7 +319,7 @@ def follow(look: Look, console: Console, every: float = _EVERY) -> None:
 
 
 def render_view(view: View, width: int) -> Group:
-    """Build a view for a terminal of ``width`` characters: a line, and a table of the sites."""
+    """Build the output for a terminal of ``width`` characters: a line, and a table of the sites."""
     parts: list[Text | Table] = [Text(view.line())]
     rows = view.site_rows()
     if rows:

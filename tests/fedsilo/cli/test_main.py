@@ -1,6 +1,7 @@
 """The command line as a user meets it: one line per error, exit code 1, nothing half-written."""
 
 import gc
+import io
 import json
 import re
 import sys
@@ -240,6 +241,8 @@ def test_a_process_collects_at_its_end_what_triton_would_print_as_leaks(
     imported: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     frozen: list[bool] = []
+    # The process wraps its standard output anew, and would take pytest's away
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO()))
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
     monkeypatch.setattr(gc, "set_threshold", lambda _: None)
     monkeypatch.setattr(sys, "argv", ["fedsilo", "--version"])

@@ -7,7 +7,7 @@ import pytest
 
 from fedsilo.deployment import flower_commands as flower
 from fedsilo.deployment import joining
-from fedsilo.deployment.commands import DeploymentRequest, make_deployment, make_secrets
+from fedsilo.deployment.commands import make_secrets, plan_deployment, prepare
 from fedsilo.deployment.deployment import Deployment
 
 
@@ -42,7 +42,8 @@ def superlink(monkeypatch: pytest.MonkeyPatch) -> FakeSuperLink:
 @pytest.fixture
 def deployment(superlink: FakeSuperLink, tmp_path: Path) -> Deployment:
     """Return a deployment for hospitals of other machines, which it does not have yet."""
-    made = make_deployment(tmp_path / "server", DeploymentRequest(host="fl.example.org:443"))
+    made = plan_deployment(tmp_path / "server", "fedavg-digits", {"host": "fl.example.org:443"})
+    prepare(made)
     make_secrets(made)
     return made
 

@@ -16,15 +16,25 @@ from fedsilo.core.arguments import RunSources
 from fedsilo.core.errors import SettingError
 from fedsilo.core.processes import app_folder, end_trees, free_ports, process_of, runs
 from fedsilo.deployment import flower_commands as flower
-from fedsilo.deployment.commands import DeploymentRequest, MemberStatus, down, logs, status
+from fedsilo.deployment.commands import (
+    MemberStatus,
+    down,
+    logs,
+    prepare,
+    requested_node_config,
+    status,
+)
 from fedsilo.deployment.deployed_run import resume_command
 from fedsilo.deployment.deployment import (
     SERVER,
     Deployment,
     DeploymentError,
+    is_deployment,
+    locked,
     plan,
     read_deployment,
 )
+from fedsilo.deployment.options import DeploymentOptions
 from fedsilo.server_app.config.operator_files import REGISTRY, read_registry
 
 
@@ -288,15 +298,64 @@ def test_what_runs_comes_back_as_data_and_nothing_is_printed(
 
 
 def test_a_request_tells_every_site_of_its_device_and_its_data(tmp_path: Path) -> None:
-    request = DeploymentRequest(
-        device="cuda", data_dir=tmp_path / "up" / "..", node_config=("allow-folds=true",)
-    )
-    assert request.own_config() == {
+    options: DeploymentOptions = {
+        "device": "cuda",
+        "data_dir": tmp_path / "up" / "..",
+        "node_config": ("allow-folds=true",),
+    }
+    assert requested_node_config(options) == {
         "device": "cuda",
         "data-dir": str(tmp_path.resolve()),
         "allow-folds": True,
     }
-    assert DeploymentRequest().own_config() == {}
+    assert requested_node_config({}) == {}
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_second_command_that_changes_a_deployment_is_refused_in_one_line(
+    is_new: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "server"
+    if not is_new:
+        prepare(plan(folder, [], [8000, 9092], {}, "fl.example.org:9092"))
+    commands = [["deploy", "up", "--host", "fl.example.org"]]
+    if not is_new:
+        commands += [["deploy", name, "north"] for name in ("add", "renew", "revoke")]
+    with locked(folder):
+        for words in commands:
+            assert main([*words, "--deployment", str(folder)]) == 1
+            error = capsys.readouterr().err
+            assert f"another 'fedsilo deploy' is changing {folder}: wait until it ends" in error
+            assert error.count("\n") == 1
+    assert is_deployment(folder) is not is_new
+
+
+def test_the_lock_of_a_deployment_ends_with_the_command_though_its_processes_live(
+    tmp_path: Path,
+) -> None:
+    with locked(tmp_path):
+        site = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with locked(tmp_path):
+        assert site.poll() is None
+    site.communicate(b"\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--sites", "2", "--site", "north"], "--sites has no effect with --site"),
+        (["--sites", "0"], "--sites must be at least 1"),
+        (["--sites", "2", "--host", "a b"], "--host must be a name or an address"),
+        (["unknown-experiment"], "unknown experiment 'unknown-experiment'"),
+    ],
+)
+def test_options_that_no_deployment_can_have_leave_no_folder(
+    words: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "server"
+    assert main(["deploy", "up", *words, "--deployment", str(folder)]) == 1
+    assert said in capsys.readouterr().err
+    assert not folder.exists()
 
 
 def test_a_whole_tree_of_processes_is_ended() -> None:

@@ -5,12 +5,16 @@ import json
 import pytest
 
 from fedsilo.core.errors import SettingError
-from fedsilo.deployment.rules import RuleOptions, RulesError, check_rules, write_rules
+from fedsilo.deployment.options import RuleOptions
+from fedsilo.deployment.rules import RulesError, check_rules, read_rules_given, write_rules
 
 
 def test_new_rules_say_what_the_options_say_and_allow_the_rest() -> None:
     options = RuleOptions(
-        "nobody", ["fedavg", "local"], ["table"], ["max-epsilon=3.0", "delta=1e-6"]
+        trust="nobody",
+        method=["fedavg", "local"],
+        dataset=["table"],
+        rule=["max-epsilon=3.0", "delta=1e-6"],
     )
     text = write_rules("north", options)
     rules = check_rules(text, "north", options)
@@ -24,8 +28,8 @@ def test_new_rules_say_what_the_options_say_and_allow_the_rest() -> None:
 
 
 def test_an_option_with_yaml_in_it_stays_one_text() -> None:
-    text = write_rules("north", RuleOptions("sums", methods=['"]\ntrust: server\nx: ["']))
-    assert check_rules(text, "north", RuleOptions("sums")).trust == "sums"
+    text = write_rules("north", RuleOptions(trust="sums", method=['"]\ntrust: server\nx: ["']))
+    assert check_rules(text, "north", RuleOptions(trust="sums")).trust == "sums"
 
 
 @pytest.mark.parametrize(
@@ -35,14 +39,14 @@ def test_an_option_with_yaml_in_it_stays_one_text() -> None:
             RuleOptions(),
             "north has no level of trust: give --trust with one of server, sums, nobody",
         ),
-        (RuleOptions("friends"), "these rules cannot be used: 'trust' must be one of"),
-        (RuleOptions("sums", methods=["fedavgg"]), "unknown method 'fedavgg'"),
-        (RuleOptions("sums", more=["max-rounds"]), "must be KEY=VALUE"),
-        (RuleOptions("sums", more=["max-round=3"]), "did you mean 'max-rounds'"),
-        (RuleOptions("sums", more=["trust=server"]), "set by another option"),
-        (RuleOptions("sums", more=["site=south"]), "set by another option"),
-        (RuleOptions("sums", more=["max-rounds=3\ntrust: server"]), "--rule max-rounds"),
-        (RuleOptions("sums", more=["max-rounds=[1"]), "--rule max-rounds"),
+        (RuleOptions(trust="friends"), "these rules cannot be used: 'trust' must be one of"),
+        (RuleOptions(trust="sums", method=["fedavgg"]), "unknown method 'fedavgg'"),
+        (RuleOptions(trust="sums", rule=["max-rounds"]), "must be KEY=VALUE"),
+        (RuleOptions(trust="sums", rule=["max-round=3"]), "did you mean 'max-rounds'"),
+        (RuleOptions(trust="sums", rule=["trust=server"]), "set by another option"),
+        (RuleOptions(trust="sums", rule=["site=south"]), "set by another option"),
+        (RuleOptions(trust="sums", rule=["max-rounds=3\ntrust: server"]), "--rule max-rounds"),
+        (RuleOptions(trust="sums", rule=["max-rounds=[1"]), "--rule max-rounds"),
     ],
 )
 def test_options_that_cannot_be_used_write_nothing(options: RuleOptions, said: str) -> None:
@@ -59,12 +63,16 @@ def test_options_that_cannot_be_used_write_nothing(options: RuleOptions, said: s
         ("trust: friends\n", RuleOptions(), "cannot be used"),
         ("trust: sums\ntrust: server\n", RuleOptions(), "cannot be used"),
         ('trust: sums\n"trust": server\n', RuleOptions(), "cannot be used"),
-        ('"trust": server\n', RuleOptions("sums"), "has 'trust' \"server\", but the option says"),
-        ("? trust\n: server\n", RuleOptions("sums"), "but the option says"),
-        ("trust: &a server\naudit-log: /*a\n", RuleOptions("nobody"), "but the option says"),
+        (
+            '"trust": server\n',
+            RuleOptions(trust="sums"),
+            "has 'trust' \"server\", but the option says",
+        ),
+        ("? trust\n: server\n", RuleOptions(trust="sums"), "but the option says"),
+        ("trust: &a server\naudit-log: /*a\n", RuleOptions(trust="nobody"), "but the option says"),
         ("", RuleOptions(), "north has no level of trust"),
-        ("trust: sums\n", RuleOptions(more=["max-rounds=3"]), "has no 'max-rounds'"),
-        ("trust: sums\n", RuleOptions(methods=["fedavg"]), "has 'methods' [\"*\"]"),
+        ("trust: sums\n", RuleOptions(rule=["max-rounds=3"]), "has no 'max-rounds'"),
+        ("trust: sums\n", RuleOptions(method=["fedavg"]), "has 'methods' [\"*\"]"),
     ],
 )
 def test_a_file_that_cannot_be_used_or_says_otherwise_is_refused(
@@ -80,4 +88,4 @@ def test_whom_a_site_trusts_may_be_said_in_the_node_config() -> None:
     lists = "methods: []\ndatasets: []\nrecords: []\n"
     assert check_rules(lists, "north", RuleOptions(), trusted_elsewhere=True).trust == ""
     with pytest.raises(SettingError, match="KEY=VALUE"):
-        RuleOptions(more=["x"]).values()
+        read_rules_given(RuleOptions(rule=["x"]))

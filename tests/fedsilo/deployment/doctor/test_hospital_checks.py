@@ -27,7 +27,6 @@ from fedsilo.deployment.doctor.hospital_checks import (
     start_command,
 )
 from fedsilo.deployment.kit import AUTHORITY, KEY, Card, KitError, make_kit, read_kit
-from fedsilo.deployment.rules import RuleOptions
 from tests.fedsilo.deployment.doctor.conftest import certificate
 
 CPU = ('device="cpu"',)
@@ -67,8 +66,8 @@ def kit(tmp_path: Path, secrets: Path, fleet: int) -> Path:
 
 
 def _request(kit: Path, trust: str = "sums", **more: object) -> HospitalRequest:
-    options = {"rules": RuleOptions(trust), "node_config": CPU} | more
-    return HospitalRequest(kit, **options)  # type: ignore[arg-type]
+    options: dict[str, object] = {"trust": trust, "node_config": CPU}
+    return HospitalRequest(kit, options | more)  # type: ignore[arg-type]
 
 
 def _agree(sentences: Sequence[str]) -> None:
@@ -108,7 +107,7 @@ def test_a_kit_is_opened_beside_itself_for_its_owner_alone(kit: Path, fleet: int
 
 def test_a_hospital_that_trusts_nobody_does_not_start_without_a_cap(kit: Path) -> None:
     _refused(_request(kit, "nobody"), "add 'max-epsilon' and 'delta'")
-    setup = ready(_request(kit, rules=RuleOptions("nobody", more=["max-epsilon=3.0"])), _agree)
+    setup = ready(_request(kit, trust="nobody", rule=["max-epsilon=3.0"]), _agree)
     assert setup.rules.max_epsilon == 3.0
 
 
@@ -130,7 +129,7 @@ def test_a_kit_or_its_folder_starts_again_and_keeps_site_file_and_state(kit: Pat
 def test_before_the_first_start_code_and_rules_are_confirmed(kit: Path) -> None:
     said: list[str] = []
     _refused(_request(kit), "not confirmed", _disagree)
-    ready(_request(kit, rules=RuleOptions("sums", ["fedavg"])), said.extend)
+    ready(_request(kit, method=["fedavg"]), said.extend)
     text = "\n".join(said)
     assert f"kit {read_kit(kit).code} of north, for the server localhost:" in text
     assert "the server may learn sums over several sites" in text
@@ -145,9 +144,7 @@ def test_rules_that_are_written_again_are_confirmed_again(kit: Path) -> None:
     _refused(_request(home, "server"), "not confirmed", _disagree)
     assert not (home / "site.yaml").exists()
     said: list[str] = []
-    ready(
-        _request(home, "nobody", rules=RuleOptions("nobody", more=["max-epsilon=2"])), said.extend
-    )
+    ready(_request(home, "nobody", rule=["max-epsilon=2"]), said.extend)
     assert any("all runs together may not tell more than epsilon 2" in line for line in said)
 
 
@@ -182,7 +179,7 @@ def test_two_first_starts_keep_the_files_of_the_faster_one(kit: Path) -> None:
 
 
 def test_an_option_that_contradicts_the_hospitals_own_file_is_refused(kit: Path) -> None:
-    ready(_request(kit, "nobody", rules=RuleOptions("nobody", more=["max-epsilon=3.0"])), _agree)
+    ready(_request(kit, "nobody", rule=["max-epsilon=3.0"]), _agree)
     _refused(_request(kit, "server"), 'has \'trust\' "nobody", but the option says "server"')
 
 
@@ -193,9 +190,9 @@ def test_an_opened_folder_that_somebody_sent_is_confirmed_with_its_rules_and_key
     sent = shutil.copytree(kit.parent / "north", kit.parent / "sent" / "north")
     rules = (sent / "site.yaml").read_text().replace('"sums"', '"server"')
     (sent / "site.yaml").write_text(rules)
-    _refused(_request(sent, rules=RuleOptions()), "not confirmed", _disagree)
+    _refused(_request(sent, trust=""), "not confirmed", _disagree)
     said: list[str] = []
-    ready(_request(sent, rules=RuleOptions()), said.extend)
+    ready(_request(sent, trust=""), said.extend)
     text = "\n".join(said)
     assert "was not opened on this disk" in text
     assert f"it brings the signing key {own_code(sent / 'state' / OWN / 'north')}" in text
@@ -215,10 +212,10 @@ def test_the_folder_of_the_version_before_starts_once_it_is_confirmed(
     card["files"]["registry.json"] = "0" * 64
     card["seal"] = Card.model_validate(card).compute_seal()
     (home / "kit.json").write_text(json.dumps(card))
-    _refused(_request(home, rules=RuleOptions()), "not confirmed", _disagree)
-    ready(_request(home, rules=RuleOptions()), _agree)
+    _refused(_request(home, trust=""), "not confirmed", _disagree)
+    ready(_request(home, trust=""), _agree)
     assert own_code(home / "state" / OWN / "north")
-    ready(_request(home, rules=RuleOptions()), _disagree)
+    ready(_request(home, trust=""), _disagree)
 
 
 def test_a_renewed_kit_replaces_the_nodes_key_alone_and_says_so(
@@ -282,7 +279,7 @@ def test_doctor_looks_at_the_state_of_an_opened_kit_and_at_a_scratch_folder_for_
 
 
 def test_whom_a_hospital_trusts_must_be_said(kit: Path) -> None:
-    _refused(_request(kit, rules=RuleOptions()), "north has no level of trust: give --trust")
+    _refused(_request(kit, trust=""), "north has no level of trust: give --trust")
 
 
 def test_a_key_that_the_superlink_does_not_know_is_refused(
