@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Annotated, Unpack
 
 from fedsilo.api.options import command
-from fedsilo.core.arguments import AnyPath, MaybePath, Tell, several, silent
-from fedsilo.core.errors import SettingError
+from fedsilo.core.arguments import AnyPath, MaybePath, Tell, path_of, several, silent
 from fedsilo.deployment.options import HospitalOptions, NodeConfig
 
 
@@ -82,47 +81,12 @@ def counts(
         SettingError: the hospital has no name, no state folder or no cap on epsilon.
         EpsilonSpentError: another draw would bring epsilon above the cap. Nothing changes.
     """
-    from flwr.app import Context, RecordDict
+    from fedsilo.deployment.hospital_counts import open_counts
 
-    from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
-    from fedsilo.client_app.privacy.noisy_counts import draw_again as pay_for_another
-    from fedsilo.client_app.privacy.noisy_counts import kept_counts
-    from fedsilo.client_app.site.node import own_folder, owner_only
-    from fedsilo.deployment.doctor.hospital_checks import setup_of
-    from fedsilo.deployment.kit import read_kit
-    from fedsilo.deployment.rules import effective
-    from fedsilo.deployment.worker.hospital import parse_node_config
-
-    node = parse_node_config(several(node_config))
-    if kit is not None:
-        home = Path(kit).expanduser().resolve()
-        node = dict(setup_of(read_kit(home), home, several(node_config)).node_config)
-    context = Context(0, 0, dict(node), RecordDict(), {})
-    site = str(node.get("site", ""))
-    folder, rules = own_folder(context, site), effective(context)
-    if not site or folder is None or not rules.max_epsilon:
-        raise SettingError(
-            "only a hospital with 'site', 'state-dir' and 'max-epsilon' has noisy counts: name its "
-            "opened kit by --kit, or give all three by --node-config"
-        )
-    hospital = Ledger(folder / LEDGER, rules.max_epsilon, rules.delta, of_all_runs=True)
-    kept = kept_counts(hospital)
-    if not kept:
-        yield f"{site}: no run has asked for counts yet"
-    for told in kept.values():
-        noise = f"noise {told.noise:.3g}" if told.noise else "noise of a run of an older version"
-        totals = {split: sum(each) for split, each in told.counts.items()}
-        parts = ", ".join(f"{split} {total}" for split, total in totals.items())
-        yield f"{site}: {parts} ({noise}{'; drawn again at the next run' if told.again else ''})"
-    if kept and draw_again:
-        before = hospital.epsilon()
-        with owner_only():
-            noise_now = pay_for_another(rules.counts_noise, hospital)
-        yield (
-            f"{site}: the next run draws the counts again with noise {noise_now:.3g}; epsilon over "
-            f"all runs rises from {before:.4g} to {hospital.epsilon():.4g}, of at most "
-            f"{rules.max_epsilon:g}"
-        )
+    counts = open_counts(path_of(kit), several(node_config))
+    yield from counts.describe()
+    if draw_again:
+        yield from counts.charge_another_draw()
 
 
 @command

@@ -113,7 +113,7 @@ class Budget:
         # Measured steps say more than the settings of training, which are then ignored
         known = bool(self.steps and other.steps)
         for key, mine in self.given.items():
-            theirs = other.given.get(key, mine)  # a setting without effect there is no difference
+            theirs = other.given.get(key, mine)  # a setting that has no effect in `other`
             if mine != theirs and not (known and key in _TRAINING):
                 yield f"{key} {_format_value(mine)}, not {_format_value(theirs)}"
         if self.trials != other.trials:
@@ -174,9 +174,10 @@ class Budgets:
     of: Mapping[str, Budget] = field(default_factory=dict)
 
     def unlike(self) -> dict[str, list[str]]:
-        """Return experiment -> phrases for its differences from the first one on its data set.
+        """Return experiment -> phrases for the differences from its baseline.
 
-        Experiments with the same budget as the first one are left out.
+        The baseline is the first experiment on the same data set. Experiments without a difference
+        are left out.
         """
         first: dict[str, Budget] = {}
         found = {}
@@ -213,7 +214,10 @@ class Budgets:
             raise SettingError(f"{said}; {advice}")
 
     def remarks(self) -> Iterator[str]:
-        """Yield a sentence for each experiment with another budget than the first on its data."""
+        """Yield a sentence for each experiment whose budget differs from its baseline's.
+
+        The baseline is the first experiment on the same data set.
+        """
         unlike = self.unlike()
         first: dict[str, str] = {}  # data set -> its first experiment
         for name, budget in self.of.items():
@@ -303,10 +307,10 @@ def budget_of(settings: RunSettings, trials: int = 0) -> Budget:
 
 
 def planned_budgets(plans: Mapping[str, RunSettings], sources: RunSources) -> Budgets:
-    """Build the budgets of ``plans``, experiment -> its settings, before any run.
+    """Build the budget of each experiment in ``plans``, name -> settings, before any run.
 
-    The number of tried points is declared in the simulation file; if it is not, it is that of a
-    search in the same ``out`` (see ``tuned_over``).
+    The number of points that tuning tried is taken from the simulation file. If that declares none,
+    it is taken from a search in the same ``out`` (see ``tuned_over``).
     """
     file = simulation_file(sources.file)
     budgets = {}
@@ -323,7 +327,7 @@ def tuned_over(settings: RunSettings, experiment: str) -> int:
     ``chosen.json`` is missing or damaged, the number is 0.
     """
     path = Path(settings.common.out) / f"tune-{experiment}" / "chosen.json"
-    if file_fault(path):  # a pipe would be waited for
+    if file_fault(path):  # reading a pipe would never end
         return 0
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -344,7 +348,8 @@ def refuse_mixed_optimisers(experiments: Mapping[str, CommonSettings]) -> None:
     because that difference may be what the user compares.
 
     Raises:
-        SettingError: an experiment of another method treats the state otherwise than the first one.
+        SettingError: an experiment of another method treats the state differently from the first
+            one.
     """
     first, *others = experiments
     for other in others:

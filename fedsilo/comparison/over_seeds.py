@@ -74,9 +74,10 @@ Summaries = Mapping[str, Mapping[int, Summary]]
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of a comparison: tidy results (see tables.py), tests, and remarks on them.
+    """The result of a comparison.
 
-    ``budgets`` has the budget of each row.
+    ``results`` is a tidy table (see tables.py), ``tested`` has the tests of differences, and
+    ``notes`` the remarks on both. ``budgets`` has the budget of each experiment.
     """
 
     results: pd.DataFrame
@@ -149,7 +150,7 @@ class Job:
         return FinishedRun(Path(common.out) / common.run_name)
 
     def is_finished(self) -> bool:
-        """Tell whether the job's directory has its run, and that run has ended.
+        """Tell whether the job's run exists in its directory and has ended.
 
         Raises:
             RunDirectoryError: the directory has a run with other settings, sites or data.
@@ -301,7 +302,7 @@ def runs_of(jobs: Sequence[Job]) -> dict[str, list[FinishedRun]]:
 
 
 def _have_one_split(jobs: Sequence[Job]) -> bool | None:
-    """Tell whether all runs of an experiment share one split, for every experiment.
+    """Tell whether, within each experiment, all runs share one split.
 
     The splits of two experiments may differ, as those of two data sets do. The answer is None if
     some site does not report its fingerprints.

@@ -153,9 +153,10 @@ def without_effect(digests: Sequence[str], points: Sequence[Mapping[str, Value]]
 
 
 def _space(values: Sequence[Value], sampler: str) -> BaseDistribution:
-    """Build the set of values from which Optuna draws a setting.
+    """Build Optuna's distribution of a setting: a range for ``tpe`` and numbers, else a choice.
 
-    For ``tpe`` with different numbers it is their range, otherwise a choice among ``values``.
+    The range is from the smallest to the largest value, on a log scale if these are a factor of 10
+    apart.
     """
     from optuna.distributions import CategoricalDistribution, FloatDistribution, IntDistribution
 

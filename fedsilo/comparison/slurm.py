@@ -18,7 +18,7 @@ from fedsilo.server_app.config.settings import parse_pair
 
 Outcome = TypeVar("Outcome")
 SLURM = "slurm"
-_MOST = 64  # jobs in the queue at once
+_MOST = 64  # largest number of jobs in the queue at once
 _LINE = 300  # characters; a job's error text is cut to this length
 
 

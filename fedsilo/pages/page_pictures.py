@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 
     from fedsilo.models.measures.outcome_counts import Bin
 
-_WIDTH = 4.4  # inches, of 72 points: somewhat less than a phone, so that letters can be read
+_WIDTH = 4.4  # inches: somewhat narrower than a phone's screen, so that letters can be read
 _LEGEND_COLUMNS = 2
-_NAME = 24  # characters of a label: longer ones leave the panel no room
+_NAME = 24  # largest number of characters of a label; a longer one leaves the panel no room
 
 
 def curves(

@@ -124,7 +124,7 @@ Outcomes = Mapping[str, Sequence["ClassOutcome"]]  # site -> its classes
 def _by_class(run: Shown, outcomes: Outcomes) -> dict[str, Any]:
     """Build a table per site with a row per class, and a picture per class.
 
-    Without a site that reports counts of right or false predictions by class, both are left out.
+    If no site reports counts of right or false predictions by class, there are none.
     """
     tables = []
     is_reported = False
@@ -196,8 +196,8 @@ def _drop_missing(by_site: Mapping[str, Estimate | None]) -> dict[str, Estimate]
 def _certainty(run: Shown, metrics: SiteMetrics) -> dict[str, Any]:
     """Build the tables and diagrams of accuracy by confidence, uncertainty and vacuity.
 
-    Bins of all sites are added, and merged until each has as many samples as the floor. Vacuity is
-    drawn only if the network is evidential. Without confidence there is no diagram.
+    Bins are summed over all sites, and merged until each has at least as many samples as the floor.
+    Vacuity is drawn only if the network is evidential. Without confidence there is no diagram.
     """
     # Bins with fewer samples than the floor are joined with their neighbours
     sites = metrics.values()

@@ -190,7 +190,7 @@ def head_of(run: Shown) -> dict[str, Any]:
 
 
 def facts(run: Shown) -> list[tuple[str, str]]:
-    """Return facts on a run, such as its method and rounds, as pairs (name, text)."""
+    """Return facts on a run as pairs (name, text), from its classes and data to its version."""
     summary = run.summary
     classes = ", ".join(run.class_names()) or "classes without names"
     hospitals = str(len(run.silos))
@@ -275,7 +275,7 @@ def _result_of_counts(run: Shown, tested: Mapping[str, tuple[int, float]]) -> st
     for n, accuracy in tested.values():
         samples += n
         right += round(accuracy * n)
-    right = min(max(right, 0), samples)  # noise of hospitals may lead out of the range
+    right = min(max(right, 0), samples)  # the hospitals' noise may move it out of the range
     interval = wilson(right, samples)
     noise = ""
     if run.trust == NOBODY:

@@ -36,8 +36,8 @@ from fedsilo.runs.trained_model import TrainedModel, refuse_table_or_images
 if TYPE_CHECKING:
     from fedsilo.explanations.sample import Explanation
 
-_FEW = 5  # different values of a number that are listed as such
-_PICTURES = 50  # images that a page shows
+_FEW = 5  # a number with at most this many different values has them listed
+_PICTURES = 50  # largest number of images on a page
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ _SURE = 45
 _FEW = 10  # a feature with at most this many different values is compared value by value
 _CODED = 10  # fewest training samples that share a code
 _APART = 0.5  # smallest distance between a code and all other values, in standard deviations
-_TIMES = 5  # and as a multiple of the usual distance between two neighbouring values
+_TIMES = 5  # the same as a multiple of the median distance between two neighbouring values
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ class Reference:
     sites: tuple[str, ...]  # sites whose samples are the reference
     known: Familiar
     limit: float | None  # the score beyond which a case is unusual; None: too few held-out samples
-    held: int  # held-out samples that decided the limit
+    held_out: int  # number of held-out samples that decided the limit
     split: str  # split of the held-out samples
     rows: Floats  # (n, f), a table's training rows as they were read, NaN where one is missing
     others: str  # a sentence on sites whose training data are unknown here, or empty
@@ -118,16 +118,16 @@ class Reference:
         if self.limit is None:
             return (
                 f"no case counts as unusual by its score, since a limit takes "
-                f"{rows_needed(1 - SHARE)} held-out samples and here are {self.held}"
+                f"{rows_needed(1 - SHARE)} held-out samples and here are {self.held_out}"
             )
-        if self.held < _SURE:
+        if self.held_out < _SURE:
             return (
-                f"its limit is the highest score of {self.held} {self.split} samples: on average "
-                f"{1 / (self.held + 1):.1%} of such samples are beyond it"
+                f"its limit is the highest score of {self.held_out} {self.split} samples: on "
+                f"average {1 / (self.held_out + 1):.1%} of such samples are beyond it"
             )
         return (
-            f"its limit on {self.held} {self.split} samples: nine times in ten at most {SHARE:.0%} "
-            "of such samples are beyond it"
+            f"its limit on {self.held_out} {self.split} samples: nine times in ten at most "
+            f"{SHARE:.0%} of such samples are beyond it"
         )
 
     def novelty(self, inputs: Tensor, missing: Tensor | None = None) -> CaseNovelty:
@@ -153,7 +153,7 @@ class Reference:
         return {
             "sites": list(self.sites),
             "training samples": self.known.rows,
-            "held-out samples": self.held,
+            "held-out samples": self.held_out,
             "held-out split": self.split,
             "limit": self.limit,
             "share beyond it": SHARE,
@@ -228,9 +228,9 @@ class CaseNovelty:
         return doubts
 
     def _explain(self, marked: Booleans, features: Sequence[str]) -> list[str]:
-        """Explain the scores of the cases that ``marked`` (k,) selects, by a text for each case.
+        """Explain the scores of the cases that ``marked`` (k,) selects, with a text per case.
 
-        The text of every other case is empty.
+        All other cases have an empty text.
         """
         limit = self.reference.limit or 1.0
         texts = []

@@ -25,7 +25,7 @@ from fedsilo.runs.trained_model import TrainedModel
 
 # The most images whose features are computed, for training and for held-out samples each
 _IMAGES = 300
-_SITES = 50  # most sites whose samples are read
+_SITES = 50  # largest number of sites whose samples are read
 
 
 def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
@@ -69,7 +69,7 @@ def reference_of(model: TrainedModel, site: str | None) -> Reference | str:
         sites=tuple(names),
         known=known,
         limit=limit,
-        held=len(scores),
+        held_out=len(scores),
         split=split,
         rows=training.read,
         others=_others(model, names),
@@ -168,9 +168,9 @@ def _spread(split: Split, count: int) -> Split:
 
 
 def _others(model: TrainedModel, sites: Sequence[str]) -> str:
-    """Describe the model's sites that are not among ``sites``, whose training data are unknown.
+    """Describe the model's sites that are not in ``sites``: their training data are unknown here.
 
-    The text is empty if there are none.
+    The text is empty if there are none, or if it is a site's own model.
     """
     others = [site for site in model.sites if site not in sites]
     # No other site has trained a site's own model

@@ -42,7 +42,7 @@ _DOCUMENT = "finetune.json"
 
 @dataclass(frozen=True)
 class MaskPredictions:
-    """The files of predicted masks."""
+    """The result of predicting masks: the folder, and which images have a mask."""
 
     folder: Path
     shares: Mapping[str, float]  # file -> share of its pixels on the catheter

@@ -40,10 +40,10 @@ class SurveyDocument(BaseModel):
     version: Literal[1]
     run: str
     dataset: str
-    asked: str  # when
+    asked: str  # the time at which the sites were asked
     sites: dict[str, Annotated[Survey, BeforeValidator(_answer)]]  # the answers
     distances: dict[str, Distances]  # split -> distances
-    refused: tuple[str, ...]  # why others gave no answer
+    refused: tuple[str, ...]  # the reasons why other sites gave no answer
 
 
 def read_survey_document(path: Path) -> SurveyDocument:

@@ -26,8 +26,8 @@ from fedsilo.server_app.run.survey import SURVEY
 
 Answers = Mapping[str, Survey]  # site -> its answer
 
-_WORST = 20  # pairs in the table of features
-_NONE = "-"  # the hospital keeps it to itself, or there is none
+_WORST = 20  # largest number of pairs in the table of features
+_NONE = "-"  # the hospital does not send it, or it does not exist
 _SPLIT_NAMES = {"train": "training", "val": "validation", "test": "test"}
 _RULE = (
     "'suppressed' is a count below the hospital's own floor, a true zero too, or one that would "

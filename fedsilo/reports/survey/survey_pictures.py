@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 Answers = Mapping[str, Survey]  # site -> its answer
 
-_MAX_FEATURES = 16  # that are painted, the most different first
+_MAX_FEATURES = 16  # largest number of features that are drawn
 _MAX_SITES = 10  # more colours are hard to distinguish
-_MAX_LENGTH = 18  # characters of a label below the axis
+_MAX_LENGTH = 18  # largest number of characters of a label below the axis
 
 
 def label_picture(answers: Answers) -> Picture | None:

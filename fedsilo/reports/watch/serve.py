@@ -72,7 +72,7 @@ def _facts(run: Watched) -> list[tuple[str, str]]:
 
 
 HOST = "127.0.0.1"
-_RELOAD = 2  # seconds
+_RELOAD = 2  # seconds after which the browser reloads the page
 _NAMES = ("127.0.0.1", "localhost", "[::1]")
 
 
@@ -147,7 +147,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Log nothing: a page that reloads every two seconds would fill the terminal."""
 
 
-_SLOWEST = 10  # sites that are drawn
+_SLOWEST = 10  # largest number of sites in the picture
 Lines = Mapping[str, Mapping[int, float]]
 
 

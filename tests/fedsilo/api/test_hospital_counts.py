@@ -25,6 +25,7 @@ def test_one_command_pays_for_another_draw_which_the_next_run_makes(tmp_path: Pa
     assert list(counts(node_config=node_config(tmp_path))) == [
         "north: no run has asked for counts yet"
     ]
+    assert len(list(counts(node_config=node_config(tmp_path), draw_again=True))) == 1
     bad = noisy_counts(EXACT, DATA, 900.0, ledger(tmp_path))
     (line,) = counts(node_config=node_config(tmp_path))
     assert f"train {sum(bad['train'])}, " in line
@@ -32,6 +33,8 @@ def test_one_command_pays_for_another_draw_which_the_next_run_makes(tmp_path: Pa
     *_, told = counts(node_config=node_config(tmp_path), draw_again=True)
     assert "draws the counts again with noise 4; epsilon" in told
     assert ledger(tmp_path).releases() == {(4.0, 1.0): 1, (900.0, 1.0): 1}
+    *_, twice = counts(node_config=node_config(tmp_path), draw_again=True)
+    assert "nothing was charged" in twice
     new = noisy_counts(EXACT, DATA, 4.0, ledger(tmp_path))
     assert abs(sum(new["train"]) - 30) < 40
     assert ledger(tmp_path).releases() == {(4.0, 1.0): 1, (900.0, 1.0): 1}

@@ -1,0 +1,96 @@
+"""``fedsilo hospital counts``: the noisy sample counts that a hospital keeps, and another draw."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from flwr.app import Context, RecordDict
+
+from fedsilo.client_app.privacy.ledger import LEDGER, Ledger
+from fedsilo.client_app.privacy.noisy_counts import NoisyCounts, draw_again, kept_counts
+from fedsilo.client_app.site.node import own_folder, owner_only
+from fedsilo.core.errors import SettingError
+from fedsilo.deployment.doctor.hospital_checks import setup_of
+from fedsilo.deployment.kit import read_kit
+from fedsilo.deployment.rules import effective
+from fedsilo.deployment.worker.hospital import parse_node_config
+
+
+@dataclass(frozen=True)
+class HospitalCounts:
+    """The noisy counts of a hospital, and the ledger that pays for their draws."""
+
+    site: str
+    ledger: Ledger  # over all runs
+    counts_noise: float  # 'counts-noise' of the rules, in patients; 0 for the default noise
+
+    def describe(self) -> Iterator[str]:
+        """Yield a line for each data set whose counts were sent, or one line if none were."""
+        kept = kept_counts(self.ledger)
+        if not kept:
+            yield f"{self.site}: no run has asked for counts yet"
+        for counts in kept.values():
+            yield f"{self.site}: {_describe(counts)}"
+
+    def charge_another_draw(self) -> Iterator[str]:
+        """Charge the ledger for new draws, which the next run makes; yield a line on the charge.
+
+        Without counts nothing is charged, and no line is yielded.
+
+        Raises:
+            EpsilonSpentError: the draws would bring epsilon above the cap. Nothing changes.
+        """
+        kept = kept_counts(self.ledger)
+        if not kept:
+            return
+        if all(counts.again for counts in kept.values()):
+            yield f"{self.site}: the next run already draws the counts again; nothing was charged"
+            return
+        before = self.ledger.epsilon()
+        with owner_only():
+            noise = draw_again(self.counts_noise, self.ledger)
+        yield (
+            f"{self.site}: the next run draws the counts again with noise {noise:.3g}; epsilon "
+            f"over all runs rises from {before:.4g} to {self.ledger.epsilon():.4g}, of at most "
+            f"{self.ledger.cap:g}"
+        )
+
+
+def _describe(counts: NoisyCounts) -> str:
+    totals = []
+    for split, by_class in counts.counts.items():
+        totals.append(f"{split} {sum(by_class)}")
+    noise = "noise of a run of an older version"
+    if counts.noise:
+        noise = f"noise {counts.noise:.3g}"
+    if counts.again:
+        noise += "; drawn again at the next run"
+    return f"{', '.join(totals)} ({noise})"
+
+
+def open_counts(kit: Path | None, node_config: Sequence[str]) -> HospitalCounts:
+    """Find a hospital's counts and ledger.
+
+    Args:
+        kit: the folder into which the hospital's kit was opened, or None.
+        node_config: keys as key=value; they override those of the kit.
+
+    Raises:
+        SettingError: the hospital has no name, no state folder or no cap on epsilon.
+        KitError: the folder holds no kit, or the kit was altered.
+    """
+    if kit is None:
+        node = parse_node_config(node_config)
+    else:
+        home = kit.expanduser().resolve()
+        node = dict(setup_of(read_kit(home), home, node_config).node_config)
+    context = Context(0, 0, dict(node), RecordDict(), {})
+    site = str(node.get("site", ""))
+    folder, rules = own_folder(context, site), effective(context)
+    if not site or folder is None or not rules.max_epsilon:
+        raise SettingError(
+            "only a hospital with 'site', 'state-dir' and 'max-epsilon' has noisy counts: name its "
+            "opened kit by --kit, or give all three by --node-config"
+        )
+    ledger = Ledger(folder / LEDGER, rules.max_epsilon, rules.delta, of_all_runs=True)
+    return HospitalCounts(site, ledger, rules.counts_noise)
