@@ -39,19 +39,19 @@ from fedsilo.models.maths.standardisation import sums_of
 from fedsilo.models.maths.unlike_columns import compare_with
 from fedsilo.strategies.wire.compressed import Compression, compression_of
 
-_OTHERS = 256 * 2**20  # the bytes of other sites' samples that a process keeps
+_OTHERS = 256 * 2**20  # the most bytes of samples in cached sessions besides the current one
 
 
 @dataclass(frozen=True)
 class SiteSession(OpenedSite):
     """One site in one run, after the check that it can take part."""
 
-    # The number of samples of each class that this site reports, by split; at trust 'sums' the
-    # hospital's declaration, with a cap on epsilon noisy numbers
+    # The number of samples of each class that this site reports, by split. A hospital reports its
+    # declared lower bounds at trust 'sums', and noisy numbers with a cap on epsilon
     reported: Counts = field(kw_only=True)
     method: Any = field(kw_only=True)  # the run's method at this site
     compute: Compute = field(kw_only=True)  # the device and the precision
-    # ``settings`` with the seed from which this site draws
+    # ``settings`` with the seed for this site's own draws, such as the order of samples
     sampling: CommonSettings = field(kw_only=True)
     # Identifies the settings that decide the meaning of a stored state
     digest: str = field(kw_only=True)
@@ -64,15 +64,16 @@ class SiteSession(OpenedSite):
     trainers: dict[Hashable, Callable[[LocalTraining], float]] = field(
         init=False, default_factory=dict
     )
-    # The table as it was last standardised, by the statistics
+    # The last standardised table, by the statistics used for it
     _standardised: dict[Hashable, Silo] = field(init=False, default_factory=dict)
 
     @classmethod
     def from_context(cls, context: Context) -> SiteSession:
         """Open this node's site for a run, and check that it can take part, before anything leaves.
 
-        A hospital that declares its data gets zero samples in the declared counts; ``with_data``
-        reads the data. At a real hospital the sampling seed is the hospital's own secret.
+        A hospital at trust 'sums' is opened with zero samples in the counts that it declared;
+        ``with_data`` reads the real data later. A real hospital's sampling seed is its own secret,
+        not the run's.
 
         Args:
             context: Flower's context of a message.
@@ -136,9 +137,9 @@ class SiteSession(OpenedSite):
 
         - A split with fewer reported samples than the hospital's floor is left out. Outside secret
           sums an empty split does no harm and stays listed.
-        - With the hospital's own cap on epsilon, "train" is left out. If the method measures a
-          model that was trained without noise, all splits are: noise on the metrics would not hide
-          the patients it was trained on.
+        - With the hospital's own cap on epsilon, "train" is left out. All splits are, if the method
+          measures a model that was trained without noise: noise on metrics would not hide that
+          model's training samples.
         - At trust 'sums' with such a cap all splits are left out, because summed metrics get no
           noise.
         """
@@ -257,7 +258,7 @@ class SiteSession(OpenedSite):
             )
         if self.stand_in:
             if self.silo.features and settings.standardise == "declared":
-                # Raises here instead of inside the sum
+                # Raises a SettingError here, where it may leave, instead of inside the sum
                 find_standardisation(self.silo, settings, RecordDict())
             self._refuse_small_steps(sum(counts))
         if settings.augmentation:

@@ -269,6 +269,7 @@ class DataSet(ABC):
 
 def fingerprint(split: Split) -> str:
     """Return the SHA-256, in hexadecimal, of a split's inputs and labels."""
+    # Only the bytes count: shape and type are not in the digest
     digest = hashlib.sha256()
     for tensor in (split.inputs, split.labels):
         # Without a copy, since it may be large
@@ -301,6 +302,7 @@ def save_silo(
         notes: sentences about the data, such as the number of imputed values, which ``open_silo``
             writes to the log.
     """
+    # Before the first array is written, so that no other user can open one meanwhile
     folder.chmod(0o700)
     for name, split in splits.items():
         np.save(folder / f"{name}-inputs.npy", split.inputs.numpy())
@@ -329,6 +331,7 @@ def cached_silo(
         DataError: the cached files were altered and cannot be created again; also any error of
             ``fill``.
     """
+    # Any other fact gives another folder, so that an outdated silo is never opened by mistake
     target = folder / f"{name}-{json_digest(facts)[:_KEY_LENGTH]}"
     return open_sealed(target, fill, lambda found: open_silo(found, classes))
 

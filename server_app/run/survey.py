@@ -145,8 +145,8 @@ def distance(
             counts_of_other.append(b)
     # A cell that only one site shows cannot be compared, so it joins the rest at both
     merged = len(counts_of_one) < len(one)
-    first = _shares(counts_of_one, totals[0], merged)
-    second = _shares(counts_of_other, totals[1], merged)
+    first = _cell_shares(counts_of_one, totals[0], merged)
+    second = _cell_shares(counts_of_other, totals[1], merged)
     if first is None or second is None or len(first) < 2:
         return None
     apart = float(jensenshannon(first, second, base=2))
@@ -155,13 +155,13 @@ def distance(
     return round(apart, 4)
 
 
-def _shares(
+def _cell_shares(
     counts: Sequence[int], total: int | None, merged: bool
 ) -> npt.NDArray[np.float64] | None:
     """Return the cells' shares of the total, (cells,), or (cells + 1,) if cells were merged.
 
-    The merged cell comes last and holds the rest of the total. None if the total is 0, or unknown
-    or too small where it is needed.
+    The merged cell comes last and holds the rest of the total. None if the total is 0, or if cells
+    were merged and ``total`` is unknown or below the sum of the counts.
     """
     cells, every = list(counts), sum(counts)
     # Merging cells can only bring two distributions nearer, never further apart
