@@ -44,13 +44,16 @@ class LineStyle:
 
 
 def colours(names: Sequence[str]) -> dict[str, str]:
-    """Assign a colour, ``#rrggbb``, to each name; up to eleven colours are easy to tell apart."""
+    """Assign a colour, ``#rrggbb``, to each name.
+
+    Up to eleven names get colours that are easy to tell apart; more get ``shades``.
+    """
     several = CATEGORIES + _DARKER
     return dict(zip(names, several, strict=False)) if len(names) <= len(several) else shades(names)
 
 
 def shades(names: Sequence[str]) -> dict[str, str]:
-    """Assign colours, ``#rrggbb``, that run from dark to light in the order of the names."""
+    """Assign colours, ``#rrggbb``, that run from dark to light in the order of ``names``."""
     from matplotlib import colormaps
     from matplotlib.colors import to_hex
 
@@ -59,7 +62,7 @@ def shades(names: Sequence[str]) -> dict[str, str]:
 
 
 def line_styles(names: Sequence[str]) -> dict[str, LineStyle]:
-    """Assign a style to each name; up to 56 names have different styles."""
+    """Assign a colour, marker and dash to each name; the first 56 styles all differ."""
     return {
         name: LineStyle(
             CATEGORIES[place % len(CATEGORIES)],

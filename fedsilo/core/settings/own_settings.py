@@ -41,7 +41,7 @@ class OwnSettings:
         """
 
     def why_unfit(self, facts: SiteFacts) -> str | None:
-        """Say in one line why the method cannot use a site with these facts; None if it can.
+        """Return the reason for which the method cannot use a site, on one line; None if it can.
 
         An unfit site is left out before training begins. 'run.min-sites' decides whether the run
         continues without that site.
