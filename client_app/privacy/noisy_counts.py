@@ -151,8 +151,9 @@ def _add_noise(exact: Mapping[str, Sequence[int]], noise: float) -> Counts:
     """Return counts with Gaussian noise, rounded and at least 0, by split and class.
 
     All counts get noise, even those of an empty split, because its emptiness is information too.
-    Only noisy counts are used afterwards: a validation or test split whose noisy total is at most
-    2.5 standard deviations is reported as empty, and an empty training split as one sample.
+    Only noisy counts are used afterwards: a validation or test split is reported as empty if
+    its noisy total is at most 2.5 standard deviations of the total's noise, and an empty training
+    split as one sample.
 
     Args:
         exact: the true number of samples of each class, by split.
