@@ -25,6 +25,7 @@ from fedsilo.datasets.registry import cut_of, data_set, load_silo, silo_count, s
 from fedsilo.server_app.config.resources import free_memory
 from fedsilo.server_app.records.run_directory import SILOS, RunDirectory, silos_document
 from fedsilo.server_app.records.summary import join_names
+from fedsilo.server_app.run.site_comparison import equal_samples, unlike_columns
 from fedsilo.strategies.loop.round_loop import refuse_site_count
 from fedsilo.strategies.meeting.participants import Participants
 from fedsilo.strategies.methods.registry import strategy_class
@@ -415,9 +416,17 @@ NOTICES: tuple[Notice, ...] = (
     refused_nodes,
     heaviest_site,
     odd_sites,
+    unlike_columns,
+    equal_samples,
 )
 # 'fedsilo doctor run' lists sites and refusals itself
-DOCTOR_NOTICES: tuple[Notice, ...] = (missing_silos, heaviest_site, odd_sites)
+DOCTOR_NOTICES: tuple[Notice, ...] = (
+    missing_silos,
+    heaviest_site,
+    odd_sites,
+    unlike_columns,
+    equal_samples,
+)
 
 
 def find_notices(
