@@ -428,8 +428,7 @@ class _WorkbookPart:
         self.parser.CharacterDataHandler = None
 
     def _end(self, name: str) -> None:
-        """Handle the end of an XML element in a formula's cell; note whether the cell has a value.
-        """
+        """Handle the end of an XML element in a formula's cell; note if the cell has a value."""
         element = name.rpartition(" ")[2]
         if element == "f":
             self.parser.CharacterDataHandler = self._take_text
