@@ -34,9 +34,9 @@ class Summand:
     ) -> dict[str, Words]:
         """Weight and quantise this site's updates and metrics for the sum; uint32 arrays by name.
 
-        Besides the updates there are two counts, (training samples, 1 if the site failed), and for
-        metrics their values and the samples behind them, in the order of their names. The names and
-        shapes do not depend on whether the site failed.
+        Besides the updates there are the number of training samples and of failures (0 or 1) and,
+        if metrics are summed, their values and the samples behind them, in the order of their
+        names. The names and shapes do not depend on whether the site failed.
 
         Args:
             quantisation: maps numbers to integers; its ``samples`` caps the weight of a site.

@@ -178,7 +178,7 @@ _BY_ROLE: Mapping[str, Callable[[Any, Any], Any]] = {
     "quota": min,
     "most": min,
     "cap": _lower_cap,
-    "least": min,  # consent needs both, so one false is enough to refuse
+    "least": min,  # False is below True, so a consent needs both sides
     "trust": _less_trust,
 }
 _STRICTER: dict[str, Callable[[Any, Any], Any]] = {}
@@ -231,10 +231,10 @@ def enforce_site_file(answering: Answering) -> Iterator[None]:
     with prefix_refusals(own_name(context)):
         rules = answering.rules = read_site_file(context)
         rules.refuse_request(settings, _round_of(message))
-        check_log(log_path(context, rules))  # checked before an hour of training
+        check_log(log_path(context, rules))  # now, and not after an hour of training
         answering.context = limited = rules.restrict(context)
     yield
-    answering.rules = None  # if it cannot be read now, it no longer tells where the log is
+    answering.rules = None  # if the file is unusable now, the log is in the 'state-dir'
     with prefix_refusals(own_name(context)):
         newest = answering.rules = read_site_file(context)
         newest.refuse_request(settings, _round_of(message))

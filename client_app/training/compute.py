@@ -287,6 +287,10 @@ def noted_operations(say: Callable[[str], None] = lambda line: None) -> Iterator
 
 
 def _operation(text: str) -> str:
+    """Return the operation that a message of PyTorch calls non-deterministic, "" if none.
+
+    Other characters than letters, digits, '_', '.' and '-' become '-'; at most 100 are returned.
+    """
     match = _SAID.match(text)
     return _PLAIN.sub("-", match[1] or match[2]).lstrip("-")[:100] if match else ""
 

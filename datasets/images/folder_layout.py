@@ -130,6 +130,7 @@ def check_no_class_folders(folders: Sequence[Path]) -> None:
     below = []
     for folder in folders:
         below.append([inner.name for inner in subfolders(folder) if _has_pictures(inner)])
+    # Sites have the same class folders; folders within classes are hardly ever the same
     are_alike = below.count(below[0]) == len(below)
     if len(folders) > 1 and len(below[0]) > 1 and are_alike:
         loose = next(filter(pictures, folders))

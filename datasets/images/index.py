@@ -171,6 +171,7 @@ def find_copies(index: ImageIndex) -> list[tuple[int, int]]:
         for row in rows:
             with suppress(OSError):
                 content = (index.folder / index.names[row]).read_bytes()
+                # A digest instead of the content, because all images together may exceed the memory
                 original = first.setdefault(hashlib.sha256(content).hexdigest(), row)
                 if original != row:
                     copies.append((original, row))

@@ -59,6 +59,7 @@ def list_batches(layout: Layout, folder: Path) -> Facts:
         there; [] without a training batch.
     """
     for ending in (".bin", ""):
+        # The binary form goes first, because it cannot contain code as a pickle can
         train = facts_of(folder, [f"{name}{ending}" for name in layout.train])
         if train:
             return train + facts_of(folder, [f"{layout.test}{ending}"])

@@ -147,14 +147,15 @@ def _read_signs(path: Path, folder: Path) -> list[_Sign]:
         if fault:
             raise DataError(f"{where}: {name[:80]!r} {fault}")
         seen.add(name)
+        # Tracks are numbered within each class, so that the class's folder belongs to the name
         track = f"{folder.name}/{name.split('_')[0]}"
-        signs.append(_Sign(folder / name, _label(row["ClassId"], where), track, where))
+        signs.append(_Sign(folder / name, _read_label(row["ClassId"], where), track, where))
     if not signs:
         raise DataError(f"{path} names no image: {_FETCH} again")
     return signs
 
 
-def _label(text: str, where: str) -> int:
+def _read_label(text: str, where: str) -> int:
     """Convert the text of a ClassId to its number, 0..42.
 
     Raises:

@@ -64,6 +64,7 @@ def parse_table(lines: Lines, schema: TableSchema, where: str) -> ParsedTable:
     reader = RowReader(schema, names, where)
     counts = _Counts(schema)
     label = schema.label.column
+    # Columns that no feature is made of still distinguish a row from its copies
     unused = [name for name in names if name not in counts.missing]
     features: list[list[float]] = []
     labels: list[int] = []

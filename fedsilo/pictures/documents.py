@@ -103,7 +103,7 @@ def _draw_violins(
     boxes, violins = [], []
     for weight in weights:
         boxes.append({box: weight[quantile] for box, quantile in _QUANTILES.items()})
-        violins.append(violin(weight))
+        violins.append(violin_statistics(weight))
     parts: dict[str, Any] = axes.violin(violins, positions, widths=0.85, showextrema=False)
     for body in parts["bodies"]:
         body.set(facecolor=SKY, edgecolor=BLUE, alpha=0.5)
@@ -111,7 +111,7 @@ def _draw_violins(
     axes.bxp(boxes, positions=positions, widths=0.2, showfliers=False, medianprops=middle)
 
 
-def violin(weight: Mapping[str, float]) -> dict[str, Any]:
+def violin_statistics(weight: Mapping[str, float]) -> dict[str, Any]:
     """Convert five quantiles to the statistics that matplotlib's ``Axes.violin`` takes.
 
     The width between two quantiles is the share of patients there divided by the quantiles'
@@ -210,7 +210,7 @@ def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
         File name -> figure.
     """
     sites, names = document["sites"], document["classes"]
-    first_columns, width = _blocks(sites)
+    first_columns, width = _lay_out_blocks(sites)
     figure = new_figure(1.4 + 0.9 * width, 1.2 + 0.95 * len(sites))
     panels = figure.subplots(len(sites), width, squeeze=False)
     for axes in panels.flatten():
@@ -235,7 +235,7 @@ def draw_buffer(document: Mapping[str, Any]) -> dict[str, Figure]:
     return {"buffer.png": figure}
 
 
-def _blocks(sites: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, int], int]:
+def _lay_out_blocks(sites: Mapping[str, Mapping[str, Any]]) -> tuple[dict[str, int], int]:
     """Lay out the columns of the classes' maps, with classes in numeric order.
 
     Args:

@@ -221,7 +221,7 @@ class Recorder(Hook):
     def updates_measured(
         self, round_: int, phase: str, contributions: Mapping[str, UpdateStatistics]
     ) -> None:
-        """Record the norm of each site's update, and its cosine to the model's change."""
+        """Record the norm of each site's update and, if defined, its cosine to the model's step."""
         for site, part in contributions.items():
             self._new_metrics.append([round_, site, UPDATE, "norm", part.norm])
             if part.cosine is not None:

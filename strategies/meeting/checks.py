@@ -264,24 +264,25 @@ def task_of(facts: SiteFacts) -> Task:
     return Task(facts.input_shape, facts.classes)
 
 
-def find_difference(site: str, facts: SiteFacts, other: str, others: SiteFacts) -> str | None:
+def find_difference(site: str, facts: SiteFacts, other: str, other_facts: SiteFacts) -> str | None:
     """Describe the first difference between two sites in the values that all sites must share.
 
-    Compared are the task, the features, the schema and the backbone. None if all are equal.
+    The task, the features, the schema and the backbone are compared, in this order. None if all are
+    equal.
 
     Args:
         site: the name of the first site.
         facts: the hello of the first site.
         other: the name of the second site.
-        others: the hello of the second site.
+        other_facts: the hello of the second site.
     """
-    if task_of(facts) != task_of(others):
+    if task_of(facts) != task_of(other_facts):
         return (
-            f"site {site} holds {task_of(facts)}, site {other} {task_of(others)}: all sites of a "
-            "run need the same input shape and classes"
+            f"site {site} holds {task_of(facts)}, site {other} {task_of(other_facts)}: all sites "
+            "of a run need the same input shape and classes"
         )
-    if facts.features != others.features:
-        odd = sorted(set(facts.features) ^ set(others.features))
+    if facts.features != other_facts.features:
+        odd = sorted(set(facts.features) ^ set(other_facts.features))
         how = "the same in another order"
         if odd:
             how = one_line(odd, 120)
@@ -289,13 +290,13 @@ def find_difference(site: str, facts: SiteFacts, other: str, others: SiteFacts) 
             f"the features of sites {site} and {other} differ ({how}): give all sites the same "
             "schema"
         )
-    if facts.schema != others.schema:
+    if facts.schema != other_facts.schema:
         return (
             f"the schemas of sites {site} and {other} differ (levels, classes and their order, "
             "marks of missing values, policy or declared metrics): give all sites the same schema"
         )
-    if facts.backbone != others.backbone:
-        both = f"{one_line(facts.backbone, 70)}; {one_line(others.backbone, 70)}"
+    if facts.backbone != other_facts.backbone:
+        both = f"{one_line(facts.backbone, 70)}; {one_line(other_facts.backbone, 70)}"
         return (
             f"the backbones of sites {site} and {other} differ ({both}): give all sites the same "
             "'vit.backbone-weights'"
@@ -377,10 +378,10 @@ def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
     for site in sorted(facts):
         sums = facts[site].sums
         if sums is not None:
-            scales[site] = _scales(sums)
+            scales[site] = _feature_scales(sums)
     if len(scales) < _FEW:
         return {}
-    typical = np.apply_along_axis(_typical, 0, np.stack(list(scales.values())))
+    typical = np.apply_along_axis(_typical_scale, 0, np.stack(list(scales.values())))
     refused: Refused = {}
     for site, row in scales.items():
         far = np.flatnonzero(row > FAR * typical)
@@ -393,7 +394,7 @@ def find_odd_sums(facts: Facts, pooled: bool) -> Refused:
     return refused
 
 
-def _scales(sums: Sums) -> Vector:
+def _feature_scales(sums: Sums) -> Vector:
     """Return each feature's scale at one site, (features,): max(abs(mean), standard deviation).
 
     NaN for a feature without values.
@@ -406,15 +407,17 @@ def _scales(sums: Sums) -> Vector:
     return scales
 
 
-def _typical(scales: Vector) -> float:
+def _typical_scale(scales: Vector) -> float:
     """Return the median scale of one feature over sites, or infinity if no site can be called odd.
+
+    If the median is 0, as for a rare flag, it is taken over the sites with a scale above 0.
 
     Args:
         scales: the feature's scale at each site, (sites,); NaN if a site has no values.
 
     Returns:
-        If the median is 0, as for a rare flag, the median over the sites with a scale above 0.
-        Infinity if fewer than three sites have values, or fewer than two a scale above 0.
+        The median; infinity if fewer than three sites have values, or if the median is 0 and fewer
+        than two sites have a scale above 0.
     """
     known = scales[~np.isnan(scales)]
     if len(known) < _FEW:

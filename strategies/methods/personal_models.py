@@ -108,8 +108,8 @@ class FedBABU(FedAvgFT):
     def round(self, state: PersonalState, ask: Ask) -> State:
         """Average all layers but the last, or let each site fine-tune its own copy.
 
-        The last 'finetune-rounds' fine-tune. Sites receive the fixed last layer, but do not return
-        it.
+        Sites fine-tune in the last 'finetune-rounds'. In the rounds before, they receive the fixed
+        last layer, but do not return it.
         """
         if self._finetunes(state):
             return super().round(state, ask)
