@@ -32,8 +32,11 @@ from fedsilo.core.errors import RefusedError, SiteError
 from fedsilo.core.messages import Instruction
 from fedsilo.core.methods import settings_class, site_class
 from fedsilo.core.settings.common_settings import SUMS, CommonSettings
-from fedsilo.datasets.silo.silos import SPLITS, Silo
+from fedsilo.core.site_facts import FeatureStatistics
+from fedsilo.datasets.silo.silos import SPLITS, Silo, log_once
 from fedsilo.models.maths.pacing import batch_of
+from fedsilo.models.maths.standardisation import sums_of
+from fedsilo.models.maths.unlike_columns import compare_with
 from fedsilo.strategies.wire.compressed import Compression, compression_of
 
 _OTHERS = 256 * 2**20  # the most bytes of samples in cached sessions besides the current one
@@ -158,6 +161,8 @@ class SiteSession(OpenedSite):
 
         The last result is cached by the mean and standard deviation.
 
+        Columns that look as if they were in another unit are named in the site's own log.
+
         Raises:
             SettingError: 'data.standardise' is 'declared', but the schema declares no mean and
                 deviation.
@@ -168,7 +173,26 @@ class SiteSession(OpenedSite):
         if key not in self._standardised:
             self._standardised.clear()
             self._standardised[key] = standardise_silo(self.silo, standardisation)
+            self._log_unlike_columns(standardisation)
         return self._standardised[key]
+
+    def _log_unlike_columns(self, statistics: FeatureStatistics) -> None:
+        """Log which of this site's columns are unlike the statistics that standardise them.
+
+        The lines stay in the site's own log. In a simulation with pooled statistics the server
+        compares the sites itself, and statistics of the site's own say nothing.
+        """
+        settings = self.settings
+        is_known = self.simulated and settings.standardise == "pooled"
+        if settings.standardise == "site" or is_known:
+            return
+        whose = "in the schema"
+        if settings.standardise == "pooled":
+            whose = "over all sites"
+        own = sums_of(self.silo.train.inputs)
+        floor = settings.sums_min_count
+        for unlike in compare_with(self.silo.features, own, statistics, floor):
+            log_once(f"site {self.silo.name}: {unlike.sentence(whose)}")
 
     def phase_function(self, phase: str) -> Callable[[Any], Any]:
         """Return the method's function for a phase that a message names.
