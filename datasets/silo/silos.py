@@ -374,6 +374,7 @@ def log_once(note: str) -> None:
 
 
 def _open_split(folder: Path, name: str) -> Split:
+    """Open the arrays of split ``name`` in a silo's folder; larger files are memory-mapped."""
     import torch
 
     def open_array(part: str) -> Tensor:
